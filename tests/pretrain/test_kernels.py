@@ -88,18 +88,18 @@ def test_ranges_hold_every_pair_that_meets(queries, keys):
     meet = (query_segments[:, :, None] == key_segments[:, None, :]) & mask[:, None]
     assert torch.equal(found.queries[:, :, None] == found.keys[:, None, :], meet)
     for batch, i, j in meet.nonzero().tolist():
-        assert found.of_queries[batch, 0, i // GRANULE] <= j < found.of_queries[batch, 1, i // GRANULE]
-        assert found.of_keys[batch, 0, j // GRANULE] <= i < found.of_keys[batch, 1, j // GRANULE]
+        assert found.key_ranges[batch, 0, i // GRANULE] <= j < found.key_ranges[batch, 1, i // GRANULE]
+        assert found.query_ranges[batch, 0, j // GRANULE] <= i < found.query_ranges[batch, 1, j // GRANULE]
 
 
 def test_ranges_spare_padding_and_other_examples():
     mask = torch.arange(256) < torch.tensor([256, 100, 0])[:, None]
     found = labels(64, mask, None, None)
-    assert found.of_queries[:, :, 0].tolist() == [[0, 256], [0, 128], [256, 0]]
+    assert found.key_ranges[:, :, 0].tolist() == [[0, 256], [0, 128], [256, 0]]
     segments = torch.tensor([[1] * 64 + [2] * 128 + [0] * 64])
     found = labels(256, segments > 0, segments, segments)
-    assert found.of_queries[0].tolist() == [[0, 64, 64, 256], [64, 192, 192, 0]]
-    assert torch.equal(found.of_queries, found.of_keys)
+    assert found.key_ranges[0].tolist() == [[0, 64, 64, 256], [64, 192, 192, 0]]
+    assert torch.equal(found.key_ranges, found.query_ranges)
 
 
 def test_everything_visible_needs_no_labels():
