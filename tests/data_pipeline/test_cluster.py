@@ -114,6 +114,7 @@ def can_unshare() -> bool:
     )
 
 
+@pytest.mark.slow
 def test_nodes_that_see_another_output_are_refused_and_one_that_dies_costs_nothing(tmp_path):
     """The second node of the cluster sees an empty directory in place of `hidden`; later it is killed at work."""
     config = make_inputs(tmp_path)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from data_pipeline import report
 from data_pipeline.execution import merging
@@ -28,6 +29,7 @@ def start_until(line: str, config: Path, *overrides: str) -> subprocess.Popen[st
     raise AssertionError("".join(said))
 
 
+@pytest.mark.slow
 def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
     """Compares an undisturbed build of all stages with one that is killed three times.
 

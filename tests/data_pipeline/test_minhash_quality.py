@@ -107,6 +107,7 @@ def test_planted_pairs_have_the_similarity_that_is_stated(texts):
         assert similarity == pytest.approx(wanted, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [MinHashConfig(), MinHashConfig(threshold=0.6, permutations=64, ngram=3)])
 def test_the_measured_curve_lies_within_the_binomial_interval_of_the_theory(texts, config):
     """Four standard deviations: one bin in 15,000 would lie outside by chance, and a wrong number of bands far off."""

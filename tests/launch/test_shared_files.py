@@ -37,6 +37,7 @@ def warnings_in(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("warning: ")]
 
 
+@pytest.mark.slow
 def test_a_run_without_file_locks_warns_once_and_ends_well(small_corpus, tmp_path):
     with mounted(tmp_path, "--no-locks") as mount:
         path = a_run(mount.mountpoint, small_corpus, steps=4)
@@ -64,6 +65,7 @@ def cluster_of_hosts(tmp_path, monkeypatch) -> Iterator[tuple[Cluster, Mount]]:
             cluster.stop()
 
 
+@pytest.mark.slow
 @needs_slurm
 def test_hosts_that_see_files_late_train_stop_save_and_resume(cluster_of_hosts, small_corpus):
     """Through SLURM; a rank on each host. No save waits until rank 0's host sees what the other rank has written."""

@@ -12,6 +12,7 @@ from tests.pretrain.runs import losses
 pytestmark = pytest.mark.skipif(slurm_cluster.lacking() is not None, reason=str(slurm_cluster.lacking()))
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_by_itself_after_its_warning_and_after_a_lost_node(cluster, small_corpus, undisturbed, tmp_path):
     """Under the deepspeed launcher. It ends with the losses of the undisturbed run, to the bit."""
     path = a_run(tmp_path, small_corpus)
@@ -38,6 +39,7 @@ def test_a_job_goes_on_by_itself_after_its_warning_and_after_a_lost_node(cluster
     print(*cluster.records(job), sep="\n")
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_at_once_on_the_nodes_that_are_left(cluster, small_corpus, undisturbed, tmp_path):
     """SLURM still waits for the step of the first attempt then, since a node of it doesn't answer."""
     path = a_run(tmp_path, small_corpus)

@@ -9,6 +9,7 @@ from tests.launch.jobs import inside, said, status, submitted, until, until_step
 pytestmark = pytest.mark.skipif(slurm_cluster.lacking() is not None, reason=str(slurm_cluster.lacking()))
 
 
+@pytest.mark.slow
 def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, undisturbed, tmp_path):
     """Ranks started by srun, which read staged corpora. The first job meets its time limit, the second is cancelled."""
     path = a_run(tmp_path, small_corpus, steps=1_000_000)

@@ -41,6 +41,7 @@ def test_tasks_of_srun_become_ranks(cluster):
     ]
 
 
+@pytest.mark.slow
 def test_a_build_on_two_nodes_gives_the_same_bytes(cluster, small_corpus, tmp_path):
     for part in range(3):
         write_c4(tmp_path / f"c4-{part}.json.gz", records=60, skip=60 * part)

@@ -129,6 +129,7 @@ class Pages:
             raise AssertionError(f"{what}: not on {self._browser.current_url}:\n{page}") from None
 
 
+@pytest.mark.slow
 def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
     pages = Pages(browser)
     browser.get(f"{server.uri}/#/experiments/1/runs?workflowType=machine_learning")

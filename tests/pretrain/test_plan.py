@@ -242,6 +242,7 @@ def planned(case: Any, ranks: int) -> tuple[States, int, Traffic]:
     return held, held.peak(passing.total), sizes_sent
 
 
+@pytest.mark.slow
 def test_memory_and_traffic_are_deepspeeds_own_on_two_ranks():
     """All stages and precisions, with and without checkpointing and offloading; two micro-batches a step.
 

@@ -128,6 +128,7 @@ def learned() -> dict[tuple, tuple]:
     return dict(zip(cases, on_ranks(2, each, trained, list(cases.values()))[0], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_stage_learns_the_same_from_the_same_weights(precision, learned):
     within = 1e-5 if precision == "fp32" else 2e-3

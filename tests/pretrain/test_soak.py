@@ -17,6 +17,7 @@ from tests.pretrain.runs import losses
 from tests.soak_training import soak
 
 
+@pytest.mark.slow
 def test_a_killed_run_comes_to_the_same_bits(small_corpus, tmp_path):
     """SIGKILL ends the supervisor during a save. No process may outlive it."""
     outcome = soak(tmp_path, small_corpus, change=False, kills=1, seed=328, seconds=120, steps=20)
@@ -24,6 +25,7 @@ def test_a_killed_run_comes_to_the_same_bits(small_corpus, tmp_path):
     assert outcome.kills.total() > 0
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_on_other_ranks_and_stages_takes_the_same_rows(whole, small_corpus, tmp_path):
     """It is killed during a save, then between two steps; then a bit of its latest checkpoint flips."""
     for ranks, stage, moment in ((2, 2, "save"), (4, 3, "step")):
