@@ -8,6 +8,7 @@ targets they belong to, with the smallest dtype that fits.
 
 import io
 import tarfile
+import threading
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from data_pipeline.objectives import Examples, Padded
 
 Block = dict[str, np.ndarray]
 _NPY_HEADER = 1024  # bytes; the header of a one-dimensional array takes 128
+# NumPy reads a header with Python's parser, which in Python 3.11 may raise SystemError if two threads use it at once.
+_PARSING = threading.Lock()
 # Optional arrays with a value for each token: the side they belong to, and its offsets.
 _OF_TOKENS = {
     "predicted": ("targets", "target_offsets"),
@@ -129,7 +132,8 @@ def _array(content: memoryview) -> np.ndarray:
     header = io.BytesIO(content[:_NPY_HEADER])
     if np.lib.format.read_magic(header) != (1, 0):
         raise ValueError("not an array of npy format 1.0")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(header)
+    with _PARSING:
+        shape, _, dtype = np.lib.format.read_array_header_1_0(header)
     if dtype.hasobject or len(shape) != 1:
         raise ValueError(f"expected an array of numbers of one dimension, got {dtype} {shape}")
     return np.frombuffer(content, dtype, count=shape[0], offset=header.tell())

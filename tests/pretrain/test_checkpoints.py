@@ -153,7 +153,7 @@ def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished
 
 @pytest.fixture
 def _one_rank(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr(save, "_SECONDS_OF_A_ROUND", 0.02)
+    monkeypatch.setattr(save, "_ROUND_SECONDS", 0.02)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

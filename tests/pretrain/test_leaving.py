@@ -34,7 +34,7 @@ from pretrain.zero.ranks import process_group
 from tests.pretrain.test_leaving import wait_for_ever
 
 os.environ["LOCAL_RANK"] = os.environ["RANK"]
-ranks._waits_for_others = lambda: True
+ranks._exit_may_block = lambda: True
 dist.destroy_process_group = wait_for_ever
 with process_group(1, 100.0) as (rank, _):
     dist.barrier()
@@ -94,7 +94,7 @@ def fail(error: BaseException, output: Path, child: Path) -> None:
     os.dup2(opened, 1)
     os.dup2(opened, 2)
     os.environ[rank_logs.REPORTS] = str(opened)
-    ranks._waits_for_others = lambda: True
+    ranks._exit_may_block = lambda: True
     dist.destroy_process_group = wait_for_ever
     worker = mp.get_context("fork").Process(target=wait_for_ever, daemon=True)  # like a loader's, without a server
     worker.start()
@@ -113,7 +113,7 @@ def test_a_rank_that_succeeds_leaves_its_group():
 def succeed() -> None:
     from pretrain.zero import ranks
 
-    ranks._waits_for_others = lambda: True
+    ranks._exit_may_block = lambda: True
     with ranks.process_group(1, 100.0):
         ones: Tensor = torch.ones(2)
         dist.all_reduce(ones)
