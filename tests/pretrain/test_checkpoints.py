@@ -166,8 +166,8 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
 
     class Slow(save._Writing):
         def run(self) -> None:
-            self._desk.mkdir()
-            with (self._desk / "file").open("wb", buffering=0) as file:
+            self._unfinished.mkdir()
+            with (self._unfinished / "file").open("wb", buffering=0) as file:
                 for _ in range(20):
                     file.write(bytes(100_000 if moves else 0))
                     os.fsync(file.fileno())
@@ -178,7 +178,7 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
     saver._writing = Slow(alone, TrainState(), tmp_path, tmp_path / "final", Copy(), {})
     saver._writing.start()
     time.sleep(0.1)
-    saver._writing.moved()
+    saver._writing.advanced()
     noted: list[float] = []
     monkeypatch.setattr(watchdog, "alive", lambda: noted.append(time.monotonic()))
     saver.wait()

@@ -17,7 +17,6 @@ from mlflow import MlflowClient
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import load_weights
@@ -313,9 +312,7 @@ def test_missing_extra_and_misshapen_tensors_of_a_checkpoint_are_named(reference
 def test_a_long_run_says_early_when_it_will_end(capsys):
     """9,997 steps of 78 s are 9.0 days; the first logged step may be an hour away."""
     report = RunReport.__new__(RunReport)
-    report.run = SimpleNamespace(
-        config=SimpleNamespace(run=SimpleNamespace(max_steps=10_000)), layout=BatchLayout(0, 1, 1, 1)
-    )
+    report.run = SimpleNamespace(config=SimpleNamespace(run=SimpleNamespace(max_steps=10_000)), rank=0)
     report.forecast(3, 78.0)
     end = datetime.now() + timedelta(seconds=9_997 * 78)
     assert f"a step takes 78 s: 9.0 days left, until about {end:%Y-%m-%d}" in capsys.readouterr().out
