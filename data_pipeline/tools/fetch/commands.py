@@ -97,7 +97,7 @@ def wikipedia(
     output: Output,
     job: Annotated[
         str, typer.Option(help="The job of the dump. articlesdump has one bzip2 stream per file and no index.")
-    ] = ("articlesmultistreamdump"),
+    ] = "articlesmultistreamdump",
     files: Number = None,
     first: First = None,
     last: Last = None,
