@@ -78,7 +78,7 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     """Runs the stages up to `until`, or as long as there are documents to train on."""
     dedup.forget(corpus, config)
     if not has_begun(documents.STAGE, corpus):  # planning many inputs takes as long as Ray does to start
-        workers.expect(len(inputs), config.ray)
+        workers.expect_units(config.ray)
     built = Built(run(documents.STAGE, documents.plan(config, corpus, inputs), corpus, config.ray))
     report_damage(built.documents, strict)
     parts = parts_of(built.documents)

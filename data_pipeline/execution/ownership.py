@@ -56,13 +56,6 @@ def release(corpus: Path) -> None:
         os.close(descriptor)
 
 
-def leave() -> None:
-    """In a child of the process that holds the claims: lets them end with the parent, even if this child lives on."""
-    for descriptor in _claimed.values():
-        os.close(descriptor)  # releases nothing: the lock is also the parent's
-    _claimed.clear()
-
-
 def begin(corpus: Path) -> str:
     """The token of this process's build of `corpus`. From now on workers of earlier builds can't write."""
     corpus = corpus.resolve()

@@ -1,7 +1,4 @@
-"""Ray as units use it: starts or joins a cluster, and applies a function to inputs on free workers.
-
-Call `ray_environment.prepare` before importing this module.
-"""
+"""Ray as units use it: starts or joins a cluster, and applies a function to inputs on free workers."""
 
 import contextlib
 import itertools
@@ -12,12 +9,25 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from data_pipeline.execution import ownership
-from data_pipeline.execution.attempts import CAUSE, RETRIES, Lost
 from data_pipeline.foundation.errors import FailedError, one_line
+
+_RETRIES = 2  # for a unit whose worker was lost; Ray's default is infinite, but the unit itself may kill its workers
+# Ray reads these settings when it is imported. It prints pages about every lost worker and raylet; our own messages
+# have what matters. By default it runs its workers at a low priority, and a build beside any other program hardly
+# progresses. Users who want that can start the command with `nice`, which its workers inherit.
+for _name, _value in {
+    "RAY_DEDUP_LOGS_SKIP_REGEX": (
+        "retries remaining|worker died|killed due to (memory pressure|the node running low on memory)"
+        r"|how to address the out of memory issue|Raylet is terminated|has been marked dead because|^\s*$"
+    ),
+    "RAY_task_oom_retries": str(_RETRIES),
+    "RAY_worker_niceness": "0",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+import ray  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_TO_PROBE = 60.0  # a node may have to start a worker first
@@ -64,16 +74,18 @@ def cpus() -> int:
     return int(ray.cluster_resources().get("CPU", 1))
 
 
-def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -> Iterator[tuple[str, str | Lost]]:
+def each(
+    function: Callable[[str], str], inputs: Mapping[str, str], what: str
+) -> Iterator[tuple[str, str | FailedError]]:
     """Applies `function` to each of `inputs`; yields (name, result) as they finish.
 
     Several inputs wait for each worker, so that it goes on at once; the others wait here. If a worker or node is lost,
-    its input is retried elsewhere, up to `RETRIES` times. The last try gets a whole node to itself, which helps if only
-    several units at once fill the memory. After that the input is `Lost`.
+    its input is retried elsewhere, `_RETRIES` times at most. The last try gets a whole node to itself, which helps if
+    only several units at once fill the memory. If that is lost too, the result is an error.
 
     Raises FailedError, which says that `what` failed, if Ray gives up.
     """
-    task = ray.remote(num_cpus=1, max_retries=RETRIES)(function)
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(function)
     waiting = iter(inputs.items())
     running: dict[ray.ObjectRef, str] = {}
     lost: dict[str, str] = {}
@@ -99,7 +111,7 @@ def each(function: Callable[[str], str], inputs: Mapping[str, str], what: str) -
                 ray.cancel(left)
 
 
-def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterator[tuple[str, str | Lost]]:
+def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterator[tuple[str, str | FailedError]]:
     """Like `each`, but with one try for each input, which gets all CPUs of a node."""
     if not inputs:
         return
@@ -114,9 +126,10 @@ def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterato
         except ray.exceptions.OutOfMemoryError as error:
             node = re.search(r"IP: ([^,\s]+)", str(error))
             where = f" on node {node[1]}" if node else ""
-            yield name, Lost(f"out of memory{where} on every try, the last one with the node to itself")
+            yield name, FailedError(f"out of memory{where} on every try, the last one with the node to itself")
         except _LOST:
-            yield name, Lost(f"the worker died on every try, the last one with a node to itself: {CAUSE}")
+            cause = "it crashed, or the system ended it because memory ran out"
+            yield name, FailedError(f"the worker died on every try, the last one with a node to itself: {cause}")
 
 
 def _join(address: str) -> None:

@@ -22,7 +22,6 @@ from pydantic_core import to_json
 
 from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership, timing, workers
-from data_pipeline.execution.attempts import Lost
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
@@ -162,7 +161,7 @@ def _work_off(
 ) -> tuple[dict[str, Finished[ResultType]], list[_Failed]]:
     """Does the units `todo`, shows how far they are, and notes how long it took."""
     began, used = time.monotonic(), time.process_time()
-    there = workers.ready(len(todo), corpus, ownership.begin(corpus), ray_config)
+    there = workers.ready(corpus, ownership.begin(corpus), ray_config)
     waited = time.monotonic() - began
     done: dict[str, Finished[ResultType]] = {}
     errors = []
@@ -343,7 +342,7 @@ def _performed(
     rows = {unit.name: to_json(unit).decode() for unit in todo}
     kind = stage.finished | _Failed
     for name, answer in there.each(perform, rows, stage.name):
-        if isinstance(answer, Lost):
-            yield _out_of_memory(stage, name, answer.reason)
+        if isinstance(answer, FailedError):
+            yield _out_of_memory(stage, name, str(answer))
         else:
             yield parse_json(answer, kind, stage.name)

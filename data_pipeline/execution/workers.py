@@ -1,4 +1,4 @@
-"""Where units run: on a Ray cluster, in a child process if there is only one, or in this process if they are small."""
+"""Where units run: on a Ray cluster or, if their inputs are small, in this process."""
 
 import contextlib
 import signal
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import child_process, ownership, ray_environment
-from data_pipeline.execution.attempts import Lost
+from data_pipeline.foundation.errors import FailedError
 
 _here = False  # whether units run in this process
 _start: Future[None] | None = None  # of the cluster of this machine, which is then there for all stages
@@ -38,10 +37,10 @@ def are_small(size: int, config: RayConfig) -> bool:
     return config.address is None and size <= config.small_bytes
 
 
-def expect(units: int, config: RayConfig) -> None:
-    """Begins to start a cluster of this machine in the background, if `units` units will need it."""
+def expect_units(config: RayConfig) -> None:
+    """Begins to start a cluster of this machine in the background, if units will run on one."""
     global _start
-    if _start is None and not _here and config.address is None and units > 1:
+    if _start is None and not _here and config.address is None:
         _start = _start_in_background(config.num_cpus)
 
 
@@ -49,30 +48,27 @@ def expect(units: int, config: RayConfig) -> None:
 class Workers:
     """`number` workers, or this process itself (`here`).
 
-    `each(function, inputs, what)` applies a function to each input and yields (name, result) as they finish; `what`
-    names the work in errors.
+    `each(function, inputs, what)` applies a function to each input and yields (name, result) as they finish, with
+    an error for an input whose worker was lost on every try; `what` names the work in errors.
     """
 
     number: int
     here: bool
-    each: Callable[[Callable[[str], str], Mapping[str, str], str], Iterator[tuple[str, str | Lost]]]
+    each: Callable[[Callable[[str], str], Mapping[str, str], str], Iterator[tuple[str, str | FailedError]]]
 
 
-def ready(units: int, corpus: Path, token: str, config: RayConfig) -> Workers:
-    """The workers for that many units, which write to `corpus` as the build with `token`; waits until a cluster is up.
+def ready(corpus: Path, token: str, config: RayConfig) -> Workers:
+    """The workers, which write to `corpus` as the build with `token`; waits until a cluster is up.
 
     Raises FailedError if a cluster is needed and can't be used.
     """
-    expect(units, config)
+    expect_units(config)
     if _here:
         return Workers(1, True, _one_by_one)
-    if _start is None and config.address is None:
-        return Workers(1, False, _in_children)
     if _start is not None:
         _start.result()
         if threading.current_thread() is threading.main_thread():  # Ray itself does so if it is started there
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
-    ray_environment.prepare()
     from data_pipeline.execution import ray_cluster  # Ray takes seconds to import
 
     if config.address is not None:
@@ -82,20 +78,9 @@ def ready(units: int, corpus: Path, token: str, config: RayConfig) -> Workers:
 
 def _one_by_one(
     function: Callable[[str], str], inputs: Mapping[str, str], what: str
-) -> Iterator[tuple[str, str | Lost]]:
+) -> Iterator[tuple[str, str | FailedError]]:
     for name, text in inputs.items():
         yield name, function(text)
-
-
-def _in_children(
-    function: Callable[[str], str], inputs: Mapping[str, str], what: str
-) -> Iterator[tuple[str, str | Lost]]:
-    def apart(text: str) -> str:
-        ownership.leave()
-        return function(text)
-
-    for name, text in inputs.items():
-        yield name, child_process.apply(apart, text)
 
 
 def _start_in_background(num_cpus: int | None) -> Future[None]:
@@ -103,7 +88,7 @@ def _start_in_background(num_cpus: int | None) -> Future[None]:
 
     def start() -> None:
         try:
-            from data_pipeline.execution import ray_cluster
+            from data_pipeline.execution import ray_cluster  # Ray takes seconds to import
 
             ray_cluster.start(num_cpus)
             started.set_result(None)
@@ -111,6 +96,5 @@ def _start_in_background(num_cpus: int | None) -> Future[None]:
             started.set_exception(error)
         threading.Event().wait()  # for ever: the kernel ends Ray's processes with the thread that started them
 
-    ray_environment.prepare()
     threading.Thread(target=start, name="ray", daemon=True).start()
     return started

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import ownership, workers
+from data_pipeline.execution import ownership
 from data_pipeline.execution.work_units import Result, Stage, Unit, run
 from data_pipeline.foundation.errors import FailedError
 from tests.conftest import run as run_command
@@ -228,11 +228,7 @@ def be_killed(corpus: Path, spec: Work) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def sleep(corpus: Path, spec: Work) -> None:
-    time.sleep(600)
-
-
-WORK = {"divide": divide, "allocate": allocate_too_much, "be_killed": be_killed, "sleep": sleep}
+WORK = {"divide": divide, "allocate": allocate_too_much, "be_killed": be_killed}
 
 
 def fail_or_not(corpus: Path, spec: Work) -> Result:
@@ -269,56 +265,7 @@ run_command(lambda: test_cluster.do_all(Path({str(tmp_path)!r})))
     assert (tmp_path / "1").read_text() == "1.0"
 
 
-@pytest.fixture
-def no_cluster(monkeypatch):
-    """As if no earlier test of this process had started a cluster."""
-    monkeypatch.setattr(workers, "_start", None)
-
-
 DIVISION = Stage("division", 1, fail_or_not, "lower key.of_it")
-
-
-def test_a_lone_unit_starts_no_cluster_and_is_tried_again_in_another_process(tmp_path, no_cluster):
-    once = Unit("be_killed_once", Work("be_killed", times=1), "", ("tries-1",))
-    (finished,) = run(DIVISION, [once], tmp_path, RayConfig())
-    assert (tmp_path / "tries-1").read_text() == "xx"
-    assert finished.outputs["tries-1"].bytes == 2
-    unable = f"out of memory on {socket.gethostname()}: Unable to allocate 1.00 PiB "
-    for spec, told in (
-        (Work("allocate"), unable),
-        (Work("be_killed", times=9), "the worker died on every try, with no other one at work: "),
-    ):
-        unit = Unit(spec.work, spec, "")
-        with pytest.raises(FailedError, match="what is finished is kept") as error:
-            run(DIVISION, [unit], tmp_path, RayConfig())
-        assert str(error.value).startswith(f"division: unit {unit.name}: {told}")
-    assert (tmp_path / "tries-9").read_text() == "xxx"  # one, two retries
-    assert workers._start is None
-
-
-def test_a_lone_unit_ends_with_its_build(tmp_path):
-    """Otherwise the next build would have to wait for it, a minute at most."""
-    program = f"""
-from pathlib import Path
-from tests.data_pipeline import test_cluster
-test_cluster.sleep_alone(Path({str(tmp_path)!r}))
-"""
-    with processes() as started:
-        started.append(build := subprocess.Popen([sys.executable, "-c", program]))
-        while not (at_it := at_work(family(build.pid), tmp_path)):
-            assert build.poll() is None
-            time.sleep(0.05)
-        assert [worker.ppid() for worker in at_it] == [build.pid]
-        build.kill()
-        build.wait()
-        gone, _ = psutil.wait_procs(at_it, timeout=10)
-        assert gone == at_it
-        ownership.begin(tmp_path)  # at once
-        ownership.release(tmp_path)
-
-
-def sleep_alone(corpus: Path) -> None:
-    run(DIVISION, [Unit("sleep", Work("sleep"), "")], corpus, RayConfig())
 
 
 def do_all(corpus: Path) -> None:
