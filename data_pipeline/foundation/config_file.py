@@ -1,9 +1,9 @@
 """Typed configs from YAML files, with `extends`, `section.key=value` overrides and all problems reported at once."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,6 +28,9 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Keys that have no place here, with the reason."""
 
 
 ConfigType = TypeVar("ConfigType", bound=Section)
@@ -137,6 +140,9 @@ def _describe(key: str, problem: dict[str, Any], place: "_Place", schema: type[B
     if problem["type"] == "extra_forbidden":
         *parents, name = problem["loc"]
         above = _walk(schema, parents)
+        for candidate in above.sections:
+            if issubclass(candidate, Section) and name in candidate.refused:
+                return f"{key}: {candidate.refused[name]}"
         known = [field for candidate in above.sections for field in candidate.model_fields]
         nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
         hint = f"; nearest valid key: {'.'.join([*above.names, nearest[0]])}" if nearest else ""

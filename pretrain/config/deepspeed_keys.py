@@ -1,39 +1,19 @@
-"""Which of DeepSpeed's keys a run file may set under `deepspeed`.
+"""The keys of DeepSpeed's config that a run file may set under `deepspeed`.
 
 Keys that DeepSpeed understands are passed on. Refused are keys that contradict the rest of the run file, keys that
 DeepSpeed accepts but ignores, and keys that it gets wrong. This module doesn't import DeepSpeed, which takes seconds.
 """
 
-import difflib
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from data_pipeline.foundation import paths
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_serializer, model_validator
+from pydantic import SerializerFunctionWrapHandler as Serializer
 
+from data_pipeline.foundation.config_file import LocalPath, Section
 
-class Key(NamedTuple):
-    """A key that is passed on: DeepSpeed's default (None: it has none) and the meaning."""
-
-    default: Any
-    meaning: str
-
-
-def problems(given: dict[str, Any]) -> list[str]:
-    """The problems of a `deepspeed` section, one line each, beginning with the key. `given` names ZeRO's stage."""
-    found = [f"{key}: {REFUSED[key]}" for key in given if key in REFUSED]
-    found += _unknown(given, {*PASSED_ON, *NEEDS_LOG}, REFUSED, "")
-    if given.get("log_level") not in ("debug", "info"):
-        found += [f"{key}: {_SILENCED}" for key in given if key in NEEDS_LOG]
-    return found + list(_zero_problems(given[_ZERO]))
-
-
-def offloads_to(given: dict[str, Any], device: str) -> list[str]:
-    """The keys below a `deepspeed` section that offload to `device`."""
-    zero = given[_ZERO]
-    return [f"{_ZERO}.{key}" for key in OFFLOAD if (zero.get(key) or {}).get("device") == device]
-
-
-_ZERO = "zero_optimization"
+_NEED_LOG = {"comms_logger", "dump_state", "memory_breakdown", "wall_clock_breakdown"}
+Options = dict[str, Any] | None
 _SILENCED = "goes to DeepSpeed's log, which shows only errors; set log_level: info as well"
 _REMOVED = "DeepSpeed has removed it"
 _OWN_DATA = "the section data decides the rows and their order"
@@ -41,28 +21,7 @@ _OWN_CHECKPOINTS = "the section checkpoint decides how checkpoints are written, 
 _OWN_SCALE = "a step's loss is the mean over all its tokens, which determines how gradients are scaled"
 _REPLICAS = "every rank runs all layers of the model; shard it with zero_optimization"
 
-# The defaults are DeepSpeed's, but for ZeRO's stage.
-PASSED_ON = {
-    _ZERO: Key({}, "How ZeRO shards the state of training over the ranks."),
-    "aio": Key(
-        None, "How files are read and written when state is offloaded to NVMe: block_size, queue_depth and others."
-    ),
-    "comet": Key(None, "Report DeepSpeed's own metrics to Comet."),
-    "csv_monitor": Key(None, "Write DeepSpeed's own metrics to CSV files."),
-    "disable_python_gc": Key(False, "Turn Python's garbage collector off during training."),
-    "flops_profiler": Key(None, "Profile one step: enabled, profile_step, module_depth and others."),
-    "log_level": Key(None, "The level of DeepSpeed's log; null shows only errors."),
-    "tensorboard": Key(None, "Write DeepSpeed's own metrics for TensorBoard."),
-    "timers": Key(None, "DeepSpeed's timer of throughput: {throughput: {enabled, synchronized}}; null turns it off."),
-    "wandb": Key(None, "Report DeepSpeed's own metrics to Weights & Biases."),
-}
-NEEDS_LOG = {
-    "comms_logger": Key(None, "Log collective operations and their sizes; needs log_level: info."),
-    "dump_state": Key(False, "Log the engine's settings at the start; needs log_level: info."),
-    "memory_breakdown": Key(False, "Log the memory that is used; needs log_level: info."),
-    "wall_clock_breakdown": Key(False, "Log the time of each part of a step; needs log_level: info."),
-}
-REFUSED = {
+_REFUSED = {
     "train_batch_size": "follows from batch.global_batch_size",
     "train_micro_batch_size_per_gpu": "follows from batch.micro_batch_size",
     "gradient_accumulation_steps": "follows from batch and the number of ranks",
@@ -112,56 +71,7 @@ REFUSED = {
     "sparse_attention": _REMOVED,
     "sparse_gradients": _REMOVED,
 }
-
-ZERO_PASSED_ON = {
-    "stage": Key(2, "What is sharded. 1: the optimizer's state. 2: gradients too. 3: parameters too."),
-    "allgather_bucket_size": Key(500_000_000, "Stages 1 and 2: elements gathered at a time."),
-    "allgather_partitions": Key(True, "Gather updated parameters in one collective. false: by broadcasts."),
-    "contiguous_gradients": Key(True, "Copy gradients to one buffer as they are made, against fragmented memory."),
-    "enable_sanity_checks": Key(False, "DeepSpeed's internal checks, for debugging."),
-    "log_trace_cache_warnings": Key(False, "Stage 3: log when the recorded order of layers no longer holds."),
-    "memory_efficient_linear": Key(
-        True, "Stage 3: use linear layers that keep less memory. Default on one rank, if nothing is offloaded: false."
-    ),
-    "offload_optimizer": Key(None, "Where the optimizer's state is kept; it is then also updated on the CPU."),
-    "offload_param": Key(None, "Stage 3: where parameters are kept."),
-    "overlap_comm": Key(None, "Reduce gradients during the backward pass. Default on GPUs: true."),
-    "override_module_apply": Key(True, "Stage 3: gather parameters in torch's Module.apply."),
-    "parameter_alignment": Key(
-        False, "Stages 1 and 2: begin each parameter at a multiple of 16 bytes, which takes more memory."
-    ),
-    "reduce_bucket_size": Key(
-        500_000_000,
-        "Elements reduced at a time; stage 3 keeps a buffer of 4 bytes for each. Default on GPUs: 50,000,000; on CPUs: "
-        "a size for the cache.",
-    ),
-    "reduce_scatter": Key(
-        True, "Reduce gradients to the ranks that own them. false: all-reduce them. Default: true at stage 3 on GPUs."
-    ),
-    "stage3_allgather_sequential": Key(False, "Gather parameters one by one, which takes less memory."),
-    "stage3_max_live_parameters": Key(1_000_000_000, "The most gathered elements on a rank before some are released."),
-    "stage3_max_reuse_distance": Key(
-        1_000_000_000, "A parameter that is needed again within this many elements isn't released."
-    ),
-    "stage3_model_persistence_threshold": Key(
-        9223372036854775807, "The most elements that may stay whole on every rank."
-    ),
-    "stage3_module_granularity_threshold": Key(
-        0, "Modules with fewer elements per submodule are gathered whole. 0 turns it off."
-    ),
-    "stage3_param_persistence_threshold": Key(100_000, "Parameters of fewer elements stay whole on every rank."),
-    "stage3_prefetch_bucket_size": Key(50_000_000, "Elements gathered ahead of their use."),
-    "stage3_use_all_reduce_for_fetch_params": Key(False, "Gather parameters by all-reduce."),
-    "sub_group_size": Key(1_000_000_000, "Stage 3: elements updated at a time."),
-    "use_multi_rank_bucket_allreduce": Key(
-        True, "Stages 1 and 2: reduce the buckets of several ranks in one collective."
-    ),
-    "zero_hpz_partition_size": Key(
-        1, "ZeRO++, stage 3: ranks of a group that keeps a second copy of the weights. 1 turns it off."
-    ),
-    "zero_quantized_weights": Key(False, "ZeRO++, stage 3: gather weights quantized."),
-}
-ZERO_REFUSED = {
+_ZERO_REFUSED = {
     "round_robin_gradients": "DeepSpeed's map of fragments is wrong with it",
     "elastic_checkpoint": _OWN_CHECKPOINTS,
     "load_from_fp32_weights": _OWN_CHECKPOINTS,
@@ -183,81 +93,196 @@ ZERO_REFUSED = {
     "mics_hierarchical_params_gather": _REMOVED,
     "zeropp_loco_param": _REMOVED,
 }
-_DEVICE = Key("none", "Where to: none, cpu or nvme (stage 3 only).")
-_NVME_PATH = Key(None, "A directory on the NVMe drive.")
-_PIN_MEMORY = Key(True, "Use page-locked memory, which GPUs copy faster and which can't be swapped out.")
-OFFLOAD = {
-    "offload_optimizer": {
-        "device": _DEVICE,
-        "nvme_path": _NVME_PATH,
-        "buffer_count": Key(4, "NVMe: buffers; at least the number of tensors that the optimizer has for a parameter."),
-        "pin_memory": _PIN_MEMORY,
-        "pipeline_read": Key(False, "NVMe: read the next tensors during an update."),
-        "pipeline_write": Key(False, "NVMe: write the last tensors during an update."),
-        "fast_init": Key(False, "NVMe: start faster."),
-    },
-    "offload_param": {
-        "device": _DEVICE,
-        "nvme_path": _NVME_PATH,
-        "buffer_count": Key(5, "NVMe: buffers."),
-        "buffer_size": Key(100_000_000, "NVMe: elements of a buffer."),
-        "max_in_cpu": Key(1_000_000_000, "NVMe: elements that stay in the CPU's memory."),
-        "pin_memory": _PIN_MEMORY,
-    },
-}
-OFFLOAD_REFUSED = {
+_OFFLOAD_REFUSED = {
     "ratio": "DeepSpeed updates what isn't offloaded with an AdamW of its own",
     "super_offload": "works only with DeepSpeed's own Adam",
     "cpuadam_cores_perc": "works only with DeepSpeed's own Adam",
 }
 
 
-def _zero_problems(zero: dict[str, Any]) -> Iterator[str]:
-    stage = zero["stage"]
+class PassedOn(Section):
+    """A section that is passed on to DeepSpeed. It is dumped with ZeRO's stage and the keys that the run file sets."""
+
+    @model_serializer(mode="wrap")
+    def _given(self, serialize: Serializer) -> dict[str, Any]:
+        given = self.model_fields_set | {"zero_optimization", "stage"}
+        return {key: value for key, value in serialize(self).items() if key in given}
+
+
+class OffloadSection(PassedOn):
+    """State that is kept elsewhere than on the device."""
+
+    device: Literal["none", "cpu", "nvme"] = "none"
+    """Where to: none, cpu or nvme (stage 3 only)."""
+    nvme_path: LocalPath | None = None
+    """A directory on the NVMe drive."""
+    pin_memory: bool = True
+    """Use page-locked memory, which GPUs copy faster and which can't be swapped out."""
+
+    @model_validator(mode="after")
+    def _names_a_drive(self) -> Self:
+        if self.device == "nvme" and not self.nvme_path:
+            raise ValueError("nvme_path: missing; set a directory on the NVMe drive")
+        return self
+
+
+class OptimizerOffloadSection(OffloadSection):
+    """Where the optimizer's state is kept."""
+
+    refused: ClassVar[Mapping[str, str]] = _OFFLOAD_REFUSED
+
+    buffer_count: NonNegativeInt = 4
+    """NVMe: buffers; at least the number of tensors that the optimizer has for a parameter."""
+    pipeline_read: bool = False
+    """NVMe: read the next tensors during an update."""
+    pipeline_write: bool = False
+    """NVMe: write the last tensors during an update."""
+    fast_init: bool = False
+    """NVMe: start faster."""
+
+
+class ParameterOffloadSection(OffloadSection):
+    """Where parameters are kept."""
+
+    buffer_count: NonNegativeInt = 5
+    """NVMe: buffers."""
+    buffer_size: NonNegativeInt = 100_000_000
+    """NVMe: elements of a buffer."""
+    max_in_cpu: NonNegativeInt = 1_000_000_000
+    """NVMe: elements that stay in the CPU's memory."""
+
+
+def _stage(stage: int) -> int:
     if stage == 0:
-        yield (
-            f"{_ZERO}.stage: 0 is refused: with it, DeepSpeed gives no gradient norm and doesn't skip a step "
-            "with a non-finite gradient; set 1, which costs no more, even on one rank"
+        raise ValueError(
+            "0 is refused: with it, DeepSpeed gives no gradient norm and doesn't skip a step with a non-finite "
+            "gradient; set 1, which costs no more, even on one rank"
         )
-    elif stage not in (1, 2, 3):
-        yield f"{_ZERO}.stage: expected 1, 2 or 3, got {stage!r}"
-    yield from (f"{_ZERO}.{key}: {ZERO_REFUSED[key]}" for key in zero if key in ZERO_REFUSED)
-    yield from _unknown(zero, ZERO_PASSED_ON, ZERO_REFUSED, f"{_ZERO}.")
-    for key, known in OFFLOAD.items():
-        yield from _offload_problems(f"{_ZERO}.{key}", zero.get(key), known, stage)
+    if stage not in (1, 2, 3):
+        raise ValueError(f"expected 1, 2 or 3, got {stage!r}")
+    return stage
 
 
-def _offload_problems(key: str, section: Any, known: Iterable[str], stage: int) -> Iterator[str]:
-    if section is None:
-        return
-    if not isinstance(section, dict):
-        yield f"{key}: expected keys and values, such as {{device: cpu}}"
-        return
-    yield from (f"{key}.{name}: {OFFLOAD_REFUSED[name]}" for name in section if name in OFFLOAD_REFUSED)
-    yield from _unknown(section, known, OFFLOAD_REFUSED, f"{key}.")
-    device = section.get("device", "none")
-    if device not in ("none", "cpu", "nvme"):
-        yield f"{key}.device: expected none, cpu or nvme, got {device!r}"
-    if device != "none" and key.endswith("offload_param") and stage != 3:
-        yield f"{key}: only stage 3 shards parameters; at stage {stage} DeepSpeed keeps them where they are"
-    if device == "nvme" and stage != 3:
-        yield f"{key}.device: nvme needs stage 3, got stage {stage}; set cpu"
-    if device == "nvme" and not section.get("nvme_path"):
-        yield f"{key}.nvme_path: missing; set a directory on the NVMe drive"
-    if isinstance(path := section.get("nvme_path"), str) and path:
-        try:
-            section["nvme_path"] = paths.local(path)
-        except ValueError as error:
-            yield f"{key}.nvme_path: {error}"
+class ZeroSection(PassedOn):
+    """How ZeRO shards the state of training. The defaults are DeepSpeed's, but for the stage."""
+
+    refused: ClassVar[Mapping[str, str]] = _ZERO_REFUSED
+
+    stage: Annotated[int, Field(strict=True), AfterValidator(_stage)] = 2
+    """What is sharded. 1: the optimizer's state. 2: gradients too. 3: parameters too."""
+    allgather_bucket_size: NonNegativeInt = 500_000_000
+    """Stages 1 and 2: elements gathered at a time."""
+    allgather_partitions: bool = True
+    """Gather updated parameters in one collective. false: by broadcasts."""
+    contiguous_gradients: bool = True
+    """Copy gradients to one buffer as they are made, against fragmented memory."""
+    enable_sanity_checks: bool = False
+    """DeepSpeed's internal checks, for debugging."""
+    log_trace_cache_warnings: bool = False
+    """Stage 3: log when the recorded order of layers no longer holds."""
+    memory_efficient_linear: bool = True
+    """Stage 3: use linear layers that keep less memory. Default on one rank, if nothing is offloaded: false."""
+    offload_optimizer: OptimizerOffloadSection | None = None
+    """Where the optimizer's state is kept; it is then also updated on the CPU."""
+    offload_param: ParameterOffloadSection | None = None
+    """Stage 3: where parameters are kept."""
+    overlap_comm: bool | None = None
+    """Reduce gradients during the backward pass. Default on GPUs: true."""
+    override_module_apply: bool = True
+    """Stage 3: gather parameters in torch's Module.apply."""
+    parameter_alignment: bool = False
+    """Stages 1 and 2: begin each parameter at a multiple of 16 bytes, which takes more memory."""
+    reduce_bucket_size: PositiveInt = 500_000_000
+    """Elements reduced at a time; stage 3 keeps a buffer of 4 bytes for each. Default on GPUs: 50,000,000; on CPUs: a
+    size for the cache."""
+    reduce_scatter: bool = True
+    """Reduce gradients to the ranks that own them. false: all-reduce them. Default: true at stage 3 on GPUs."""
+    stage3_allgather_sequential: bool = False
+    """Gather parameters one by one, which takes less memory."""
+    stage3_max_live_parameters: NonNegativeInt = 1_000_000_000
+    """The most gathered elements on a rank before some are released."""
+    stage3_max_reuse_distance: NonNegativeInt = 1_000_000_000
+    """A parameter that is needed again within this many elements isn't released."""
+    stage3_model_persistence_threshold: NonNegativeInt = 9_223_372_036_854_775_807
+    """The most elements that may stay whole on every rank."""
+    stage3_module_granularity_threshold: NonNegativeInt = 0
+    """Modules with fewer elements per submodule are gathered whole. 0 turns it off."""
+    stage3_param_persistence_threshold: NonNegativeInt = 100_000
+    """Parameters of fewer elements stay whole on every rank."""
+    stage3_prefetch_bucket_size: NonNegativeInt = 50_000_000
+    """Elements gathered ahead of their use."""
+    stage3_use_all_reduce_for_fetch_params: bool = False
+    """Gather parameters by all-reduce."""
+    sub_group_size: NonNegativeInt = 1_000_000_000
+    """Stage 3: elements updated at a time."""
+    use_multi_rank_bucket_allreduce: bool = True
+    """Stages 1 and 2: reduce the buckets of several ranks in one collective."""
+    zero_hpz_partition_size: NonNegativeInt = 1
+    """ZeRO++, stage 3: ranks of a group that keeps a second copy of the weights. 1 turns it off."""
+    zero_quantized_weights: bool = False
+    """ZeRO++, stage 3: gather weights quantized."""
+
+    def offloaded_to(self, device: str) -> list[str]:
+        """The keys of what is offloaded to `device`."""
+        sections = {"offload_optimizer": self.offload_optimizer, "offload_param": self.offload_param}
+        return [key for key, section in sections.items() if section is not None and section.device == device]
+
+    @model_validator(mode="after")
+    def _stage_allows_offloading(self) -> Self:
+        problems = [
+            f"{key}.device: nvme needs stage 3, got stage {self.stage}; set cpu" for key in self.offloaded_to("nvme")
+        ]
+        if "offload_param" in self.offloaded_to("cpu"):
+            problems.append(
+                f"offload_param: only stage 3 shards parameters; at stage {self.stage} they stay where they are"
+            )
+        if problems and self.stage != 3:
+            raise ValueError("\n".join(problems))
+        return self
 
 
-def _unknown(given: Iterable[str], passed_on: Iterable[str], refused: Iterable[str], above: str) -> Iterator[str]:
-    """One line for each key that DeepSpeed doesn't know. At the top level DeepSpeed itself ignores them silently."""
-    known = [*passed_on, *refused]
-    for key in given:
-        if key not in known:
-            nearest = difflib.get_close_matches(str(key), list(passed_on), n=1, cutoff=0.5)
-            yield f"{above}{key}: unknown key" + (f"; nearest valid key: {above}{nearest[0]}" if nearest else "")
+class DeepSpeedSection(PassedOn):
+    """Keys that are passed on to DeepSpeed, whose [documentation](https://www.deepspeed.ai/docs/config-json/) says
+    more. Its other keys are refused with the reason: the rest of the run file decides them, or DeepSpeed ignores them
+    or gets them wrong."""
+
+    refused: ClassVar[Mapping[str, str]] = _REFUSED
+
+    zero_optimization: ZeroSection = ZeroSection()
+    """How ZeRO shards the state of training over the ranks."""
+    aio: Options = None
+    """How files are read and written when state is offloaded to NVMe: block_size, queue_depth and others."""
+    comet: Options = None
+    """Report DeepSpeed's own metrics to Comet."""
+    csv_monitor: Options = None
+    """Write DeepSpeed's own metrics to CSV files."""
+    disable_python_gc: bool = False
+    """Turn Python's garbage collector off during training."""
+    flops_profiler: Options = None
+    """Profile one step: enabled, profile_step, module_depth and others."""
+    log_level: str | None = None
+    """The level of DeepSpeed's log; null shows only errors."""
+    tensorboard: Options = None
+    """Write DeepSpeed's own metrics for TensorBoard."""
+    timers: Options = None
+    """DeepSpeed's timer of throughput: {throughput: {enabled, synchronized}}; null turns it off."""
+    wandb: Options = None
+    """Report DeepSpeed's own metrics to Weights & Biases."""
+    comms_logger: Options = None
+    """Log collective operations and their sizes; needs log_level: info."""
+    dump_state: bool = False
+    """Log the engine's settings at the start; needs log_level: info."""
+    memory_breakdown: bool = False
+    """Log the memory that is used; needs log_level: info."""
+    wall_clock_breakdown: bool = False
+    """Log the time of each part of a step; needs log_level: info."""
+
+    @model_validator(mode="after")
+    def _log_is_shown(self) -> Self:
+        silenced = sorted(self.model_fields_set & _NEED_LOG)
+        if silenced and self.log_level not in ("debug", "info"):
+            raise ValueError("\n".join(f"{key}: {_SILENCED}" for key in silenced))
+        return self
 
 
 def zero_defaults(stage: int, device: str) -> dict[str, Any]:

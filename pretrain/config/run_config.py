@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -17,7 +16,7 @@ from pydantic import (
 from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.objectives import AnyObjective
-from pretrain.config import deepspeed_keys
+from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
 from pretrain.models import AnyModelConfig
 from pretrain.optimizers import schedules
@@ -171,30 +170,6 @@ class BatchSection(Section):
         sizes = [*(ramp.global_batch_size for ramp in self.ramp_up), self.global_batch_size]
         if steps != sorted(set(steps)) or sizes != sorted(sizes):
             raise ValueError("ramp_up: until_step and global_batch_size must grow from one entry to the next")
-        return self
-
-
-class ZeroSection(Section):
-    """DeepSpeed's `zero_optimization`: the stage, and any other of its keys that deepspeed_keys.py allows."""
-
-    model_config = ConfigDict(extra="allow")
-
-    stage: Annotated[int, Field(strict=True)] = deepspeed_keys.ZERO_PASSED_ON["stage"].default
-    """The stage of ZeRO, from 1 to 3."""
-
-
-class DeepSpeedSection(Section):
-    """Any key of DeepSpeed's config that deepspeed_keys.py allows."""
-
-    model_config = ConfigDict(extra="allow")
-
-    zero_optimization: ZeroSection = ZeroSection()
-    """What is divided over the ranks, and how."""
-
-    @model_validator(mode="after")
-    def _agrees(self) -> "DeepSpeedSection":
-        if found := deepspeed_keys.problems({**dict(self), "zero_optimization": dict(self.zero_optimization)}):
-            raise ValueError("\n".join(found))
         return self
 
 
@@ -358,8 +333,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _average_stays_in_memory(self) -> "RunConfig":
-        offload = self.deepspeed.zero_optimization.model_dump().get("offload_optimizer") or {}
-        if self.optimizer.ema_decay is not None and offload.get("device") == "nvme":
+        on_nvme = self.deepspeed.zero_optimization.offloaded_to("nvme")
+        if self.optimizer.ema_decay is not None and "offload_optimizer" in on_nvme:
             raise ValueError(
                 "optimizer.ema_decay: DeepSpeed keeps no further states on NVMe; set device to cpu or none"
             )

@@ -18,7 +18,7 @@ from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives import AnyObjective
 from data_pipeline.sources import OPTIONS
-from pretrain.config import RunConfig, deepspeed_keys
+from pretrain.config import RunConfig
 from pretrain.tools.experiment.experiment_file import ExperimentFile
 from pretrain.tools.ladder.ladder_file import LadderFile
 
@@ -40,7 +40,7 @@ Kinds = dict[str, type[Section]]
 
 
 class Row(NamedTuple):
-    """A key and what a table says of it, in Markdown. `values` is "" for a key that is passed on to DeepSpeed."""
+    """A key and what a table says of it, in Markdown."""
 
     key: str
     values: str
@@ -138,13 +138,11 @@ def _parts() -> Iterator[Part]:
 def _file(title: str, schema: type[Section]) -> Iterator[Part]:
     """The parts of one kind of file: its top level, then each of its sections."""
     classes = {name: _classes(field.annotation) for name, field in schema.model_fields.items()}
-    sections = [name for name, found in classes.items() if found or name == "deepspeed"]
+    sections = [name for name, found in classes.items() if found]
     yield Part(2, title, _summary(schema), _rows(schema, "", frozenset(sections)))
     for name in sections:
         field = schema.model_fields[name]
-        if name == "deepspeed":
-            yield _deepspeed()
-        elif _tagged(field):
+        if _tagged(field):
             key = f"{name}.{_item(field)}".rstrip(".")
             yield from _kinds(3, name, key_meanings.meaning(schema, name), key, _annotation_of_one(field))
         else:
@@ -169,26 +167,6 @@ def _kinds(level: int, heading: str, text: str, key: str, annotation: Any) -> It
     for name, section in kinds.items():
         rows = [row for row in tables[name] if row not in common]
         yield Part(level + 1, f"{tag}: {name}", _summary(section), rows)
-
-
-def _deepspeed() -> Part:
-    zero = "deepspeed.zero_optimization"
-    sections = {
-        "deepspeed": deepspeed_keys.PASSED_ON | deepspeed_keys.NEEDS_LOG,
-        zero: deepspeed_keys.ZERO_PASSED_ON,
-        **{f"{zero}.{name}": known for name, known in deepspeed_keys.OFFLOAD.items()},
-    }
-    rows = [
-        Row(f"{section}.{key}", "", _written(default), meaning)
-        for section, known in sections.items()
-        for key, (default, meaning) in known.items()
-    ]
-    text = (
-        "Keys that are passed on to DeepSpeed, whose [documentation](https://www.deepspeed.ai/docs/config-json/) says "
-        "more. Its other keys are refused with the reason: the rest of the run file decides them, or DeepSpeed ignores "
-        "them or gets them wrong."
-    )
-    return Part(3, "deepspeed", text, rows)
 
 
 def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[Row]:
@@ -300,10 +278,9 @@ def _summary(section: type[Section]) -> str:
 
 
 def _table(rows: list[Row]) -> str:
-    """A table whose columns are aligned in a terminal too, but for the last. Without values it has no such column."""
+    """A table whose columns are aligned in a terminal too, but for the last."""
     lines = [["key", "values", "default", "meaning"], *([f"`{row.key}`", *row[1:]] for row in rows)]
-    columns = [column for column in range(4) if column != 1 or any(row.values for row in rows)]
-    widths = {column: max(len(line[column]) for line in lines) for column in columns[:-1]}
-    texts = [[line[column].ljust(widths.get(column, 0)) for column in columns] for line in lines]
-    texts.insert(1, ["-" * widths.get(column, 7) for column in columns])
+    widths = [max(len(line[column]) for line in lines) for column in range(3)]
+    texts = [[*map(str.ljust, line[:3], widths), line[3]] for line in lines]
+    texts.insert(1, ["-" * width for width in (*widths, 7)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in texts)

@@ -5,21 +5,20 @@ import shutil
 from pathlib import Path
 
 from pretrain.config import RunConfig
-from pretrain.config.deepspeed_keys import offloads_to
 from pretrain.run.hardware import count_gpus
 
 
 def device_problems(config: RunConfig) -> list[str]:
     """What this machine can't do, one line for each key."""
     problems = _gpu_problems(config) if count_gpus() else []
-    deepspeed = config.deepspeed.model_dump()
-    if (on_nvme := offloads_to(deepspeed, "nvme")) and not _reads_asynchronously():
+    zero = config.deepspeed.zero_optimization
+    if (on_nvme := zero.offloaded_to("nvme")) and not _reads_asynchronously():
         problems += [
-            f"deepspeed.{key}.device: nvme needs DeepSpeed's async_io, which can't be built here: "
+            f"deepspeed.zero_optimization.{key}.device: nvme needs DeepSpeed's async_io, which can't be built here: "
             "install libaio's headers (libaio-dev) and a C++ compiler, or set cpu"
             for key in on_nvme
         ]
-    if deepspeed["zero_optimization"].get("zero_quantized_weights"):
+    if zero.zero_quantized_weights:
         key = "deepspeed.zero_optimization.zero_quantized_weights"
         if not count_gpus():
             problems.append(f"{key}: DeepSpeed's quantizer needs a GPU")

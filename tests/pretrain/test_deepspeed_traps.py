@@ -10,9 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from data_pipeline.foundation.config_file import check
+from data_pipeline.foundation.config_file import Section, check
 from data_pipeline.foundation.errors import UserError
-from pretrain.config import RunConfig, deepspeed_keys
+from pretrain.config import RunConfig
+from pretrain.config.deepspeed_keys import (
+    DeepSpeedSection,
+    OptimizerOffloadSection,
+    ParameterOffloadSection,
+    ZeroSection,
+)
 from pretrain.models.model import Model
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, own_layout, run_config
@@ -47,15 +53,15 @@ STAGE_3 = {"stage": 3}
         ),
         (
             {"zero_optimization": {"offload_param": {"device": "cpu"}}},
-            "zero_optimization.offload_param: only stage 3 shards parameters",
+            "zero_optimization: offload_param: only stage 3 shards parameters",
         ),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}},
-            "zero_optimization.offload_optimizer.device: nvme needs stage 3, got stage 2; set cpu",
+            "zero_optimization: offload_optimizer.device: nvme needs stage 3, got stage 2; set cpu",
         ),
         (
             {"zero_optimization": {**STAGE_3, "offload_optimizer": {"device": "nvme"}}},
-            "zero_optimization.offload_optimizer.nvme_path: missing",
+            "zero_optimization.offload_optimizer: nvme_path: missing",
         ),
         (
             {"zero_optimization": {**STAGE_3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
@@ -69,10 +75,10 @@ STAGE_3 = {"stage": 3}
     ],
 )
 def test_a_key_that_contradicts_or_does_nothing_is_refused(given, expected):
-    given.setdefault("zero_optimization", {}).setdefault("stage", 2)
-    found = deepspeed_keys.problems(given)
-    assert len(found) == 1
-    assert found[0].startswith(expected)
+    with pytest.raises(UserError) as error:
+        check(given, DeepSpeedSection, "run.yaml")
+    (found,) = str(error.value).splitlines()
+    assert found.startswith(f"run.yaml: {expected}")
 
 
 def test_all_problems_are_told_at_once_each_in_a_line():
@@ -81,12 +87,11 @@ def test_all_problems_are_told_at_once_each_in_a_line():
         check({**run_config().model_dump(), "deepspeed": deepspeed}, RunConfig, "run.yaml")
     lines = str(error.value).splitlines()
     assert len(lines) == 4
-    assert all(line.startswith("run.yaml: deepspeed: ") for line in lines)
+    assert all(line.startswith("run.yaml: deepspeed.") for line in lines)
 
 
 def test_other_keys_are_passed_on():
     given = {"zero_optimization": {"stage": 3, "overlap_comm": False, "stage3_max_live_parameters": 10}, "aio": {}}
-    assert deepspeed_keys.problems(given) == []
     told = run_config(deepspeed={**given, "log_level": "info", "wall_clock_breakdown": True}).deepspeed.model_dump()
     assert {"aio", "log_level", "wall_clock_breakdown"} <= told.keys()
 
@@ -118,38 +123,39 @@ class Asked(dict[str, Any]):
         return self
 
 
+def known_keys(section: type[Section]) -> set[str]:
+    return {*section.model_fields, *section.refused}
+
+
 def test_every_key_that_deepspeed_knows_is_decided_on():
     from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig
     from deepspeed.runtime.zero import config as zero
     from deepspeed.runtime.zero import offload_config as offload
 
     DeepSpeedConfig(Asked(train_batch_size=1))
-    known = {*deepspeed_keys.PASSED_ON, *deepspeed_keys.NEEDS_LOG, *deepspeed_keys.REFUSED}
-    assert Asked.keys_asked <= known
-    assert _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() <= deepspeed_keys.REFUSED.keys()
+    assert Asked.keys_asked <= known_keys(DeepSpeedSection)
+    assert _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() <= DeepSpeedSection.refused.keys()
     fields = {field.alias or name for name, field in zero.DeepSpeedZeroConfig.model_fields.items()}
     removed = {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}
-    assert fields | removed == {*deepspeed_keys.ZERO_PASSED_ON, *deepspeed_keys.ZERO_REFUSED}
+    assert fields | removed == known_keys(ZeroSection)
     assert not fields & removed
     optimizer, parameters = offload.DeepSpeedZeroOffloadOptimizerConfig, offload.DeepSpeedZeroOffloadParamConfig
-    refused = deepspeed_keys.OFFLOAD_REFUSED.keys()
-    assert optimizer.model_fields.keys() == {*deepspeed_keys.OFFLOAD["offload_optimizer"], *refused}
-    assert parameters.model_fields.keys() == {*deepspeed_keys.OFFLOAD["offload_param"]}
+    assert optimizer.model_fields.keys() == known_keys(OptimizerOffloadSection)
+    assert parameters.model_fields.keys() == known_keys(ParameterOffloadSection)
 
 
 def test_the_defaults_in_the_reference_are_deepspeeds():
     from deepspeed.runtime.zero import config as zero
     from deepspeed.runtime.zero import offload_config as offload
 
-    stated = {name: key.default for name, key in deepspeed_keys.ZERO_PASSED_ON.items() if name != "stage"}
+    stated = {name: value for name, value in ZeroSection() if name != "stage"}
     found = {field.alias or name: field.default for name, field in zero.DeepSpeedZeroConfig.model_fields.items()}
     assert stated == {name: found[name] for name in stated}
-    for name, section in (
-        ("offload_optimizer", offload.DeepSpeedZeroOffloadOptimizerConfig),
-        ("offload_param", offload.DeepSpeedZeroOffloadParamConfig),
+    for ours, section in (
+        (OptimizerOffloadSection(), offload.DeepSpeedZeroOffloadOptimizerConfig),
+        (ParameterOffloadSection(), offload.DeepSpeedZeroOffloadParamConfig),
     ):
-        stated = {key: one.default for key, one in deepspeed_keys.OFFLOAD[name].items()}
-        assert stated == {key: section.model_fields[key].default for key in stated}
+        assert dict(ours) == {key: section.model_fields[key].default for key, _ in ours}
 
 
 class SometimesUsed(Model):

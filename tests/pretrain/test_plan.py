@@ -236,8 +236,8 @@ def planned(case: Any, ranks: int) -> tuple[States, int, Traffic]:
     sizes = Parameters.of(models.outline(config.model), config)
     rows = Rows(ROWS, INPUTS, TARGETS, TARGETS)
     passing = activations(config.model, rows, precision, checkpointing, on_gpu=False, fused_attention=False)
-    held = states(sizes, setting, ranks, precision, config.deepspeed.zero_optimization.model_dump())
-    zero = config.deepspeed.zero_optimization.model_dump()
+    held = states(sizes, setting, ranks, precision, config.deepspeed.zero_optimization)
+    zero = config.deepspeed.zero_optimization
     sizes_sent = traffic(sizes, setting, ranks, 2, precision, zero)
     return held, held.peak(passing.total), sizes_sent
 

@@ -76,7 +76,7 @@ class Planner:
         if self.teacher is not None:
             self.flops[TEACHER] = forward_flops(self.teacher, Sizes.of_example(row.inputs, row.targets))
         self.usable = SAFE * (question.gpu.memory * GIB - RESERVED)
-        self.zero = config.deepspeed.zero_optimization.model_dump()
+        self.zero = config.deepspeed.zero_optimization
 
     @property
     def on_cpu(self) -> bool:

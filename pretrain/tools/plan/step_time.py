@@ -4,10 +4,9 @@ A collective takes the time of its bytes at `EFFICIENCY` of the slowest link on 
 to pass from GPU to GPU, isn't counted: steps of many small messages, as of stage 3 on hundreds of GPUs, take longer.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from pretrain.config.deepspeed_keys import ZeroSection
 from pretrain.run.gpus import Gpu
 from pretrain.tools.plan.zero_memory import FP32, Parameters, Setting, zero_sizes
 
@@ -53,7 +52,7 @@ class Traffic:
 
 
 def traffic(
-    parameters: Parameters, setting: Setting, gpus: int, micro_batches: int, precision: str, zero: Mapping[str, Any]
+    parameters: Parameters, setting: Setting, gpus: int, micro_batches: int, precision: str, zero: ZeroSection
 ) -> Traffic:
     """The traffic of a step of `micro_batches` on each GPU.
 

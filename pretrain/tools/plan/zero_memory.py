@@ -5,15 +5,15 @@ Read in DeepSpeed 0.19.8's source (`bf16_optimizer.py`, `zero/stage_1_and_2.py`,
 accumulated and reduced in fp32, as this project sets it, and checked in the tests against what DeepSpeed allocates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from pretrain.config import RunConfig
-from pretrain.config.deepspeed_keys import ZERO_PASSED_ON, zero_defaults
+from pretrain.config.deepspeed_keys import ZeroSection, zero_defaults
 from pretrain.models.model import Model
 from pretrain.optimizers.config import AdafactorConfig
 from pretrain.optimizers.groups import parameter_groups
@@ -31,10 +31,10 @@ _MOMENTS = {"adamw": 2, "adamw_scale": 2, "muon": 1}  # of each element, in fp32
 _COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # of a rank's gradient, in a step
 
 
-def zero_sizes(zero: Mapping[str, Any]) -> dict[str, int]:
+def zero_sizes(zero: ZeroSection) -> dict[str, int]:
     """The sizes that `deepspeed.zero_optimization` sets, in elements, with the defaults on GPUs for the others."""
-    given = {**zero_defaults(3, "cuda"), **zero}
-    return {key: int(given.get(key, ZERO_PASSED_ON[key].default)) for key in _SIZES}
+    sizes = {**dict(ZeroSection()), **zero_defaults(3, "cuda"), **zero.model_dump()}
+    return {key: sizes[key] for key in _SIZES}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Setting:
 
 def settings(config: RunConfig) -> list[Setting]:
     """Every stage with and without offloading and checkpointing of activations, and `overlap_comm` as in a run."""
-    given = config.deepspeed.zero_optimization.model_dump().get("overlap_comm")
+    given = config.deepspeed.zero_optimization.overlap_comm
     return [
         Setting(stage, offload, checkpointing, zero_defaults(stage, "cuda")["overlap_comm"] if given is None else given)
         for stage in (1, 2, 3)
@@ -153,7 +153,7 @@ class States:
         return self.lasting + max(self.buffers + max(activations, left + self.reduction), self.step)
 
 
-def states(parameters: Parameters, setting: Setting, ranks: int, precision: str, zero: Mapping[str, Any]) -> States:
+def states(parameters: Parameters, setting: Setting, ranks: int, precision: str, zero: ZeroSection) -> States:
     """`zero`: the run file's `deepspeed.zero_optimization`, for the sizes of buckets."""
     width = 2 if precision == "bf16" else FP32
     count, stage = parameters.count, setting.stage
