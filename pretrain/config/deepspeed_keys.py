@@ -169,7 +169,8 @@ class ZeroSection(PassedOn):
     refused: ClassVar[Mapping[str, str]] = _ZERO_REFUSED
 
     stage: Annotated[int, Field(strict=True), AfterValidator(_stage)] = 2
-    """What is sharded. 1: the optimizer's state. 2: gradients too. 3: parameters too."""
+    """What is sharded. 1: the optimizer's state. 2: gradients too. 3: parameters too; on one rank, if nothing is
+    offloaded, 3 is 2."""
     allgather_bucket_size: NonNegativeInt = 500_000_000
     """Stages 1 and 2: elements gathered at a time."""
     allgather_partitions: bool = True
@@ -181,7 +182,7 @@ class ZeroSection(PassedOn):
     log_trace_cache_warnings: bool = False
     """Stage 3: log when the recorded order of layers no longer holds."""
     memory_efficient_linear: bool = True
-    """Stage 3: use linear layers that keep less memory. Default on one rank, if nothing is offloaded: false."""
+    """Stage 3: use linear layers that keep less memory."""
     offload_optimizer: OptimizerOffloadSection | None = None
     """Where the optimizer's state is kept; it is then also updated on the CPU."""
     offload_param: ParameterOffloadSection | None = None

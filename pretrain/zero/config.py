@@ -9,6 +9,13 @@ from pretrain.config.deepspeed_keys import zero_defaults
 from pretrain.zero.deepspeed_private import deepspeed
 
 
+def stage_on(config: RunConfig, ranks: int) -> int:
+    """ZeRO's stage on `ranks` ranks. One rank has nothing to shard: unless it offloads, stage 3 is stage 2 there."""
+    zero = config.deepspeed.zero_optimization
+    offloads = zero.offloaded_to("cpu") or zero.offloaded_to("nvme")
+    return min(zero.stage, 2) if ranks == 1 and not offloads else zero.stage
+
+
 def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
     """The config for `deepspeed.initialize` on `ranks` ranks.
 
@@ -38,13 +45,12 @@ def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
         }
     given = config.deepspeed.model_dump()
     given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
-    zero = {
-        **zero_defaults(config.zero_stage, deepspeed.accelerator.get_accelerator().device_name()),
+    stage = stage_on(config, ranks)
+    given["zero_optimization"] = {
+        **zero_defaults(stage, deepspeed.accelerator.get_accelerator().device_name()),
         **given["zero_optimization"],
+        "stage": stage,
     }
-    if ranks == 1 and not (zero.get("offload_param") or zero.get("offload_optimizer")):
-        zero.setdefault("memory_efficient_linear", False)  # slower, for weights that are released between their uses
-    given["zero_optimization"] = zero
     return {**given, **decided}
 
 

@@ -11,7 +11,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import ModelConfig
 from pretrain.models.model import Model
-from pretrain.zero.config import deepspeed_config
+from pretrain.zero.config import deepspeed_config, stage_on
 from pretrain.zero.deepspeed_private import deepspeed
 from pretrain.zero.layers import prepare_layers
 from pretrain.zero.memory import freed_at_once
@@ -23,9 +23,10 @@ def construct(config: RunConfig, model_config: ModelConfig) -> Model:
     At ZeRO stage 3 each parameter is partitioned as soon as it is created: no rank ever holds the whole model.
     """
     torch.manual_seed(config.run.seed)
-    with _sharded(config) if config.zero_stage == 3 else contextlib.nullcontext():
+    stage = stage_on(config, dist.get_world_size())
+    with _sharded(config) if stage == 3 else contextlib.nullcontext():
         model = models.build(model_config)
-    prepare_layers(model, config)
+    prepare_layers(model, config.compute, stage)
     return model
 
 

@@ -8,7 +8,7 @@ parameter. When a run starts, `check` verifies this for its engine.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -34,22 +34,6 @@ TESTED_VERSION = "0.19.8"
 _TESTS = "tests/pretrain/test_deepspeed_traps.py tests/pretrain/test_engine.py tests/pretrain/test_optimizers.py"
 _ENDS = 1000  # elements at each end of a fragment that are compared at the start
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
-_EVERY_OPTIMIZER_HAS = ("optimizer", "dp_process_group")
-_STAGES_1_AND_2_HAVE = ("bit16_groups", "single_partition_of_fp32_groups", "update_lp_params")
-_BF16_OPTIMIZER_HAS = ("bf16_groups", "fp32_groups_flat_partition", "update_lp_params")
-_STAGE_3_HAS = (
-    "fp16_groups",
-    "fp32_partitioned_groups_flat",
-    "grad_partitions_flat_buffer",
-    "checkpoint_event_prologue",
-    "checkpoint_event_epilogue",
-    "_reassign_or_swap_out_partitioned_parameters",
-)
-_NVME_HAS = (
-    "_swappable_optimizer_subgroup",
-    "_optimizer_states_and_gradient_swap_in",
-    "_optimizer_states_and_gradient_swap_out",
-)
 
 
 def check_version() -> None:
@@ -70,14 +54,11 @@ def load_no_extensions() -> None:
 
 
 def check(engine: DeepSpeedEngine) -> None:
-    """Raises FailedError if DeepSpeed's names or fragments aren't those that this module expects. All ranks call this
-    together.
+    """Raises FailedError if DeepSpeed's fragments aren't those that this module expects. All ranks call this together.
 
     Over all ranks, the fragments of a parameter must cover each of its elements once. The fp32 elements, cast to the
     model's precision, must equal the weights that the model computes with. Only the ends of fragments are compared.
     """
-    if absent_names := missing(engine):
-        raise FailedError(f"DeepSpeed's {', '.join(absent_names)} isn't there: {_REPORT}")
     named = dict(engine.module.named_parameters())
     numbers = {name: number for number, name in enumerate(named)}
     # The number of elements and the sum of their positions together show whether each is there once.
@@ -99,17 +80,6 @@ def check(engine: DeepSpeedEngine) -> None:
             raise FailedError(f"DeepSpeed's fragments of {name} are not each of its elements once: {_REPORT}")
     if int(wrong_anywhere):
         raise FailedError(f"DeepSpeed's fp32 weights are not those that the model computes with: {_REPORT}")
-
-
-def missing(engine: Any) -> list[str]:
-    """The private names that this module uses and that `engine` or its optimizer lacks."""
-    optimizer = engine.optimizer
-    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        names = _STAGE_3_HAS + (_NVME_HAS if getattr(optimizer, "swap_optimizer", False) else ())
-    else:
-        names = _BF16_OPTIMIZER_HAS if isinstance(optimizer, BF16_Optimizer) else _STAGES_1_AND_2_HAVE
-    expected = [(engine, name) for name in _COUNTERS] + [(optimizer, name) for name in (*_EVERY_OPTIMIZER_HAS, *names)]
-    return [f"{type(owner).__name__}.{name}" for owner, name in expected if not hasattr(owner, name)]
 
 
 _REPORT = "please report this, with environment.json and the run file"
@@ -253,8 +223,7 @@ def forget_gradients(optimizer: Any) -> None:
     if isinstance(optimizer, BF16_Optimizer):
         return
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        if not _holds_whole(optimizer):
-            optimizer.grad_partitions_flat_buffer.zero_()
+        optimizer.grad_partitions_flat_buffer.zero_()
         buffers = optimizer.fp32_partitioned_groups_flat
     else:
         buffers = optimizer.single_partition_of_fp32_groups
@@ -275,7 +244,6 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
     - Gradients are added up in a flat buffer that the optimizer then reads: none is concatenated. On a CPU this buffer
       is kept, since fresh memory costs more than a copy.
     - One rank needs no buckets.
-    - One rank at stage 3 holds all weights whole: it fetches none for a module, and releases none.
     - In fp32, the weights that the optimizer updates are those that the model computes with: none is copied.
     """
     deepspeed.utils.nvtx.enable_nvtx = False  # marks for a profiler, thousands in a step at stage 3
@@ -286,11 +254,6 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         if not optimizer.offload_optimizer:
             optimizer._get_norm_groups = lambda: [_norm([optimizer.grad_partitions_flat_buffer], group)]
-            if _holds_whole(optimizer):
-                _keep_whole(engine)
-                gradients = _WholeGradients(optimizer)
-                optimizer.reduce_independent_p_g_buckets_and_remove_grads = gradients.take
-                optimizer._get_norm_groups = lambda: [gradients.norm()]
             optimizer._prepare_fp32_grad_for_sub_group = partial(_lend_gradient, optimizer)
             optimizer.unscale_and_clip_grads = partial(_clip_sub_group, optimizer)
     elif not optimizer.cpu_offload:
@@ -334,80 +297,13 @@ def _share(weights: list[Tensor], flat_buffers: list[Tensor]) -> None:
             buffer.data = own.data
 
 
-def _holds_whole(optimizer: DeepSpeedZeroOptimizer_Stage3) -> bool:
-    """Whether this rank's shards are the whole parameters, where the model computes."""
-    alone = dist.get_world_size(optimizer.dp_process_group) == 1
-    return alone and not optimizer.offload_optimizer and optimizer.parameter_offload.offload_device is None
-
-
-def _keep_whole(engine: DeepSpeedEngine) -> None:
-    """Makes each parameter a view of its shard from now on, and removes what did so for each module, forward and
-    backward: hooks, and dicts of parameters that fetch what is looked up."""
-    optimizer, parameters = engine.optimizer, list(engine.module.parameters())
-    optimizer._partition_all_parameters()
-    optimizer._partition_all_parameters = lambda: None
-    optimizer.parameter_offload._remove_module_hooks()
-    engine.zero_optimization_partition_weights = lambda: False  # it would make such dicts again
-    for module in engine.module.modules():
-        module._parameters = module._original_parameters
-    parameters[0].all_gather_coalesced(parameters).wait()
-
-
-class _Gradients:
-    """Adds up gradients in memory that is kept between steps, in pieces of a flat buffer."""
-
-    def __init__(self) -> None:
-        self._old: dict[int, Tensor] = {}  # pieces that hold an old gradient, by address
-
-    def forget(self, pieces: Iterable[Tensor]) -> None:
-        """From now on these pieces hold an old gradient."""
-        self._old.update((piece.data_ptr(), piece) for piece in pieces)
-
-    def add(self, piece: Tensor | None, gradient: Tensor) -> None:
-        """Adds a gradient to a piece; the first of a step replaces what is there."""
-        if piece is None:
-            return
-        if self._old.pop(piece.data_ptr(), None) is not None:
-            piece.copy_(gradient)
-        else:
-            piece.add_(gradient.to(piece.dtype))
-
-    def finish(self) -> None:
-        """Ends a step: parameters that it hasn't used have no gradient."""
-        for piece in self._old.values():
-            piece.zero_()
-        self._old.clear()
-
-
-class _WholeGradients(_Gradients):
-    """The fp32 gradients of one rank at stage 3, which holds all parameters whole."""
-
-    def __init__(self, optimizer: DeepSpeedZeroOptimizer_Stage3):
-        super().__init__()
-        self._buffer, self._group = optimizer.grad_partitions_flat_buffer, optimizer.dp_process_group
-        parameters = [parameter for group in optimizer.fp16_groups for parameter in group]
-        pieces = self._buffer.split([parameter.ds_numel for parameter in parameters])
-        self._pieces = {parameter.ds_id: piece for parameter, piece in zip(parameters, pieces, strict=True)}
-        self.forget(pieces)
-
-    def take(self, parameter: Any) -> None:
-        self.add(self._pieces[parameter.ds_id], parameter.grad.view(-1))
-        parameter.grad = None
-
-    def norm(self) -> Tensor:
-        """The norm of the whole gradient, at the end of a step."""
-        self.finish()
-        self.forget(self._pieces.values())  # in the next step
-        return _norm([self._buffer], self._group)
-
-
-class _Partitions(_Gradients):
+class _Partitions:
     """The fp32 gradients of this rank's partitions at stages 1 and 2. On a CPU their memory is kept between steps."""
 
     def __init__(self, optimizer: Any):
-        super().__init__()
         self._optimizer, self._build = optimizer, optimizer._build_compact_grad_partition_buffer
         self._reused: dict[int, tuple[list[Tensor], Tensor]] = {}  # by parameter group
+        self._old: dict[int, Tensor] = {}  # pieces that hold an old gradient, by address
 
     def opened(self, group: int) -> GradPartitionBufferGroup:
         """The partition of a parameter group at the beginning of a step."""
@@ -418,8 +314,17 @@ class _Partitions(_Gradients):
             self._reused[group] = list(made), made.flat_partition
             return made
         pieces, buffer = self._reused[group]
-        self.forget(pieces)
+        self._old.update((piece.data_ptr(), piece) for piece in pieces)
         return GradPartitionBufferGroup(pieces, buffer)
+
+    def add(self, piece: Tensor | None, gradient: Tensor) -> None:
+        """Adds a gradient to a piece; the first of a step replaces what is there."""
+        if piece is None:
+            return
+        if self._old.pop(piece.data_ptr(), None) is not None:
+            piece.copy_(gradient)
+        else:
+            piece.add_(gradient.to(piece.dtype))
 
     def take(self, parameter: Tensor, group: int) -> None:
         """Adds the gradient of a parameter, which lies in the only rank's partition whole."""
@@ -431,8 +336,10 @@ class _Partitions(_Gradients):
         optimizer.clear_grad_attribute(parameter)
 
     def norm(self) -> Tensor:
-        """The norm of the whole gradient, at the end of a step."""
-        self.finish()
+        """The norm of the whole gradient, at the end of a step. Parameters that it hasn't used have no gradient."""
+        for piece in self._old.values():
+            piece.zero_()
+        self._old.clear()
         groups = self._optimizer.averaged_gradients
         return _norm([gradients.flat_partition for gradients in groups.values()], self._optimizer.dp_process_group)
 

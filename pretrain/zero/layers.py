@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretrain.config.run_config import ComputeSection, RunConfig
+from pretrain.config.run_config import ComputeSection
 from pretrain.models.layers import fuse_linears
 from pretrain.run import watchdog
 
@@ -20,23 +20,23 @@ BACKEND = "inductor"
 _GRAPHS = 32
 
 
-def prepare_layers(model: nn.Module, config: RunConfig) -> None:
-    """Applies `config.compute` to the layers of `model` in training. Call this before DeepSpeed gets the model.
+def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> None:
+    """Applies `compute` to the layers of `model` in training. Call this before DeepSpeed gets the model.
 
     Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
     with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
     """
-    compute, compiled = config.compute, compiles(config.compute)
+    compiled = compiles(compute)
     if compiled:
         torch._dynamo.config.recompile_limit = _GRAPHS
         _watch_compilation()
     for layer in layers(model):
         forward: Forward = layer.forward
-        if compiled or config.zero_stage < 3:
+        if compiled or stage < 3:
             fuse_linears(layer)
         if compiled:
             forward = torch.compile(forward, backend=BACKEND)
-            if config.zero_stage == 3:
+            if stage == 3:
                 _gather_as_one(layer)
         if compute.activation_checkpointing:
             forward = recomputed(forward)

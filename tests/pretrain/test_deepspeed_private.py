@@ -1,4 +1,4 @@
-"""The assumptions about DeepSpeed's private names are checked when a run starts."""
+"""What this project assumes of DeepSpeed beyond its documentation is checked when a run starts."""
 
 from typing import Any
 
@@ -67,21 +67,6 @@ def refusal(engine: Any) -> str:
     with pytest.raises(FailedError) as error:
         deepspeed_private.check(engine.deepspeed)
     return str(error.value)
-
-
-def test_a_name_that_deepspeed_no_longer_has_is_named():
-    assert on_ranks(1, names_lacking) == [[[], ["DeepSpeedZeroOptimizer.update_lp_params"]]]
-
-
-def names_lacking() -> list[list[str]]:
-    from pretrain.zero.construction import construct
-    from pretrain.zero.engine import Engine
-
-    config = run_config(2)
-    engine = Engine(construct(config, config.model), config).deepspeed
-    found = [deepspeed_private.missing(engine)]
-    del type(engine.optimizer).update_lp_params
-    return [*found, deepspeed_private.missing(engine)]
 
 
 def test_a_step_that_is_not_finite_is_skipped_in_bf16_whatever_deepspeeds_default_is():

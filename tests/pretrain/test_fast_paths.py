@@ -158,7 +158,7 @@ def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compil
     """A product of matrices that are not gathered together would read some that aren't there."""
     config = run_config(stage, compute={"compile": compiled})
     model = build(config.model)
-    prepare_layers(model, config)
+    prepare_layers(model, config.compute, config.zero_stage)
     found = {module.fused for module in model.modules() if hasattr(module, "fused")}
     assert found == {fused}
 

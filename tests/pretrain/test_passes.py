@@ -107,7 +107,6 @@ def _trained_each(cases: list[tuple[int, str]], spare: bool) -> list[dict[str, A
     with pytest.MonkeyPatch.context() as patch:
         if not spare:
             patch.setattr(deepspeed_private, "spare_passes", lambda engine: None)
-            patch.setattr(deepspeed_private, "_holds_whole", lambda optimizer: False)
         return [_trained(*case) for case in cases]
 
 
@@ -130,7 +129,7 @@ def _trained(stage: int, precision: str) -> dict[str, Any]:
 
 
 def test_one_rank_holds_its_weights_once():
-    """At stage 3 no hook fetches them; in fp32 the optimizer updates the weights themselves."""
+    """Also at stage 3, no hook fetches them. In fp32 the optimizer updates the weights themselves."""
     cases = [(stage, precision) for stage in (1, 2, 3) for precision in ("fp32", "bf16")]
     for (stage, precision), (hooks, shared) in zip(
         cases, on_ranks(1, each, _hooks_and_storages, cases)[0], strict=True
@@ -231,14 +230,13 @@ def test_the_settings_of_zero_suit_the_device():
         assert "overlap_comm" not in zero_defaults(stage, "cpu")
 
 
-def test_linear_products_are_pytorchs_where_no_weight_is_released():
-    def chosen(ranks: int, **zero: Any) -> Any:
-        return deepspeed_config(run_config(3, zero=zero), ranks)["zero_optimization"].get(key)
+def test_one_rank_shards_nothing_unless_it_offloads():
+    def chosen(stage: int, ranks: int, **zero: Any) -> int:
+        return deepspeed_config(run_config(stage, zero=zero), ranks)["zero_optimization"]["stage"]
 
-    key, offload = "memory_efficient_linear", {"device": "cpu"}
-    assert chosen(1) is False
-    assert chosen(1, memory_efficient_linear=True) is True
-    assert chosen(1, offload_optimizer=offload) is chosen(1, offload_param=offload) is chosen(2) is None
+    offload = {"device": "cpu"}
+    assert [chosen(stage, 1) for stage in (1, 2, 3)] == [1, 2, 2]
+    assert chosen(3, 1, offload_optimizer=offload) == chosen(3, 1, offload_param=offload) == chosen(3, 2) == 3
 
 
 def test_deepspeed_starts_no_programs_in_a_step(monkeypatch):

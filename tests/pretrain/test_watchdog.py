@@ -10,7 +10,6 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.run import watchdog
 from pretrain.zero.layers import prepare_layers
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import run_config
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +81,7 @@ def survives_a_compilation(seconds: float) -> float:
 
     layerwise.BACKEND = slow = SlowBackend(seconds)  # in a process of this test's own
     model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
-    prepare_layers(model, run_config().model_copy(update={"compute": ComputeSection(compile=True)}))
+    prepare_layers(model, ComputeSection(compile=True), stage=2)
     with watchdog.watching(0, hang_seconds=1, start_seconds=3600):
         watchdog.step_done()
         model[0][0](torch.ones(1, 2))
