@@ -15,9 +15,9 @@ from torch import Tensor
 from pretrain.checkpoint.table import Piece
 from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.run import watchdog
-from pretrain.zero.deepspeed_private import in_memory, optimizer_state, swapped
+from pretrain.zero.deepspeed_private import in_memory, optimizer_state, swapped, wrapped
 from pretrain.zero.engine import Engine
-from pretrain.zero.optimizer import before_updates, factored_state
+from pretrain.zero.optimizer import factored_state
 
 
 @dataclass
@@ -80,7 +80,7 @@ class HostCopies:
         self._engine, self._current = engine, Copy()
         self._memory: dict[tuple[Any, str], Tensor] = {}
         self._current.finish()
-        before_updates(engine.deepspeed, lambda: self._current.wait())
+        wrapped(engine.deepspeed).register_step_pre_hook(lambda *_: self._current.wait())
 
     def take(self) -> Copy:
         """Begins a copy. The one before must not be used any more."""

@@ -1,7 +1,7 @@
 """index.json, which describes a checkpoint and is written last. Reads no tensors."""
 
 import json
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +11,18 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, parse_json
+from data_pipeline.loading.mixing import Mixture
 from data_pipeline.loading.stream import Skipped, differences
+from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint import rank_file
+from pretrain.config.run_config import CheckpointSection
 from pretrain.models import FAMILIES, ModelConfig, parse
 from pretrain.run.health import Health
 from pretrain.run.train_state import TrainState
 
 FORMAT_VERSION = 2
+Identity = dict[str, Any]
+"""What identifies a run, as JSON has it: model, tokenizer, corpora, seed and optimizer."""
 INDEX = "index.json"
 
 
@@ -30,13 +35,30 @@ class File:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What all checkpoints of `run` have in common, as seen by one of its ranks.
+
+    `mixture` gives the number of rows of each corpus before a position.
+    """
+
+    run: Path
+    rank: int
+    ranks: int
+    zero_stage: int
+    identity: Identity
+    config_fingerprint: str
+    tokenizer: Tokenizer
+    mixture: Mixture
+    settings: CheckpointSection
+
+
+@dataclass(frozen=True)
 class Index:
     """The content of index.json.
 
     `step` is the number of steps done, `position` the number of rows consumed over all corpora, and `consumed` that of
-    each corpus. `skipped` lists the damaged blocks whose rows had weight 0. `identity` holds what identifies the run:
-    model, tokenizer, corpora, seed and optimizer. `config_fingerprint` is the sha256 of the resolved run file. `files`
-    has a path below the checkpoint as key.
+    each corpus. `skipped` lists the damaged blocks whose rows had weight 0. `config_fingerprint` is the sha256 of the
+    resolved run file. `files` has a path below the checkpoint as key.
     """
 
     step: NonNegativeInt
@@ -44,7 +66,7 @@ class Index:
     consumed: list[NonNegativeInt]
     skipped: list[Skipped]
     config_fingerprint: str
-    identity: dict[str, Any]
+    identity: Identity
     world_size: PositiveInt
     zero_stage: Annotated[int, Field(ge=0, le=3)]
     files: dict[PathBelow, File]
@@ -71,7 +93,7 @@ class Index:
                     raise ValueError(f"files: {name} is missing, and world_size is {self.world_size}")
         _model(self.identity)
 
-    def differences(self, identity: dict[str, Any]) -> list[str]:
+    def differences(self, identity: Identity) -> list[str]:
         """How the checkpoint's run differs from `identity`, one line for each key."""
         found = differences(self.identity, json.loads(json.dumps(identity)))
         return [f"the checkpoint of step {self.step} is of another run: {line}" for line in found]
@@ -84,7 +106,7 @@ class Index:
 _CHECKSUM = "checksum"  # of the index's other keys
 
 
-def _checksum(values: dict[str, Any]) -> str:
+def _checksum(values: Mapping[str, object]) -> str:
     return fingerprint({key: value for key, value in values.items() if key != _CHECKSUM})
 
 
@@ -97,7 +119,7 @@ def read(directory: Path) -> Index:
         raise UserError(f"{directory}: not a checkpoint: no {INDEX}") from None
     except OSError as error:
         raise FailedError(f"{path}: can't be read: {error.strerror}") from None
-    values = parse_json(content, dict[str, Any], path)
+    values = parse_json(content, dict[str, object], path)
     version = values.get("format_version")
     if isinstance(version, int) and version != FORMAT_VERSION:
         raise UserError(f"{directory}: expected format version {FORMAT_VERSION}, got {version}")
@@ -106,11 +128,11 @@ def read(directory: Path) -> Index:
     return parse_json(content, Index, path)
 
 
-def _model(identity: dict[str, Any]) -> ModelConfig:
+def _model(identity: Identity) -> ModelConfig:
     """The model of `identity`. Raises ValueError if it is missing or invalid."""
     model = identity.get("model")
     family = model.get("family") if isinstance(model, dict) else None
-    if model is None or family not in FAMILIES:
+    if not isinstance(model, dict) or family not in FAMILIES:
         raise ValueError(f"identity.model.family: expected one of {', '.join(FAMILIES)}, got {family!r}")
     try:
         config = parse(model)

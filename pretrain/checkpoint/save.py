@@ -31,8 +31,7 @@ from pretrain.checkpoint import CONFIG, rank_file
 from pretrain.checkpoint.buffers import buffers_of, write_buffers
 from pretrain.checkpoint.copies import Copy, HostCopies
 from pretrain.checkpoint.directory import all_steps, directory_of, set_latest
-from pretrain.checkpoint.index import File
-from pretrain.checkpoint.origin import Origin
+from pretrain.checkpoint.index import File, Origin
 from pretrain.checkpoint.table import Table
 from pretrain.checkpoint.write import unfinished, write_index, write_part
 from pretrain.config.run_config import CheckpointSection

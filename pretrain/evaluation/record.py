@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from pretrain.evaluation.hook import Findings, Row
 from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from pretrain.evaluation.hook import Findings, Row  # which imports torch: `pretrain watch` needs this module
 
 
 @dataclass
@@ -30,7 +31,7 @@ def directory(run: Path) -> Path:
     return run / ARTIFACTS_DIRECTORY / "evaluation"
 
 
-def keep(folder: Path, step: int, findings: Findings) -> None:
+def keep(folder: Path, step: int, findings: "Findings") -> None:
     """Adds the tables and images that were found after `step` steps; those of a later step, if any, are forgotten."""
     for name, rows in findings.tables.items():
         path = folder / f"{name}.json"
@@ -40,13 +41,13 @@ def keep(folder: Path, step: int, findings: Findings) -> None:
         write_bytes(folder / name / f"step-{step:08d}.png", png(figure))
 
 
-def table(path: Path) -> list[Row]:
+def table(path: Path) -> "list[Row]":
     """The rows of a table; none if there is no file or a damaged one."""
     found = read_valid_json(path, _Table)
     return [dict(zip(found.columns, values, strict=True)) for values in found.data] if found else []
 
 
-def _write(path: Path, rows: Sequence[Row]) -> None:
+def _write(path: Path, rows: "Sequence[Row]") -> None:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     write_json(path, {"columns": columns, "data": [[row.get(column) for column in columns] for row in rows]})
 

@@ -2,9 +2,10 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import psutil
 import torch
@@ -18,48 +19,62 @@ DIFF = "git.diff"
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "webdataset", "sentencepiece", "mlflow", "transformers")
 
 
-def describe(hosts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The environment of a run: this machine, which has rank 0, and all `hosts` with the versions that differ there."""
-    here = host()
+class Cpu(TypedDict):
+    """A machine's processor, its cores and its memory."""
+
+    model: str
+    cores: int | None
+    memory_gb: float
+
+
+class Machine(TypedDict):
+    """A machine as environment.json has it, with the ranks on it."""
+
+    host: str
+    cpu: Cpu
+    gpus: list[str]
+    versions: dict[str, str]
+    ranks: list[int]
+
+
+def describe(machines: list[Machine]) -> dict[str, object]:
+    """The environment of a run: this machine, which has rank 0, and all `machines` with the versions that differ
+    there."""
+    here = this_machine()
+    versions = here["versions"].items()
     return {
         "versions": here["versions"],
         "host": here["host"],
-        "ranks": sum(len(one["ranks"]) for one in hosts),
+        "ranks": sum(len(one["ranks"]) for one in machines),
         "cpu": here["cpu"],
         "gpus": here["gpus"],
-        "hosts": [_with_differences(one, here["versions"]) for one in hosts],
+        "hosts": [{**one, "versions": dict(one["versions"].items() - versions)} for one in machines],
         "git": {"commit": git_commit(), "branch": git_branch(), "diff": git_diff()},
     }
 
 
-def host() -> dict[str, Any]:
-    """This machine."""
+def this_machine(ranks: Sequence[int] = ()) -> Machine:
+    memory = round(psutil.virtual_memory().total / 1e9, 1)
     return {
         "host": platform.node(),
-        "cpu": {
-            "model": _cpu_model(),
-            "cores": os.cpu_count(),
-            "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        },
+        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "memory_gb": memory},
         "gpus": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
         if device_type() == "cuda"
         else [],
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "ranks": list(ranks),
     }
 
 
-def _with_differences(host: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
-    """`host` with those of its versions that aren't `versions`."""
-    return {**host, "versions": dict(host["versions"].items() - versions.items())}
-
-
-def hosts() -> list[dict[str, Any]]:
+def machines() -> list[Machine]:
     """Every machine of the run with its ranks. All ranks call this together."""
-    machines: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(machines, host())
-    found: dict[str, dict[str, Any]] = {}
-    for rank, machine in enumerate(machines):
-        found.setdefault(machine["host"], {**machine, "ranks": []})["ranks"].append(rank)
+    gathered: list[Machine] = [this_machine()] * dist.get_world_size()
+    dist.all_gather_object(gathered, this_machine([dist.get_rank()]))
+    found: dict[str, Machine] = {}
+    for machine in gathered:
+        known = found.setdefault(machine["host"], machine)
+        if known is not machine:
+            known["ranks"] += machine["ranks"]
     return list(found.values())
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,11 +16,10 @@ from rich.text import Text
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import duration
-from data_pipeline.foundation.json_file import read_valid_json
+from pretrain.evaluation import record
 from pretrain.huggingface.text_plot import Point, bars, plot
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
 
-SAMPLES = Path("artifacts/evaluation/samples.json")
 _SECONDS_BETWEEN_LOOKS = 1.0
 _LOSS = "train/loss"
 _LOWEST, _HIGHEST = 4, 10  # lines of a curve
@@ -34,12 +32,6 @@ _BESIDE = {  # small charts: names of metrics and how their last value is writte
     "train/mfu": "{:.1%}",
     "train/data_wait_fraction": "{:.1%}",
 }
-
-
-@dataclass(frozen=True)
-class _Table:
-    columns: list[str]
-    data: list[list[Any]]
 
 
 @dataclass
@@ -102,7 +94,7 @@ def _view(run_dir: Path, curves: Curves, width: int, height: int | None = None) 
     """Everything, in `width` columns. In at most `height` lines: curves become lower, then the end is left out."""
     width = max(width, _NARROWEST)
     losses = [(name, points) for name in (_LOSS, *curves.validation()) if (points := curves.of(name))]
-    below = [*_small_charts(curves, width), *_samples(run_dir / SAMPLES, width)]
+    below = [*_small_charts(curves, width), *_samples(run_dir, width)]
     head = list(_head(run_dir, curves))
     lines = _HIGHEST
     if height is not None and losses:
@@ -144,10 +136,9 @@ def _small_charts(curves: Curves, width: int) -> Iterator[Text]:
         yield Text.assemble((f"{name:<{longest}} ", "bold"), f"{last:>12}  ", (chart, "cyan"), no_wrap=True)
 
 
-def _samples(path: Path, width: int) -> Iterator[Text]:
+def _samples(run_dir: Path, width: int) -> Iterator[Text]:
     """What the model wrote at the last step of the table."""
-    table = read_valid_json(path, _Table)
-    rows = [dict(zip(table.columns, values, strict=False)) for values in table.data] if table else []
+    rows = record.table(record.directory(run_dir) / "samples.json")
     if not rows:
         return
     last = rows[-1].get("step")

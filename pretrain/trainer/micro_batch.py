@@ -8,7 +8,6 @@ directory: with another one, a resumed run's losses would differ in their last b
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,9 @@ from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
+from pretrain.checkpoint.index import Identity
 from pretrain.models.loss import PARTS
+from pretrain.trainer import teacher_checks
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.deepspeed_private import fragments, keeping_counters, optimizer_state
 from pretrain.zero.engine import Engine
@@ -33,11 +34,25 @@ _MOMENTS = 8  # bytes per element: two fp32 moments, the most that any optimizer
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """Everything that decides how much memory rows need and how much there is."""
+
+    rows: int
+    lengths: tuple[int, int]
+    ranks: int
+    zero_stage: int
+    device: str
+    model: str
+    settings: str
+    distillation: Identity | None = None
+
+
+@dataclass(frozen=True)
 class Choice:
     """RUN/micro_batch.json."""
 
     micro_batch_size: PositiveInt
-    measured_for: dict[str, Any]
+    measured_for: Conditions
 
 
 def choose(run: ValidatedRun, engine: Engine) -> int:
@@ -52,23 +67,22 @@ def choose(run: ValidatedRun, engine: Engine) -> int:
     return rows
 
 
-def _conditions(run: ValidatedRun, engine: Engine) -> dict[str, Any]:
-    """Everything that decides how much memory rows need and how much there is."""
+def _conditions(run: ValidatedRun, engine: Engine) -> Conditions:
     config, cuda = run.config, engine.device.type == "cuda"
     settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
-    return {
-        "rows": config.batch.share(run.ranks),
-        "lengths": list(run.lengths),
-        "ranks": run.ranks,
-        "zero_stage": config.zero_stage,
-        "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
-        "model": fingerprint(run.model.model_dump()),
-        "settings": fingerprint(settings),
-        **({"distillation": run.identity["distillation"]} if config.distillation else {}),
-    }
+    return Conditions(
+        rows=config.batch.share(run.ranks),
+        lengths=run.lengths,
+        ranks=run.ranks,
+        zero_stage=config.zero_stage,
+        device=torch.cuda.get_device_name(engine.device) if cuda else "cpu",
+        model=fingerprint(run.model.model_dump()),
+        settings=fingerprint(settings),
+        distillation=teacher_checks.identity(config.distillation),
+    )
 
 
-def _earlier_choice(run: ValidatedRun, conditions: dict[str, Any]) -> int | None:
+def _earlier_choice(run: ValidatedRun, conditions: Conditions) -> int | None:
     """The choice of an earlier start under the same conditions."""
     choice = read_valid_json(run.directory / FILE, Choice)
     return choice.micro_batch_size if choice and choice.measured_for == conditions else None

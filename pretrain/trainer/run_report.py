@@ -6,10 +6,10 @@ Only rank 0 writes, except that the first rank of each machine records the machi
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, TextIO
 
 import torch.distributed as dist
 from omegaconf import OmegaConf
@@ -28,6 +28,7 @@ from pretrain.checkpoint.directory import directory_of
 from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.hook import Findings
 from pretrain.run import environment, lock, rank_logs, status, watchdog
+from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
 from pretrain.tracking.mlflow_run import NOTE, DatasetInfo
@@ -51,14 +52,14 @@ class RunReport:
     def __init__(self, run: ValidatedRun):
         self.run = run
         self._tracker: Tracker | None = None
-        hosts = environment.hosts()
-        attempt = on_rank_0(lambda: self._open(hosts))
-        self._monitor = _system_monitor(run, hosts, attempt)
+        machines = environment.machines()
+        attempt = on_rank_0(lambda: self._open(machines))
+        self._monitor = _system_monitor(run, machines, attempt)
         watchdog.alive()
 
-    def _open(self, hosts: list[dict[str, Any]]) -> int:
+    def _open(self, machines: list[Machine]) -> int:
         with _naming_directory(self.run.directory):
-            attempt, self._lock = _open_directory(self.run, hosts)
+            attempt, self._lock = _open_directory(self.run, machines)
             self._tracker = _tracker(self.run, attempt)
         return attempt
 
@@ -178,7 +179,7 @@ def _skipped(metrics: dict[str, float]) -> str:
     return f"{metrics['train/skipped_steps']:.0f} skipped  " if metrics["train/skipped_steps"] else ""
 
 
-def _open_directory(run: ValidatedRun, hosts: list[dict[str, Any]]) -> tuple[int, TextIO]:
+def _open_directory(run: ValidatedRun, machines: list[Machine]) -> tuple[int, TextIO]:
     """Prepares the run directory; returns the number of this attempt and the directory's lock."""
     directory = run.directory
     try:
@@ -200,19 +201,19 @@ def _open_directory(run: ValidatedRun, hosts: list[dict[str, Any]]) -> tuple[int
             print(f"changed since the last start: {masked(change)}", flush=True)
         config.rename(renamed)
     write_bytes(config, OmegaConf.to_yaml(OmegaConf.create(resolved)).encode())
-    write_json(directory / "environment.json", environment.describe(hosts))
+    write_json(directory / "environment.json", environment.describe(machines))
     write_bytes(directory / environment.DIFF, environment.git_diff().encode())
     status.write(directory, Status("running", attempt))
     return attempt, locked
 
 
-def _settings_in(config: Path) -> dict[str, Any] | None:
+def _settings_in(config: Path) -> Mapping[object, object] | None:
     """The settings of the last start; None if the file isn't valid."""
     try:
         settings = OmegaConf.to_container(OmegaConf.load(config))
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException):
         return None
-    return cast(dict[str, Any], settings) if isinstance(settings, dict) else None
+    return settings if isinstance(settings, dict) else None
 
 
 def _tracker(run: ValidatedRun, attempt: int) -> Tracker:
@@ -262,11 +263,11 @@ def _description(run: ValidatedRun, parameters: int) -> str:
     )
 
 
-def _system_monitor(run: ValidatedRun, hosts: list[dict[str, Any]], attempt: int) -> SystemMonitor | None:
+def _system_monitor(run: ValidatedRun, machines: list[Machine], attempt: int) -> SystemMonitor | None:
     """The monitor of this machine, on its first rank."""
     seconds = run.config.tracking.system_metrics_seconds
-    host = next((one["host"] for one in hosts if one["ranks"][0] == run.rank), None)
+    host = next((one["host"] for one in machines if one["ranks"][0] == run.rank), None)
     if seconds is None or host is None:
         return None
     with _naming_directory(run.directory):
-        return SystemMonitor(run.directory, attempt, host, len(hosts) == 1, seconds)
+        return SystemMonitor(run.directory, attempt, host, len(machines) == 1, seconds)

@@ -1,5 +1,6 @@
 """Whether a run can have its teacher, and what identifies the teacher. Imports no torch."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def config_of(settings: DistillationSection) -> DecoderOnlyConfig:
     return config
 
 
-def identity(settings: DistillationSection | None) -> dict[str, Any] | None:
+def identity(settings: DistillationSection | None) -> checkpoint_index.Identity | None:
     """What may not change over the life of a run: all settings but the teacher's path, and the sha256 of its index,
     which has those of its files."""
     if settings is None:
@@ -88,7 +89,7 @@ def _length_problems(settings: DistillationSection, teacher: DecoderOnlyConfig, 
     ]
 
 
-def _tokenizer_problems(settings: DistillationSection, tokenizer: dict[str, Any], corpus: Corpus) -> list[str]:
+def _tokenizer_problems(settings: DistillationSection, tokenizer: Mapping[str, Any], corpus: Corpus) -> list[str]:
     """Ids must mean the same to both. Sentinels come after all others, and text has none: the teacher may lack them."""
     here = vars(corpus.manifest.tokenizer)
     keys = _IDS if tokenizer["sentinels"] == 0 else (*_IDS, "sentinels")

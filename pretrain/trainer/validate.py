@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
@@ -14,7 +13,6 @@ from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import checkpoint_in
-from pretrain.checkpoint.origin import Origin
 from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
@@ -81,9 +79,9 @@ class ValidatedRun:
         return f"{self.directory} is finished: {done}. Next: pretrain export {self.directory} OUT"
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> checkpoint_index.Origin:
         """What every checkpoint of this run records about it."""
-        return Origin(
+        return checkpoint_index.Origin(
             run=self.directory,
             rank=self.rank,
             ranks=self.ranks,
@@ -114,7 +112,7 @@ class ValidatedRun:
         )
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> checkpoint_index.Identity:
         """The settings that may not change over the life of a run."""
         return identity(self.config, self.model, self.training)
 
@@ -190,7 +188,7 @@ def _opened(location: str, cache: CacheSection) -> Corpus:
     return open_corpus(location, directory, int(cache.gigabytes * 1e9), cache.wait_seconds)
 
 
-def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> dict[str, Any]:
+def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> checkpoint_index.Identity:
     return {
         "model": model.model_dump(),
         "optimizer": config.optimizer.name,
@@ -280,7 +278,7 @@ def _differences_from_init(model: ModelConfig, path: Path, corpus: Corpus) -> li
 _IDS = ("kind", "sha256", "special_tokens", "sentinels")
 
 
-def _weight_settings(model: ModelConfig) -> dict[str, Any]:
+def _weight_settings(model: ModelConfig) -> dict[str, object]:
     """`architecture` with the number of embedding rows instead of the multiple these are padded to, since several
     multiples give the same number."""
     settings = model.architecture()

@@ -1,7 +1,5 @@
 """An optimizer under DeepSpeed: ZeRO's layout of its parameters, its learning rates, and its factored state."""
 
-from collections.abc import Callable
-
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -15,11 +13,6 @@ def attach(engine: DeepSpeedEngine) -> None:
     optimizer = wrapped(engine)
     if isinstance(optimizer, Sharded):
         optimizer.attach(flat_buffers(engine), engine.optimizer.dp_process_group, engine.device)
-
-
-def before_updates(engine: DeepSpeedEngine, call: Callable[[], None]) -> None:
-    """Calls `call` before each change of the optimizer's state and of the fp32 parameters."""
-    wrapped(engine).register_step_pre_hook(lambda *_: call())
 
 
 def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:

@@ -25,7 +25,7 @@ from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.checkpoint.copies import Copy
 from pretrain.checkpoint.directory import directory_of
-from pretrain.checkpoint.origin import Origin
+from pretrain.checkpoint.index import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState

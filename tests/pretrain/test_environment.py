@@ -4,7 +4,7 @@ from pretrain.run import environment
 
 
 def test_every_host_is_recorded_with_the_versions_that_differ():
-    here = environment.host()
+    here = environment.this_machine()
     other = {**here, "host": "other", "versions": {**here["versions"], "torch": "0.1", "ray": ""}}
     described = environment.describe([{**here, "ranks": [0, 1]}, {**other, "ranks": [2]}])
     assert described["ranks"] == 3

@@ -19,6 +19,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
+from pretrain.config.deepspeed_keys import ZeroSection
 from pretrain.models import attention, chunked_cross_entropy
 from pretrain.models.model import Sizes
 from pretrain.run import cpu_speed as cpu
@@ -293,7 +294,9 @@ def test_the_shards_of_t5_11b_on_512_ranks_add_up():
     config = load(LARGEST, [], RunConfig)
     sizes = Parameters.of(models.outline(config.model), config)
     assert sizes.share(3, 512) == share
-    held = states(sizes, Setting(3, "none", True, True), 512, "bf16", {"stage3_param_persistence_threshold": 0})
+    held = states(
+        sizes, Setting(3, "none", True, True), 512, "bf16", ZeroSection(stage=3, stage3_param_persistence_threshold=0)
+    )
     assert held.weights == 2 * share
     assert held.master_weights == held.gradients == 4 * share
 

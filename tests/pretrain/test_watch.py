@@ -15,7 +15,7 @@ import pytest
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface.text_plot import bars, plot
 from pretrain.run.metrics_file import MetricLog
-from pretrain.tools.watch import SAMPLES, Curves, watch
+from pretrain.tools.watch import Curves, watch
 
 BRAILLE = {chr(code) for code in range(0x2801, 0x2900)}
 
@@ -27,7 +27,7 @@ def run_dir(tmp_path):
         log.log(step, {"train/loss": 10 / step, "train/tokens_per_second": 1e6 + step, "train/learning_rate": 1e-3})
         if step % 50 == 0:
             log.log(step, {"validation/c4/loss": 5 / step})
-    path = tmp_path / SAMPLES
+    path = tmp_path / "artifacts/evaluation/samples.json"
     path.parent.mkdir(parents=True)
     rows = [
         [step, "c4", "The <extra_id_0> sat." + 30 * " on the mat", f"The [cat {step}] sat.", "x"] for step in (50, 100)
