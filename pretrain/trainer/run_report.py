@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch.distributed as dist
 from omegaconf import OmegaConf
@@ -207,7 +207,7 @@ def _open_directory(run: ValidatedRun, machines: list[Machine]) -> tuple[int, Te
     return attempt, locked
 
 
-def _settings_in(config: Path) -> Mapping[object, object] | None:
+def _settings_in(config: Path) -> Mapping[Any, object] | None:
     """The settings of the last start; None if the file isn't valid."""
     try:
         settings = OmegaConf.to_container(OmegaConf.load(config))
