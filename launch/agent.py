@@ -21,7 +21,7 @@ from pretrain.run import rank_logs, slurm
 from pretrain.run.hardware import count_gpus, free_port, interface_of
 
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
-_SECONDS_BETWEEN_LOOKS = 0.2
+_POLL_SECONDS = 0.2
 _SECONDS_TO_CONNECT = 30.0
 _SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
 
@@ -55,7 +55,7 @@ def agent() -> int:
                 if signals and started:
                     connection.send({"event": Event("signal", signals[0])})
                     signals.clear()
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                time.sleep(_POLL_SECONDS)
         finally:
             for processes in started:
                 processes.end()
@@ -64,17 +64,18 @@ def agent() -> int:
 
 def _start(message: dict[str, Any], connection: Connection, index: int) -> RankProcesses:
     """Starts what the head asks for. Raises FileNotFoundError if this node doesn't see the directory of the logs."""
+    # by default gloo takes the address of the host's name, which is often a loopback one
+    interface = interface_of(connection.address)
+    network = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
     if "program" in message:
         program = StartProgram(**message["program"])
         command = [sys.executable, "-P", "-m", program.module]
-        return RankProcesses(command, {**os.environ, **program.environment})
+        return RankProcesses(command, {**network, **os.environ, **program.environment}, number=program.number)
     request = StartRanks(**message["ranks"])
     logs = Path(request.logs)
     _wait_for(logs)
-    environment = rank_commands.environment(count_gpus(), request.local_ranks) | request.environment
+    environment = network | rank_commands.environment(count_gpus(), request.local_ranks) | request.environment
     environment[rank_logs.SUPERVISED] = str(logs)
-    if interface := interface_of(connection.address):
-        environment.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo takes the host's name, often a loopback address
     if request.deepspeed is None:
         environment |= slurm.rank_environment(environment) or _ALONE
         command = rank_commands.rank(request.arguments)
@@ -84,11 +85,11 @@ def _start(message: dict[str, Any], connection: Connection, index: int) -> RankP
 
 
 def _wait_for(logs: Path) -> None:
-    patience = time.monotonic() + _SECONDS_TO_SEE_THE_LOGS
+    deadline = time.monotonic() + _SECONDS_TO_SEE_THE_LOGS
     while not logs.is_dir():
-        if time.monotonic() > patience:
+        if time.monotonic() > deadline:
             host = socket.gethostname()
             raise FileNotFoundError(
                 f"run.directory: {host} doesn't see {logs}; it must be on a file system of all nodes"
             )
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(_POLL_SECONDS)

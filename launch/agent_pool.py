@@ -13,7 +13,7 @@ from dataclasses import asdict
 from data_pipeline.foundation.processes import Process, ProcessGroup
 from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks
 
-_SECONDS_TO_CONNECT, _SECONDS_TO_END, _SECONDS_BETWEEN_LOOKS = 300.0, 90.0, 0.1
+_SECONDS_TO_CONNECT, _SECONDS_TO_END, _POLL_SECONDS = 300.0, 90.0, 0.1
 _LINES_OF_ERRORS = 3
 
 
@@ -52,10 +52,10 @@ class Agent:
             self._connection.send({"end": True})
 
     def wait(self) -> None:
-        patience = time.monotonic() + _SECONDS_TO_END
-        while self._connection.lost is None and time.monotonic() < patience:
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while self._connection.lost is None and time.monotonic() < deadline:
             self._connection.receive()
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLL_SECONDS)
         self._connection.close()
 
 
@@ -109,7 +109,7 @@ class AgentPool:
                     self.problems |= dict.fromkeys(names, reason)
             if time.monotonic() > deadline:
                 self.problems |= dict.fromkeys(missing, f"no agent has connected from it within {seconds:.0f} s")
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLL_SECONDS)
 
     def _missing(self) -> list[str]:
         without = (name for index, name in enumerate(self._names) if index not in self.agents)

@@ -63,5 +63,5 @@ def _corpora(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def _copy_of(directory: Path, corpus: str) -> Path:
-    """Where the copy of a corpus lies: different for corpora with the same last name."""
+    """The directory of a corpus's copy: different for corpora with the same last name."""
     return directory / re.sub(r"[^A-Za-z0-9._-]", "-", str(Path(corpus).absolute()).strip("/"))

@@ -22,7 +22,7 @@ from launch.rank_processes import RankProcesses
 from pretrain.run import rank_logs, status
 from pretrain.run.status import Status
 
-_SECONDS_BETWEEN_LOOKS = 0.2
+_POLL_SECONDS = 0.2
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
 _REFUSED = 2
 _LAUNCHERS_LOG = "launcher.log"
@@ -117,7 +117,7 @@ def _until_ended(
     left = {node: node.ranks for node in nodes}  # ranks that haven't ended
     deadline = float("inf")
     while len(requests.signals) < 2:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(_POLL_SECONDS)
         signals: list[int] = []
         over = [node for node in nodes if _record(node, attempt, left, signals, stopping=bool(requests.signals))]
         if not any(left.values()):  # the launchers themselves would take seconds to notice

@@ -9,7 +9,7 @@ from types import TracebackType
 from pretrain.run import rank_logs
 
 _STDOUT, _STDERR = 1, 2
-_SECONDS_BETWEEN_LOOKS = 0.2
+_POLL_SECONDS = 0.2
 _LOOKS_BETWEEN_PROBES = 25  # of the disk: 5 s
 _SECONDS_FOR_THE_REST = 5.0
 
@@ -25,7 +25,7 @@ class Follower:
 
     def _follow(self) -> None:
         looks = 0
-        while not self._done.wait(_SECONDS_BETWEEN_LOOKS):
+        while not self._done.wait(_POLL_SECONDS):
             self._show()
             looks += 1
             if looks % _LOOKS_BETWEEN_PROBES == 0:

@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-SECONDS_BETWEEN_BEATS = 2.0
-SECONDS_OF_SILENCE = 30.0  # after which the other side counts as lost
-_QUIET = 3 * SECONDS_BETWEEN_BEATS
+HEARTBEAT_SECONDS = 2.0
+TIMEOUT_SECONDS = 30.0  # after which the other side counts as lost
+_QUIET = 3 * HEARTBEAT_SECONDS
 _LONGEST = 2**24  # bytes of a message
 
 
@@ -44,10 +44,11 @@ class StartRanks:
 
 @dataclass(frozen=True)
 class StartProgram:
-    """Asks an agent to run a Python module, whose environment is changed by `environment`."""
+    """Asks an agent to run a Python module, whose environment is changed by `environment`. Its events have `number`."""
 
     module: str
     environment: dict[str, str]
+    number: int
 
 
 class Event(NamedTuple):
@@ -56,8 +57,8 @@ class Event(NamedTuple):
     - `rank failed`: rank `number` has met an error, and may take a while to end.
     - `rank ended`: rank `number` has ended with `code`, negative for a signal; `lines` are its last unless `code` is 0.
     - `signal`: stop signal `number` was sent to a process above the ranks.
-    - `report`: a program has printed the JSON in `lines`.
-    - `launcher ended`: the node's launcher, or the program, has ended with `code`; `lines` are its last.
+    - `report`: program `number` has printed the JSON in `lines`.
+    - `launcher ended`: the node's launcher, or program `number`, has ended with `code`; `lines` are its last.
     - `all ended`: no process of the node's ranks is left.
     - `refused`: the node can't start its ranks; `lines` says why.
     """
@@ -85,7 +86,7 @@ class Connection:
 
     def receive(self) -> list[dict[str, Any]]:
         """The messages since the last call. Also sends what shows the other side that this one lives."""
-        if time.monotonic() - self._last_sent > SECONDS_BETWEEN_BEATS:
+        if time.monotonic() - self._last_sent > HEARTBEAT_SECONDS:
             self._last_sent = time.monotonic()
             self._unsent = self._unsent or b"\n"
         self._flush()
@@ -111,8 +112,8 @@ class Connection:
     @property
     def lost(self) -> str | None:
         """Why the other side will answer no more; call `receive` before, since the last call may be long ago."""
-        if self.closed is None and time.monotonic() - self._last_received > SECONDS_OF_SILENCE:
-            return f"no word from it for {SECONDS_OF_SILENCE:.0f} s"
+        if self.closed is None and time.monotonic() - self._last_received > TIMEOUT_SECONDS:
+            return f"no word from it for {TIMEOUT_SECONDS:.0f} s"
         return self.closed
 
     @property

@@ -36,18 +36,25 @@ def with_own_gpus(command: list[str]) -> list[str]:
 class RankProcesses:
     """Runs `command`, a launcher of `ranks` ranks or a program without any, and reports what becomes of them.
 
-    The launcher's own lines go to `log` if the disk has room.
+    The launcher's own lines go to `log` if the disk has room. Reports of a program, and its end, have its `number`.
     """
 
     name = ""
     lost: str | None = None
     quiet = False
 
-    def __init__(self, command: list[str], environment: dict[str, str], ranks: int = 0, log: Path | None = None):
-        self.ranks = ranks
+    def __init__(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        ranks: int = 0,
+        log: Path | None = None,
+        number: int = 0,
+    ):
+        self.ranks, self._number = ranks, number
         self._group = ProcessGroup()
         self._launcher = self._group.start(command, environment, output="pipe", tied=True, signals_blocked=True)
-        self._reports = _Reports(self._launcher.pid, log)
+        self._reports = _Reports(self._launcher.pid, log, number)
         self._launcher_ended = self._all_ended = False
 
     def events(self) -> list[Event]:
@@ -57,7 +64,7 @@ class RankProcesses:
         events = [*self._reports.take(self._launcher.read()), *(Event("signal", number) for number in signals)]
         if code is not None and not self._launcher_ended:
             self._launcher_ended = True
-            events.append(Event("launcher ended", code=code, lines=tuple(self._reports.last_lines)))
+            events.append(Event("launcher ended", self._number, code, tuple(self._reports.last_lines)))
         if self._launcher_ended and not self._all_ended and not self._launcher.session_alive:
             self._all_ended = True
             events.append(Event("all ended"))
@@ -77,8 +84,8 @@ class _Reports:
     `log` if the disk has room; `last_lines` has the last of them.
     """
 
-    def __init__(self, launcher: int, log: Path | None):
-        self.above_ranks = {launcher}
+    def __init__(self, launcher: int, log: Path | None, number: int):
+        self.above_ranks, self._number = {launcher}, number
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._log, self._unfinished = log, b""
 
@@ -96,7 +103,7 @@ class _Reports:
             elif report["failed"]:
                 event = Event("rank failed", int(report["failed"]))
             elif report["json"]:
-                event = Event("report", lines=(report["json"],))
+                event = Event("report", self._number, lines=(report["json"],))
             else:
                 self.above_ranks.discard(int(report["ended"]))
                 rank, code = int(report["rank"]), int(report["code"])

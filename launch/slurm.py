@@ -26,7 +26,7 @@ _SAFE = re.compile(r"[\w./:=,@%+-]+")
 
 @dataclass(frozen=True)
 class Job:
-    """What `launch slurm` is asked for: what the head does, on how many `nodes`, and how SLURM treats the job."""
+    """A job of `launch slurm`: what its head does, on how many `nodes`, and how SLURM treats it."""
 
     head: HeadJob
     nodes: int

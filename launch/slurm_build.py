@@ -17,7 +17,7 @@ from data_pipeline.foundation.signals import caught
 from launch.multi_node import Ended
 from pretrain.run import slurm
 
-_SECONDS_TO_START, _SECONDS_BETWEEN_LOOKS = 180.0, 0.2
+_SECONDS_TO_START, _POLL_SECONDS = 180.0, 0.2
 _LAST_LINES = 5
 _RAY = "from ray.scripts.scripts import main; main()"
 _COUNT_NODES = """
@@ -27,7 +27,7 @@ ray.init(address=address, logging_level="ERROR", log_to_driver=False)
 while sum(node["Alive"] for node in ray.nodes()) < nodes:
     time.sleep(seconds)
 """
-_REPEAT = f'until "$@"; do sleep {_SECONDS_BETWEEN_LOOKS}; done'  # a process can't join Ray again once that failed
+_REPEAT = f'until "$@"; do sleep {_POLL_SECONDS}; done'  # a process can't join Ray again once that failed
 
 
 def build(path: Path, overrides: list[str], names: list[str], job: str, srun: list[str], container: list[str]) -> Ended:
@@ -65,7 +65,7 @@ def _ray(names: list[str], job: str, srun: list[str], container: list[str], rece
             group.start([*on_node, *container, sys.executable, "-c", _RAY, "start", *options], output="file")
             if number == 0:
                 _until(lambda: _listens(host, port), f"no answer at {address}", group, received)
-        count = [sys.executable, "-c", _COUNT_NODES, address, str(len(names)), str(_SECONDS_BETWEEN_LOOKS)]
+        count = [sys.executable, "-c", _COUNT_NODES, address, str(len(names)), str(_POLL_SECONDS)]
         counted = counting.start(["sh", "-c", _REPEAT, "sh", *count], output="file")
         what = f"{len(names)} nodes of Ray didn't start at {address}"
         _until(lambda: counted.code == 0, what, group, received, counted)
@@ -74,7 +74,7 @@ def _ray(names: list[str], job: str, srun: list[str], container: list[str], rece
 
 
 def _listens(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), _SECONDS_BETWEEN_LOOKS):
+    with contextlib.suppress(OSError), socket.create_connection((host, port), _POLL_SECONDS):
         return True
     return False
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,15 +17,16 @@ import pytest
 
 from launch import local
 from launch.multi_node import Run
-from launch.tools.doctor import all_reduce, gpus
-from launch.tools.doctor.checks import CHECKS, Settings, checked
-from launch.tools.doctor.directory import clock_finding, directory, locked_file
-from launch.tools.doctor.findings import Finding, report
+from launch.tools.doctor import all_reduce, checks, directory, gpus, run_file, tracking
+from launch.tools.doctor.checks import Check
+from launch.tools.doctor.doctor import doctor as examine
+from launch.tools.doctor.doctor import here
+from launch.tools.doctor.findings import Finding, Settings, report
 from pretrain.run.hardware import count_gpus
 from tests.in_process import run_here
 from tests.launch import slurm_cluster, two_hosts
 from tests.launch.slurm_cluster import NODES
-from tests.pretrain.runs import run_file
+from tests.pretrain.runs import run_file as write_run_file
 
 takes_mounts = pytest.mark.skipif(
     os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
@@ -53,10 +55,6 @@ def levels(findings: list[Finding]) -> dict[str, str]:
     return {finding.check: finding.level for finding in findings}
 
 
-def only(name: str, settings: Settings, seconds: float | None = None) -> list[Finding]:
-    return list(checked([name], settings, seconds))
-
-
 @contextlib.contextmanager
 def silent_server() -> Iterator[int]:
     """The port of a server that accepts connections and says nothing."""
@@ -65,7 +63,7 @@ def silent_server() -> Iterator[int]:
 
 
 def test_a_healthy_machine_has_no_faults_and_is_as_it_was(small_corpus, tmp_path):
-    path = run_file(tmp_path, small_corpus)
+    path = write_run_file(tmp_path, small_corpus)
     before = sorted(tmp_path.iterdir())
     done = subprocess.run(doctor(path, "--ranks", "2", "--json"), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -84,15 +82,15 @@ def test_a_healthy_machine_has_no_faults_and_is_as_it_was(small_corpus, tmp_path
 
 
 def test_one_rank_is_singular(small_corpus, tmp_path):
-    path = run_file(tmp_path, small_corpus)
-    found = [CHECKS["run_file"].run(Settings(all_ranks=ranks, run_file=(str(path),)))[0].found for ranks in (1, 2)]
+    path = write_run_file(tmp_path, small_corpus)
+    found = [run_file.check(Settings(all_ranks=ranks, run_file=(str(path),)))[0].found for ranks in (1, 2)]
     assert [one.removeprefix(f"{path} and its corpora are valid for ") for one in found] == ["1 rank", "2 ranks"]
 
 
 @pytest.mark.skipif(count_gpus() > 0, reason="this machine has GPUs")
 def test_a_run_of_days_without_a_gpu_is_a_warning_before_it_starts(small_corpus, tmp_path, monkeypatch, capsys):
-    path = run_file(tmp_path, small_corpus, run={"max_steps": 2_000_000_000})
-    (run, time) = only("run_file", Settings(run_file=(str(path),), ranks=1))
+    path = write_run_file(tmp_path, small_corpus, run={"max_steps": 2_000_000_000})
+    (run, time) = run_file.check(Settings(run_file=(str(path),), ranks=1))
     assert (run.level, time.check, time.level) == ("ok", "time", "warning")
     assert "days to step 2,000,000,000 without a GPU" in time.found
     monkeypatch.setattr(local, "supervise", lambda *given: 0)
@@ -109,7 +107,7 @@ def test_a_broken_machine_gets_a_line_for_each_fault_within_80_columns(tmp_path,
     planted.mkdir(parents=True)
     (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.1.0\n")
     monkeypatch.setenv("PYTHONPATH", f"{planted.parent}:{os.environ.get('PYTHONPATH', os.getcwd())}")  # noqa: PTH109
-    path = run_file(tmp_path, tmp_path / "nothing")
+    path = write_run_file(tmp_path, tmp_path / "nothing")
     done = mounted("size=1m", Path("/dev/shm"), doctor(path))
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -127,23 +125,26 @@ def test_a_broken_machine_gets_a_line_for_each_fault_within_80_columns(tmp_path,
 )
 def test_a_run_directory_that_cannot_be_written_is_a_fault(tmp_path, options, reason):
     code = (
-        "import sys; from pathlib import Path; from launch.tools.doctor.directory import directory\n"
-        "(finding,) = directory(Path(sys.argv[1]) / 'a/run', None); print(finding.level, finding.found)"
+        "import sys; from launch.tools.doctor import directory, findings\n"
+        "(finding,) = directory.check(findings.Settings(directory=f'{sys.argv[1]}/a/run'))\n"
+        "print(finding.level, finding.found)"
     )
     done = mounted(options, tmp_path / "disk", [sys.executable, "-c", code, str(tmp_path / "disk")])
     assert done.stdout == f"fault {tmp_path}/disk: {reason}\n", done.stderr
 
 
 def test_locks_of_other_processes_count_and_a_file_of_another_node_must_be_there(tmp_path, monkeypatch):
-    with locked_file(tmp_path) as locked:
-        found = levels(directory(tmp_path, locked))
+    with directory.locked_file(tmp_path) as locked:
+        found = levels(directory.check(Settings(directory=str(tmp_path), locked=str(locked))))
         assert (found["file locks"], found["clock"]) == ("ok", "ok")
-    monkeypatch.setattr("launch.tools.doctor.directory._SECONDS_TO_SEE", 0)
-    (locks,) = (one for one in directory(tmp_path, locked) if one.check == "file locks")
+    monkeypatch.setattr(directory, "_SECONDS_TO_SEE", 0)
+    found = directory.check(Settings(directory=str(tmp_path), locked=str(locked)))
+    (locks,) = (one for one in found if one.check == "file locks")
     assert (locks.level, locks.expected) == ("fault", "one file system for all nodes")
     unlocked = tmp_path / "unlocked"
     unlocked.touch()
-    (locks,) = (one for one in directory(tmp_path, unlocked) if one.check == "file locks")
+    found = directory.check(Settings(directory=str(tmp_path), locked=str(unlocked)))
+    (locks,) = (one for one in found if one.check == "file locks")
     assert (locks.level, locks.expected) == ("warning", "locks that hold on every node")
     assert list(tmp_path.iterdir()) == [unlocked]
 
@@ -155,18 +156,25 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
     source.write_text("#include <errno.h>\nint flock(int f, int o) { errno = ENOTSUP; return -1; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     monkeypatch.setenv("LD_PRELOAD", str(library))
-    findings = only("directory", Settings(directory=str(tmp_path)))
+    asked = checks.request("directory", checks.NODE_CHECKS["directory"], Settings(directory=str(tmp_path)))
+    program = [sys.executable, "-m", "launch.tools.doctor.checks"]
+    done = subprocess.run(program, env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    findings = [Finding(**one) for one in json.loads(done.stdout.partition(" ")[2])["findings"]]
     (locks,) = (one for one in findings if one.check == "file locks")
     assert (locks.level, locks.found) == ("warning", "no file locks here (Operation not supported)")
     assert locks.remedy.startswith("nothing prevents a second run in this directory")
 
 
-def test_a_check_that_hangs_is_ended_and_named():
+def test_a_check_that_hangs_is_ended_and_named(small_corpus, tmp_path, monkeypatch, capsys):
     """The server never answers, and the check itself would wait for 10 s."""
+    monkeypatch.setattr("launch.tools.doctor.doctor.NODE_CHECKS", {"tracking": Check("tracking", 3)})
     with silent_server() as port:
-        settings = Settings(tracking=f"http://127.0.0.1:{port}", run_file=("run.yaml",))
-        (finding,) = only("tracking", settings, seconds=3)
-    assert (finding.check, finding.level, finding.found) == ("tracking", "fault", "no answer within 3 s")
+        uri = f"tracking.mlflow.uri=http://127.0.0.1:{port}"
+        assert examine(*here(1), write_run_file(tmp_path, small_corpus), [uri], as_json=True) == 1
+    findings = [Finding(**one) for one in json.loads(capsys.readouterr().out)]
+    assert [one.found for one in findings if one.level == "fault"] == ["no answer within 3 s"]
+    assert findings[0].check == "tracking"
+    assert findings[-1].found.startswith("one rank on ")
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -189,7 +197,7 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
     try:
         at = f"127.0.0.1:{server.server_port}"
         asked = {
-            login: only("tracking", Settings(tracking=f"http://{login}{at}", run_file=("run.yaml",)))[0]
+            login: tracking.check(Settings(tracking=f"http://{login}{at}", run_file=("run.yaml",)))[0]
             for login in ("me:secret@", "me:wrong@", "")
         }
     finally:
@@ -200,15 +208,19 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
         "me:wrong@": ("warning", f"http://me:***@{at} refuses the login (401)"),
         "": ("warning", f"http://{at} refuses the login (401)"),
     }
-    (gone,) = only("tracking", Settings(tracking=f"http://{at}", run_file=("run.yaml",)))
+    (gone,) = tracking.check(Settings(tracking=f"http://{at}", run_file=("run.yaml",)))
     assert (gone.level, gone.found) == ("warning", f"http://{at}: Connection refused")
 
 
 def test_a_rank_whose_port_leads_nowhere_is_named():
     """Rank 0 is on a machine that doesn't run, so rank 1 meets a server that says nothing."""
     with silent_server() as port:
-        answers = all_reduce.run(all_reduce.RankGroup([0, 1], "127.0.0.1", port, seconds=8), 1)
-        finding = all_reduce.finding(all_reduce.RankGroup([1, 1], "127.0.0.1", port, seconds=8), answers)
+        group = all_reduce.RankGroup([1, 1], "127.0.0.1", port, seconds=8)
+        (environment,) = group.environments(1, on_gpus=False)
+        program = [sys.executable, "-m", "launch.tools.doctor.all_reduce_rank"]
+        done = subprocess.run(program, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGALRM, "")
+    finding = all_reduce.finding(group, all_reduce.Answers())
     assert finding.level == "fault"
     assert finding.found.startswith("ranks 0, 1 of 2 didn't join within 8 s")
     assert f"127.0.0.1, port {port}, must be reachable from every rank" in finding.remedy
@@ -223,9 +235,8 @@ def test_bandwidth_is_that_of_a_ring_and_compared_with_the_data_sheet():
     assert all_reduce.expected_bandwidth(a100, [1, 1]) == 25
     assert all_reduce.expected_bandwidth(None, [2]) is None
     group = all_reduce.RankGroup([8], "127.0.0.1", 1)
-    measured = {"bytes": 2**28, "gpu": a100}
     fast, slow = (
-        all_reduce.finding(group, all_reduce.Answers(list(range(8)), {**measured, "seconds": seconds}))
+        all_reduce.finding(group, all_reduce.Answers(list(range(8)), all_reduce.Measured(2**28, seconds, a100)))
         for seconds in (0.002, 0.02)
     )
     assert (fast.level, slow.level) == ("ok", "warning")
@@ -249,7 +260,7 @@ def test_gpus_with_nvlink_that_some_pairs_lack_are_a_warning():
 
 
 def test_clocks_may_differ_by_two_seconds():
-    found = [clock_finding("this machine's", ahead) for ahead in (-1.9, 2.1, -7.04)]
+    found = [directory.clock_finding("this machine's", ahead) for ahead in (-1.9, 2.1, -7.04)]
     assert [one.level for one in found] == ["ok", "warning", "warning"]
     assert [one.found for one in found[1:]] == ["2.1 s ahead of this machine's", "7.0 s behind this machine's"]
 
@@ -276,7 +287,7 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path):
 
 @takes_hosts
 def test_hosts_are_checked_through_ssh_and_one_that_is_cut_off_is_named(small_corpus, tmp_path):
-    path, hostfile = run_file(tmp_path, small_corpus), tmp_path / "hostfile"
+    path, hostfile = write_run_file(tmp_path, small_corpus), tmp_path / "hostfile"
     hosts = two_hosts.Hosts(tmp_path)
     hostfile.write_text("".join(f"{address} slots=1\n" for address in hosts.addresses))
     try:

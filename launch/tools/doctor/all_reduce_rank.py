@@ -1,15 +1,17 @@
-"""One rank of the all-reduce that the doctor times, as a program that gets the seconds it may take.
+"""One rank of the all-reduce that the doctor times, as a program.
 
-RANK and the like are in its environment, as for a rank of a run. It prints a line once it has joined the others, and
-rank 0 prints what was measured. Of other packages it needs torch only.
+RANK and the like are in its environment, as for a rank of a run, and the seconds that it may take. It reports when it
+has joined the others, and rank 0 reports what was measured.
 """
 
 import json
 import os
 import signal
-import sys
 import time
 from datetime import timedelta
+
+from launch.rank_processes import PROGRAM_REPORT
+from launch.tools.doctor.findings import REQUEST
 
 _LOOPS = 5
 _SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
@@ -46,16 +48,16 @@ def main(seconds: float) -> None:
         return float(slowest.item())
 
     size, taken = _SMALL, timed(_SMALL)
-    print(json.dumps({"joined": rank}), flush=True)
+    print(PROGRAM_REPORT, json.dumps({"joined": rank}), flush=True)
     while size < _LARGE[kind] and 8 * taken < _SECONDS_OF_A_LOOP:
         size *= 4
         taken = timed(size)
     if rank == 0:
         gpu = torch.cuda.get_device_name(device) if kind == "cuda" else None
-        print(json.dumps({"bytes": size, "seconds": taken, "gpu": gpu}), flush=True)
+        print(PROGRAM_REPORT, json.dumps({"bytes": size, "seconds": taken, "gpu": gpu}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    main(json.loads(os.environ[REQUEST]))

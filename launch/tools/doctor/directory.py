@@ -5,21 +5,19 @@ import errno
 import fcntl
 import os
 import shutil
-import signal
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from data_pipeline.foundation.processes import ProcessGroup
-from launch.tools.doctor.findings import Finding
+from launch.tools.doctor.findings import Finding, Settings
 
 _BYTES, _AT_A_TIME = 64 * 2**20, 2**20
 _LEAST_ROOM, _LEAST_SPEED = 5e9, 50e6
 _CLOCK = 2.0  # seconds: file systems may count in twos
-_SECONDS_TO_LOCK, _SECONDS_BETWEEN_LOOKS = 60.0, 0.05
+_SECONDS_TO_LOCK = 60.0
 _SECONDS_TO_SEE = 20.0  # a network file system shows a new file late
 _REFUSED = "choose another run.directory, or make room there"
 _NOTHING_PREVENTS = "nothing prevents a second run in this directory; make sure that only one trains there"
@@ -34,33 +32,32 @@ def existing(directory: Path) -> Path:
 def locked_file(directory: Path) -> Iterator[Path | None]:
     """A new locked file in `directory` for the duration of the block; None if it can't be created or locked soon.
 
-    Another process holds the lock, since one that meets a dead file system waits without end.
+    A thread creates and locks it, because on a dead file system that never returns.
     """
-    deadline = time.monotonic() + _SECONDS_TO_LOCK
-    with ProcessGroup() as group:
-        holder = group.start(
-            [sys.executable, "-P", "-m", "launch.tools.doctor.directory", str(directory)], output="pipe", stdin=b""
-        )
-        name = b""
-        while not name.endswith(b"\n") and holder.code is None and time.monotonic() < deadline:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-            name += holder.read()
-        yield Path(os.fsdecode(name.removesuffix(b"\n"))) if name.endswith(b"\n") and holder.code is None else None
+    files: list[IO[bytes]] = []
+
+    def create() -> None:
+        with contextlib.suppress(OSError):  # the checks say what is wrong with the directory
+            file = tempfile.NamedTemporaryFile(dir=existing(directory), prefix=".doctor-")  # noqa: SIM115
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files.append(file)
+
+    thread = threading.Thread(target=create, daemon=True)
+    thread.start()
+    thread.join(_SECONDS_TO_LOCK)
+    try:
+        yield Path(files[0].name) if files else None
+    finally:
+        for file in files:
+            file.close()
 
 
-def _hold(directory: Path) -> None:
-    """Holds a locked file in `directory` until SIGTERM; prints its name."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    with tempfile.NamedTemporaryFile(dir=existing(directory), prefix=".doctor-") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        sys.stdout.buffer.write(os.fsencode(file.name) + b"\n")
-        sys.stdout.flush()
-        sys.stdin.read()
-
-
-def directory(run: Path, locked: Path | None) -> list[Finding]:
-    """Writes and reads files beside the run's. `locked` is a file that another process on some node holds locked."""
-    place = existing(run)
+def check(settings: Settings) -> list[Finding]:
+    """Writes and reads files beside the run's."""
+    if settings.directory is None:
+        return []
+    place = existing(Path(settings.directory))
+    locked = Path(settings.locked) if settings.locked else None
     try:
         with tempfile.TemporaryDirectory(dir=place, prefix=".doctor-") as folder:
             return [*_speed(place, Path(folder)), _locks(Path(folder), locked), _clock(Path(folder))]
@@ -126,9 +123,9 @@ def _is_locked(file: IO[Any]) -> bool:
 
 
 def _seen(file: Path) -> bool:
-    patience = time.monotonic() + _SECONDS_TO_SEE
+    deadline = time.monotonic() + _SECONDS_TO_SEE
     while not file.exists():
-        if time.monotonic() > patience:
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
     return True
@@ -152,7 +149,3 @@ def clock_finding(other: str, ahead: float) -> Finding:
     if abs(ahead) <= _CLOCK:
         return Finding("clock", "ok", f"agrees with {other}")
     return Finding("clock", "warning", found, f"{_CLOCK:g} s at most", "set the clocks by NTP (chronyc tracking)")
-
-
-if __name__ == "__main__":
-    _hold(Path(sys.argv[1]))

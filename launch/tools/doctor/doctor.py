@@ -3,29 +3,48 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from data_pipeline.foundation.config_file import load
 from launch import hosts, slurm_head
 from launch.agent_pool import Agent, AgentPool
 from launch.config import ClusterConfig
 from launch.multi_node import Access, Node
-from launch.protocol import StartProgram
+from launch.protocol import Event, StartProgram
 from launch.tools.doctor import all_reduce
 from launch.tools.doctor.all_reduce import Answers, RankGroup
-from launch.tools.doctor.checks import CHECKS, NODE_CHECKS, REQUEST, Settings, checked
+from launch.tools.doctor.checks import NODE_CHECKS, RUN_CHECKS, Check, failure, request
 from launch.tools.doctor.directory import clock_finding, locked_file
-from launch.tools.doctor.findings import Finding, report
+from launch.tools.doctor.findings import Finding, Settings, report
 from pretrain.config import RunConfig
 from pretrain.run import slurm
 
 _SECONDS_TO_START = 120.0  # a node's Python, on a slow file system
-_SECONDS_BETWEEN_LOOKS = 0.1
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module of this folder to run on the node with number `node`, for `seconds` at most."""
+
+    node: int
+    module: str
+    environment: dict[str, str]
+    seconds: float
+
+
+@dataclass
+class _NodeReport:
+    """What the checks of one node have reported. `ahead`: the seconds by which its clock is ahead."""
+
+    findings: list[Finding] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    ahead: float = float("-inf")
 
 
 def here(ranks: int | None) -> tuple[list[Node], Access]:
@@ -80,31 +99,52 @@ def _examined(nodes: list[Node], access: Access, settings: Settings) -> Iterator
         pool.connect(give_up=lambda: False, seconds=_SECONDS_TO_START)
         agents = dict(sorted(pool.agents.items()))
         ranks = {index: nodes[index].ranks or agent.handshake.gpus or 1 for index, agent in agents.items()}
-        shared = replace(settings, locked=str(locked) if locked else None)
-        requests = {index: asdict(replace(shared, ranks=nodes[index].ranks or None)) for index in agents}
-        limit = _SECONDS_TO_START + max(CHECKS[name].seconds for name in NODE_CHECKS)
-        found: dict[int, list[Finding]] = {index: [] for index in agents}
-        versions: dict[int, dict[str, str]] = {}
-        ahead: dict[int, float] = {}
-        for index, message, arrived in _reports(agents, "checks", requests, limit, pool.problems):
-            # a message may be late, never early: the one that was quickest says most
-            ahead[index] = max(message["clock"] - arrived, ahead.get(index, float("-inf")))
-            if "versions" in message:
-                versions[index] = message["versions"]
-            else:
-                found[index].append(Finding(**message["finding"], node=nodes[index].name))
+        shared = replace(settings, locked=str(locked) if locked else None, all_ranks=sum(ranks.values()))
+        reports = _check(
+            agents, NODE_CHECKS, {index: replace(shared, ranks=nodes[index].ranks or None) for index in agents}, pool
+        )
         for index, node in enumerate(nodes):
             if reason := pool.problems.get(node.name):
                 yield Finding("node", "fault", reason, "an answer", "a run can't start there either", node.name)
-            yield from found.get(index, ())
+            if index in reports:
+                yield from (replace(finding, node=node.name) for finding in reports[index].findings)
         if len(nodes) > 1:
+            versions = {index: report.versions for index, report in reports.items() if report.versions}
             yield from _differences([node.name for node in nodes], versions)
-            for index, seconds in sorted(ahead.items()):
-                yield replace(clock_finding("this machine's", seconds), node=nodes[index].name)
+            for index, report in reports.items():
+                if report.versions:
+                    yield replace(clock_finding("this machine's", report.ahead), node=nodes[index].name)
         if not pool.problems:
             if settings.run_file:
-                yield from checked(["run_file"], replace(settings, all_ranks=sum(ranks.values())))
-            yield _all_reduce(agents, access, list(ranks.values()), pool.problems)
+                first = {0: replace(shared, ranks=nodes[0].ranks or None)}
+                yield from _check(agents, RUN_CHECKS, first, pool)[0].findings
+            yield _all_reduce(agents, access, list(ranks.values()), pool)
+
+
+def _check(
+    agents: dict[int, Agent], checks: dict[str, Check], settings: dict[int, Settings], pool: AgentPool
+) -> dict[int, _NodeReport]:
+    """What the checks find on each of the nodes in `settings`; all run at the same time."""
+    requests = [(index, name) for index in settings for name in checks]
+    programs = [
+        Program(index, "checks", request(name, checks[name], settings[index]), checks[name].seconds)
+        for index, name in requests
+    ]
+    reports = {index: _NodeReport() for index in settings}
+    findings: dict[int, list[Finding]] = {}  # by program
+    for number, event, arrived in _run(agents, programs, pool.problems):
+        index, name = requests[number]
+        if event.kind == "report":
+            said = json.loads(event.lines[0])
+            # a message may be late, never early: the one that was quickest says most
+            reports[index].ahead = max(reports[index].ahead, said["clock"] - arrived)
+            reports[index].versions = said["versions"]
+            findings[number] = [Finding(**finding) for finding in said["findings"]]
+        elif event.code:
+            findings[number] = [failure(checks[name], event.code, event.lines)]
+    for number, found in sorted(findings.items()):
+        reports[requests[number][0]].findings += found
+    return reports
 
 
 def _differences(names: list[str], versions: dict[int, dict[str, str]]) -> Iterator[Finding]:
@@ -119,38 +159,47 @@ def _differences(names: list[str], versions: dict[int, dict[str, str]]) -> Itera
                 yield Finding("versions", "fault", found, where, remedy, names[index])
 
 
-def _all_reduce(agents: dict[int, Agent], access: Access, per_node: list[int], problems: dict[str, str]) -> Finding:
+def _all_reduce(agents: dict[int, Agent], access: Access, per_node: list[int], pool: AgentPool) -> Finding:
     group = RankGroup(per_node, access.master(agents[0])[0], agents[0].handshake.port)
+    programs = [
+        Program(index, "all_reduce_rank", environment, group.seconds)
+        for index, agent in agents.items()
+        for environment in group.environments(index, on_gpus=agent.handshake.gpus > 0)
+    ]
     answers = Answers()
-    requests = {index: {**asdict(group), "node": index} for index in agents}
-    for _, message, _ in _reports(agents, "all_reduce", requests, group.seconds + _SECONDS_TO_START, problems):
-        answers.add(Answers(**message))
-    answers.errors |= problems
+    for rank, event, _ in _run(agents, programs, pool.problems):
+        if event.kind == "report":
+            answers.add_report(event.lines[0])
+        elif event.code:
+            answers.errors[f"rank {rank}"] = event.lines[-1] if event.lines else f"ended with {event.code}"
+    answers.errors |= pool.problems
     return all_reduce.finding(group, answers)
 
 
-def _reports(
-    agents: dict[int, Agent], module: str, requests: Mapping[int, Any], seconds: float, problems: dict[str, str]
-) -> Iterator[tuple[int, dict[str, Any], float]]:
-    """Runs a module of this folder on each node, which gets its request; yields each node's reports as they arrive.
+def _run(
+    agents: dict[int, Agent], programs: Sequence[Program], problems: dict[str, str]
+) -> Iterator[tuple[int, Event, float]]:
+    """Runs programs at the same time; yields their reports and their ends: (program, event, this machine's time).
 
-    With each report comes this machine's time. `problems` gets the names of nodes where the module fails or hasn't
-    ended after `seconds`, and the reason.
+    A program that takes too long ends as if by SIGALRM. `problems` gets the names of nodes that no longer answer, and
+    the reason.
     """
-    for index, agent in agents.items():
-        agent.start_program(StartProgram(f"launch.tools.doctor.{module}", {REQUEST: json.dumps(requests[index])}))
-    running, deadline = dict(agents), time.monotonic() + seconds
-    while running and time.monotonic() < deadline:
-        for index, agent in list(running.items()):
-            for event in agent.events():
-                if event.kind == "report":
-                    yield index, json.loads(event.lines[0]), time.time()
-                elif event.kind == "launcher ended":
-                    running.pop(index)
-                    if event.code:
-                        said = "; ".join(event.lines[-3:])
-                        problems[agent.name] = f"ended with exit code {event.code}: {said}"
-            if index in running and agent.lost:
-                problems[running.pop(index).name] = agent.lost
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    problems |= {agent.name: f"no answer within {seconds:g} s" for agent in running.values()}
+    started, running = time.monotonic(), dict(enumerate(programs))
+    for number, program in running.items():
+        module = f"launch.tools.doctor.{program.module}"
+        agents[program.node].start_program(StartProgram(module, program.environment, number))
+    while running:
+        for event in [event for agent in agents.values() for event in agent.events()]:
+            if event.number in running and event.kind in ("report", "launcher ended"):
+                yield event.number, event, time.time()
+                if event.kind == "launcher ended":
+                    del running[event.number]
+        for number, program in list(running.items()):
+            agent = agents[program.node]
+            if agent.lost:
+                problems[agent.name] = agent.lost
+                del running[number]
+            elif time.monotonic() - started > program.seconds + _SECONDS_TO_START:
+                del running[number]
+                yield number, Event("launcher ended", number, -signal.SIGALRM), time.time()
+        time.sleep(_POLL_SECONDS)

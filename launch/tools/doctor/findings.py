@@ -1,4 +1,4 @@
-"""What a check has found, and how it is shown."""
+"""What a check needs to know, what it has found, and how that is shown."""
 
 import textwrap
 from collections.abc import Sequence
@@ -6,9 +6,32 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data_pipeline.foundation.formatting import counted
+from pretrain.run.hardware import count_gpus
 
 Level = Literal["ok", "warning", "fault"]
+REQUEST = "LAUNCH_DOCTOR_REQUEST"  # in the environment of the doctor's programs: their request, as JSON
 _COLUMNS, _INDENT = 80, 9
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the checks of one machine need to know.
+
+    `ranks` are the machine's (None: one for each GPU, or one), `all_ranks` the whole run's. `locked` is a file that the
+    head holds locked beside the run directory. `run_file` is the file and its overrides.
+    """
+
+    ranks: int | None = None
+    all_ranks: int = 1
+    workers: int = 2
+    directory: str | None = None
+    locked: str | None = None
+    tracking: str | None = None
+    run_file: tuple[str, ...] = ()
+
+    @property
+    def ranks_here(self) -> int:
+        return self.ranks or count_gpus() or 1
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 from data_pipeline.foundation.formatting import counted
-from launch.tools.doctor.findings import Finding
+from launch.tools.doctor.findings import Finding, Settings
 from pretrain.run.cpu_speed import product_flops
 from pretrain.run.gpus import gpu_of_device
 from pretrain.run.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
@@ -24,9 +24,9 @@ _BRIDGES = {  # nvidia-smi's words for the paths between two GPUs, from the shor
 _FASTEST_PCIE = 64  # GB/s in one direction; a GPU with a faster link has NVLink
 
 
-def gpus(ranks: int | None) -> list[Finding]:
-    """The GPUs that `ranks` would use, by default as many as there are."""
-    number = count_gpus()
+def check(settings: Settings) -> list[Finding]:
+    """The GPUs that the ranks would use, by default as many as there are."""
+    ranks, number = settings.ranks, count_gpus()
     if number == 0:
         chosen = " and ".join(f"{name}={os.environ[name]}" for name in (ACCELERATOR, VISIBLE) if name in os.environ)
         bf16 = "bf16" if cpu_multiplies_bf16() else "no bf16 (precision: fp32)"

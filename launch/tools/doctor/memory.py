@@ -4,11 +4,16 @@ import shutil
 from pathlib import Path
 
 from data_pipeline.foundation.memory import available
-from launch.tools.doctor.findings import Finding
+from launch.tools.doctor.findings import Finding, Settings
 
 SHARED = Path("/dev/shm")
 _RANK, _WORKER = 1.0e9, 0.4e9  # bytes of a rank of a small model, and of one of its loader processes
 _SHARED_BY_RANK, _SHARED_BY_WORKER = 16 * 2**20, 8 * 2**20  # NCCL's buffers; batches on their way to the rank
+
+
+def check(settings: Settings) -> list[Finding]:
+    given = settings.ranks_here, settings.workers
+    return [*memory(*given), *shared_memory(*given)]
 
 
 def memory(ranks: int, workers: int) -> list[Finding]:

@@ -10,7 +10,7 @@ import requests
 
 from data_pipeline.foundation.secrets import masked
 from launch.tools.doctor.directory import existing
-from launch.tools.doctor.findings import Finding
+from launch.tools.doctor.findings import Finding, Settings
 from pretrain.tracking.store import sqlite_file
 
 _PORTS = {"http": 80, "https": 443, "mysql": 3306, "postgresql": 5432, "mssql": 1433}
@@ -18,7 +18,10 @@ _SECONDS = 10.0
 _LATER = "the run trains on; feed MLflow afterwards with pretrain sync"
 
 
-def tracking(uri: str | None) -> list[Finding]:
+def check(settings: Settings) -> list[Finding]:
+    uri = settings.tracking
+    if not settings.run_file:
+        return []
     if uri is None:
         return [Finding("tracking", "ok", "MLflow is off (tracking.mlflow: null)")]
     if file := sqlite_file(uri):

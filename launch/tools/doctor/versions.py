@@ -7,13 +7,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from data_pipeline.foundation.code_version import PACKAGE
-from launch.tools.doctor.findings import Finding
+from launch.tools.doctor.findings import Finding, Settings
 
 _SHOWN = ("torch", "deepspeed", "mlflow")
 _INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"
 
 
-def versions() -> list[Finding]:
+def check(settings: Settings) -> list[Finding]:
     try:
         declared = metadata(PACKAGE)
     except PackageNotFoundError:

@@ -186,7 +186,7 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[Source], list[s
 
 
 def sample_of(sources: Sequence[Source]) -> Sample | None:
-    """A sample of all sources for training, from files that lie far apart; None if none of them can be read yet."""
+    """A sample of all sources for training, from files spread over all of them; None if no file can be read yet."""
     texts: dict[bytes, None] = {}
     seen = read = whole = 0
     complete = True
