@@ -12,7 +12,7 @@ from data_pipeline.execution import ownership, workers
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.execution.merging import merge
 from data_pipeline.execution.parts import keep_only, parts_of
-from data_pipeline.execution.work_units import Finished, forget_damaged, has_begun, outputs_of, run
+from data_pipeline.execution.work_units import Finished, forget_damaged, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
@@ -77,8 +77,6 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool, render:
 def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], until: str, strict: bool) -> Built:
     """Runs the stages up to `until`, or as long as there are documents to train on."""
     dedup.forget(corpus, config)
-    if not has_begun(documents.STAGE, corpus):  # planning many inputs takes as long as Ray does to start
-        workers.expect_units(config.ray)
     built = Built(run(documents.STAGE, documents.plan(config, corpus, inputs), corpus, config.ray))
     report_damage(built.documents, strict)
     parts = parts_of(built.documents)
@@ -126,19 +124,19 @@ def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
 
     Raises FailedError if nothing could be read from a source or, with `strict`, if there is any damage.
     """
-    inputs = [(unit.result.source, of) for unit in units for of in unit.result.inputs]
-    readable = {source for source, of in inputs if of.status != "unreadable"}
+    inputs = [(unit.result.source, read) for unit in units for read in unit.result.inputs]
+    readable = {source for source, read in inputs if read.status != "unreadable"}
     errors = []
-    for source, of in inputs:
-        if of.status == "ok":
+    for source, read in inputs:
+        if read.status == "ok":
             continue
-        position, reason = of.damage[0]
-        more = f" ({of.damaged:,} records damaged in all)" if of.damaged > 1 else ""
-        line = f"{source}/{of.file}: {of.status} at {position}: {reason}{more}"
+        position, reason = read.damage[0]
+        more = f" ({read.damaged:,} records damaged in all)" if read.damaged > 1 else ""
+        line = f"{source}/{read.file}: {read.status} at {position}: {reason}{more}"
         if strict or source not in readable:
             errors.append(line)
         else:
-            kept = "" if of.status == "unreadable" else _KEPT
+            kept = "" if read.status == "unreadable" else _KEPT
             print(f"warning: {line}{kept}", file=sys.stderr)
     if errors and not strict:
         sources = sorted({source for source, _ in inputs} - readable)

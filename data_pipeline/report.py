@@ -85,7 +85,7 @@ class SourceCounts:
 
 
 @dataclass(frozen=True)
-class InputEntry:
+class InputReport:
     path: str
     bytes: int
     documents: int
@@ -141,7 +141,7 @@ class Report:
     languages: dict[str, int]
     domains: dict[str, int]
     sources: dict[str, SourceCounts]
-    inputs: list[InputEntry]
+    inputs: list[InputReport]
     pieces: int
     splits: dict[str, SplitCounts]
     tokenizer_sample: Sample | None
@@ -358,12 +358,12 @@ def _by_power(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(_sum(counts).items(), key=lambda item: int(item[0])))
 
 
-def _input(source: str, read: InputResult) -> InputEntry:
+def _input(source: str, read: InputResult) -> InputReport:
     start, stop, _ = read.range
     part = f" from byte {start}" if start or stop else ""
     reason = ": ".join(read.damage[0]) if read.damage else ""
     damage = [damage._asdict() for damage in read.damage]
-    return InputEntry(f"{source}/{read.file}{part}", read.bytes, read.documents, read.status, reason, damage)
+    return InputReport(f"{source}/{read.file}{part}", read.bytes, read.documents, read.status, reason, damage)
 
 
 def _splits(shards: list[ShardResult]) -> dict[str, SplitCounts]:
@@ -389,13 +389,5 @@ def _speed(corpus: Path, stage: str, units: Sequence[Finished[Result]], size: in
         units=len(units),
         written_megabytes=round(written / 1e6, 3),
     )
-    if (run := timing.noted(corpus, stage)) is None:
-        return speed
-    return replace(
-        speed,
-        seconds=round(run.seconds, 1),
-        workers=run.workers,
-        idle_seconds=round(run.idle, 1),
-        ray_start_seconds=round(run.waited, 1),
-        driver_core_seconds=round(run.driver, 1),
-    )
+    run = timing.read(corpus, stage)
+    return replace(speed, **vars(run)) if run else speed

@@ -72,10 +72,10 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         rows=rows,
         splits={name: _split(units) for name, units in splits.items()},
         inputs=[
-            InputEntry(unit.result.source, of.file, of.bytes, of.sha256, of.status)
+            InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status)
             for unit in built.documents
-            for of in unit.result.inputs
-            if of.range.start == 0
+            for read in unit.result.inputs
+            if read.range.start == 0
         ],
         config=lineage(config),
         documents=[

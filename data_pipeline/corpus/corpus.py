@@ -134,7 +134,7 @@ def open_corpus(
     if "://" in str(location):
         url = str(location).rstrip("/")
         return _open_remote(Remote(url, cache or default_directory(), cache_bytes, wait_seconds))
-    return _local(Path(location))
+    return Corpus(Path(location), read_manifest(Path(location)))
 
 
 def _open_remote(remote: Remote) -> Corpus:
@@ -144,12 +144,12 @@ def _open_remote(remote: Remote) -> Corpus:
         with opening(f"{url}/{name}"):
             filesystem, root = stores.filesystem(url)
             path = f"{root.rstrip('/')}/{name}"
-            return stores.patiently(lambda: filesystem.cat_file(path), f"{url}/{name}", remote.wait_seconds)
+            return stores.with_retries(lambda: filesystem.cat_file(path), f"{url}/{name}", remote.wait_seconds)
 
     content = fetch(FILE)
     directory = remote.cache / "corpora" / hashlib.sha256(content).hexdigest()
     write_bytes(directory / FILE, content)
-    corpus = _local(directory)
+    corpus = Corpus(directory, read_manifest(directory))
     blocks = corpus.manifest.blocks
     for name, expected in {**corpus.manifest.tokenizer.files, blocks.file: blocks.sha256}.items():
         path = directory / name
@@ -158,7 +158,3 @@ def _open_remote(remote: Remote) -> Corpus:
             if sha256(path) != expected:
                 raise FailedError(f"{url}/{name}: sha256 differs from the manifest's")
     return replace(corpus, remote=remote)
-
-
-def _local(directory: Path) -> Corpus:
-    return Corpus(directory, read_manifest(directory))

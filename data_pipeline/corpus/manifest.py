@@ -123,7 +123,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise UserError(f"{path}: no such file; is the corpus built? (data-pipeline build)") from None
     if version != FORMAT_VERSION:
         raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
-    if seal_holds(path.read_bytes()) is False:
+    if not seal_holds(path.read_bytes()):
         reason = "damaged: its sha256 isn't that of its content"
         raise FailedError(f"{path}: {reason}; data-pipeline build CORPUS.yaml --repair writes it again")
     return read_json(path, Manifest)

@@ -62,18 +62,17 @@ def _verify_report(corpus: Corpus) -> Iterator[str]:
             content = file.read()
     except FileNotFoundError:
         return
-    holds = seal_holds(content)
-    if holds is False:
+    if not seal_holds(content):
         yield f"{corpus.location}/{REPORT}: its sha256 isn't that of its content"
-    elif holds:
-        for name, expected in json.loads(content)["files"].items():
-            yield from _verify_file(corpus, name, expected)
+        return
+    for name, expected in json.loads(content)["files"].items():
+        yield from _verify_file(corpus, name, expected)
 
 
 def _files_below(corpus: Corpus, folder: str) -> list[str]:
     """The names of the files in a folder of the corpus, except hidden ones, which a writer that was killed leaves."""
     filesystem, root = stores.filesystem(corpus.location)
-    found = stores.patiently(lambda: filesystem.find(f"{root.rstrip('/')}/{folder}"), corpus.location)
+    found = stores.with_retries(lambda: filesystem.find(f"{root.rstrip('/')}/{folder}"), corpus.location)
     names = [PurePosixPath(path).relative_to(root.rstrip("/")) for path in found]
     return [str(name) for name in names if not name.name.startswith(".")]
 

@@ -83,19 +83,14 @@ def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
     return ((hashes >> half) * buckets + ((hashes & low) * buckets >> half)) >> half
 
 
-def documents_before(corpus: Path, files: Sequence[str], bucket: TokenBucket, place: int) -> int:
-    """How many documents of `bucket` have a smaller hash than `place`."""
-    before = 0
-    for name in files:
-        with safe_open(corpus / name, "numpy") as file:
-            found, _, _ = _slice(file, bucket)
-            before += int(np.searchsorted(found, np.uint64(place)))
-    return before
-
-
 def read_bucket(corpus: Path, files: Sequence[str], bucket: TokenBucket) -> Documents:
     """The documents of a bucket from all `files`, in shuffled order."""
-    return _gather(_one_by_one(corpus, files), bucket)[1]
+    return read_bucket_with_hashes(corpus, files, bucket)[1]
+
+
+def read_bucket_with_hashes(corpus: Path, files: Sequence[str], bucket: TokenBucket) -> tuple[np.ndarray, Documents]:
+    """Like `read_bucket`, with the hashes (n,) of the documents, in ascending order."""
+    return _gather(_one_by_one(corpus, files), bucket)
 
 
 def merge_tokens(corpus: Path, spec: MergeSpec) -> Result:
@@ -127,7 +122,7 @@ def merge_tokens(corpus: Path, spec: MergeSpec) -> Result:
 
 
 def _one_by_one(corpus: Path, files: Sequence[str]) -> Iterator[Any]:
-    """Each file, open until the next is asked for."""
+    """Each file, open until the next one is opened."""
     for name in files:
         with safe_open(corpus / name, "numpy") as file:
             yield file

@@ -57,13 +57,13 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
     found: dict[str, InputFile] = {}
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
         filesystem, path = stores.filesystem(pattern)
-        is_directory = stores.patiently(partial(filesystem.isdir, path), pattern, stores.LISTING_SECONDS)
+        is_directory = stores.with_retries(partial(filesystem.isdir, path), pattern, stores.LISTING_SECONDS)
         root = path if is_directory else str(PurePosixPath(*_until_magic(PurePosixPath(path))))
         if stores.is_local(filesystem):
             files = {file: filesystem.info(file) for file in _local_files(path, root)}
         else:
             found_there = partial(_remote_files, filesystem, path, root)
-            files = stores.patiently(found_there, pattern, stores.LISTING_SECONDS)
+            files = stores.with_retries(found_there, pattern, stores.LISTING_SECONDS)
         if built := _of_corpora(files, path, root, output, stores.is_local(filesystem)):
             corpora = sorted(set(built.values()))
             shown = ", ".join(corpora[:_CORPORA_SHOWN]) + (", …" if len(corpora) > _CORPORA_SHOWN else "")
@@ -73,7 +73,7 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
             print(f"{pattern}: left out {reason}", file=sys.stderr)
             files = {file: info for file, info in files.items() if file not in built}
         if not files:
-            stores.need_bucket(pattern)
+            stores.check_bucket(pattern)
             raise UserError(f"{pattern}: no such file (path of {kind} {source.name!r})")
         for file, info in sorted(files.items()):
             name = str(PurePosixPath(file).relative_to(root))

@@ -33,19 +33,19 @@ class MergeSpec:
 
 @dataclass(frozen=True)
 class Merging:
-    """How the files of the stage `of` are merged. `work` writes `output` from `files`; it holds a range at a time."""
+    """How the files of a stage are merged. `work` writes `output` from `files`; it holds a range at a time."""
 
-    of: str
+    stage_name: str
     work: Callable[[Path, MergeSpec], Result]
 
     def stage(self, level: int) -> Stage[MergeSpec, Result]:
         """The stage of a level, from 1."""
-        return Stage(level_name(self.of, level), 1, self.work, "lower ray.num_cpus")
+        return Stage(level_name(self.stage_name, level), 1, self.work, "lower ray.num_cpus")
 
 
-def level_name(of: str, level: int) -> str:
+def level_name(stage_name: str, level: int) -> str:
     """ "tokens", 1  ->  "tokens-merged"      "tokens", 2  ->  "tokens-merged-2" """
-    return f"{of}-merged" + (f"-{level}" if level > 1 else "")
+    return f"{stage_name}-merged" + (f"-{level}" if level > 1 else "")
 
 
 def group_sizes(files: int, readers: int) -> list[int]:
@@ -72,7 +72,7 @@ def merge(
         stage = merging.stage(level)
         finished[stage.name] = units = run(stage, plan(stage, files, size), corpus, ray_config)
         files = outputs_of(units)
-    for folder in (corpus / ".stages").glob(f"{merging.of}-merged*"):
+    for folder in (corpus / ".stages").glob(f"{merging.stage_name}-merged*"):
         if folder.name not in finished:
             shutil.rmtree(folder, ignore_errors=True)
     return list(files), finished

@@ -184,7 +184,7 @@ def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
 
 
 class RowGroup(NamedTuple):
-    """Documents of an open part that lie together."""
+    """A row group of an open part."""
 
     file: pq.ParquetFile
     number: int

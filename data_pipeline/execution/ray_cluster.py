@@ -44,7 +44,6 @@ def start(num_cpus: int | None) -> None:
     """Starts Ray on this machine, with all CPUs by default. Raises FailedError if it can't."""
     if ray.is_initialized():
         return
-    logging.getLogger("ray").setLevel(logging.ERROR)  # off the main thread it warns that it leaves SIGTERM alone
     try:
         # Only counts pass through the object store; workers get the rest of the memory.
         ray.init(

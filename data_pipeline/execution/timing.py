@@ -9,29 +9,24 @@ from data_pipeline.foundation.json_file import read_valid_json
 
 @dataclass(frozen=True)
 class Timing:
-    """A stage's last run that had units to do, in seconds.
+    """A stage's last run that had units to do: how long it took, and of that for a cluster to start.
 
-    Of its `seconds`, it `waited` for a cluster to start. `busy` is the time that all units together took of `workers`
-    workers, and `driver` the processor's time in the driver.
+    `idle_seconds`: the time of all workers without a unit, once the cluster was up. `driver_core_seconds`: the
+    processor time of the driver.
     """
 
     seconds: float
-    waited: float
     workers: int
-    busy: float
-    driver: float
-
-    @property
-    def idle(self) -> float:
-        """The worker-seconds without a unit, while the cluster was up."""
-        return max(0.0, self.workers * (self.seconds - self.waited) - self.busy)
+    idle_seconds: float
+    ray_start_seconds: float
+    driver_core_seconds: float
 
 
-def note(corpus: Path, stage: str, timing: Timing) -> None:
+def write(corpus: Path, stage: str, timing: Timing) -> None:
     write_json(_path(corpus, stage), timing)
 
 
-def noted(corpus: Path, stage: str) -> Timing | None:
+def read(corpus: Path, stage: str) -> Timing | None:
     """None if the stage has never had a unit to do."""
     return read_valid_json(_path(corpus, stage), Timing)
 

@@ -105,7 +105,7 @@ class Finished(Generic[ResultType]):
     result: ResultType
     outputs: dict[str, Output]
     seconds: float
-    wall_seconds: float = 0.0
+    wall_seconds: float
 
     @property
     def checksums(self) -> list[str]:
@@ -135,8 +135,8 @@ def run(
     """
     ownership.claim(corpus)  # first, since workers of a killed build may still be changing the corpus
     recorded = {sidecar.stem for sidecar in (corpus / ".stages" / stage.name).glob("*.json")}
-    done = _read_sidecars(stage, [unit.name for unit in units if unit.name in recorded], corpus)
-    with ThreadPoolExecutor() as pool:  # several requests at once, for slow file systems
+    done = {unit.name: unit for unit in read_finished(stage, corpus)}
+    with ThreadPoolExecutor() as pool:
         why = pool.map(lambda unit: _why_redo(corpus, done.get(unit.name), stage.fingerprint(unit)), units)
         reasons = {unit.name: reason for unit, reason in zip(units, why, strict=True)}
     todo = [unit for unit in units if reasons[unit.name]]
@@ -171,7 +171,7 @@ def _work_off(
     shutil.rmtree(notes, ignore_errors=True)  # left by workers that were killed
     notes.mkdir(parents=True, exist_ok=True)
     rows = _performed(stage, todo, corpus, there)
-    noted, said = (lambda: progress.noted(notes)), (lambda: progress.said(notes))
+    noted, said = (lambda: progress.bytes_done(notes)), (lambda: progress.activity(notes))
     for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), noted, said):
         if isinstance(row, _Failed):
             errors.append(row)
@@ -182,24 +182,16 @@ def _work_off(
     shutil.rmtree(notes, ignore_errors=True)
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
     driver = time.process_time() - used - (sum(unit.seconds for unit in done.values()) if there.here else 0.0)
-    timing.note(corpus, stage.name, timing.Timing(seconds, waited, there.number, busy, driver))
+    idle = max(0.0, there.number * (seconds - waited) - busy)
+    times = [round(each, 1) for each in (idle, waited, driver)]
+    timing.write(corpus, stage.name, timing.Timing(round(seconds, 1), there.number, *times))
     return done, errors
 
 
-def _read_sidecars(
-    stage: Stage[Spec, ResultType], names: Sequence[str], corpus: Path
-) -> dict[str, Finished[ResultType]]:
-    """The committed units among `names`."""
-    kind = stage.finished
-    with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda name: _committed(_sidecar(corpus, stage.name, name), kind), names)
-        return {name: finished for name, finished in zip(names, found, strict=True) if finished is not None}
-
-
-def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> str:
+def _why_redo(corpus: Path, finished: Finished[Result] | None, expected: str) -> str:
     if finished is None:
         return "new"
-    if finished.fingerprint != wanted:
+    if finished.fingerprint != expected:
         return "input or config changed"
     for name, output in finished.outputs.items():
         try:
@@ -210,16 +202,12 @@ def _why_redo(corpus: Path, finished: Finished[Result] | None, wanted: str) -> s
     return ""
 
 
-def has_begun(stage: Stage, corpus: Path) -> bool:
-    """Whether any unit of `stage` has been committed."""
-    return any((corpus / ".stages" / stage.name).glob("*.json"))
-
-
 def read_finished(stage: Stage[Spec, ResultType], corpus: Path) -> list[Finished[ResultType]]:
     """The committed units of `stage` in a corpus, by name. Those whose sidecar is damaged are left out."""
     sidecars = sorted((corpus / ".stages" / stage.name).glob("*.json"), key=lambda path: (len(path.stem), path.stem))
-    units = (_committed(sidecar, stage.finished) for sidecar in sidecars)
-    return [unit for unit in units if unit is not None]
+    kind = stage.finished
+    with ThreadPoolExecutor() as pool:  # several requests at once, for slow file systems
+        return [unit for unit in pool.map(lambda sidecar: _committed(sidecar, kind), sidecars) if unit is not None]
 
 
 def forget_damaged(corpus: Path) -> list[str]:
@@ -283,7 +271,7 @@ def _perform(
     """Runs in a worker: does the work and commits it."""
     began, used = time.monotonic(), time.process_time()
     try:
-        with ownership.at_work(corpus, token), progress.noted_in(_notes(corpus, stage.name) / unit.name):
+        with ownership.at_work(corpus, token), progress.reporting_progress(_notes(corpus, stage.name) / unit.name):
             result = stage.work(corpus, unit.spec)
             outputs = {
                 name: Output((corpus / name).stat().st_size, sha256(corpus / name))

@@ -1,11 +1,7 @@
 """Where units run: on a Ray cluster or, if their inputs are small, in this process."""
 
 import contextlib
-import signal
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +9,6 @@ from data_pipeline.config import RayConfig
 from data_pipeline.foundation.errors import FailedError
 
 _here = False  # whether units run in this process
-_start: Future[None] | None = None  # of the cluster of this machine, which is then there for all stages
 
 
 @contextlib.contextmanager
@@ -37,13 +32,6 @@ def are_small(size: int, config: RayConfig) -> bool:
     return config.address is None and size <= config.small_bytes
 
 
-def expect_units(config: RayConfig) -> None:
-    """Begins to start a cluster of this machine in the background, if units will run on one."""
-    global _start
-    if _start is None and not _here and config.address is None:
-        _start = _start_in_background(config.num_cpus)
-
-
 @dataclass(frozen=True)
 class Workers:
     """`number` workers, or this process itself (`here`).
@@ -58,20 +46,17 @@ class Workers:
 
 
 def ready(corpus: Path, token: str, config: RayConfig) -> Workers:
-    """The workers, which write to `corpus` as the build with `token`; waits until a cluster is up.
+    """The workers, which write to `corpus` as the build with `token`; starts or joins a cluster if that is needed.
 
-    Raises FailedError if a cluster is needed and can't be used.
+    Raises FailedError if the cluster can't be used.
     """
-    expect_units(config)
     if _here:
         return Workers(1, True, _one_by_one)
-    if _start is not None:
-        _start.result()
-        if threading.current_thread() is threading.main_thread():  # Ray itself does so if it is started there
-            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
     from data_pipeline.execution import ray_cluster  # Ray takes seconds to import
 
-    if config.address is not None:
+    if config.address is None:
+        ray_cluster.start(config.num_cpus)
+    else:
         ray_cluster.join(config.address, corpus, token)
     return Workers(ray_cluster.cpus(), False, ray_cluster.each)
 
@@ -81,20 +66,3 @@ def _one_by_one(
 ) -> Iterator[tuple[str, str | FailedError]]:
     for name, text in inputs.items():
         yield name, function(text)
-
-
-def _start_in_background(num_cpus: int | None) -> Future[None]:
-    started: Future[None] = Future()
-
-    def start() -> None:
-        try:
-            from data_pipeline.execution import ray_cluster  # Ray takes seconds to import
-
-            ray_cluster.start(num_cpus)
-            started.set_result(None)
-        except Exception as error:
-            started.set_exception(error)
-        threading.Event().wait()  # for ever: the kernel ends Ray's processes with the thread that started them
-
-    threading.Thread(target=start, name="ray", daemon=True).start()
-    return started

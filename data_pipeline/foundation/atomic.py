@@ -21,10 +21,10 @@ _BYTES_AT_A_TIME = 1 << 20
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, renamed to `path` when the block succeeds and removed when it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = hidden(path)
+    temporary = temporary_path(path)
     try:
         yield temporary
-        reveal(temporary, path)
+        commit(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -42,7 +42,7 @@ def new_directory(path: Path) -> Iterator[Path]:
 
     Raises UserError if `path` exists and isn't an empty directory, or if no directory can be made there.
     """
-    temporary = hidden(path)
+    temporary = temporary_path(path)
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path}: exists already; choose another directory")
@@ -53,18 +53,18 @@ def new_directory(path: Path) -> Iterator[Path]:
         yield temporary
         for file in temporary.rglob("*"):
             flush(file)
-        reveal(temporary, path)
+        commit(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def hidden(path: Path, token: str | None = None) -> Path:
+def temporary_path(path: Path, token: str | None = None) -> Path:
     """The temporary name beside `path` with this token, or with a unique one. `remove_leftovers` finds it."""
     return path.with_name(f".{path.name}.{token or uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
 
 
-def reveal(temporary: Path, path: Path) -> None:
+def commit(temporary: Path, path: Path) -> None:
     """Renames a finished file or directory to `path`, with both on the disk when this returns."""
     flush(temporary)
     temporary.replace(path)

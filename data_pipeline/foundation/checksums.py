@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_pipeline.foundation import stores
+from data_pipeline.foundation.stores import ReadableFile
 
 _BYTES_AT_A_TIME = 1 << 20
 
@@ -19,7 +20,7 @@ class Checksum:
         self._digest, self._size = hashlib.sha256(), 0
         self._at_end = False
 
-    def saw(self, position: int, data: bytes | memoryview) -> None:
+    def update(self, position: int, data: bytes | memoryview) -> None:
         """Adds the bytes of the file from `position` on, b"" at its end. Bytes after a gap are ignored."""
         if not data and position == self._size:
             self._at_end = True
@@ -34,42 +35,36 @@ class Checksum:
                 with stores.open_file(self.path) as file:
                     file.seek(self._size)
                     while chunk := file.read(_BYTES_AT_A_TIME):
-                        self.saw(self._size, chunk)
+                        self.update(self._size, chunk)
         except OSError:
             return self._size, ""  # listed as damaged by then
         return self._size, self._digest.hexdigest()
 
 
-_taken: Checksum | None = None  # of the file that this process reads
+_current: Checksum | None = None  # of the file that this process reads
 
 
 @contextlib.contextmanager
-def taken_of(path: str) -> Iterator[Checksum]:
+def while_reading(path: str) -> Iterator[Checksum]:
     """Within the block, files opened through `watched` at `path` update this checksum."""
-    global _taken
-    _taken = Checksum(path)
+    global _current
+    _current = Checksum(path)
     try:
-        yield _taken
+        yield _current
     finally:
-        _taken = None
+        _current = None
 
 
 def watched(file: Any, path: str) -> Any:
     """The open `file` at `path`; while its checksum is taken, reading it updates the checksum."""
-    return _Watched(file, _taken) if _taken is not None and _taken.path == path else file
+    return _Watched(file, _current) if _current is not None and _current.path == path else file
 
 
-class _Watched(io.RawIOBase):
+class _Watched(ReadableFile):
     """A file whose reads update a checksum."""
 
     def __init__(self, file: Any, checksum: Checksum):
         self._file, self._checksum = file, checksum
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
     def tell(self) -> int:
         return self._file.tell()
@@ -81,13 +76,5 @@ class _Watched(io.RawIOBase):
         position = self._file.tell()
         data = self._file.read(-1 if size is None else size)
         if data or size:
-            self._checksum.saw(position, data)
+            self._checksum.update(position, data)
         return data
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def readall(self) -> bytes:
-        return self.read()

@@ -52,8 +52,9 @@ def _parser(name: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
     return reading
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(given: bool) -> None:
+    if given:
+        # importlib.metadata takes 0.1 s to import
         from data_pipeline.foundation.code_version import PACKAGE, code_version, package_version
 
         release, code = package_version(), code_version()
@@ -77,7 +78,7 @@ def run_command(app: typer.Typer) -> None:
         if end.code == _INTERRUPTED:
             print("interrupted; run the same command again to continue", file=sys.stderr)
         raise
-    except BrokenPipeError:  # whoever reads the output has stopped reading, as `head` does
+    except BrokenPipeError:  # the reader of the output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 

@@ -164,7 +164,7 @@ def _describe(key: str, problem: dict[str, Any], place: "_Place", schema: type[B
 
 class _Place(NamedTuple):
     """A place in a config file: its keys as the file spells them, the sections that are possible there, and the field
-    that it is or lies in, as (section, key)."""
+    that contains it, as (section, key)."""
 
     names: list[str]
     sections: list[type[BaseModel]]

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import re
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TypeVar, cast
@@ -14,7 +13,6 @@ from data_pipeline.foundation.errors import FailedError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_ENDS_IN_CHECKSUM = re.compile(rb'[0-9a-f]{64}"\n}\n\Z')
 _LONGEST_VALUE = 60  # characters of a wrong value that a message shows
 _COMPLETE = ("json_invalid", "missing", "value_error")  # problems whose message needs no value
 
@@ -67,12 +65,10 @@ def parse_json(content: bytes | str, kind: type[T], path: Path | str) -> T:
         raise FailedError(f"{path}: damaged: {f'{key}: ' if key else ''}{message}{found}") from None
 
 
-def seal_holds(content: bytes) -> bool | None:
-    """Whether the bytes of a JSON file are those that `write_json` sealed; None if it has no checksum of its own."""
-    above, seal, checksum = content.rpartition(SEAL)
-    if seal:
-        return checksum == hashlib.sha256(above).hexdigest().encode() + b'"\n}\n'
-    return False if _ENDS_IN_CHECKSUM.search(content) else None  # else a changed key would pass for none
+def seal_holds(content: bytes) -> bool:
+    """Whether the bytes of a JSON file are those that `write_json` sealed."""
+    above, _, checksum = content.rpartition(SEAL)
+    return checksum == hashlib.sha256(above).hexdigest().encode() + b'"\n}\n'
 
 
 @cache

@@ -54,10 +54,10 @@ def config_folder(text: str) -> str:
     return _shipped(text, "folder", Path.is_dir)
 
 
-def _shipped(text: str, kind: str, wanted: Callable[[Path], bool]) -> str:
+def _shipped(text: str, kind: str, matches: Callable[[Path], bool]) -> str:
     if not text.startswith(_SHIPPED):
         return local(text)
-    names = {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in _CONFIGS.rglob("*") if wanted(path)}
+    names = {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in _CONFIGS.rglob("*") if matches(path)}
     if text not in names:
         nearest = difflib.get_close_matches(text, sorted(names), n=3, cutoff=0)
         raise ValueError(f"{text}: no such {kind} ships with the package; the nearest are {', '.join(nearest)}")

@@ -14,7 +14,7 @@ import psutil
 
 from data_pipeline.foundation.signals import STOP_SIGNALS, blocked
 
-_SECONDS_TO_DIE, _SECONDS_BETWEEN_LOOKS = 60.0, 0.1
+_SECONDS_TO_DIE, _POLL_SECONDS = 60.0, 0.1
 
 
 class Process:
@@ -70,7 +70,7 @@ class ProcessGroup:
     """Processes of which none outlives the `with` block, nor anything that they have started.
 
     Each leads a session of its own, so that Ctrl-C in the terminal reaches only this process, which decides what they
-    get. Once they have been asked to end, they have `seconds_to_end`.
+    get. Processes that are told to end have `seconds_to_end` to do so.
     """
 
     def __init__(self, seconds_to_end: float = 30.0):
@@ -133,7 +133,7 @@ class ProcessGroup:
         while self._processes and not stop():
             if process := next((one for one in self._processes if one.code is not None), None):
                 return process
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLL_SECONDS)
         return None
 
     def remove(self, process: Process) -> None:
@@ -150,22 +150,22 @@ class ProcessGroup:
         """Sends the signal `number`, if any, gives the processes their time, and kills what is left of them."""
         if number is not None:
             self.send_signal(number)
-        patience = time.monotonic() + self._seconds_to_end
+        deadline = time.monotonic() + self._seconds_to_end
         for process in self._processes:
-            process.wait(max(0.0, patience - time.monotonic()))
+            process.wait(max(0.0, deadline - time.monotonic()))
         self.kill()
 
     def kill(self) -> None:
         """Kills the processes and all that they have started, and waits until they are gone."""
         sessions = {process.pid for process in self._processes}
-        patience = time.monotonic() + _SECONDS_TO_DIE
-        while sessions and (members := _members(sessions)) and time.monotonic() < patience:
+        deadline = time.monotonic() + _SECONDS_TO_DIE
+        while sessions and (members := _members(sessions)) and time.monotonic() < deadline:
             for member in members:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
-            time.sleep(_SECONDS_BETWEEN_LOOKS / 2)
+            time.sleep(_POLL_SECONDS / 2)
         for process in self._processes:
-            process.wait(max(0.0, patience - time.monotonic()))
+            process.wait(max(0.0, deadline - time.monotonic()))
             process.close()
         self._processes.clear()
 

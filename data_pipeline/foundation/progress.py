@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
-_SECONDS_BETWEEN_LINES, _MOST_BETWEEN_LINES, _SECONDS_BETWEEN_LOOKS = 5.0, 60.0, 0.5
-_SECONDS_BETWEEN_NOTES = 1.0
+_SECONDS_BETWEEN_LINES, _MOST_BETWEEN_LINES, _POLL_SECONDS = 5.0, 60.0, 0.5
+_SECONDS_BETWEEN_WRITES = 1.0
 
 
 @dataclass
 class Progress:
     """How far some work is: in bytes if `size`, its total, is known, else in items.
 
-    `under_way` returns the bytes done of unfinished items, or None before any work has begun. `doing` returns what is
+    `in_progress` returns the bytes done of unfinished items, or None before any work has begun. `doing` returns what is
     done now, which a single item without a size shows in place of 0/1.
     """
 
     what: str
     total: int
     size: int = 0
-    under_way: Callable[[], int | None] = lambda: 0
+    in_progress: Callable[[], int | None] = lambda: 0
     doing: Callable[[], str] = str
     clock: Callable[[], float] = time.monotonic
     count: int = 0
@@ -48,7 +48,7 @@ class Progress:
 
     def done(self) -> int:
         """The bytes (or items) done. It never falls: a retried unit counts again once it is further than before."""
-        part = self.under_way()
+        part = self.in_progress()
         if self._begun is None and (self.count or part is not None):
             self._begun = self.clock()
         now = min(self.size, self._finished + (part or 0)) if self.size else self.count
@@ -81,15 +81,15 @@ def track(
     what: str,
     size: Callable[[Item], int] | None = None,
     total_size: int = 0,
-    under_way: Callable[[], int | None] = lambda: 0,
+    in_progress: Callable[[], int | None] = lambda: 0,
     doing: Callable[[], str] = str,
 ) -> Iterator[Item]:
     """Yields `items`, and shows on stderr how many of `total` are done and how long the rest will take.
 
-    With `size`, the bytes of an item, and their sum `total_size`, it also shows the bytes done, those `under_way`
+    With `size`, the bytes of an item, and their sum `total_size`, it also shows the bytes done, those `in_progress`
     included, and their rate. For `doing` see Progress.
     """
-    progress = Progress(what, total, total_size if size else 0, under_way, doing)
+    progress = Progress(what, total, total_size if size else 0, in_progress, doing)
     with _bar(progress) if sys.stderr.isatty() else _lines(progress):
         for item in items:
             yield item
@@ -123,7 +123,7 @@ def _bar(progress: Progress) -> Iterator[None]:
                 task, completed=progress.done(), description=f"{progress.what}: {now}" if now else progress.what
             )
 
-        with _every(_SECONDS_BETWEEN_LOOKS, show):
+        with _every(_POLL_SECONDS, show):
             yield
         show()
 
@@ -136,7 +136,7 @@ def _lines(progress: Progress) -> Iterator[None]:
         if lines.due(time.monotonic()):
             print(progress.line(), file=sys.stderr, flush=True)
 
-    with _every(_SECONDS_BETWEEN_LOOKS, show):
+    with _every(_POLL_SECONDS, show):
         yield
 
 
@@ -193,7 +193,7 @@ class _Note:
         self._write()
 
     def _write(self) -> None:
-        self._next = time.monotonic() + _SECONDS_BETWEEN_NOTES
+        self._next = time.monotonic() + _SECONDS_BETWEEN_WRITES
         with contextlib.suppress(OSError):  # a full disk will be reported by the unit itself
             self._path.write_text(f"{self._done} {self._doing}")
 
@@ -202,7 +202,7 @@ _note: _Note | None = None  # of the unit that this process works on
 
 
 @contextlib.contextmanager
-def noted_in(path: Path) -> Iterator[None]:
+def reporting_progress(path: Path) -> Iterator[None]:
     """In a worker: writes what `advance` counts within the block to the file `path`, which is removed at the end."""
     global _note
     _note = _Note(path)
@@ -216,24 +216,24 @@ def noted_in(path: Path) -> Iterator[None]:
 
 
 def advance(size: int) -> None:
-    """Counts `size` more bytes of input as read. Does nothing outside a `noted_in` block."""
+    """Counts `size` more bytes of input as read. Does nothing outside a `reporting_progress` block."""
     if _note is not None:
         _note.add(size)
 
 
-def doing(what: str) -> None:
-    """Notes what the unit does now: "training on 38 MB of text". Does nothing outside a `noted_in` block."""
+def set_activity(what: str) -> None:
+    """Notes what the unit does now: "training on 38 MB of text". Does nothing outside a `reporting_progress` block."""
     if _note is not None:
         _note.say(what)
 
 
-def noted(folder: Path) -> int | None:
+def bytes_done(folder: Path) -> int | None:
     """The bytes done by all workers that have a file in `folder`; None if there are none."""
     sizes = [done for done, _ in _notes(folder)]
     return sum(sizes) if sizes else None
 
 
-def said(folder: Path) -> str:
+def activity(folder: Path) -> str:
     """What a worker that has a file in `folder` does now; "" if none says so."""
     return next((doing for _, doing in _notes(folder) if doing), "")
 

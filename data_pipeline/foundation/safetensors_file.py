@@ -42,7 +42,7 @@ def part_of(array: Any, start: int, stop: int) -> np.ndarray:
 
 
 class GrowingArrays:
-    """Arrays whose final shapes are known, written to `file` a piece at a time, in any turn."""
+    """Arrays whose final shapes are known, written to `file` a piece at a time, in any order."""
 
     def __init__(self, file: BinaryIO, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]):
         self._file = file

@@ -9,7 +9,7 @@ from types import FrameType
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
-def heeded() -> list[signal.Signals]:
+def stop_signals() -> list[signal.Signals]:
     """The signals that ask this process to stop. They include SIGHUP, which a closing terminal sends, unless `nohup`
     has made the process ignore it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -24,14 +24,14 @@ def announce(number: int, what: str) -> None:
 
 @contextlib.contextmanager
 def caught(on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
-    """Within the block, the signals of `heeded` are added to the list that it yields; then `on_signal` is called."""
+    """Within the block, stop signals are added to the list that it yields; then `on_signal` is called."""
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
         on_signal(number)
 
-    previous = {number: signal.signal(number, handle) for number in heeded()}
+    previous = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
         yield received
     finally:

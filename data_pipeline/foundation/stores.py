@@ -35,7 +35,7 @@ _LOCAL = LocalFileSystem()
 _S3_TRIES = 3
 _S3_URLS = ("s3://", "s3a://")
 _S3 = {
-    # s3fs itself retries a part of an upload, or a range, that failed; `patiently` bridges the rest
+    # s3fs itself retries a part of an upload, or a range, that failed; `with_retries` bridges the rest
     "config_kwargs": {"connect_timeout": 10, "read_timeout": 15, "retries": {"total_max_attempts": 1}},
     "use_listings_cache": False,  # others write there too
 }
@@ -64,7 +64,7 @@ def is_local(found: Any) -> bool:
     return isinstance(found, LocalFileSystem)
 
 
-def patiently(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECONDS) -> Result:
+def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECONDS) -> Result:
     """The result of `attempt`, which is called again, less and less often, while the store at `url` doesn't answer.
 
     Raises StoreUnavailable `wait` seconds after the first failure, StoreError at once if the store refuses, and errors
@@ -94,62 +94,42 @@ def patiently(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECOND
 
 
 def open_file(path: str) -> BinaryIO:
-    """The file at a path or URL, open for reading at any position. A remote one is read patiently.
+    """The file at a path or URL, open for reading at any position. A remote one is read with_retries.
 
-    Raises what `patiently` raises, also when it is read.
+    Raises what `with_retries` raises, also when it is read.
     """
     found, inside = filesystem(path)
     if is_local(found):
         return cast(BinaryIO, found.open(inside, "rb"))
-    file = patiently(lambda: found.open(inside, "rb", block_size=_READ_AHEAD), path)
+    file = with_retries(lambda: found.open(inside, "rb", block_size=_READ_AHEAD), path)
     return cast(BinaryIO, _RemoteFile(file, path))
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file or directory at a path or URL; raises what `patiently` raises."""
+    """Whether there is a file or directory at a path or URL; raises what `with_retries` raises."""
     found, path = filesystem(url)
     try:
-        patiently(lambda: found.info(path), url)
+        with_retries(lambda: found.info(path), url)
     except FileNotFoundError:
         return False
     return True
 
 
-def need_bucket(url: str) -> None:
+def check_bucket(url: str) -> None:
     """Raises StoreError if `url` is in a bucket of S3 that doesn't exist. Where nothing was found, this may be why."""
     if url.startswith(_S3_URLS):
         found, path = filesystem(url)
-        patiently(lambda: found.find(f"{path.split('/')[0]}/no such folder"), url)
+        with_retries(lambda: found.find(f"{path.split('/')[0]}/no such folder"), url)
 
 
-class _RemoteFile(io.RawIOBase):
-    """A file of fsspec that is read patiently: after a failure, again from the same position."""
-
-    def __init__(self, file: Any, url: str):
-        self._file, self._url, self._at = file, url, 0
+class ReadableFile(io.RawIOBase):
+    """A file whose `read`, `seek` and `tell` a subclass defines."""
 
     def readable(self) -> bool:
         return True
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = patiently(lambda: self._file.seek(offset, whence), self._url)
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        def attempt() -> bytes:
-            if self._file.tell() != self._at:
-                self._file.seek(self._at)
-            return self._file.read(-1 if size is None else size)
-
-        content = patiently(attempt, self._url)
-        self._at += len(content)
-        return content
 
     def readinto(self, buffer: Any) -> int:
         content = self.read(len(buffer))
@@ -158,6 +138,30 @@ class _RemoteFile(io.RawIOBase):
 
     def readall(self) -> bytes:
         return self.read()
+
+
+class _RemoteFile(ReadableFile):
+    """A file of fsspec that is read with_retries: after a failure, again from the same position."""
+
+    def __init__(self, file: Any, url: str):
+        self._file, self._url, self._at = file, url, 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = with_retries(lambda: self._file.seek(offset, whence), self._url)
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        def attempt() -> bytes:
+            if self._file.tell() != self._at:
+                self._file.seek(self._at)
+            return self._file.read(-1 if size is None else size)
+
+        content = with_retries(attempt, self._url)
+        self._at += len(content)
+        return content
 
     def close(self) -> None:
         if not self.closed:

@@ -12,8 +12,6 @@ import numpy as np
 
 _UNIT = 2**64  # shares are fixed-point numbers; at position 2^63 they are exact to half a row
 _HALF = 2**63
-_LOW = np.uint64(2**32 - 1)
-_WORD = np.uint64(32)
 
 
 def rates(sizes: Sequence[int], weights: Sequence[float], limit: int | None, temperature: float) -> list[float]:
@@ -67,25 +65,19 @@ class Mixture:
 
     def deal(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(corpus (n,), position within that corpus's sequence (n,)) for each of `positions` (n,)."""
-        places = np.asarray(positions).astype(np.uint64)
-        owner = np.full(len(places), len(self._shares), dtype=np.int64)
-        waiting = np.arange(len(places))  # positions that no corpus has taken yet
+        within = np.array(positions, dtype=np.int64)
+        corpora = np.full(len(within), len(self._shares), dtype=np.int64)
+        left = np.arange(len(within))  # positions that no corpus has taken yet
         for corpus, share in enumerate(self._shares):
-            at = places[waiting]
-            before = _times(at, share)
-            taken = _times(at + np.uint64(1), share) > before
-            owner[waiting[taken]] = corpus
-            places[waiting] = np.where(taken, before, at - before)
-            waiting = waiting[~taken]
-        return owner, places.astype(np.int64)
+            index = within[left]
+            before = _times(index, share)
+            taken = _times(index + 1, share) > before
+            corpora[left[taken]] = corpus
+            within[left] = np.where(taken, before, index - before)
+            left = left[~taken]
+        return corpora, within
 
 
 def _times(numbers: np.ndarray, share: int) -> np.ndarray:
-    """⌊numbers · share / 2^64 + 1/2⌋ (n,) of numbers (n,) below 2^63, all uint64: the product has up to 127 bits."""
-    high, low = np.uint64(share >> 32), np.uint64(share & (2**32 - 1))
-    a, b = numbers >> _WORD, numbers & _LOW
-    lowest = b * low
-    middle = a * low + (lowest >> _WORD)  # each of these sums fits into 64 bits
-    other = b * high + (middle & _LOW)
-    whole = a * high + (middle >> _WORD) + (other >> _WORD)
-    return whole + ((other & _LOW) >> np.uint64(31))
+    """⌊numbers · share / 2^64 + 1/2⌋ (n,) of numbers (n,), by Python's integers: the product has 127 bits."""
+    return ((numbers.astype(object) * share + _HALF) // _UNIT).astype(np.int64)

@@ -91,7 +91,7 @@ def _items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int
         yield one.item
 
 
-@atexit.register  # before multiprocessing's own, which sends workers one SIGTERM and waits for them without end
+@atexit.register  # before multiprocessing's own, which sends workers one SIGTERM and waits for them indefinitely
 def _end_workers() -> None:
     for made in list(_open):
         with contextlib.suppress(ValueError):  # another thread is in it

@@ -48,7 +48,7 @@ class Reader:
         if (beyond := ids[(ids < 0) | (ids >= self._rows)]).size:
             raise UserError(
                 f"{self.corpus.directory}: the split {self.split} has {self._rows} rows, whose ids count from 0, "
-                f"but row {beyond[0]} was asked for"
+                f"got row {beyond[0]}"
             )
         epochs = np.broadcast_to(epochs, ids.shape)
         numbers = np.searchsorted(self.blocks.first_row, ids, side="right") - 1

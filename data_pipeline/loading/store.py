@@ -67,7 +67,7 @@ class BlockStore:
         read = partial(filesystem.cat_file, path, start=start, end=start + length)
         for _ in range(_ATTEMPTS):
             try:
-                content = stores.patiently(read, f"{url}/{shard}", self.corpus.remote.wait_seconds)
+                content = stores.with_retries(read, f"{url}/{shard}", self.corpus.remote.wait_seconds)
             except UserError:
                 raise
             except Exception as error:  # each file system raises its own errors

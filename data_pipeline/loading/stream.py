@@ -23,7 +23,7 @@ class Skipped:
 class Stream:
     """Corpora and weights, and all else that decides the order of rows.
 
-    Each epoch is read as `interleaved` streams, one row of each in turn. `objective` overrides the corpora's if noise
+    Each epoch is read as `interleaved` streams, whose rows alternate. `objective` overrides the corpora's if noise
     is applied at load. At a damaged block, `on_damage` says whether to stop or to give its rows weight 0. `pack`
     examples of a micro-batch share a row.
     """

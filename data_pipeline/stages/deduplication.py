@@ -437,7 +437,7 @@ def _left(corpus: Path, spec: PartSpec, dropped: list[int]) -> Iterator[tuple[in
 
 def _substrings(corpus: Path, spec: PartSpec) -> Anchors | EqualSubstrings:
     """What gathers the keys of `spec.step`: anchors, or the substrings whose anchors occur more than once."""
-    assert spec.dedup.substrings is not None, "a step that isn't asked for"
+    assert spec.dedup.substrings is not None, "the config has no such step"
     if spec.step == "anchors":
         return Anchors(spec.dedup.substrings)
     anchors = spec.applied[-1]
@@ -448,10 +448,10 @@ def _substrings(corpus: Path, spec: PartSpec) -> Anchors | EqualSubstrings:
 def step_of(name: str, config: DedupConfig) -> Step:
     """The step `name` with its settings."""
     if name == "minhash":
-        assert config.minhash is not None, "a step that isn't asked for"
+        assert config.minhash is not None, "the config has no such step"
         return NearDuplicates(config.minhash)
     if name == "substrings":
-        assert config.substrings is not None, "a step that isn't asked for"
+        assert config.substrings is not None, "the config has no such step"
         return EqualSubstrings(config.substrings)
     steps: dict[str, Step] = {
         "urls": NewestUrl(),

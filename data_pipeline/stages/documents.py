@@ -95,7 +95,7 @@ class DocumentsResult(PartsResult):
 
     @property
     def bytes(self) -> int:
-        return sum(of.bytes for of in self.inputs)
+        return sum(file.bytes for file in self.inputs)
 
 
 def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = None) -> list[Unit[DocumentsSpec]]:
@@ -211,12 +211,12 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     counts, results, holes = Tally(), list[InputResult](), Counter[str]()
     clean = Cleaner(spec.cleaning)
     with PartsWriter(corpus, spec) as parts:
-        for of in spec.inputs:
-            if of.range.start:
-                results.append(_write_input(spec, of, clean, parts, counts, holes))
+        for file in spec.inputs:
+            if file.range.start:
+                results.append(_write_input(spec, file, clean, parts, counts, holes))
                 continue
-            with checksums.taken_of(of.path) as checksum:
-                result = _write_input(spec, of, clean, parts, counts, holes)
+            with checksums.while_reading(file.path) as checksum:
+                result = _write_input(spec, file, clean, parts, counts, holes)
             size, sha256 = checksum.finish()
             results.append(replace(result, bytes=size, sha256=sha256))
     of_parts = vars(PartsResult.of(counts, parts.written, parts.histograms))
@@ -240,15 +240,15 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
 
 
 def _write_input(
-    spec: DocumentsSpec, of: InputSpec, clean: Cleaner, parts: PartsWriter, counts: Tally, holes: Counter[str]
+    spec: DocumentsSpec, file: InputSpec, clean: Cleaner, parts: PartsWriter, counts: Tally, holes: Counter[str]
 ) -> InputResult:
     intake = Intake(counters=counts)
     before, documents = Counter(counts), 0
     damage: list[Damage] = []
     corrupt = False
     try:
-        for record, document, competes in _pages(spec, of, clean, intake, holes):
-            parts.add(of.file, record, document, competes)
+        for record, document, competes in _pages(spec, file, clean, intake, holes):
+            parts.add(file.file, record, document, competes)
             documents += document is not None
     except DamagedInput as error:
         damage.append(Damage(error.position, error.reason))
@@ -262,15 +262,15 @@ def _write_input(
     unreadable = bool(found) and read <= damaged
     if unreadable and not corrupt:  # else its format isn't what is wrong
         position, reason = found[0]
-        found[0] = Damage(position, f"{reason}{_advice(spec, of, reason)}")
+        found[0] = Damage(position, f"{reason}{_advice(spec, file, reason)}")
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
     status = "unreadable" if unreadable else "truncated" if truncated else status
-    return InputResult(of.file, of.range, status, documents, damaged, found)
+    return InputResult(file.file, file.range, status, documents, damaged, found)
 
 
-def _advice(spec: DocumentsSpec, of: InputSpec, reason: str) -> str:
+def _advice(spec: DocumentsSpec, file: InputSpec, reason: str) -> str:
     """What an unreadable file looks like, unless `reason` says so; else a question."""
-    look = look_of(of.path)
+    look = look_of(file.path)
     if look is None:
         return "; are its path and format right?"
     name = look.description if spec.format in look.formats else str(look)
@@ -278,36 +278,36 @@ def _advice(spec: DocumentsSpec, of: InputSpec, reason: str) -> str:
 
 
 def _pages(
-    spec: DocumentsSpec, of: InputSpec, clean: Cleaner, intake: Intake, holes: Counter[str]
+    spec: DocumentsSpec, file: InputSpec, clean: Cleaner, intake: Intake, holes: Counter[str]
 ) -> Iterator[tuple[Record, Document | None, bool]]:
     """Each page of one input, the document made from it, if any, and whether it may be the newest page of its URL.
 
     Every page that isn't too long may be the newest, even one that cleaning drops. `holes` counts the templates that
     left one in a sentence.
     """
-    splits = Splits(spec, of)
-    for record in read_records(spec, of, intake):
+    splits = Splits(spec, file)
+    for record in read_records(spec, file, intake):
         split, text = splits.of_next(record), text_of(record, spec.format, holes)
         if not text.strip():
             intake.counters.drop("empty", record.title or record.url or record.text)
             continue
         too_long = intake.counters["too_long"]
-        document = clean_record(record, text, split, clean, spec, of, intake.counters)
+        document = clean_record(record, text, split, clean, spec, file, intake.counters)
         competes = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
         yield record, document, competes
 
 
-def read_records(spec: DocumentsSpec, of: InputSpec, intake: Intake) -> Iterator[Record]:
+def read_records(spec: DocumentsSpec, file: InputSpec, intake: Intake) -> Iterator[Record]:
     """The records of one input, before cleaning."""
-    return READERS[spec.format](Input(of.path, *of.range, spec.options), intake)
+    return READERS[spec.format](Input(file.path, *file.range, spec.options), intake)
 
 
 class Splits:
     """The split of each record of an input. By position, it reads the whole input first."""
 
-    def __init__(self, spec: DocumentsSpec, of: InputSpec):
-        self._spec, self._file = spec, of.file
-        self._characters = _characters(spec, of) if spec.by_position else 0
+    def __init__(self, spec: DocumentsSpec, file: InputSpec):
+        self._spec, self._file = spec, file.file
+        self._characters = _characters(spec, file) if spec.by_position else 0
         self._before = 0
 
     def of_next(self, record: Record) -> str:
@@ -328,28 +328,28 @@ def text_of(record: Record, declared: str, holes: Counter[str] | None = None) ->
 
 
 def clean_record(
-    record: Record, text: str, split: str, clean: Cleaner, spec: DocumentsSpec, of: InputSpec, tally: Tally
+    record: Record, text: str, split: str, clean: Cleaner, spec: DocumentsSpec, file: InputSpec, tally: Tally
 ) -> Document | None:
     """The document made from a record, whose text is `text`; None if a rule drops it, which is counted."""
     kept = clean(text, record.url, spec.language or record.language, tally)
     if kept is None:
         return None
-    document = _document(record, *kept, split, spec, of)
+    document = _document(record, *kept, split, spec, file)
     return replace(document, target=clean.masked(record.target, tally)) if record.target else document
 
 
-def _characters(spec: DocumentsSpec, of: InputSpec) -> int:
+def _characters(spec: DocumentsSpec, file: InputSpec) -> int:
     """Characters of the input's records, up to damage if it can't be read on."""
     characters = 0
     with contextlib.suppress(DamagedInput, UserError):  # reported when the documents are made
-        for record in read_records(spec, of, Intake()):
+        for record in read_records(spec, file, Intake()):
             characters += len(record.text) + len(record.target)
     return characters
 
 
-def _document(record: Record, text: str, language: str, split: str, spec: DocumentsSpec, of: InputSpec) -> Document:
+def _document(record: Record, text: str, language: str, split: str, spec: DocumentsSpec, file: InputSpec) -> Document:
     return Document(
-        id=spec.identity(of.file, record.ordinal),
+        id=spec.identity(file.file, record.ordinal),
         text=text,
         url=record.url,
         title=record.title,

@@ -57,10 +57,10 @@ class EvaluationSetsResult(Result):
 def check(config: DecontaminationConfig) -> None:
     """Reads all evaluation sets. Raises UserError for one that is missing, empty, damaged or of another format."""
     for number, files in enumerate(_files(config)):
-        of = config.sets[number]
-        if not sum(1 for file in files for _ in read_items(file.path, of)):
-            paths = of.path if isinstance(of.path, str) else ", ".join(of.path)
-            raise UserError(f"{paths}: no items; expected format {of.format} (evaluation set {of.name!r})")
+        one_set = config.sets[number]
+        if not sum(1 for file in files for _ in read_items(file.path, one_set)):
+            paths = one_set.path if isinstance(one_set.path, str) else ", ".join(one_set.path)
+            raise UserError(f"{paths}: no items; expected format {one_set.format} (evaluation set {one_set.name!r})")
 
 
 def plan(config: DecontaminationConfig) -> list[Unit[EvaluationSetsSpec]]:
@@ -112,9 +112,9 @@ def write_ngrams(corpus: Path, spec: EvaluationSetsSpec) -> EvaluationSetsResult
 
     def texts() -> Iterator[tuple[int, str]]:
         file_number = 0
-        for set_number, (of, files) in enumerate(zip(spec.config.sets, spec.files, strict=True)):
+        for set_number, (one_set, files) in enumerate(zip(spec.config.sets, spec.files, strict=True)):
             for file in files:
-                for item in read_items(file.path, of):
+                for item in read_items(file.path, one_set):
                     yield from ((len(where), text) for text in item.texts)
                     where.append((set_number, file_number, item.line))
                 file_number += 1
@@ -122,13 +122,13 @@ def write_ngrams(corpus: Path, spec: EvaluationSetsSpec) -> EvaluationSetsResult
     ngrams = Ngrams.of(texts(), spec.config)
     items = np.array(where, dtype=np.int64)
     names = [file.name for files in spec.files for file in files]
-    Index(ngrams, items, [of.name for of in spec.config.sets], names).write(corpus / INDEX)
+    Index(ngrams, items, [one_set.name for one_set in spec.config.sets], names).write(corpus / INDEX)
     long_enough = items[ngrams.known, 0]
     read = []
-    for number, of in enumerate(spec.config.sets):
+    for number, one_set in enumerate(spec.config.sets):
         count = int((items[:, 0] == number).sum())
         size = sum(file.bytes for file in spec.files[number])
-        read.append(ReadSet(of.name, size, count, count - int((long_enough == number).sum())))
+        read.append(ReadSet(one_set.name, size, count, count - int((long_enough == number).sum())))
     return EvaluationSetsResult(read)
 
 
@@ -137,5 +137,5 @@ STAGE = Stage("evaluation-sets", 2, write_ngrams, "look for fewer evaluation set
 
 def _files(config: DecontaminationConfig) -> list[list[InputFile]]:
     """The files of each set."""
-    sources = [SourceConfig.model_construct(format="text", path=of.path, name=of.name) for of in config.sets]
+    sources = [SourceConfig.model_construct(format="text", path=one.path, name=one.name) for one in config.sets]
     return [list_files(source, "evaluation set") for source in sources]

@@ -10,7 +10,7 @@ from data_pipeline.execution.parts import Part, PartsResult
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.progress import doing
+from data_pipeline.foundation.progress import set_activity
 from data_pipeline.stages.sampling import Candidates, files_to_read
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import auto_tokenizer, byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
@@ -82,7 +82,7 @@ def make_tokenizer(corpus: Path, spec: TokenizerSpec) -> TokenizerResult:
         check_memory(min(config.sample_bytes, spec.text_bytes))
         texts = draw_sample(corpus, spec.parts, spec.seed, config.sample_documents, config.sample_bytes)
         sample = Sample(len(texts), sum(map(len, texts)))
-        doing(f"training on {sample.bytes / 1e6:,.1f} MB of text")
+        set_activity(f"training on {sample.bytes / 1e6:,.1f} MB of text")
         model = train(config, texts)
     Tokenizer(model, config.special_tokens, config.sentinels)  # refuses special tokens that were trained as pieces
     write_files(model, corpus)

@@ -13,7 +13,7 @@ from data_pipeline.config import TokenizerConfig
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation import memory
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.progress import doing
+from data_pipeline.foundation.progress import set_activity
 from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 
 _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
@@ -101,7 +101,7 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
     heap: list[tuple[int, bytes]] = []  # the last one first
     size = 0
     for number, part in enumerate(parts, 1):
-        doing(f"reading part {number:,} of {len(parts):,}")
+        set_activity(f"reading part {number:,} of {len(parts):,}")
         for document in read_documents(corpus, part, ["id", "text", "target", "split"]):
             if document.split != "train":
                 continue

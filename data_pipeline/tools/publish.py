@@ -78,7 +78,12 @@ class _Publication:
             try:
                 finished = zip(files, pool.map(self._upload, files), strict=True)
                 uploads += track(
-                    finished, len(files), "publish", lambda pair: pair[0].bytes, total, under_way=self._bytes_under_way
+                    finished,
+                    len(files),
+                    "publish",
+                    lambda pair: pair[0].bytes,
+                    total,
+                    in_progress=self._bytes_in_progress,
                 )
             finally:
                 pool.shutdown(cancel_futures=True)
@@ -159,7 +164,7 @@ class _Publication:
 
     def _patiently(self, attempt: Any, name: str) -> Any:
         try:
-            return stores.patiently(attempt, f"{self._url}/{name}")
+            return stores.with_retries(attempt, f"{self._url}/{name}")
         except (UserError, FileNotFoundError):
             raise
         except Exception as error:  # each file system raises its own errors
@@ -169,7 +174,7 @@ class _Publication:
     def _remote_path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
 
-    def _bytes_under_way(self) -> int:
+    def _bytes_in_progress(self) -> int:
         with self._lock:
             return sum(callback.value for callback in self._under_way.values())
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline import tokenizer
-from data_pipeline.foundation.atomic import hidden, reveal
+from data_pipeline.foundation.atomic import commit, temporary_path
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.loading.stream import Skipped
@@ -82,7 +82,7 @@ class Saver:
         started = time.perf_counter()
         self._number += 1
         final = directory_of(self._origin.run, train_state.step)
-        temporary = hidden(final, f"{self._token}-{self._number}")
+        temporary = temporary_path(final, f"{self._token}-{self._number}")
         train_state = replace(train_state, skipped=_union(train_state.skipped))
         self._copies = self._copies or HostCopies(self._engine)
         copy = self._copies.take()
@@ -236,8 +236,8 @@ class _Writing(threading.Thread):
         )
         self.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
         # from an attempt that got this far, before the run was resumed from an earlier checkpoint
-        replaced = self.final.rename(hidden(self.final)) if self.final.exists() else None
-        reveal(self.temporary, self.final)
+        replaced = self.final.rename(temporary_path(self.final)) if self.final.exists() else None
+        commit(self.temporary, self.final)
         if replaced:
             shutil.rmtree(replaced, ignore_errors=True)
 
@@ -253,7 +253,7 @@ class _Writing(threading.Thread):
             try:
                 directory = directory_of(run, old)
                 # renamed first, so that the next start removes whatever can't be removed now
-                shutil.rmtree(directory.rename(hidden(directory)), ignore_errors=True)
+                shutil.rmtree(directory.rename(temporary_path(directory)), ignore_errors=True)
             except OSError as error:
                 self.warnings.append(f"{directory_of(run, old)}: can't be removed: {error.strerror}")
 

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 from types import FrameType
 
-from data_pipeline.foundation.signals import STOP_SIGNALS, announce, heeded
+from data_pipeline.foundation.signals import STOP_SIGNALS, announce, stop_signals
 
 _received: list[int] = []
 
@@ -15,7 +15,7 @@ def catch() -> None:
 
     Signals that a supervisor blocked while this process started are delivered now.
     """
-    for number in heeded():
+    for number in stop_signals():
         signal.signal(number, _on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
@@ -37,7 +37,7 @@ def held_back(process: int) -> signal.Signals | None:
         for line in Path(f"/proc/{process}/status").read_text().splitlines():
             if line.startswith("ShdPnd:"):
                 pending = int(line.split()[1], 16)
-                return next((number for number in heeded() if pending >> (number - 1) & 1), None)
+                return next((number for number in stop_signals() if pending >> (number - 1) & 1), None)
     return None
 
 

@@ -20,7 +20,7 @@ from pretrain.evaluation import record
 from pretrain.huggingface.text_plot import Point, bars, plot
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
 
-_SECONDS_BETWEEN_LOOKS = 1.0
+_POLL_SECONDS = 1.0
 _LOSS = "train/loss"
 _LOWEST, _HIGHEST = 4, 10  # lines of a curve
 _MOST_POINTS = 2000
@@ -86,7 +86,7 @@ def watch(run_dir: Path, once: bool = False, console: Console | None = None) -> 
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=False, auto_refresh=False) as live:
         while True:
             live.update(_view(run_dir, curves, console.width, console.height), refresh=True)
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLL_SECONDS)
             curves.read()
 
 

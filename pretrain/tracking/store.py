@@ -11,7 +11,7 @@ from typing import Any
 
 import requests
 
-from data_pipeline.foundation.atomic import hidden, reveal
+from data_pipeline.foundation.atomic import commit, temporary_path
 from data_pipeline.foundation.locks import lock
 from data_pipeline.foundation.secrets import masked, without_login
 
@@ -75,12 +75,12 @@ def store_lock(uri: str) -> Iterator[None]:
 
 
 def _create_tables(database: Path) -> None:
-    for leftover in database.parent.glob(f"{hidden(database, '*').name}*"):  # of a process that was killed
+    for leftover in database.parent.glob(f"{temporary_path(database, '*').name}*"):  # of a process that was killed
         leftover.unlink(missing_ok=True)
-    new = hidden(database)
+    new = temporary_path(database)
     client(f"sqlite:///{new}").search_experiments(max_results=1)
     if not database.exists():  # there are file systems without locks
-        reveal(new, database)
+        commit(new, database)
 
 
 def absolute_uri(uri: str) -> str:

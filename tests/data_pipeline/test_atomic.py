@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_pipeline.foundation.atomic import hidden, new_directory, remove_leftovers
+from data_pipeline.foundation.atomic import new_directory, remove_leftovers, temporary_path
 from data_pipeline.foundation.errors import UserError
 
 
@@ -34,7 +34,7 @@ def test_what_is_there_is_not_replaced_unless_it_is_an_empty_directory(tmp_path)
 
 
 def test_what_a_killed_writer_left_is_found_by_its_name(tmp_path):
-    hidden(tmp_path / "out").mkdir()
-    hidden(tmp_path / "file", token="1-2").touch()
+    temporary_path(tmp_path / "out").mkdir()
+    temporary_path(tmp_path / "file", token="1-2").touch()
     remove_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []

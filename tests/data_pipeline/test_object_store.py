@@ -314,7 +314,7 @@ def test_a_store_that_does_not_answer_is_waited_for_and_then_named(store, capsys
     monkeypatch.setattr(stores, "_SILENT", 0.1)
     store.away = True
     with pytest.raises(StoreUnavailable, match=r"s3://bucket/x: unavailable for \d s: .*run the same command") as error:
-        stores.patiently(lambda: store.filesystem().info("bucket/x"), "s3://bucket/x", 4.0)
+        stores.with_retries(lambda: store.filesystem().info("bucket/x"), "s3://bucket/x", 4.0)
     assert error.value.exit_code == 75
     assert capsys.readouterr().err.count("warning: s3://bucket/x: ") == 1
 

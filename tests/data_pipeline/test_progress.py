@@ -6,7 +6,16 @@ import pytest
 
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.progress import Lines, Progress, advance, doing, noted, noted_in, said, track
+from data_pipeline.foundation.progress import (
+    Lines,
+    Progress,
+    activity,
+    advance,
+    bytes_done,
+    reporting_progress,
+    set_activity,
+    track,
+)
 from data_pipeline.sources.compression.decompress import open_stream
 
 
@@ -23,25 +32,25 @@ class Clock:
 
 def test_the_time_left_does_not_count_what_passes_before_work_begins():
     """Workers take 10 s to start, then do 25 of 100 MB in 10 s: the rest takes 30 s, not 60."""
-    clock, under_way = Clock(), None
-    work = Progress("documents", total=4, size=100_000_000, under_way=lambda: under_way, clock=clock)
+    clock, in_progress = Clock(), None
+    work = Progress("documents", total=4, size=100_000_000, in_progress=lambda: in_progress, clock=clock)
     clock.now = 105
     assert work.line() == "documents: 0/4, 0 of 100 MB, 5 s"
-    clock.now, under_way = 110, 0
+    clock.now, in_progress = 110, 0
     assert work.line() == "documents: 0/4, 0 of 100 MB, 10 s"
-    clock.now, under_way = 120, 0
+    clock.now, in_progress = 120, 0
     work.finish(25_000_000)
     assert work.line() == "documents: 1/4, 25 of 100 MB, 20 s, 2.5 MB/s, 30 s left"
 
 
 def test_one_large_file_has_progress_inside_it_which_never_falls():
-    clock, under_way = Clock(), 0
-    work = Progress("documents", total=1, size=80_000_000, under_way=lambda: under_way, clock=clock)
-    clock.now, under_way = 110, 20_000_000
+    clock, in_progress = Clock(), 0
+    work = Progress("documents", total=1, size=80_000_000, in_progress=lambda: in_progress, clock=clock)
+    clock.now, in_progress = 110, 20_000_000
     assert work.line() == "documents: 0/1, 20 of 80 MB, 10 s, 2.0 MB/s, 30 s left"
-    under_way = 5_000_000  # its worker died, and another one starts again
+    in_progress = 5_000_000  # its worker died, and another one starts again
     assert work.done() == 20_000_000
-    under_way = 90_000_000  # more was read than the file had when the work was planned
+    in_progress = 90_000_000  # more was read than the file had when the work was planned
     assert work.done() == 80_000_000
 
 
@@ -56,35 +65,35 @@ def test_items_without_a_size_are_counted():
 
 def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path, monkeypatch):
     """With several gzip members, each chunk that is read counts once, though its rest goes to the next member."""
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_NOTES", 0.0)
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_WRITES", 0.0)
     notes = tmp_path / "notes"
     notes.mkdir()
     (tmp_path / "plain").write_bytes(b"x" * 700_000)
     (tmp_path / "members.gz").write_bytes(b"".join(gzip.compress(bytes([n]) * 1000) for n in range(100)))
-    assert noted(notes) is None
-    with noted_in(notes / "other-unit"):
+    assert bytes_done(notes) is None
+    with reporting_progress(notes / "other-unit"):
         advance(1)
         for name in ("plain", "members.gz"):
-            with noted_in(notes / "unit"), open_stream(str(tmp_path / name)) as stream:
+            with reporting_progress(notes / "unit"), open_stream(str(tmp_path / name)) as stream:
                 stream.read()
-                assert noted(notes) == 1 + (tmp_path / name).stat().st_size
-            assert noted(notes) == 1
-    assert noted(notes) is None
+                assert bytes_done(notes) == 1 + (tmp_path / name).stat().st_size
+            assert bytes_done(notes) == 1
+    assert bytes_done(notes) is None
     advance(5)  # in a process without a unit it counts nowhere
 
 
 def test_a_single_item_says_what_it_does_in_place_of_a_count(tmp_path):
     clock = Clock()
-    work = Progress("tokenizer", total=1, doing=lambda: said(tmp_path), clock=clock)
+    work = Progress("tokenizer", total=1, doing=lambda: activity(tmp_path), clock=clock)
     clock.now = 105
     assert work.line() == "tokenizer: 0/1, 5 s"
-    with noted_in(tmp_path / "spiece"):
-        doing("reading part 3 of 20")
+    with reporting_progress(tmp_path / "spiece"):
+        set_activity("reading part 3 of 20")
         clock.now = 110
         assert work.line() == "tokenizer: reading part 3 of 20, 10 s"
         advance(7)
-        doing("training on 38.1 MB of text")
-        assert (work.line(), noted(tmp_path)) == ("tokenizer: training on 38.1 MB of text, 10 s", 7)
+        set_activity("training on 38.1 MB of text")
+        assert (work.line(), bytes_done(tmp_path)) == ("tokenizer: training on 38.1 MB of text, 10 s", 7)
     assert Progress("tokens", total=2, doing=lambda: "writing", clock=clock).line() == "tokens: 0/2, 0 s"
 
 
@@ -102,17 +111,17 @@ def test_lines_without_news_become_rare():
 
 def test_lines_appear_while_one_item_takes_long(monkeypatch, capsys):
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.001)
-    said = ""
+    monkeypatch.setattr(progress, "_POLL_SECONDS", 0.001)
+    printed = ""
 
     def slow():
-        nonlocal said
-        while "MB left" not in said and "s left" not in said:
-            said += capsys.readouterr().err
+        nonlocal printed
+        while "MB left" not in printed and "s left" not in printed:
+            printed += capsys.readouterr().err
         yield "item"
 
     assert list(track(slow(), 1, "documents", lambda item: 4_000_000, 4_000_000, lambda: 1_000_000)) == ["item"]
-    assert "documents: 0/1, 1 of 4 MB" in said
+    assert "documents: 0/1, 1 of 4 MB" in printed
 
 
 @pytest.fixture(autouse=True)

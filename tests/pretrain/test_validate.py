@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
 from pretrain.trainer.validate import validate
@@ -180,6 +181,7 @@ def test_a_manifest_that_describes_another_tokenizer_is_refused(prepared, small_
     shutil.copytree(small_corpus, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["tokenizer"][key] = value
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    del manifest["sha256"]
+    write_json(copy / "manifest.json", manifest, sealed=True)
     with pytest.raises(FailedError, match=rf"{copy}: tokenizer\.(size|eos) is described as \d+; .* has \d+"):
         prepared(VANILLA, sections={"data": {"train": [{"corpus": str(copy)}]}})

@@ -18,7 +18,7 @@ from data_pipeline.tools.fetch.meter import DownloadMeter
 from data_pipeline.tools.fetch.published import PublishedFile
 
 _FAILURES_IN_A_ROW = 10  # then the rest would fail too; don't ask a server that refuses us 50,000 times
-_SECONDS_BETWEEN_LOOKS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass
@@ -70,7 +70,7 @@ class _Fetch:
                     thread.start()
                 for thread in threads:
                     while thread.is_alive():
-                        thread.join(_SECONDS_BETWEEN_LOOKS)
+                        thread.join(_POLL_SECONDS)
                         self._meter.show()
         finally:
             self._client.stop.set()

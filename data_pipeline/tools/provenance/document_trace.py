@@ -63,7 +63,7 @@ class StepTrace:
 class DocumentTrace:
     """What became of one record, step by step. `text` is as it was read, before the first step.
 
-    `location`: where its tokens lie, if it is in the corpus and the corpus has shards.
+    `location`: where its tokens are, if it is in the corpus and the corpus has shards.
     """
 
     id: str

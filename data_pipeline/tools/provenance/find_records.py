@@ -71,5 +71,5 @@ def _ordinals_with(build: FinishedBuild, built: BuiltInput, url: str) -> set[int
             if record.url and normalize_url(record.url) == url:
                 ordinals.add(record.ordinal)
     except DamagedInput:
-        pass  # what lies behind the damage isn't in the corpus
+        pass  # records after the damage aren't in the corpus
     return ordinals

@@ -1,4 +1,4 @@
-"""A finished build: its settings, its inputs and its parts, as they lie in the corpus's directory."""
+"""A finished build: its settings, its inputs and its parts, read from the corpus's directory."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,13 +1,12 @@
-"""Where the tokens of a document lie in the shards."""
+"""Where the tokens of a document are in the shards."""
 
 from dataclasses import dataclass
 
 import numpy as np
-from safetensors import safe_open
 
 from data_pipeline import tokenizer
 from data_pipeline.corpus import open_corpus
-from data_pipeline.execution.buckets import TokenBucket, bucket_numbers, documents_before, read_bucket
+from data_pipeline.execution.buckets import TokenBucket, bucket_numbers, read_bucket_with_hashes
 from data_pipeline.execution.work_units import read_finished
 from data_pipeline.packing import rows_of_document
 from data_pipeline.stages import tokens
@@ -38,7 +37,7 @@ class TokenLocation:
 
 
 def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocation | None:
-    """Where the document `identity` of `split` lies; None if the corpus has no shards yet, or no such document."""
+    """Where the document `identity` of `split` has its tokens; None without shards or such a document."""
     if not (build.directory / "manifest.json").exists():
         return None
     corpus, config = open_corpus(build.directory), build.config
@@ -46,16 +45,18 @@ def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocat
     shards = corpus.manifest.splits[split].shards if split in corpus.manifest.splits else []
     (together,) = (source.together for source in config.sources if source.name == identity.partition("/")[0])
     hash_ = tokens.shuffle_hash(config.seed, identity, together)
-    count = _tokens_of(build, files, split, hash_)
-    if count is None or not shards:
+    if not shards:
         return None
     number = int(bucket_numbers(np.array([hash_], np.uint64), len(shards))[0])
     bucket = TokenBucket(split, number, len(shards))
-    documents = read_bucket(build.directory, files, bucket)
-    before = documents_before(build.directory, files, bucket, hash_)
+    hashes, documents = read_bucket_with_hashes(build.directory, files, bucket)
+    index = int(np.searchsorted(hashes, np.uint64(hash_)))
+    if index == len(hashes) or int(hashes[index]) != hash_:
+        return None
+    count = int(documents.starts[index + 1] - documents.starts[index])
     vocabulary = tokenizer.load(build.directory, config.tokenizer.layout).vocabulary
     rules = rules_of(RowsSpec(bucket, config.seed, config.rows, config.tokenizer, ""), vocabulary)
-    rows = rows_of_document(documents, rules, config.rows.packing, before)
+    rows = rows_of_document(documents, rules, config.rows.packing, index)
     shard = shards[number].name
     if not rows:
         return TokenLocation(count, shard, None if rows is None else (), [])
@@ -68,15 +69,3 @@ def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocat
         if blocks.first_row[block] <= last and first < blocks.first_row[block] + blocks.rows[block]
     ]
     return TokenLocation(count, shard, (first, last), touched)
-
-
-def _tokens_of(build: FinishedBuild, files: list[str], split: str, hash_: int) -> int | None:
-    """The number of tokens of the document with the hash `hash_`; None if there is none."""
-    for name in files:
-        with safe_open(build.directory / name, "numpy") as file:
-            hashes = file.get_tensor(f"{split}.hashes")
-            at = int(np.searchsorted(hashes, np.uint64(hash_)))
-            if at < len(hashes) and int(hashes[at]) == hash_:
-                start, stop = file.get_slice(f"{split}.offsets")[at : at + 2].tolist()
-                return stop - start
-    return None

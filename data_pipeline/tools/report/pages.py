@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from data_pipeline.report import HTML, LINE, MARKDOWN, SPAN, InputEntry, Report, coverage, cut_pairs, visible
+from data_pipeline.report import HTML, LINE, MARKDOWN, SPAN, InputReport, Report, coverage, cut_pairs, visible
 from data_pipeline.text.tally import most_common
 from data_pipeline.tools.report.tables import Bar, Cell, Table, as_html, as_markdown
 
@@ -112,7 +112,7 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f}"
 
 
-def _inputs(inputs: list[InputEntry]) -> Table:
+def _inputs(inputs: list[InputReport]) -> Table:
     """The damaged inputs and the first others, as many as a page can show."""
     shown = sorted(inputs, key=lambda entry: entry.status == "ok")[:_INPUTS]
     rows: list[list[Cell]] = [[one.path, _megabytes(one.bytes), one.documents, _status(one)] for one in shown]
@@ -120,7 +120,7 @@ def _inputs(inputs: list[InputEntry]) -> Table:
     return Table("Inputs", ["input", "MB", "documents", "status"], rows, more)
 
 
-def _status(entry: InputEntry) -> str:
+def _status(entry: InputReport) -> str:
     more = f" (and {len(entry.damage) - 1} more)" if len(entry.damage) > 1 else ""
     return f"{entry.status} {entry.reason}{more}".strip()
 
