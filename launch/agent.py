@@ -1,6 +1,6 @@
-"""The agent of a node: starts what the head asks for, reports what becomes of it, and dies with the head.
+"""The agent of a node: starts processes for the head, reports their events, and ends them when the head is gone.
 
-Whoever starts it, ssh or srun, writes one line to its stdin: where the head listens, the token that admits the agent,
+ssh or srun, which starts it, writes one line to its stdin: where the head listens, the token that admits the agent,
 and the environment of the user. No secret is on a command line.
 """
 
@@ -63,7 +63,7 @@ def agent() -> int:
 
 
 def _start(message: dict[str, Any], connection: Connection, index: int) -> RankProcesses:
-    """Starts what the head asks for. Raises FileNotFoundError if this node doesn't see the directory of the logs."""
+    """Starts the processes of a request. Raises FileNotFoundError if the directory of the logs isn't there."""
     # by default gloo takes the address of the host's name, which is often a loopback one
     interface = interface_of(connection.address)
     network = {"GLOO_SOCKET_IFNAME": interface} if interface else {}

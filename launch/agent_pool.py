@@ -101,7 +101,7 @@ class AgentPool:
                 unknown.append(Connection(self._server.accept()[0]))
             unknown = [connection for connection in unknown if not self._admitted(connection)]
             for agent in self.agents.values():
-                agent.events()  # so that none thinks it has lost its head
+                agent.events()  # sends heartbeats, so that no agent takes its head for lost
             for process, names in self._starters:
                 if process.code is not None:
                     said = "; ".join(process.last_lines(_LINES_OF_ERRORS)) or "it said nothing"

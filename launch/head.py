@@ -35,11 +35,11 @@ class NodeRanks(Protocol):
     ranks: int
 
     def events(self) -> list[Event]:
-        """What has happened since the last call."""
+        """The events since the last call."""
 
     @property
     def lost(self) -> str | None:
-        """Why nothing more will be heard of this node; None as long as it answers."""
+        """Why this node counts as lost; None while it answers."""
 
     @property
     def quiet(self) -> bool:

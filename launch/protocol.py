@@ -1,6 +1,6 @@
-"""What a head and its agents say to each other: JSON messages over TCP, one a line.
+"""The protocol between a head and its agents: JSON messages over TCP, one per line.
 
-Each side notices when the other falls silent.
+Both sides send heartbeats, so that each notices when the other is gone.
 """
 
 import json
@@ -52,7 +52,7 @@ class StartProgram:
 
 
 class Event(NamedTuple):
-    """What an agent reports of the processes that it has started.
+    """An agent's report about the processes that it has started.
 
     - `rank failed`: rank `number` has met an error, and may take a while to end.
     - `rank ended`: rank `number` has ended with `code`, negative for a signal; `lines` are its last unless `code` is 0.
@@ -85,7 +85,7 @@ class Connection:
         self._flush()
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages since the last call. Also sends what shows the other side that this one lives."""
+        """The messages since the last call. Also sends this side's heartbeat."""
         if time.monotonic() - self._last_sent > HEARTBEAT_SECONDS:
             self._last_sent = time.monotonic()
             self._unsent = self._unsent or b"\n"
@@ -111,7 +111,7 @@ class Connection:
 
     @property
     def lost(self) -> str | None:
-        """Why the other side will answer no more; call `receive` before, since the last call may be long ago."""
+        """Why the other side counts as lost; None while it answers. Call `receive` first, which updates this."""
         if self.closed is None and time.monotonic() - self._last_received > TIMEOUT_SECONDS:
             return f"no word from it for {TIMEOUT_SECONDS:.0f} s"
         return self.closed

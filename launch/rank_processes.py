@@ -34,7 +34,7 @@ def with_own_gpus(command: list[str]) -> list[str]:
 
 
 class RankProcesses:
-    """Runs `command`, a launcher of `ranks` ranks or a program without any, and reports what becomes of them.
+    """Runs `command`, a launcher of `ranks` ranks or a program without any, and reports their events.
 
     The launcher's own lines go to `log` if the disk has room. Reports of a program, and its end, have its `number`.
     """
@@ -58,7 +58,7 @@ class RankProcesses:
         self._launcher_ended = self._all_ended = False
 
     def events(self) -> list[Event]:
-        """What has happened since the last call; the launcher's end comes after all that it has reported."""
+        """The events since the last call; the launcher's end comes after all its reports."""
         code = self._launcher.code
         signals = [number for process in self._reports.above_ranks if (number := stop_signals.held_back(process))]
         events = [*self._reports.take(self._launcher.read()), *(Event("signal", number) for number in signals)]
@@ -74,7 +74,7 @@ class RankProcesses:
         self._group.kill()
 
     def wait(self) -> None:
-        """They are gone."""
+        """Returns at once: `end` has waited."""
 
 
 class _Reports:

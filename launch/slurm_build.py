@@ -49,7 +49,7 @@ def build(path: Path, overrides: list[str], names: list[str], job: str, srun: li
 def _ray(names: list[str], job: str, srun: list[str], container: list[str], received: list[int]) -> Iterator[str]:
     """Runs Ray on each node within the block; yields its address.
 
-    Nobody outside this job knows the token without which Ray answers nothing.
+    Ray answers only those who send its token, which nobody outside this job has.
     """
     host, port = slurm.address_of(names[0]), slurm.master_port(job)
     address = f"{host}:{port}"

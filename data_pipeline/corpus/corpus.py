@@ -61,7 +61,7 @@ class Blocks:
 class Remote:
     """Where a remote corpus is, and the directory on this machine that caches up to `cache_bytes` of its blocks.
 
-    A store that doesn't answer is waited for, up to `wait_seconds`.
+    While the store doesn't answer, requests are repeated, for up to `wait_seconds`.
     """
 
     url: str

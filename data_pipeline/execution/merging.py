@@ -63,7 +63,7 @@ def group_sizes(files: int, readers: int) -> list[int]:
 def merge(
     merging: Merging, files: Mapping[str, str], readers: int, corpus: Path, ray_config: RayConfig
 ) -> tuple[list[str], dict[str, Sequence[Finished[Result]]]]:
-    """Merges `files` (the sha256 of each by its name) as far as their number and that of their `readers` ask for.
+    """Merges `files` (the sha256 of each by its name) as far as the number of files and of `readers` requires.
 
     Returns the files to read, and the units of each level by stage. Removes the files of levels that aren't needed.
     """

@@ -49,7 +49,7 @@ def claim(corpus: Path) -> None:
 
 
 def release(corpus: Path) -> None:
-    """Gives up this process's claim on `corpus`, if it has one, so that another process can build it."""
+    """Ends this process's claim on `corpus`, if it has one, so that another process can build it."""
     corpus = corpus.resolve()
     _tokens.pop(corpus, None)
     if (descriptor := _claimed.pop(corpus, None)) is not None:

@@ -91,7 +91,7 @@ def write_json(path: Path, value: Any, sealed: bool = False) -> None:
 def remove_leftovers(directory: Path) -> None:
     """Removes temporary files that killed writers left under `directory`.
 
-    A writer that is still alive fails at its rename, which harms nothing.
+    A writer that is still alive then fails when it renames its file, which does no harm.
     """
     for leftover in list(directory.rglob(f".*{TEMPORARY_SUFFIX}")):
         if leftover.is_dir() and not leftover.is_symlink():

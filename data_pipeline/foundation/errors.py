@@ -16,11 +16,11 @@ class FailedError(UserError):
 
 
 class StoreError(UserError):
-    """A remote store doesn't give what it has: no credentials, no permission, no such bucket. No file is at fault."""
+    """A remote store refuses a request: no credentials, no permission, no such bucket. No file is at fault."""
 
 
 class StoreUnavailable(StoreError):
-    """A remote store has not answered for as long as it was waited for. The same command can be run again."""
+    """A remote store hasn't answered within the waiting time. The same command can be run again later."""
 
     exit_code = STOPPED
 

@@ -1,4 +1,4 @@
-"""Files on remote stores: S3, and whatever else fsspec reads. A store that doesn't answer is waited for."""
+"""Files on remote stores: S3, and whatever else fsspec reads. While a store doesn't answer, requests are repeated."""
 
 import io
 import sys

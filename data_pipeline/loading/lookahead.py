@@ -1,4 +1,4 @@
-"""Looks one item ahead, so that a run knows that its store has failed while it can still use the items it has."""
+"""Fetches one item ahead, so that a run learns that its store has failed while it still has an item to use."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar

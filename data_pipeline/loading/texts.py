@@ -1,4 +1,4 @@
-"""The texts that prefix LM cut in two, each as one again, for a model that reads texts from left to right."""
+"""Joins the inputs and targets of prefix LM to whole texts again, which a decoder-only teacher reads."""
 
 import torch
 from torch import Tensor

@@ -65,7 +65,7 @@ def is_large(config: TokenizerConfig, text_bytes: float, documents: float) -> bo
 
 
 def units_of(text_bytes: float) -> int:
-    """The number of units for so much text, if no part is larger than a unit."""
+    """The number of units for this much text, if no part is larger than a unit."""
     return min(_UNITS, max(1, int(text_bytes / _UNIT_BYTES)))
 
 

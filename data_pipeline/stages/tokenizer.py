@@ -57,7 +57,7 @@ class TokenizerResult(Result):
 def plan(
     config: TokenizerConfig, seed: int, parts: Sequence[Part], candidates: Sequence[Finished[Candidates]] = ()
 ) -> list[Unit[TokenizerSpec]]:
-    """The only unit of this stage. `candidates` are those for its sample, which don't change it."""
+    """The only unit of this stage. `candidates` are those for its sample, which don't affect it."""
     if config.path is not None:
         tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
         if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.vocab_size:

@@ -136,6 +136,6 @@ def test_bytes_behind_a_gap_are_read_again_and_no_byte_counts_twice(tmp_path):
     (tmp_path / "file").write_bytes(content)
     checksum = Checksum(str(tmp_path / "file"))
     for start, stop in ((90, 100), (0, 20), (5, 30), (10, 20), (40, 60), (30, 40)):
-        checksum.saw(start, content[start:stop])
+        checksum.update(start, content[start:stop])
     assert checksum.finish() == (100, hashlib.sha256(content).hexdigest())
     assert Checksum(str(tmp_path / "none")).finish() == (0, "")

@@ -1,1 +1,1 @@
-"""What became of each document of a finished corpus, and by which rule."""
+"""Which rule kept, changed or dropped each document of a finished corpus."""

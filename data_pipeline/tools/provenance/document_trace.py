@@ -1,4 +1,4 @@
-"""What became of documents, by repeating what the stages did: every stage is a pure function."""
+"""Traces documents by repeating what the stages did to them: every stage is a pure function."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -61,7 +61,7 @@ class StepTrace:
 
 @dataclass
 class DocumentTrace:
-    """What became of one record, step by step. `text` is as it was read, before the first step.
+    """What the steps did to one record. `text` is as it was read, before the first step.
 
     `location`: where its tokens are, if it is in the corpus and the corpus has shards.
     """

@@ -1,4 +1,4 @@
-"""`data-pipeline trace`: what became of the documents with an id or a URL, for people and as JSON."""
+"""`data-pipeline trace`: what happened to the documents with an id or a URL, as text and as JSON."""
 
 import textwrap
 from dataclasses import asdict
