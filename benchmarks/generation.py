@@ -155,17 +155,13 @@ class Pair:
             for layer in model.encoder.modules():
                 if isinstance(layer, torch.nn.Linear):
                     layer(like.new_zeros(int(self.mask.sum()), layer.in_features))
-        x = like.new_zeros(rows, like.size(1))
-        inner = like.new_zeros(rows, weights.layers[0].attention.o.in_features)
+        decoder = {name: one for name, one in model.decoder.named_modules() if isinstance(one, torch.nn.Linear)}
+        layers = [one for name, one in decoder.items() if not name.endswith(("cross_attention.k", "cross_attention.v"))]
+        inputs = [like.new_zeros(rows, 1, layer.in_features) for layer in layers]
         for _ in range(self.new):
-            for layer in weights.layers:
-                layer.qkv(x)
-                layer.out(inner)
-                if layer.across:
-                    layer.across.q(x)
-                    layer.across.out(inner)
-                layer.feed_forward(x)
-            weights.logits(x)
+            for layer, x in zip(layers, inputs, strict=True):
+                layer(x)
+            weights.logits(like.new_zeros(rows, like.size(1)))
 
 
 def until_eos(row: list[int], eos: int) -> list[int]:

@@ -1,28 +1,19 @@
 """Linear layers of a few rows whose weights don't change: most of the time of decoding goes into these."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from pretrain.kernels.matmul import multiplies_bf16
 
-PackedLinear = Callable[[Tensor], Tensor]  # (rows, inputs) → (rows, outputs)
+PackedLinear = Callable[[Tensor], Tensor]  # (…, inputs) → (…, outputs)
 
 _ROWS = 8  # the layout that oneDNN chooses for this number of rows is the fastest or close to it from 4 to 32
-_FEW = 4  # below this number of rows, `F.linear` is the fastest in fp32
+_FEW, _MANY = 4, 64  # outside of these numbers of rows, `F.linear` is the fastest in fp32
 # fp32 matrices of up to this number of weights are multiplied fastest as they are, transposed, by instruction set
 _SMALL = {"AVX512": 2**20, "AVX2": 2**18}
-
-
-def packed_linears(linears: Sequence[nn.Linear]) -> PackedLinear:
-    """One product for several layers of the same input; concatenates their outputs."""
-    first, *others = linears
-    if not others:
-        return packed_linear(first.weight, first.bias)
-    bias = None if first.bias is None else torch.cat([linear.bias for linear in linears])
-    return packed_linear(torch.cat([linear.weight.detach() for linear in linears]), bias)
 
 
 def packed_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
@@ -42,9 +33,13 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     fast = _laid_out(weight, bias)
     if fast is None:
         return plain
-    if weight.dtype == torch.float32:
-        return lambda x: plain(x) if x.size(0) < _FEW else fast(x)
-    return fast
+    least = _FEW if weight.dtype == torch.float32 else 0
+
+    def packed(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.size(-1))
+        return fast(rows).view(*x.shape[:-1], -1) if least <= len(rows) <= _MANY else plain(x)
+
+    return packed
 
 
 def _laid_out(weight: Tensor, bias: Tensor | None) -> PackedLinear | None:

@@ -1,9 +1,11 @@
 """Keys and values of the tokens generated so far, which the hypotheses of an example share."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from pretrain.models.attention import KeysAndValues
+from pretrain.models.attention import KeysAndValues, KeyValueCache
 
 PAGE = 32  # steps; storage grows by a page, and what no hypothesis sees any more is dropped then
 
@@ -52,12 +54,14 @@ class PagedCache:
         self.all_seen = self.all_seen and width == 1
         self._new = used
 
-    def write(self, layer: int, new: Tensor) -> KeysAndValues:
-        """Writes the new entries (2, examples, heads, width, d_kv); returns all of them, (examples, heads, used, d_kv)
-        each."""
-        stored = self._stored[layer]
-        stored[:, :, :, self._new : self.used] = new
-        keys, values = stored[:, :, :, : self.used].unbind()
+    def layer(self, number: int) -> KeyValueCache:
+        """The cache of one layer, whose `update` fills the new entries."""
+        return _LayerOfPages(self, number)
+
+    def write(self, layer: int, new: KeysAndValues) -> KeysAndValues:
+        """Writes the new entries, (examples, heads, width, d_kv) each; returns all of them, (…, used, d_kv) each."""
+        keys, values = self._stored[layer, :, :, :, : self.used].unbind()
+        keys[:, :, self._new :], values[:, :, self._new :] = new
         return keys, values
 
     def branch(self, origin: Tensor) -> None:
@@ -83,3 +87,12 @@ class PagedCache:
         shape[4] += PAGE * self.seen.size(1)
         self._stored = old.new_empty(shape)
         self._stored[..., : old.size(4), :] = old
+
+
+class _LayerOfPages(KeyValueCache):
+    def __init__(self, pages: PagedCache, number: int):
+        super().__init__()
+        self.pages, self.number = pages, number
+
+    def update(self, project: Callable[[], KeysAndValues]) -> KeysAndValues:
+        return self.pages.write(self.number, project())

@@ -10,7 +10,6 @@ from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.huggingface.conversion import Conversion, Exported, check, shapes
 from pretrain.models import ModelConfig
-from pretrain.models.config.t5gemma import Gemma
 
 TRANSFORMERS, CTRANSLATE2, LLAMA_CPP = "transformers", "ctranslate2", "llama.cpp"
 _CLASSIFIER = "next_sentence.classifier.weight"
@@ -84,13 +83,13 @@ def without_mup(
         raise UserError("mup: no norm directly before the output matrix could take the multiplier of the logits")
     weights, root = dict(state), config.widening**0.5
     factor = config.logits_multiplier
-    if isinstance(config, Gemma) or getattr(config, "scale_embedding", False):
+    if getattr(config, "scale_embedding", False):
         embeddings = [weights[name] for name in ("embedding.weight", "decoder_embedding.weight") if name in weights]
         scaled = {tensor.data_ptr() for tensor in embeddings}
         if weights["lm_head.weight"].data_ptr() in scaled:
             factor *= root
         weights = {name: tensor / root if tensor.data_ptr() in scaled else tensor for name, tensor in weights.items()}
-    around_one = isinstance(config, Gemma) or getattr(config, "norm", None) == "rms_around_one"  # gains are 1 + weight
+    around_one = getattr(config, "norm", None) == "rms_around_one"  # gains are 1 + weight
     for name in {f"{norm}.weight", f"{norm}.bias"} & weights.keys():
         if around_one and name.endswith("weight"):
             weights[name] = (weights[name] + 1) * factor - 1

@@ -53,7 +53,8 @@ class MemoryCache(KeyValueCache):
 
     def update(self, project: Callable[[], KeysAndValues]) -> KeysAndValues:
         if self.entries is None:
-            self.entries = project()
+            keys, values = project()
+            self.entries = keys.contiguous(), values.contiguous()  # each decoding step reads them
         return self.entries
 
 

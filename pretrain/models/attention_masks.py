@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from data_pipeline.foundation.config_file import Section
 from pretrain.models.config.blocks import LocalAndGlobal
 from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.positions import Rotary
@@ -76,13 +77,14 @@ def cross_attention_mask(x: Tensor, states: Tensor, inputs: AttentionInputs) -> 
 
 
 class LayerMasks:
-    """Layers that see the same share one mask: a stack has one or two kinds of layers.
+    """Layers that see the same share one mask: a stack has one or two kinds of layers, where the config says so.
 
     `window` makes what a query of this stack sees of the config's number of tokens.
     """
 
-    def __init__(self, config: LocalAndGlobal, num_layers: int, window: Callable[[int], Window]):
-        kinds = [config.kind(layer) for layer in range(num_layers)]
+    def __init__(self, config: Section, num_layers: int, window: Callable[[int], Window]):
+        settings = config if isinstance(config, LocalAndGlobal) else LocalAndGlobal()
+        kinds = [settings.kind(layer) for layer in range(num_layers)]
         distinct = list(dict.fromkeys(kinds))
         self._kinds = [distinct.index(kind) for kind in kinds]
         self._distinct = [(None if kind.window is None else window(kind.window), kind.rope_base) for kind in distinct]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.attention import KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask
-from pretrain.models.blocks import Block, EncoderLayer
+from pretrain.models.blocks import Block, EncoderLayer, Layer
 from pretrain.models.config.autoregressive import AutoregressiveConfig, EmbeddingLossConfig
 from pretrain.models.config.blocks import Heads
 from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear, at_least_fp32, one_use
@@ -57,20 +57,18 @@ def _cross_block(config: AutoregressiveConfig, block: Block) -> Block:
     return replace(block, heads=heads, biases=biases)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """Each decoder layer normalises the encoder's output itself: the encoder has no final norm."""
 
     def __init__(self, config: AutoregressiveConfig):
-        super().__init__()
         block = _block(config, config.num_decoder_layers)
-        self.self_attention_norm = block.new_norm()
-        self.self_attention = block.new_attention()
-        self.cross_attention_norm = block.new_norm()
+        super().__init__(
+            block,
+            self_attention=block.new_attention(),
+            cross_attention=_cross_block(config, block).new_attention(),
+            feed_forward=block.new_feed_forward(),
+        )
         self.encoder_norm = block.new_norm()
-        self.cross_attention = _cross_block(config, block).new_attention()
-        self.feed_forward_norm = block.new_norm()
-        self.feed_forward = block.new_feed_forward()
-        self.dropout = Dropout(config.dropout_rate)
         self.cross_attention_first = config.order == "alternate"
 
     def forward(
@@ -82,18 +80,13 @@ class DecoderLayer(nn.Module):
         cache: tuple[KeyValueCache, ...] | None = None,
     ) -> Tensor:
         self_cache, cross_cache = cache or (None, None)
-        if self.cross_attention_first:
-            x = self._attend_across(x, encoder_out, cross_mask, cross_cache)
-        x = x + self.dropout(self.self_attention(self.self_attention_norm(x), mask=mask, cache=self_cache))
-        if not self.cross_attention_first:
-            x = self._attend_across(x, encoder_out, cross_mask, cross_cache)
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
-    def _attend_across(
-        self, x: Tensor, encoder_out: Tensor, mask: AttentionMask, cache: KeyValueCache | None
-    ) -> Tensor:
         memory = self.encoder_norm(encoder_out)
-        return x + self.dropout(self.cross_attention(self.cross_attention_norm(x), memory, mask=mask, cache=cache))
+        if self.cross_attention_first:
+            x = self.add("cross_attention", x, memory, mask=cross_mask, cache=cross_cache)
+        x = self.add("self_attention", x, mask=mask, cache=self_cache)
+        if not self.cross_attention_first:
+            x = self.add("cross_attention", x, memory, mask=cross_mask, cache=cross_cache)
+        return self.add("feed_forward", x)
 
 
 class Bridge(nn.Module):

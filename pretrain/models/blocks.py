@@ -1,9 +1,7 @@
-"""The layers of today's encoder-decoders: RMS norms, gated feed-forward layers, grouped heads and rotary positions.
-
-Each sublayer's output may get a second norm before it is added to the residual stream: x + after(sublayer(before(x))).
-"""
+"""The layers of all families: sublayers of a residual stream, with the norms, heads and activations of a `Block`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,7 +13,11 @@ from pretrain.models.layers import Dropout, FeedForward, GatedFeedForward, feed_
 
 @dataclass(frozen=True)
 class Block:
-    """What the layers of a stack have in common. Settings as in DecoderOnlyConfig; `scaled` as in `Attention`."""
+    """What the layers of a stack have in common. Settings as in DecoderOnlyConfig; `scaled` as in `Attention`.
+
+    `post_norm`: norms come after a sublayer's output is added, as in Vaswani et al. (2017). `feed_forward_std`: that of
+    feed-forward layers; None: `std`.
+    """
 
     heads: Heads
     activation: str
@@ -31,12 +33,11 @@ class Block:
     std: float | None = None
     out_std: float | None = None
     scaled: bool = True
+    post_norm: bool = False
+    feed_forward_std: float | None = None
 
     def new_norm(self) -> nn.Module:
         return normalisation(self.norm, self.heads.d_model, self.epsilon, self.biases)
-
-    def new_norm_after(self) -> nn.Module:
-        return self.new_norm() if self.norm_after else nn.Identity()
 
     def new_attention(self, memory_width: int | None = None, kind: type[Attention] = Attention) -> Attention:
         """`memory_width` as in `Attention`."""
@@ -62,45 +63,59 @@ class Block:
 
     def new_feed_forward(self) -> FeedForward | GatedFeedForward:
         heads, rate = self.heads, self.activation_dropout_rate
-        stds = {"std": self.std, "out_std": self.out_std}
+        stds = {"std": self.feed_forward_std or self.std, "out_std": self.out_std}
         return feed_forward(self.activation, heads.d_model, heads.d_ff, rate, bias=self.biases, **stds)
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward layer; with a cache also a layer of a decoder without cross-attention."""
+class Layer(nn.Module):
+    """Sublayers by name, each with its norms: x + after(sublayer(before(x))), or post-norm, norm(x + sublayer(x))."""
 
-    def __init__(self, block: Block):
+    def __init__(self, block: Block, **sublayers: nn.Module):
         super().__init__()
-        self.self_attention_norm = block.new_norm()
-        self.self_attention = block.new_attention()
-        self.self_attention_norm_after = block.new_norm_after()
-        self.feed_forward_norm = block.new_norm()
-        self.feed_forward = block.new_feed_forward()
-        self.feed_forward_norm_after = block.new_norm_after()
+        self.post_norm = block.post_norm
+        for name, sublayer in sublayers.items():
+            if self.post_norm:
+                self.add_module(name, sublayer)
+            self.add_module(f"{name}_norm", block.new_norm())
+            if not self.post_norm:
+                self.add_module(name, sublayer)
+                self.add_module(f"{name}_norm_after", block.new_norm() if block.norm_after else nn.Identity())
         self.dropout = Dropout(block.dropout_rate)
+
+    def add(self, name: str, x: Tensor, *inputs: Any, **options: Any) -> Tensor:
+        """`x` (batch, length, d_model) and what the sublayer `name` adds to it."""
+        sublayer, norm = getattr(self, name), getattr(self, f"{name}_norm")
+        if self.post_norm:
+            return norm(x + self.dropout(sublayer(x, *inputs, **options)))
+        after = getattr(self, f"{name}_norm_after")
+        return x + self.dropout(after(sublayer(norm(x), *inputs, **options)))
+
+
+class EncoderLayer(Layer):
+    """Self-attention and a feed-forward layer; with a cache also a layer of a decoder without cross-attention.
+
+    `name`: that of the attention.
+    """
+
+    def __init__(self, block: Block, name: str = "self_attention"):
+        super().__init__(block, **{name: block.new_attention(), "feed_forward": block.new_feed_forward()})
+        self.attention_name = name
 
     def forward(self, x: Tensor, mask: AttentionMask, cache: KeyValueCache | None = None) -> Tensor:
-        states = self.self_attention(self.self_attention_norm(x), mask=mask, cache=cache)
-        x = x + self.dropout(self.self_attention_norm_after(states))
-        states = self.feed_forward(self.feed_forward_norm(x))
-        return x + self.dropout(self.feed_forward_norm_after(states))
+        x = self.add(self.attention_name, x, mask=mask, cache=cache)
+        return self.add("feed_forward", x)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """Self-attention, cross-attention to states of width `memory_width`, and a feed-forward layer."""
 
-    def __init__(self, block: Block, memory_width: int):
-        super().__init__()
-        self.self_attention_norm = block.new_norm()
-        self.self_attention = block.new_attention()
-        self.self_attention_norm_after = block.new_norm_after()
-        self.cross_attention_norm = block.new_norm()
-        self.cross_attention = block.new_attention(memory_width)
-        self.cross_attention_norm_after = block.new_norm_after()
-        self.feed_forward_norm = block.new_norm()
-        self.feed_forward = block.new_feed_forward()
-        self.feed_forward_norm_after = block.new_norm_after()
-        self.dropout = Dropout(block.dropout_rate)
+    def __init__(self, block: Block, memory_width: int | None = None):
+        super().__init__(
+            block,
+            self_attention=block.new_attention(),
+            cross_attention=block.new_attention(memory_width),
+            feed_forward=block.new_feed_forward(),
+        )
 
     def forward(
         self,
@@ -111,9 +126,6 @@ class DecoderLayer(nn.Module):
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
     ) -> Tensor:
         self_cache, cross_cache = cache or (None, None)
-        states = self.self_attention(self.self_attention_norm(x), mask=mask, cache=self_cache)
-        x = x + self.dropout(self.self_attention_norm_after(states))
-        states = self.cross_attention(self.cross_attention_norm(x), encoder_states, mask=cross_mask, cache=cross_cache)
-        x = x + self.dropout(self.cross_attention_norm_after(states))
-        states = self.feed_forward(self.feed_forward_norm(x))
-        return x + self.dropout(self.feed_forward_norm_after(states))
+        x = self.add("self_attention", x, mask=mask, cache=self_cache)
+        x = self.add("cross_attention", x, encoder_states, mask=cross_mask, cache=cross_cache)
+        return self.add("feed_forward", x)

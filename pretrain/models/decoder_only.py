@@ -6,6 +6,7 @@ rotary, linear-bias and sinusoidal positions, and what later decoders changed in
 2023), Gemma 2 (2024), Gemma 3 and Qwen3 (2025).
 """
 
+import torch
 from torch import Tensor, nn
 
 from pretrain.models.attention import KeyValueCache
@@ -16,7 +17,7 @@ from pretrain.models.attention_masks import (
     before_only,
     self_attention_mask,
 )
-from pretrain.models.blocks import Block
+from pretrain.models.blocks import Block, EncoderLayer
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from pretrain.models.layers import Dropout, Embedding, times_root
 from pretrain.models.loss import Losses
@@ -25,6 +26,7 @@ from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
+    Rotary,
     positions_from,
     real_positions,
     rotary_embedding,
@@ -51,24 +53,6 @@ def _block(config: DecoderOnlyConfig) -> Block:
     )
 
 
-class Layer(nn.Module):
-    def __init__(self, block: Block):
-        super().__init__()
-        self.attention_norm = block.new_norm()
-        self.attention = block.new_attention()
-        self.attention_norm_after = block.new_norm_after()
-        self.feed_forward_norm = block.new_norm()
-        self.feed_forward = block.new_feed_forward()
-        self.feed_forward_norm_after = block.new_norm_after()
-        self.dropout = Dropout(block.dropout_rate)
-
-    def forward(self, x: Tensor, mask: AttentionMask, cache: KeyValueCache | None) -> Tensor:
-        states = self.attention(self.attention_norm(x), mask=mask, cache=cache)
-        x = x + self.dropout(self.attention_norm_after(states))
-        states = self.feed_forward(self.feed_forward_norm(x))
-        return x + self.dropout(self.feed_forward_norm_after(states))
-
-
 class Decoder(nn.Module):
     """Causal self-attention and feed-forward layers."""
 
@@ -84,7 +68,7 @@ class Decoder(nn.Module):
             self.linear_bias = LinearBias(config.num_heads)
         self.layer_masks = LayerMasks(config, config.num_layers, before_only)
         block = _block(config)
-        self.layers = nn.ModuleList(Layer(block) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(block, "attention") for _ in range(config.num_layers))
         self.final_norm = block.new_norm()
         self.subtracted_norm = block.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
         self.dropout = Dropout(config.dropout_rate)
@@ -105,16 +89,13 @@ class Decoder(nn.Module):
         x = self.dropout(self.add_positions(x, positions))
 
         def new_mask(window: Window | None, base: float) -> AttentionMask:
-            alibi, rotary = self.linear_bias, None
-            if self.config.positions == "rotary":
-                rotary = rotary_embedding(positions, self.config.d_kv, x.dtype, base)
             return self_attention_mask(
                 x,
                 keys,
-                rotary,
+                self.rotary(positions, base, x.dtype),
                 causal=True,
                 window=window,
-                diagonals=None if alibi is None else alibi(queries, keys, x.device, x.dtype),
+                diagonals=self.diagonals(queries, keys, x),
                 key_mask=attention_mask,
                 segments=inputs.encoder_segment_ids,
             )
@@ -122,6 +103,18 @@ class Decoder(nn.Module):
         masks = self.layer_masks.for_layers(new_mask, queries, keys)
         for i, layer in enumerate(self.layers):
             x = layer(x, masks[i], cache[i] if cache else None)
+        return self.finished(x, positions)
+
+    def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
+        """The positions' bias of attention logits, for the last `queries` of `keys`, as in `Pattern`."""
+        return None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
+
+    def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
+        """The rotations of attention; None with other positions."""
+        return rotary_embedding(positions, self.config.d_kv, dtype, base) if self.config.positions == "rotary" else None
+
+    def finished(self, x: Tensor, positions: Tensor) -> Tensor:
+        """The decoder's output, for that of its last layer."""
         x = self.final_norm(x)
         if self.config.subtract_positions != "none":
             assert self.positions is not None, "checked with the config"

@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 from pretrain.models.attention import KeysAndValues, KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask, self_attention_mask
-from pretrain.models.blocks import Block
+from pretrain.models.blocks import Block, EncoderLayer
 from pretrain.models.config.double_decoder import DoubleDecoderConfig
-from pretrain.models.decoder_only import Layer
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, matrix_weights
 from pretrain.models.positions import Rotary, positions_from, real_positions, rotary_embedding
-from pretrain.models.t5gemma2 import DecoderLayer
+from pretrain.models.t5gemma2 import MergedLayer
 from pretrain.models.visibility import masked, visible
 
 _SHORTEST = 4  # tokens of a text that has blocks: boundaries are at 2 … length − 2
@@ -121,7 +120,7 @@ class Encoder(nn.Module):
     def __init__(self, config: DoubleDecoderConfig):
         super().__init__()
         block = _block(config, config.num_encoder_layers)
-        self.layers = nn.ModuleList(Layer(block) for _ in range(config.num_encoder_layers))
+        self.layers = nn.ModuleList(EncoderLayer(block, "attention") for _ in range(config.num_encoder_layers))
         self.final_norm = LayerNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, x: Tensor, mask: AttentionMask, cache: list[KeyValueCache] | None = None) -> Tensor:
@@ -137,7 +136,7 @@ class Decoder(nn.Module):
     def __init__(self, config: DoubleDecoderConfig):
         super().__init__()
         block = _block(config, config.num_decoder_layers)
-        self.layers = nn.ModuleList(DecoderLayer(block) for _ in range(config.num_decoder_layers))
+        self.layers = nn.ModuleList(MergedLayer(block) for _ in range(config.num_decoder_layers))
         self.final_norm = block.new_norm()
 
     def forward(self, x: Tensor, states: Tensor, mask: AttentionMask, cache: Cache | None = None) -> Tensor:
@@ -279,7 +278,7 @@ class DoubleDecoder(Model):
         encoder_mask = self_attention_mask(x, cache.encoded, rotary, causal=True, key_mask=key_mask)
         states = self.encoder(x, encoder_mask, cache.encoder)
         for layer, memory in zip(self.decoder.layers, cache.across, strict=True):
-            memory.grow(cast(DecoderLayer, layer).self_attention.keys_and_values(states, rotary))
+            memory.grow(cast(MergedLayer, layer).self_attention.keys_and_values(states, rotary))
 
     def new_cache(self) -> Cache:
         """An empty cache for `decode`."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
-from pretrain.models.attention_masks import AttentionInputs
+from pretrain.models.attention_masks import AttentionInputs, LayerMasks
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.layers import Embedding
@@ -115,10 +115,6 @@ class EncoderDecoder(Model):
         """Maps the decoder's states (…, d_model) to (…, padded_vocab_size)."""
         return self.lm_head(self.before_head(x))
 
-    def before_head(self, x: Tensor) -> Tensor:
-        """What the output matrix is multiplied by, for the decoder's states `x`."""
-        return x
-
     def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
         encoder, decoder = (cast(nn.ModuleList, stack.layers) for stack in (self.encoder, self.decoder))
@@ -140,5 +136,4 @@ def self_attention_flops(stack: nn.Module, tokens: int, pairs: int) -> float:
     """FLOPs of the query-key pairs of all layers of a stack; `tokens` and `pairs` as in `Sizes`."""
     layers = cast(nn.ModuleList, stack.layers)
     width = cast(Attention, layers[0].self_attention).width
-    masks = getattr(stack, "layer_masks", None)
-    return 12.0 * width * (len(layers) * pairs if masks is None else masks.pairs(tokens, pairs))
+    return 12.0 * width * cast(LayerMasks, stack.layer_masks).pairs(tokens, pairs)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.models.attention import Attention
-from pretrain.models.attention_masks import AttentionInputs, AttentionMask, self_attention_mask
+from pretrain.models.attention_masks import AttentionInputs, self_attention_mask
+from pretrain.models.blocks import Block, EncoderLayer
+from pretrain.models.config.blocks import Heads
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
-from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, FeedForward, LayerNorm, Linear
+from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, LayerNorm, Linear
 from pretrain.models.loss import Losses, indices_of_targets, token_losses
 from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, matrix_weights
@@ -22,21 +23,18 @@ def _norm(config: EncoderOnlyConfig) -> LayerNorm:
     return LayerNorm(config.d_model, config.layer_norm_epsilon)
 
 
-class Layer(nn.Module):
-    def __init__(self, config: EncoderOnlyConfig):
-        super().__init__()
-        std = config.hidden_std(config.init_std)
-        self.attention = Attention(
-            config.d_model, config.d_kv, config.num_heads, config.dropout_rate, scaled=True, bias=True, std=std
-        )
-        self.attention_norm = _norm(config)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff, activation=config.activation, bias=True, std=std)
-        self.feed_forward_norm = _norm(config)
-        self.dropout = Dropout(config.dropout_rate)
-
-    def forward(self, x: Tensor, mask: AttentionMask) -> Tensor:
-        x = self.attention_norm(x + self.dropout(self.attention(x, mask=mask)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+def _block(config: EncoderOnlyConfig) -> Block:
+    return Block(
+        Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads),
+        config.activation,
+        "layer",
+        config.layer_norm_epsilon,
+        biases=True,
+        dropout_rate=config.dropout_rate,
+        attention_dropout_rate=config.dropout_rate,
+        std=config.hidden_std(config.init_std),
+        post_norm=True,
+    )
 
 
 class Encoder(nn.Module):
@@ -44,11 +42,11 @@ class Encoder(nn.Module):
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
-        types = config.num_token_types
+        block, types = _block(config), config.num_token_types
         self.positions = LearnedPositions(config.max_positions, config.d_model, config.init_std)
         self.token_types = Embedding(types, config.d_model, config.init_std) if types else None
         self.embedding_norm = _norm(config)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(block, "attention") for _ in range(config.num_layers))
         self.dropout = Dropout(config.dropout_rate)
 
     def forward(self, x: Tensor, inputs: AttentionInputs, token_type_ids: Tensor | None = None) -> Tensor:

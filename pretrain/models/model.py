@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import ClassVar, NamedTuple, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from pretrain.models.attention import Attention
 from pretrain.models.config.base import ModelConfig
@@ -44,6 +44,10 @@ class Model(nn.Module):
 
     def begin_step(self, seed: int, step: int) -> None:
         """Called before each training step. What a family draws for a whole step, it draws by these two numbers."""
+
+    def before_head(self, x: Tensor) -> Tensor:
+        """What the output matrix is multiplied by, for the decoder's states `x` (…, d_model)."""
+        return x
 
     def num_parameters(self) -> int:
         """The number of trained scalars; a tied matrix counts once. If ZeRO-3 shards the model, use its `outline`."""

@@ -6,32 +6,12 @@ input's end, and one matrix for both embeddings and the output. Its norms of que
 do, and values and the attention's output have none.
 """
 
-from pretrain.models.blocks import Block
 from pretrain.models.config.modern import ModernConfig
-from pretrain.models.config.t5gemma import StackConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Embedding
 from pretrain.models.loss_head import Head
-from pretrain.models.stacks import Decoder, Encoder
+from pretrain.models.stacks import Decoder, Encoder, block_of
 from pretrain.models.visibility import Window
-
-
-def _block(config: ModernConfig, stack: StackConfig, branches: int) -> Block:
-    return Block(
-        stack,
-        config.activation,
-        config.norm,
-        config.layer_norm_epsilon,
-        norm_after=config.norm_after,
-        qk_norm=config.qk_norm,
-        biases=config.biases,
-        attention_softcap=config.attention_softcap,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.attention_dropout_rate,
-        activation_dropout_rate=config.dropout_rate,
-        std=config.hidden_std(config.init_std),
-        out_std=config.hidden_std(config.init_std) * branches**-0.5,
-    )
 
 
 def as_far_on_both_sides(tokens: int) -> Window:
@@ -45,19 +25,14 @@ class Modern(EncoderDecoder):
     config: ModernConfig
 
     def __init__(self, config: ModernConfig):
-        rows, std, scale, tied = (
-            config.padded_vocab_size,
-            config.init_std,
-            config.scale_embedding,
-            config.tie_embeddings,
-        )
-        encoder, decoder, longest = config.encoder, config.decoder, config.max_positions
-        layers = _block(config, encoder, 2 * encoder.num_layers), _block(config, decoder, 3 * decoder.num_layers)
+        rows, std, tied = config.padded_vocab_size, config.init_std, config.tie_embeddings
+        encoder, decoder = config.encoder, config.decoder
+        blocks = block_of(config, encoder, 2 * encoder.num_layers), block_of(config, decoder, 3 * decoder.num_layers)
         super().__init__(
             config,
             Embedding(rows, encoder.d_model, std),
-            Encoder(config, layers[0], encoder.num_layers, as_far_on_both_sides, scale, longest),
-            Decoder(config, layers[1], decoder.num_layers, encoder.d_model, scale, longest, config.cross_rotation),
+            Encoder(config, blocks[0], encoder.num_layers, as_far_on_both_sides),
+            Decoder(config, blocks[1], decoder.num_layers, encoder.d_model),
             Head(decoder.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
             tied=tied != "none",
             decoder_embedding=None if tied == "all" else Embedding(rows, decoder.d_model, std),

@@ -1,6 +1,7 @@
-"""The stacks of today's encoder-decoders: an encoder and a decoder of the layers in `blocks`."""
+"""The stacks of encoder-decoders: an encoder and a decoder of the layers in `blocks`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,49 +15,88 @@ from pretrain.models.attention_masks import (
     self_attention_mask,
 )
 from pretrain.models.blocks import Block, DecoderLayer, EncoderLayer
+from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.modern import ModernConfig
-from pretrain.models.config.t5gemma import Gemma
+from pretrain.models.config.t5gemma import StackConfig, T5Gemma2Config, T5GemmaConfig
 from pretrain.models.encoder_decoder import Caches, length_of
 from pretrain.models.layers import Dropout, times_root
 from pretrain.models.positions import LearnedPositions, Rotary, positions_from, rotary_embedding
 from pretrain.models.visibility import Window
 
-StacksConfig = Gemma | ModernConfig
+GatedConfig = T5GemmaConfig | T5Gemma2Config | ModernConfig
+
+
+def block_of(config: GatedConfig, stack: StackConfig, branches: int = 1) -> Block:
+    """The layers of a stack in T5Gemma, T5Gemma 2 and `modern`. `branches`: the residual branches of the stack, if the
+    matrices that end them start smaller for it."""
+    std = config.hidden_std(config.init_std)
+    return Block(
+        stack,
+        config.activation,
+        config.norm,
+        config.layer_norm_epsilon,
+        norm_after=config.norm_after,
+        qk_norm=config.qk_norm,
+        biases=config.biases,
+        attention_softcap=config.attention_softcap,
+        dropout_rate=config.dropout_rate,
+        attention_dropout_rate=config.attention_dropout_rate,
+        activation_dropout_rate=config.dropout_rate,
+        std=std,
+        out_std=std * branches**-0.5,
+    )
 
 
 class Stack(nn.Module):
-    """Dropout, the layers, a final norm, dropout; rotary positions from 0 in self-attention.
+    """The input of the first layer, the layers, a final norm, dropout. Post-norm layers need no final norm.
 
-    `window` as in `LayerMasks`. `scale_embedding`: embeddings are multiplied by √d_model, with muP by that of the base.
-    `max_positions`: that many learned positions replace the rotary ones.
+    `layers` are drawn one by one. `window` as in `LayerMasks`. `inputs` maps token vectors (batch, length, d_model) and
+    positions to the input of the first layer; None: token vectors, times √d_model if the config scales them, and
+    dropout. Then positions are rotary in self-attention, unless the config has a table of learned ones.
     """
 
     def __init__(
         self,
-        config: StacksConfig,
+        config: ModelConfig,
         block: Block,
-        layers: list[nn.Module],
-        window: Callable[[int], Window],
-        scale_embedding: bool,
-        max_positions: int | None = None,
+        layers: Iterable[nn.Module],
+        window: Callable[[int], Window] = before_only,
+        inputs: nn.Module | None = None,
     ):
         super().__init__()
-        self.d_kv, self.scale_embedding, self.widening = block.heads.d_kv, scale_embedding, config.widening
-        width, std = block.heads.d_model, config.init_std
-        self.positions = LearnedPositions(max_positions, width, std) if max_positions else None
-        self.layer_masks = LayerMasks(config, len(layers), window)
+        self.d_kv, self.widening = block.heads.d_kv, config.widening
+        self.scale_embedding = getattr(config, "scale_embedding", False)
+        self.inputs = inputs
+        self.new_positions(config)
         self.layers = nn.ModuleList(layers)
-        self.final_norm = block.new_norm()
-        self.dropout = Dropout(block.dropout_rate)
+        self.layer_masks = LayerMasks(config, len(self.layers), window)
+        self.final_norm = nn.Identity() if block.post_norm else block.new_norm()
+        self.dropout = Dropout(0.0 if block.post_norm else block.dropout_rate)
+        self.positions: LearnedPositions | None = None
+        if isinstance(config, ModernConfig) and config.max_positions is not None:
+            self.positions = LearnedPositions(config.max_positions, block.heads.d_model, config.init_std)
+
+    def new_positions(self, config: Any) -> None:
+        """Makes what a family's positions need, before the layers are drawn."""
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The input of the first layer."""
+        """The input of the first layer, for token vectors `x` at `positions`, (length,) or (batch, length)."""
+        if self.inputs is not None:
+            return self.inputs(x, positions)
         x = times_root(x, self.widening) if self.scale_embedding else x
         return self.dropout(x if self.positions is None else x + self.positions(positions))
 
+    def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
+        """The positions' bias of self-attention logits, for the last `queries` of `keys`, as in `Pattern`."""
+        return None
+
     def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
-        """That of self-attention; None with learned positions."""
-        return rotary_embedding(positions, self.d_kv, dtype, base) if self.positions is None else None
+        """The rotations of self-attention; None with other positions."""
+        return rotary_embedding(positions, self.d_kv, dtype, base) if self.inputs is self.positions is None else None
+
+    def finished(self, x: Tensor, positions: Tensor) -> Tensor:
+        """The stack's output, for that of its last layer."""
+        return self.dropout(self.final_norm(x))
 
 
 class Encoder(Stack):
@@ -64,18 +104,16 @@ class Encoder(Stack):
 
     def __init__(
         self,
-        config: StacksConfig,
+        config: ModelConfig,
         block: Block,
         num_layers: int,
-        window: Callable[[int], Window],
-        scale_embedding: bool = False,
-        max_positions: int | None = None,
+        window: Callable[[int], Window] = before_only,
+        inputs: nn.Module | None = None,
     ):
-        layers: list[nn.Module] = [EncoderLayer(block) for _ in range(num_layers)]
-        super().__init__(config, block, layers, window, scale_embedding, max_positions)
+        super().__init__(config, block, (EncoderLayer(block) for _ in range(num_layers)), window, inputs)
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Maps embeddings (batch, length, d_model) to states of the same shape."""
+        """Maps token vectors (batch, length, d_model) to states of the same shape."""
         length = x.size(1)
         positions = positions_from(0, length, x.device, inputs.encoder_positions)
         x = self.add_positions(x, positions)
@@ -87,6 +125,7 @@ class Encoder(Stack):
                 self.rotary(positions, base, x.dtype),
                 causal=False,
                 window=window,
+                diagonals=self.diagonals(length, length, x),
                 key_mask=inputs.encoder_attention_mask,
                 segments=inputs.encoder_segment_ids,
             )
@@ -94,55 +133,75 @@ class Encoder(Stack):
         masks = self.layer_masks.for_layers(new_mask, length, length)
         for i, layer in enumerate(self.layers):
             x = layer(x, masks[i])
-        return self.dropout(self.final_norm(x))
+        return self.finished(x, positions)
 
 
 class Decoder(Stack):
     """Self-attention is causal. Cross-attention sees the whole input, of width `memory_width`.
 
-    `cross_rotation`: cross-attention has rotary positions too, and those of targets go on where the input's end.
+    Cross-attention has no positions, unless the config says `cross_rotation`: then they are rotary, and those of
+    targets go on where the input's end.
     """
 
     def __init__(
         self,
-        config: StacksConfig,
+        config: ModelConfig,
         block: Block,
         num_layers: int,
-        memory_width: int,
-        scale_embedding: bool = False,
-        max_positions: int | None = None,
-        cross_rotation: bool = False,
+        memory_width: int | None = None,
+        inputs: nn.Module | None = None,
     ):
-        layers: list[nn.Module] = [DecoderLayer(block, memory_width) for _ in range(num_layers)]
-        super().__init__(config, block, layers, before_only, scale_embedding, max_positions)
-        self.cross_base = config.rope_base if cross_rotation else None
+        layers = (DecoderLayer(block, memory_width) for _ in range(num_layers))
+        super().__init__(config, block, layers, inputs=inputs)
+        self.cross_base: float | None = None
+        if isinstance(config, ModernConfig) and config.cross_rotation:
+            self.cross_base = config.rope_base
 
     def forward(
         self, x: Tensor, encoder_states: Tensor, inputs: AttentionInputs, cache: Caches | None = None
     ) -> Tensor:
-        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
+        """Maps token vectors (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
         queries, past_length = x.size(1), length_of(cache)
         keys = past_length + queries
         positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
         x = self.add_positions(x, positions)
+        positions = self.after_inputs(positions, encoder_states, inputs)
         cross_mask = cross_attention_mask(x, encoder_states, inputs)
-        if self.cross_base is not None:
-            length = encoder_states.size(1)
-            input_positions = positions_from(0, length, x.device, positions_in_segments(inputs.encoder_segment_ids))
-            positions = positions + ends_of_inputs(length, inputs)
-            rotary, memory_rotary = (
-                rotary_embedding(one, self.d_kv, x.dtype, self.cross_base) for one in (positions, input_positions)
-            )
-            cross_mask = cross_mask._replace(rotary=rotary, memory_rotary=memory_rotary)
+        cross_mask = self.with_cross_rotation(cross_mask, positions, encoder_states, inputs)
 
         def new_mask(window: Window | None, base: float) -> AttentionMask:
-            rotary, segments = self.rotary(positions, base, x.dtype), inputs.decoder_segment_ids
-            return self_attention_mask(x, keys, rotary, causal=True, window=window, segments=segments)
+            return self_attention_mask(
+                x,
+                keys,
+                self.rotary(positions, base, x.dtype),
+                causal=True,
+                window=window,
+                diagonals=self.diagonals(queries, keys, x),
+                segments=inputs.decoder_segment_ids,
+            )
 
         masks = self.layer_masks.for_layers(new_mask, queries, keys)
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, masks[i], cross_mask, cache[i] if cache else None)
-        return self.dropout(self.final_norm(x))
+        return self.finished(x, positions)
+
+    def after_inputs(self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs) -> Tensor:
+        """The positions by which targets are rotated."""
+        return positions if self.cross_base is None else positions + ends_of_inputs(encoder_states.size(1), inputs)
+
+    def with_cross_rotation(
+        self, mask: AttentionMask, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs
+    ) -> AttentionMask:
+        """The mask of cross-attention with its rotary positions, if it has any; `positions` as from `after_inputs`."""
+        if self.cross_base is None:
+            return mask
+        given = positions_in_segments(inputs.encoder_segment_ids)
+        input_positions = positions_from(0, encoder_states.size(1), encoder_states.device, given)
+        rotary, memory_rotary = (
+            rotary_embedding(one, self.d_kv, encoder_states.dtype, self.cross_base)
+            for one in (positions, input_positions)
+        )
+        return mask._replace(rotary=rotary, memory_rotary=memory_rotary)
 
 
 def positions_in_segments(segments: Tensor | None) -> Tensor | None:

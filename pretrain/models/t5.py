@@ -5,27 +5,25 @@ matrix for embedding and output; version 1.1 has gated GELU layers and an output
 positions are options that T5 didn't have.
 """
 
-from collections.abc import Iterator
+from typing import ClassVar
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from pretrain.models.attention_masks import AttentionInputs, AttentionMask, cross_attention_mask
-from pretrain.models.blocks import Block, DecoderLayer, EncoderLayer
+from pretrain.models.blocks import Block
 from pretrain.models.config.blocks import Heads
 from pretrain.models.config.t5 import T5Config
-from pretrain.models.encoder_decoder import Caches, EncoderDecoder, length_of
-from pretrain.models.layers import Dropout, Embedding
-from pretrain.models.logit_bias import logit_bias
+from pretrain.models.encoder_decoder import EncoderDecoder
+from pretrain.models.layers import Embedding
 from pretrain.models.loss_head import Head
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
     RelativePositionBias,
     Rotary,
-    positions_from,
-    rotary_embedding,
     sinusoids,
 )
+from pretrain.models.stacks import Decoder, Encoder, Stack
 
 
 def _block(config: T5Config) -> Block:
@@ -61,91 +59,43 @@ def _embedding_std(config: T5Config) -> float:
     return _output_std(config) if config.tie_embeddings else 1.0
 
 
-class Stack(nn.Module):
-    """Dropout, the layers, a final norm, dropout; positions as in `config`.
+class T5Stack(Stack):
+    """Positions as in `config`. The stack owns the relative ones: their bias is computed once for all layers."""
 
-    The stack owns the relative positions: their bias is computed once and added in each layer. `layers` are drawn after
-    the positions, so they come one by one.
-    """
+    bidirectional: ClassVar[bool]
 
-    def __init__(self, config: T5Config, block: Block, layers: Iterator[nn.Module], bidirectional: bool):
-        super().__init__()
-        self.positions, self.d_kv = config.positions, config.d_kv
-        if config.positions == "relative":
-            self.relative_attention_bias = _relative_attention_bias(config, bidirectional)
-        elif config.positions == "alibi":
-            self.linear_bias = LinearBias(config.num_heads, bidirectional)
-        elif config.positions == "learned":
+    def new_positions(self, config: T5Config) -> None:
+        self.kind = config.positions
+        if self.kind == "relative":
+            self.relative_attention_bias = _relative_attention_bias(config, self.bidirectional)
+        elif self.kind == "alibi":
+            self.linear_bias = LinearBias(config.num_heads, self.bidirectional)
+        elif self.kind == "learned":
             assert config.max_positions is not None
             self.learned_positions = LearnedPositions(config.max_positions, config.d_model, _embedding_std(config))
-        self.layers = nn.ModuleList(layers)
-        self.final_norm = block.new_norm()
-        self.dropout = Dropout(config.dropout_rate)
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
-        """The positions' bias of self-attention logits, for the last `queries` of `keys`, as in `Pattern`."""
-        if self.positions == "relative":
+        if self.kind == "relative":
             return self.relative_attention_bias(queries, keys)
-        return self.linear_bias(queries, keys, x.device, x.dtype) if self.positions == "alibi" else None
+        return self.linear_bias(queries, keys, x.device, x.dtype) if self.kind == "alibi" else None
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Adds the vectors of `positions` (length,) or (batch, length) to embeddings (batch, length, d_model)."""
-        if self.positions == "sinusoidal":
-            return x + sinusoids(positions, x.size(-1), x.dtype)
-        return x + self.learned_positions(positions) if self.positions == "learned" else x
+        if self.kind == "sinusoidal":
+            x = x + sinusoids(positions, x.size(-1), x.dtype)
+        return self.dropout(x + self.learned_positions(positions) if self.kind == "learned" else x)
 
-    def rotary(self, positions: Tensor, x: Tensor) -> Rotary | None:
-        return rotary_embedding(positions, self.d_kv, x.dtype) if self.positions == "rotary" else None
-
-
-class Encoder(Stack):
-    def __init__(self, config: T5Config):
-        block = _block(config)
-        layers = (EncoderLayer(block) for _ in range(config.num_encoder_layers))
-        super().__init__(config, block, layers, bidirectional=True)
-
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Maps embeddings (batch, length, d_model) to states of the same shape."""
-        length, segments = x.size(1), inputs.encoder_segment_ids
-        positions = positions_from(0, length, x.device, inputs.encoder_positions)
-        bias = logit_bias(
-            x,
-            length,
-            self.diagonals(length, length, x),
-            key_mask=inputs.encoder_attention_mask,
-            query_segments=segments,
-            key_segments=segments,
-        )
-        mask = AttentionMask(bias, self.rotary(positions, x))
-        x = self.dropout(self.add_positions(x, positions))
-        for layer in self.layers:
-            x = layer(x, mask)
-        return self.dropout(self.final_norm(x))
+    def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
+        return super().rotary(positions, base, dtype) if self.kind == "rotary" else None
 
 
-class Decoder(Stack):
-    """Self-attention is causal and has positions of its own; cross-attention has none."""
+class T5Encoder(T5Stack, Encoder):
+    bidirectional = True
 
-    def __init__(self, config: T5Config):
-        block = _block(config)
-        layers = (DecoderLayer(block, config.d_model) for _ in range(config.num_decoder_layers))
-        super().__init__(config, block, layers, bidirectional=False)
 
-    def forward(
-        self, x: Tensor, encoder_states: Tensor, inputs: AttentionInputs, cache: Caches | None = None
-    ) -> Tensor:
-        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
-        queries, past_length, segments = x.size(1), length_of(cache), inputs.decoder_segment_ids
-        keys = past_length + queries
-        positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
-        diagonals = self.diagonals(queries, keys, x)
-        bias = logit_bias(x, keys, diagonals, causal=True, query_segments=segments, key_segments=segments)
-        mask = AttentionMask(bias, self.rotary(positions, x))
-        cross_mask = cross_attention_mask(x, encoder_states, inputs)
-        x = self.dropout(self.add_positions(x, positions))
-        for i, layer in enumerate(self.layers):
-            x = layer(x, encoder_states, mask, cross_mask, cache[i] if cache else None)
-        return self.dropout(self.final_norm(x))
+class T5Decoder(T5Stack, Decoder):
+    """Self-attention has positions of its own; cross-attention has none."""
+
+    bidirectional = False
 
 
 class T5(EncoderDecoder):
@@ -158,8 +108,8 @@ class T5(EncoderDecoder):
         super().__init__(
             config,
             Embedding(rows, d_model, _embedding_std(config)),
-            Encoder(config),
-            Decoder(config),
+            T5Encoder(config, _block(config), config.num_encoder_layers),
+            T5Decoder(config, _block(config), config.num_decoder_layers),
             Head(d_model, rows, std=_output_std(config), multiplier=config.logits_multiplier),
             config.tie_embeddings,
         )

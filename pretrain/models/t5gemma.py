@@ -6,28 +6,12 @@ too. Cross-attention has no positions and sees the whole input. Where the author
 encoder's window, this follows transformers.
 """
 
-from pretrain.models.blocks import Block
-from pretrain.models.config.t5gemma import StackConfig, T5GemmaConfig
+from pretrain.models.config.t5gemma import T5GemmaConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Embedding
 from pretrain.models.loss_head import Head
-from pretrain.models.stacks import Decoder, Encoder
+from pretrain.models.stacks import Decoder, Encoder, block_of
 from pretrain.models.visibility import Window
-
-
-def _block(config: T5GemmaConfig, stack: StackConfig) -> Block:
-    return Block(
-        stack,
-        "geglu",
-        "rms_around_one",
-        config.layer_norm_epsilon,
-        norm_after=True,
-        attention_softcap=config.attention_softcap,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.attention_dropout_rate,
-        activation_dropout_rate=config.dropout_rate,
-        std=config.hidden_std(config.init_std),
-    )
 
 
 def on_each_side(tokens: int) -> Window:
@@ -41,14 +25,13 @@ class T5Gemma(EncoderDecoder):
     config: T5GemmaConfig
 
     def __init__(self, config: T5GemmaConfig):
-        rows, std, widths = config.padded_vocab_size, config.init_std, (config.encoder, config.decoder)
-        encoder, decoder = (_block(config, stack) for stack in widths)
+        rows, std, encoder, decoder = config.padded_vocab_size, config.init_std, config.encoder, config.decoder
         super().__init__(
             config,
-            Embedding(rows, config.encoder.d_model, std),
-            Encoder(config, encoder, config.encoder.num_layers, on_each_side, scale_embedding=True),
-            Decoder(config, decoder, config.decoder.num_layers, config.encoder.d_model, scale_embedding=True),
-            Head(config.decoder.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
+            Embedding(rows, encoder.d_model, std),
+            Encoder(config, block_of(config, encoder), encoder.num_layers, on_each_side),
+            Decoder(config, block_of(config, decoder), decoder.num_layers, encoder.d_model),
+            Head(decoder.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
             tied=True,
-            decoder_embedding=Embedding(rows, config.decoder.d_model, std),
+            decoder_embedding=Embedding(rows, decoder.d_model, std),
         )

@@ -9,34 +9,19 @@ embeddings and the output.
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pretrain.models.attention import Attention, KeysAndValues, KeyValueCache
-from pretrain.models.attention_masks import AttentionInputs, AttentionMask, before_only
-from pretrain.models.blocks import Block
+from pretrain.models.attention_masks import AttentionInputs, AttentionMask
+from pretrain.models.blocks import Block, Layer
 from pretrain.models.config.t5gemma import T5Gemma2Config
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder, length_of
-from pretrain.models.layers import Dropout, Embedding, one_use
+from pretrain.models.layers import Embedding, one_use
 from pretrain.models.loss_head import Head
 from pretrain.models.model import Sizes, matrix_weights
 from pretrain.models.positions import positions_from, rotary_embedding
-from pretrain.models.stacks import Encoder, Stack
+from pretrain.models.stacks import Encoder, Stack, block_of
 from pretrain.models.visibility import Window, masked, visible
-
-
-def _block(config: T5Gemma2Config) -> Block:
-    return Block(
-        config,
-        "geglu",
-        "rms_around_one",
-        config.layer_norm_epsilon,
-        norm_after=True,
-        qk_norm=True,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.attention_dropout_rate,
-        activation_dropout_rate=config.dropout_rate,
-        std=config.hidden_std(config.init_std),
-    )
 
 
 def around(tokens: int) -> Window:
@@ -73,18 +58,14 @@ class MergedAttention(Attention):
         return self._attend(queries, keys, values, mask)
 
 
-class DecoderLayer(nn.Module):
+class MergedLayer(Layer):
     """Merged attention and a feed-forward layer."""
 
+    self_attention: MergedAttention
+
     def __init__(self, block: Block):
-        super().__init__()
-        self.self_attention_norm = block.new_norm()
-        self.self_attention = block.new_attention(kind=MergedAttention)
-        self.self_attention_norm_after = block.new_norm_after()
-        self.feed_forward_norm = block.new_norm()
-        self.feed_forward = block.new_feed_forward()
-        self.feed_forward_norm_after = block.new_norm_after()
-        self.dropout = Dropout(block.dropout_rate)
+        attention = block.new_attention(kind=MergedAttention)
+        super().__init__(block, self_attention=attention, feed_forward=block.new_feed_forward())
 
     def forward(
         self,
@@ -93,19 +74,16 @@ class DecoderLayer(nn.Module):
         mask: AttentionMask,
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
     ) -> Tensor:
-        attended = self.self_attention(self.self_attention_norm(x), states, mask=mask, cache=cache)
-        x = x + self.dropout(self.self_attention_norm_after(attended))
-        after = self.feed_forward(self.feed_forward_norm(x))
-        return x + self.dropout(self.feed_forward_norm_after(after))
+        x = self.add("self_attention", x, states, mask=mask, cache=cache)
+        return self.add("feed_forward", x)
 
 
 class Decoder(Stack):
     """Layers with merged attention."""
 
     def __init__(self, config: T5Gemma2Config):
-        block = _block(config)
-        layers: list[nn.Module] = [DecoderLayer(block) for _ in range(config.num_layers)]
-        super().__init__(config, block, layers, before_only, scale_embedding=True)
+        block = block_of(config, config)
+        super().__init__(config, block, (MergedLayer(block) for _ in range(config.num_layers)))
 
     def forward(
         self, x: Tensor, encoder_states: Tensor, inputs: AttentionInputs, cache: Caches | None = None
@@ -163,7 +141,7 @@ class T5Gemma2(EncoderDecoder):
         super().__init__(
             config,
             Embedding(rows, config.d_model, std),
-            Encoder(config, _block(config), config.num_layers, around, scale_embedding=True),
+            Encoder(config, block_of(config, config), config.num_layers, around),
             Decoder(config),
             Head(config.d_model, rows, std, multiplier=config.logits_multiplier),
             tied=True,

@@ -1,11 +1,11 @@
 """The configs of T5Gemma and T5Gemma 2."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from pretrain.models.config.base import Count, ModelConfig, Probability, TokenId
-from pretrain.models.config.blocks import Heads, LocalAndGlobal
+from pretrain.models.config.blocks import Heads, LocalAndGlobal, Norm
 
 
 class StackConfig(Heads):
@@ -38,6 +38,13 @@ class Gemma(LocalAndGlobal, ModelConfig):
     """What both versions have in common."""
 
     training_only = ModelConfig.training_only | {"attention_dropout_rate"}
+    # what other families set
+    activation: ClassVar[str] = "geglu"
+    norm: ClassVar[Norm] = "rms_around_one"
+    norm_after: ClassVar[bool] = True
+    qk_norm: ClassVar[bool] = False
+    biases: ClassVar[bool] = False
+    scale_embedding: ClassVar[bool] = True
 
     bos_id: TokenId | None = None
     """Id from which the decoder starts. Unless it is set, a run takes the corpus's BOS, or its EOS if there is
@@ -72,6 +79,10 @@ class T5GemmaConfig(TwoStacks, Gemma):
 class T5Gemma2Config(StackConfig, Gemma):
     """The text part of T5Gemma 2 (Zhang et al. 2025): Gemma 3's layers, one attention to targets and inputs, and one
     matrix for both embeddings and the output. Both stacks have the same widths."""
+
+    qk_norm = True
+    attention_softcap: ClassVar[None] = None
+    output_softcap: ClassVar[None] = None
 
     family: Literal["t5gemma2"] = "t5gemma2"
     num_layers: Count
