@@ -38,6 +38,7 @@ def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, undistur
     print(*cluster.records(limited), *cluster.records(cancelled), *cluster.records(last), sep="\n")
 
 
+@pytest.mark.slow
 def test_a_job_goes_back_into_the_queue_if_its_warning_comes_before_the_ranks(cluster, small_corpus, tmp_path):
     """While the nodes copy corpora: the first time, that takes as long as the test."""
     path, copying = a_run(tmp_path, small_corpus, steps=2), tmp_path / "copying"

@@ -29,20 +29,27 @@ from pretrain.checkpoint.index import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
-from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, trained
+from tests.pretrain.checkpoint_runs import STEPS, config, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, train, train_ranks
 
 
-def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path):
-    """The same rows, and losses up to rounding, on 1 → 2 → 4 → 2 ranks at stages 1 → 3 → 2 → 1, with every
-    optimizer."""
+@pytest.mark.parametrize(
+    "optimizers",
+    [
+        ("muon", "adafactor"),
+        pytest.param(("adamw", "adamw_scale"), marks=pytest.mark.slow),
+    ],
+    ids=" and ".join,
+)
+def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path, optimizers):
+    """The same rows, and losses up to rounding, on 1 → 2 → 4 → 2 ranks at stages 1 → 3 → 2 → 1."""
     for ranks, stage, stop in ((1, 1, 3), (2, 3, 6), (4, 2, 9), (2, 1, STEPS)):
-        codes = trained(ranks, tmp_path, small_corpus, stage, stop)
-        assert codes == [[0 if stop == STEPS else 75] * len(OPTIMIZERS)] * ranks
+        codes = trained(ranks, tmp_path, small_corpus, stage, stop, optimizers)
+        assert codes == [[0 if stop == STEPS else 75] * len(optimizers)] * ranks
     schedule = scheduled_rows(Stream([open_corpus(small_corpus)], [1.0], 0, 8), 16, STEPS)
-    for optimizer in OPTIMIZERS:
+    for optimizer in optimizers:
         assert recorded_rows(tmp_path / optimizer) == schedule
         found, wanted = (losses(folder / optimizer / "run.yaml") for folder in (tmp_path, whole))
         assert largest_relative_difference(found, wanted) < 1e-5, optimizer

@@ -68,12 +68,18 @@ OTHER_FAMILIES = (
     "decoder_only",
     "encoder_only",
 )
-CASES = {
-    **{(stage, "plain"): (stage, {}, {}) for stage in STAGES},
+WITH_DROPOUT = {
     **{(stage, "plain with dropout"): (stage, DROPOUT, {}) for stage in STAGES},
     **{(stage, "checkpointed with dropout"): (stage, DROPOUT, CHECKPOINTED) for stage in STAGES},
+}
+OF_T5 = {
+    (3, "plain"): (3, {}, {}),
+    (3, "compiled and checkpointed"): (3, {}, COMPILED | CHECKPOINTED),
+}
+OTHERS_OF_T5 = {
+    **{(stage, "plain"): (stage, {}, {}) for stage in STAGES},
     (3, "compiled"): (3, {}, COMPILED),
-    **{(stage, "compiled and checkpointed"): (stage, {}, COMPILED | CHECKPOINTED) for stage in STAGES},
+    **{(stage, "compiled and checkpointed"): (stage, {}, COMPILED | CHECKPOINTED) for stage in (1, 2)},
     "growing": (3, {}, COMPILED, 8, 1, 6, "eager"),
 }
 
@@ -87,12 +93,12 @@ def compiled_and_plain(names: tuple[str, ...]) -> dict:
 @pytest.fixture(scope="module")
 def runs() -> dict:
     """The results of each way of computing, all on the same two ranks: a rank is slow to start compiling."""
-    return on_two_ranks(CASES | compiled_and_plain((ROTARY,)))
+    return on_two_ranks(WITH_DROPOUT | OF_T5 | compiled_and_plain((ROTARY,)))
 
 
 @pytest.fixture(scope="module")
-def runs_of_other_families() -> dict:
-    return on_two_ranks(compiled_and_plain(OTHER_FAMILIES))
+def other_runs() -> dict:
+    return on_two_ranks(OTHERS_OF_T5 | compiled_and_plain(OTHER_FAMILIES))
 
 
 def on_two_ranks(cases: dict) -> dict:
@@ -105,24 +111,20 @@ def test_checkpointing_changes_no_bit(runs, stage):
     assert runs[stage, "checkpointed with dropout"] == runs[stage, "plain with dropout"]
 
 
-@pytest.mark.parametrize(
-    ("model", "way"),
-    [
-        (3, "compiled"),
-        *((stage, "compiled and checkpointed") for stage in STAGES),
-        (ROTARY, "compiled and checkpointed"),
-    ],
-)
-def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, model, way):
-    """Every other step has padding. After both kinds of rows have come, nothing is compiled again. The runs are T5's at
-    each stage and the other families' at stage 3."""
-    compare(runs, model, way)
+@pytest.mark.parametrize("model", [3, ROTARY])
+def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, model):
+    """Every other step has padding. After both kinds of rows have come, nothing is compiled again. The runs are T5's
+    and another family's, at stage 3."""
+    compare(runs, model, "compiled and checkpointed")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", OTHER_FAMILIES)
-def test_so_do_those_of_other_families(runs_of_other_families, model):
-    compare(runs_of_other_families, model, "compiled and checkpointed")
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [(3, "compiled"), *((model, "compiled and checkpointed") for model in (1, 2, *OTHER_FAMILIES))],
+)
+def test_so_do_those_of_other_stages_and_families(other_runs, model, way):
+    compare(other_runs, model, way)
 
 
 def compare(runs: dict, model: int | str, way: str) -> None:
@@ -137,9 +139,10 @@ def compare(runs: dict, model: int | str, way: str) -> None:
     assert compiled["names"] == plain["names"]
 
 
-def test_rows_of_new_widths_are_not_compiled_every_time(runs):
+@pytest.mark.slow
+def test_rows_of_new_widths_are_not_compiled_every_time(other_runs):
     """At stage 3, both kinds of rows have come in two widths after four steps."""
-    compiled = runs["growing"]
+    compiled = other_runs["growing"]
     assert compiled["graphs"][3:] == [compiled["graphs"][3]] * 3
     assert compiled["breaks"] == 0
 

@@ -42,9 +42,9 @@ def trained(
 @pytest.mark.parametrize(
     ("precision", "clipping", "steps", "apart"),
     [
-        ("fp32", 0, 4, {"rtol": 0, "atol": 0}),
+        pytest.param("fp32", 0, 4, {"rtol": 0, "atol": 0}, marks=pytest.mark.slow),
         ("bf16", 0, 4, {"rtol": 0, "atol": 0}),
-        ("bf16", 0.5, 1, {"rtol": 2**-22, "atol": 1e-8}),
+        pytest.param("bf16", 0.5, 1, {"rtol": 2**-22, "atol": 1e-8}, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_offloaded_learns_the_same(precision, clipping, steps, apart, device):
@@ -65,7 +65,7 @@ on_nvme = pytest.mark.skipif(not AsyncIOBuilder().is_compatible(verbose=False), 
 @pytest.mark.parametrize(
     ("stage", "device", "offloaded"),
     [
-        (2, "cpu", ["offload_optimizer"]),
+        pytest.param(2, "cpu", ["offload_optimizer"], marks=pytest.mark.slow),
         (3, "cpu", ["offload_optimizer", "offload_param"]),
         pytest.param(3, "nvme", ["offload_optimizer"], marks=on_nvme),
         pytest.param(3, "nvme", ["offload_optimizer", "offload_param"], marks=on_nvme),

@@ -177,19 +177,28 @@ def test_adamw_scale_is_its_formula(device):
     assert stepped(settings("bart", name="adamw_scale", weight_decay=0.3), theirs, device=device) < 1e-6
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_sharded_steps_are_those_of_a_plain_loop(ranks, device):
+FP32, BF16 = "fp32", "bf16"
+FIRST_RUNS = {2: [("bart", 1, FP32), ("bart", 3, FP32), ("t5", 2, BF16)]}
+OTHER_RUNS = {
+    1: [("t5", 1, FP32), ("t5", 3, FP32)],
+    2: [
+        ("bart", 2, FP32),
+        ("bart", 1, BF16),
+        ("t5", 3, BF16),
+        ("t5", 2, FP32, True),
+        *(("t5 with muP", stage, FP32) for stage in (1, 2, 3)),
+    ],
+    4: [("t5", 2, FP32), ("t5", 3, FP32)],
+}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "runs"),
+    [*FIRST_RUNS.items(), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_RUNS.items())],
+)
+def test_sharded_steps_are_those_of_a_plain_loop(ranks, runs, device):
     """Checks part of the table of exactness.py, which explains reasons and limits."""
-    fp32, bf16 = "fp32", "bf16"
-    kinds_of_run = {
-        1: [("t5", 1, fp32), ("t5", 3, fp32)],
-        2: [("bart", stage, fp32) for stage in (1, 2, 3)] + [("bart", 1, bf16), ("t5", 2, bf16), ("t5", 3, bf16)],
-        4: [("t5", 2, fp32), ("t5", 3, fp32)],
-    }
-    cases = [Case(model, name, *run) for name in OPTIMIZERS for model, *run in kinds_of_run[ranks]]
-    if ranks == 2:
-        cases += [Case("t5", name, 2, offload=True) for name in OPTIMIZERS]
-        cases += [Case("t5 with muP", name, stage) for name in OPTIMIZERS for stage in (1, 2, 3)]
+    cases = [Case(model, name, *run) for name in OPTIMIZERS for model, *run in runs]
     limits = {"fp32": 1e-5, "bf16": 2**-8}
     found = measure(ranks, cases, 4, device)
     assert {case: value for case, value in found.items() if not value <= limits[case.precision]} == {}

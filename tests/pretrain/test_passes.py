@@ -89,7 +89,7 @@ def _passes(precision: str) -> dict[int, float]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_fewer_passes_take_the_same_steps(ranks):
     """To the bit those of DeepSpeed as it comes, but for the norm's rounding; between steps, weights are looked at."""
     cases = [(stage, precision) for stage in (1, 2, 3) for precision in ("fp32", "bf16")]

@@ -450,7 +450,13 @@ SCALING = (RUNS.parents[1] / "docs/results/plans.md").read_text(encoding="utf-8"
 PLANS = re.findall(r"(?s)\n    pretrain plan (configs\S+ [^\n]*)\n\n(?:Without [^\n]*\n\n)?```\n(.*?)```", SCALING)
 
 
-@pytest.mark.parametrize(("command", "shown"), PLANS, ids=[command for command, _ in PLANS])
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        pytest.param(command, shown, id=command, marks=[pytest.mark.slow] if "11b" in command else [])
+        for command, shown in PLANS
+    ],
+)
 def test_the_tables_in_the_docs_are_what_the_command_prints(command, shown, capsys):
     """All of it; or, without the first lines, the tables without their rows that offload and the words below them."""
     path, *arguments = command.split()

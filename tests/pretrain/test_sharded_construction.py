@@ -141,6 +141,7 @@ def test_every_stage_learns_the_same_from_the_same_weights(precision, learned):
             assert same == [tied, buffers], (family, stage)
 
 
+@pytest.mark.slow
 def test_secondary_shards_change_no_bit():
     """ZeRO++ with two pairs of ranks, each with a whole copy for the backward pass."""
     cases = [(3, {}, "bf16"), (3, {}, "bf16", {"zero_hpz_partition_size": 2})]
