@@ -225,7 +225,7 @@ def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, re
     found = report.read(directory)
     print(report.summary(found))
     if until == "tokenizer":
-        print(f"tokenizer: {counted(found.pieces, 'piece')}")
+        print(f"tokenizer: {counted(found.pieces, 'token')}")
     if until == "shards":
         for split, counts in found.splits.items():
             shards = counted(counts.shards, "shard")

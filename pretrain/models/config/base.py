@@ -42,7 +42,7 @@ class ModelConfig(Section):
     family: str
     """The model family."""
     vocab_size: Count | None = None
-    """Ids of the tokenizer: pieces, special tokens and sentinels. null: as the corpus has."""
+    """Ids of the tokenizer: those of text, special tokens and sentinels. null: as the corpus has."""
     pad_id: TokenId = 0
     """Id of padding; a run takes it from the corpus unless it is set."""
     eos_id: TokenId = 1
