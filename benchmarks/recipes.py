@@ -15,7 +15,7 @@ from data_pipeline.objectives.ul2 import UL2
 from pretrain.config import RunConfig
 from pretrain.run.gpus import gpu_named
 from pretrain.tools.plan.planner import Planner, Question
-from pretrain.tools.plan.row_lengths import described
+from pretrain.tools.plan.row_lengths import resolve_rows
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (
@@ -49,7 +49,7 @@ def planner(recipe: str, gpu: str) -> Planner:
     path = ROOT / f"configs/runs/{recipe}.yaml"
     config = load(path, [], RunConfig)
     inputs, targets = corpora()[config.data.train[0].corpus].rows.objective.shape
-    config, row = described(config, path, inputs, targets)
+    config, row = resolve_rows(config, path, inputs, targets)
     kind = gpu_named(gpu)
     return Planner(Question(config, row, gpu, kind, 8, kind.network, MFU, price=2.0))
 

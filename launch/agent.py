@@ -18,7 +18,7 @@ from launch import rank_commands
 from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks
 from launch.rank_processes import RankProcesses
 from pretrain.run import rank_logs, slurm
-from pretrain.run.hardware import count_gpus, free_port, interface_of
+from pretrain.run.hardware import count_gpus, free_port, network_interface_to
 
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
 _POLL_SECONDS = 0.2
@@ -65,7 +65,7 @@ def agent() -> int:
 def _start(message: dict[str, Any], connection: Connection, index: int) -> RankProcesses:
     """Starts the processes of a request. Raises FileNotFoundError if the directory of the logs isn't there."""
     # by default gloo takes the address of the host's name, which is often a loopback one
-    interface = interface_of(connection.address)
+    interface = network_interface_to(connection.address)
     network = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
     if "program" in message:
         program = StartProgram(**message["program"])

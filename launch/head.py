@@ -96,7 +96,7 @@ def watch(
     status.clear_stop(run)  # left from an earlier attempt
     if requests.stop_signal is not None:  # or just created by a signal
         status.request_stop(run)
-    with Follower(rank_logs.log_of(attempt.logs, 0)):
+    with Follower(rank_logs.rank_log(attempt.logs, 0)):
         nodes = start(attempt.logs)
         attempt.ranks = sum(node.ranks for node in nodes)
         try:
@@ -243,7 +243,7 @@ def _report_failure(attempt: Attempt) -> None:
     code = attempt.codes.get(rank)
     if code == _REFUSED:
         return  # the rank has printed the reason
-    log = rank_logs.log_of(logs, rank)
+    log = rank_logs.rank_log(logs, rank)
     print(f"rank {rank} {_how_it_ended(code)}; its log: {log}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already
         for line in attempt.last_lines.get(rank) or rank_logs.last_lines(log):

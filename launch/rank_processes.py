@@ -12,7 +12,7 @@ from launch import rank_wrapper
 from launch.protocol import Event
 from pretrain.run import stop_signals
 from pretrain.run.hardware import VISIBLE
-from pretrain.run.rank_logs import FAILED, REPORTS, SUPERVISED, last_lines, log_of
+from pretrain.run.rank_logs import FAILED, REPORTS, SUPERVISED, last_lines, rank_log
 
 PROGRAM_REPORT = "report:"
 _LAST_LINES = 10
@@ -60,7 +60,7 @@ class RankProcesses:
     def events(self) -> list[Event]:
         """The events since the last call; the launcher's end comes after all its reports."""
         code = self._launcher.code
-        signals = [number for process in self._reports.above_ranks if (number := stop_signals.held_back(process))]
+        signals = [number for process in self._reports.above_ranks if (number := stop_signals.pending(process))]
         events = [*self._reports.take(self._launcher.read()), *(Event("signal", number) for number in signals)]
         if code is not None and not self._launcher_ended:
             self._launcher_ended = True
@@ -108,7 +108,7 @@ class _Reports:
                 self.above_ranks.discard(int(report["ended"]))
                 rank, code = int(report["rank"]), int(report["code"])
                 # read here, since other hosts may see the log's end late
-                words = last_lines(log_of(self._log.parent, rank)) if code and self._log else []
+                words = last_lines(rank_log(self._log.parent, rank)) if code and self._log else []
                 event = Event("rank ended", rank, code, tuple(words))
         if line:
             self.last_lines.append(line)

@@ -51,7 +51,7 @@ def _ray(names: list[str], job: str, srun: list[str], container: list[str], rece
 
     Ray answers only those who send its token, which nobody outside this job has.
     """
-    host, port = slurm.address_of(names[0]), slurm.master_port(job)
+    host, port = slurm.node_address(names[0]), slurm.master_port(job)
     address = f"{host}:{port}"
     cpus = os.environ.get("SLURM_CPUS_ON_NODE")
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -84,10 +84,10 @@ def access(
         pool.start([*command, *srun, *container, *PYTHON, "agent"], names, index, variables)
 
     def master(first: Agent) -> tuple[str, int]:
-        return slurm.address_of(first.name), slurm.master_port(os.environ["SLURM_JOB_ID"])
+        return slurm.node_address(first.name), slurm.master_port(os.environ["SLURM_JOB_ID"])
 
     # the way to any other node shows on which of this node's networks the nodes are
-    address = multi_node.address_towards(slurm.address_of(nodes[-1].name))
+    address = multi_node.address_towards(slurm.node_address(nodes[-1].name))
     return Access(start, agent_per_rank, address, master)
 
 

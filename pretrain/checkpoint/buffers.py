@@ -17,7 +17,7 @@ from data_pipeline.foundation.safetensors_file import os_errors
 BUFFERS = "buffers.safetensors"
 
 
-def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+def model_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers of `model.state_dict()`, by name."""
     return {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
 
@@ -43,7 +43,7 @@ def read_buffers(directory: Path) -> dict[str, Tensor]:
 
 def load_buffers(model: nn.Module, directory: Path) -> None:
     """Loads a checkpoint's buffers into `model`. Raises FailedError if the model has others."""
-    own = buffers_of(model)
+    own = model_buffers(model)
     for name, values in read_buffers(directory).items():
         if name not in own or own[name].shape != values.shape:
             raise FailedError(f"{directory / BUFFERS}: not of this model: {name} {tuple(values.shape)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.directory import candidates, step_of
+from pretrain.checkpoint.directory import candidates, step_in_name
 from pretrain.run import watchdog
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _first_valid(
 
 def _damage(directory: Path, check: Callable[[Path], None]) -> str | None:
     try:
-        named, index = step_of(directory.name), checkpoint_index.read(directory)
+        named, index = step_in_name(directory.name), checkpoint_index.read(directory)
         if named != index.step:
             return f"{directory}: damaged: its {checkpoint_index.INDEX} names step {index.step}, expected {named}"
         check(directory)

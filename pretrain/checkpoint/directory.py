@@ -11,11 +11,11 @@ from data_pipeline.foundation.atomic import write_bytes
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # exactly one name for each step
 
 
-def directory_of(run: Path, step: int) -> Path:
+def checkpoint_directory(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
 
-def step_of(name: str) -> int | None:
+def step_in_name(name: str) -> int | None:
     """The step in the name of a checkpoint's directory; None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
@@ -23,7 +23,7 @@ def step_of(name: str) -> int | None:
 
 def all_steps(run: Path) -> list[int]:
     """The steps of the checkpoints of `run`, ascending, valid or not."""
-    found = [step_of(path.name) for path in (run / "checkpoints").glob("step-*") if path.is_dir()]
+    found = [step_in_name(path.name) for path in (run / "checkpoints").glob("step-*") if path.is_dir()]
     return sorted(step for step in found if step is not None)
 
 
@@ -36,12 +36,12 @@ def candidates(run: Path) -> tuple[list[Path], str | None]:
     newest_first = all_steps(run)[::-1]
     named, problem = _latest(run)
     if named is None:
-        return [directory_of(run, step) for step in newest_first], problem if newest_first else None
-    return [directory_of(run, step) for step in (named, *(step for step in newest_first if step < named))], None
+        return [checkpoint_directory(run, step) for step in newest_first], problem if newest_first else None
+    return [checkpoint_directory(run, step) for step in (named, *(step for step in newest_first if step < named))], None
 
 
 def set_latest(run: Path, step: int) -> None:
-    write_bytes(run / "checkpoints" / "latest", (directory_of(run, step).name + "\n").encode())
+    write_bytes(run / "checkpoints" / "latest", (checkpoint_directory(run, step).name + "\n").encode())
 
 
 def _latest(run: Path) -> tuple[int | None, str]:
@@ -55,5 +55,5 @@ def _latest(run: Path) -> tuple[int | None, str]:
         return None, f"{path}: can't be read: {error.strerror}"
     except UnicodeDecodeError:
         return None, f"{path}: names no checkpoint: it isn't text"
-    step = step_of(name)
+    step = step_in_name(name)
     return step, "" if step is not None else f"{path}: names no checkpoint of this run: {name[:60]!r}"

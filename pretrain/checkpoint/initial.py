@@ -12,7 +12,7 @@ from data_pipeline.foundation.atomic import new_directory
 from data_pipeline.tokenizer import Tokenizer
 from pretrain import models
 from pretrain.checkpoint import CONFIG
-from pretrain.checkpoint.buffers import buffers_of, write_buffers
+from pretrain.checkpoint.buffers import model_buffers, write_buffers
 from pretrain.checkpoint.index import Index
 from pretrain.checkpoint.table import Piece
 from pretrain.checkpoint.tensors import PARAMETER
@@ -44,7 +44,7 @@ def save_weights(
         (partial / MODEL).write_text(yaml.safe_dump({"model": settings}, sort_keys=False), encoding="utf-8")
         tensors = {f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}
         pieces = {name: Piece(0, state[name].numel(), list(state[name].shape)) for name in names}
-        write_buffers({name: state[name] for name in buffers_of(model) if name in state}, partial)
+        write_buffers({name: state[name] for name in model_buffers(model) if name in state}, partial)
         if run_file is not None:
             shutil.copyfile(run_file, partial / CONFIG)
         write_index(

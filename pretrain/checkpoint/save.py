@@ -28,9 +28,9 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.loading.stream import Skipped
 from pretrain.checkpoint import CONFIG, rank_file
-from pretrain.checkpoint.buffers import buffers_of, write_buffers
+from pretrain.checkpoint.buffers import model_buffers, write_buffers
 from pretrain.checkpoint.copies import Copy, HostCopies
-from pretrain.checkpoint.directory import all_steps, directory_of, set_latest
+from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_latest
 from pretrain.checkpoint.index import File, Origin
 from pretrain.checkpoint.table import Table
 from pretrain.checkpoint.write import unfinished, write_index, write_part
@@ -81,12 +81,12 @@ class Saver:
         before = self.wait()
         started = time.perf_counter()
         self._number += 1
-        final = directory_of(self._origin.run, train_state.step)
+        final = checkpoint_directory(self._origin.run, train_state.step)
         temporary = temporary_path(final, f"{self._token}-{self._number}")
         train_state = replace(train_state, skipped=_union(train_state.skipped))
         self._copies = self._copies or HostCopies(self._engine)
         copy = self._copies.take()
-        buffers = buffers_of(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
+        buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
         self._writing = _Writing(self._origin, train_state, temporary, final, copy, buffers)
         copy.seconds += time.perf_counter() - started
         self._writing.start()
@@ -251,11 +251,11 @@ class _Writing(threading.Thread):
             return  # `latest` may name an old checkpoint, so none may be removed
         for old in _outdated(all_steps(run), self.train_state.step, settings):
             try:
-                directory = directory_of(run, old)
+                directory = checkpoint_directory(run, old)
                 # renamed first, so that the next start removes whatever can't be removed now
                 shutil.rmtree(directory.rename(temporary_path(directory)), ignore_errors=True)
             except OSError as error:
-                self.warnings.append(f"{directory_of(run, old)}: can't be removed: {error.strerror}")
+                self.warnings.append(f"{checkpoint_directory(run, old)}: can't be removed: {error.strerror}")
 
 
 def _disk_blocks(directory: Path) -> int:

@@ -30,7 +30,7 @@ def load_weights(model: Model, directory: Path, gathered: Gather = lambda _: con
     """
     stored = StoredTensors(directory)
     stored.verify()
-    if problems := _mismatches(_shapes_of(model.config), stored.shapes):
+    if problems := _mismatches(_parameter_shapes(model.config), stored.shapes):
         raise FailedError("\n".join(f"{directory}: not of this model: {problem}" for problem in problems))
     for name, parameter in model.named_parameters():
         with torch.no_grad(), gathered(parameter) as here:
@@ -81,7 +81,7 @@ class StoredTensors:
         are read.
         """
         index.verify(self.directory, self.index, share, progress)
-        if problems := _mismatches(_shapes_of(self.index.model), self.shapes):
+        if problems := _mismatches(_parameter_shapes(self.index.model), self.shapes):
             raise FailedError("\n".join(f"{self.directory}: not of the model it names: {line}" for line in problems))
         for file in sorted(self.index.files)[share]:
             if file in self._tables:
@@ -145,7 +145,7 @@ class StoredTensors:
             raise FailedError(f"{self.directory / file}: damaged: {error}") from None
 
 
-def _shapes_of(config: models.ModelConfig) -> dict[str, tuple[int, ...]]:
+def _parameter_shapes(config: models.ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's parameters, by name."""
     return {name: tuple(parameter.shape) for name, parameter in models.outline(config).named_parameters()}
 

@@ -58,7 +58,7 @@ class Standalone:
         yield self.trained.model
 
 
-def hooks_of(suite: str, given: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
+def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
     """The hooks `given`, or else those of `suite`; with the settings of the run where it has them.
 
     A hook is given by its name, or with settings as in a run file: "{hook: samples, number: 8}". Raises UserError for a
@@ -103,7 +103,7 @@ def evaluate(
     the end if a hook failed.
     """
     config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
-    hooks = hooks_of(suite, names, config.evaluation if config else [])
+    hooks = selected_hooks(suite, names, config.evaluation if config else [])
     step = checkpoint_index.read(checkpoint).step
     metrics: dict[str, float] = {}
     failed = False
@@ -234,8 +234,8 @@ def draw_attention(trained: TrainedModel, text: str, target: str | None, most: i
         raise UserError(f"--target: models of the family {trained.model.config.family} read one text")
     with torch.no_grad():
         row = {"encoder_input_ids": inputs, "labels": labels}
-        patterns = attention.patterns_of(trained.model, row, tokenizer, most)
-    images = {out / f"{kind}.png": attention.drawn(pattern, kind) for kind, pattern in patterns.items()}
+        patterns = attention.attention_patterns(trained.model, row, tokenizer, most)
+    images = {out / f"{kind}.png": attention.attention_figure(pattern, kind) for kind, pattern in patterns.items()}
     for path, figure in images.items():
         write_bytes(path, record.png(figure))
     return list(images)

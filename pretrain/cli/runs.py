@@ -166,9 +166,9 @@ def plan(
 
     from pretrain.tools.plan import plan_tables
     from pretrain.tools.plan.planner import Planner, Question
-    from pretrain.tools.plan.row_lengths import described
+    from pretrain.tools.plan.row_lengths import resolve_rows
 
-    settings, row = described(settings, config, inputs, targets)
+    settings, row = resolve_rows(settings, config, inputs, targets)
     mfu = mfu or (cpu.share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
     question = Question(settings, row, gpu, kind, gpus // nodes, network or kind.network, mfu, price, days)
@@ -187,6 +187,6 @@ def reference(
     ] = None,
 ) -> None:
     """Show every key of corpus files and run files, with default and meaning: docs/reference/settings.md."""
-    from pretrain.tools.reference import of_key, page
+    from pretrain.tools.reference import describe_key, page
 
-    print(of_key(key) if key else page(), end="")
+    print(describe_key(key) if key else page(), end="")

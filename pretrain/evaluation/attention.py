@@ -47,15 +47,16 @@ class AttentionPictures:
             row = {key: values[:1] for key, values in next(evaluation.batches(corpus)).items()}
             with evaluation.whole_model() as model:
                 if held_out.layout.rank == 0:
-                    patterns = patterns_of(model, row, held_out.tokenizer, self._settings.tokens)
+                    patterns = attention_patterns(model, row, held_out.tokenizer, self._settings.tokens)
                     title = f"{name}, step {evaluation.step}"
                     images |= {
-                        f"attention/{name}/{kind}": drawn(one, f"{kind}: {title}") for kind, one in patterns.items()
+                        f"attention/{name}/{kind}": attention_figure(one, f"{kind}: {title}")
+                        for kind, one in patterns.items()
                     }
         return Findings(images=images)
 
 
-def patterns_of(model: Model, row: Batch, tokenizer: Tokenizer, most: int) -> Mapping[str, Pattern]:
+def attention_patterns(model: Model, row: Batch, tokenizer: Tokenizer, most: int) -> Mapping[str, Pattern]:
     """The attention of `model` on a batch of one row, by kind, cut to the first `most` queries and keys."""
     device = next(model.parameters()).device
     with recording_weights() as noted, _noting_names(model) as names:
@@ -106,7 +107,7 @@ def _kind(name: str) -> str:
     return "encoder" if name.startswith("encoder") else "decoder"
 
 
-def drawn(pattern: Pattern, title: str) -> "Figure":
+def attention_figure(pattern: Pattern, title: str) -> "Figure":
     """A panel for each layer (row) and head (column), darker where a query attends more; tokens on the outer axes.
 
     Black is the panel's strongest weight, which its title says: in early training all weights are small.

@@ -28,7 +28,7 @@ from pretrain.run import watchdog
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pretrain.zero.step_norms import StepNorms
+    from pretrain.zero.engine import Engine
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -67,22 +67,6 @@ class Subject(Protocol):
 
     def whole(self) -> AbstractContextManager[Model]:
         """Within the block, the model in evaluation mode with all its weights on this rank."""
-        ...
-
-
-class Trainer(Protocol):
-    """An engine that takes a training step."""
-
-    applied: bool
-    """Whether the last step changed the weights: a step without a finite gradient is skipped."""
-
-    @property
-    def gradient_norm(self) -> float:
-        """The L2 norm of the last step's gradient, before clipping; infinite if that step was skipped."""
-        ...
-
-    def measured(self) -> AbstractContextManager["StepNorms"]:
-        """Within the block, measures the norms of the step that is taken there."""
         ...
 
 
@@ -191,6 +175,6 @@ class Hook(Protocol):
 class StepHook(Hook, Protocol):
     """A hook that also runs around the training step before its evaluation."""
 
-    def during(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Encloses the step, on all ranks. It must not change it, nor communicate between ranks."""
+    def during(self, engine: "Engine") -> AbstractContextManager[None]:
+        """Encloses the step that `engine` takes, on all ranks. It must not change it, nor communicate between ranks."""
         ...

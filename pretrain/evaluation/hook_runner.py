@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,11 @@ from data_pipeline.foundation.atomic import write_bytes
 from pretrain.config.evaluation import HookSettings
 from pretrain.evaluation import record
 from pretrain.evaluation.collectives import Collectives, Outcome
-from pretrain.evaluation.hook import Evaluation, Findings, HeldOut, Hook, Row, StepHook, Subject, Trainer
+from pretrain.evaluation.hook import Evaluation, Findings, HeldOut, Hook, Row, StepHook, Subject
 from pretrain.run import watchdog
+
+if TYPE_CHECKING:
+    from pretrain.zero.engine import Engine
 
 
 class HookRunner:
@@ -36,21 +40,21 @@ class HookRunner:
             yield self._evaluated(settings, hook, subject, step)
 
     @contextlib.contextmanager
-    def during(self, trainer: Trainer, step: int, last: bool) -> Iterator[None]:
+    def during(self, engine: "Engine", step: int, last: bool) -> Iterator[None]:
         """Encloses the training step after which `after` is called, for those hooks that see it."""
         with contextlib.ExitStack() as stack:
             for _, hook in self._due(step, last):
                 if isinstance(hook, StepHook):
-                    stack.enter_context(self._around_step(hook, trainer))
+                    stack.enter_context(self._around_step(hook, engine))
             yield
 
     @contextlib.contextmanager
-    def _around_step(self, hook: StepHook, trainer: Trainer) -> Iterator[None]:
+    def _around_step(self, hook: StepHook, engine: "Engine") -> Iterator[None]:
         """Encloses a step by `hook.during`, whose error is raised in the hook's evaluation."""
         self._errors.pop(id(hook), None)
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(hook.during(trainer))
+                stack.enter_context(hook.during(engine))
             except Exception as error:
                 self._errors[id(hook)] = error
             yield

@@ -45,13 +45,13 @@ class LossBreakdown:
         tables: list[Row] = []
         images: dict[str, Figure] = {}
         for name, corpus in evaluation.held_out.corpora.items():
-            bins = self._of_corpus(evaluation, corpus)
+            bins = self._corpus_bins(evaluation, corpus)
             tables += [{"corpus": name, **vars(one)} for one in bins]
             if evaluation.held_out.layout.rank == 0:
-                images[f"loss_breakdown/{name}"] = _drawn(bins, f"{name}, step {evaluation.step}")
+                images[f"loss_breakdown/{name}"] = _figure(bins, f"{name}, step {evaluation.step}")
         return Findings(tables={"loss_breakdown": tables}, images=images)
 
-    def _of_corpus(self, evaluation: Evaluation, corpus: Corpus) -> list[Bin]:
+    def _corpus_bins(self, evaluation: Evaluation, corpus: Corpus) -> list[Bin]:
         vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
         # (targets, their loss, those that the model finds likeliest) for each bin, and for each token
         positions, spans = (torch.zeros(_POWERS, 3, dtype=torch.float64, device=device) for _ in range(2))
@@ -107,7 +107,7 @@ def _bins(by: str, sums: Tensor) -> Iterator[Bin]:
             yield Bin(by, label, int(tokens), loss / tokens, hits / tokens)
 
 
-def _drawn(bins: list[Bin], title: str) -> "Figure":
+def _figure(bins: list[Bin], title: str) -> "Figure":
     """Bars of loss, one panel for each way of grouping, with the accuracy above each bar."""
     from matplotlib.figure import Figure  # takes half a second
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from pretrain.config.evaluation import NormsSettings
-from pretrain.evaluation.hook import Evaluation, Findings, Row, Trainer
+from pretrain.evaluation.hook import Evaluation, Findings, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from pretrain.zero.engine import Engine
     from pretrain.zero.step_norms import StepNorms
 
 _TABLE = "norms"
@@ -55,12 +56,12 @@ class Norms:
         self._norm = math.nan
 
     @contextlib.contextmanager
-    def during(self, trainer: Trainer) -> Iterator[None]:
+    def during(self, engine: "Engine") -> Iterator[None]:
         self._measured = None
-        with trainer.measured() as measured:
+        with engine.measured() as measured:
             yield
-        self._measured = measured if trainer.applied else None
-        self._norm = trainer.gradient_norm
+        self._measured = measured if engine.applied else None
+        self._norm = engine.gradient_norm
 
     def evaluate(self, evaluation: Evaluation) -> Findings:
         measured = self._measured
@@ -79,7 +80,7 @@ class Norms:
             for kind, value in vars(one).items()
             if isinstance(value, float)
         }
-        figure = drawn([*evaluation.earlier(_TABLE), *({"step": evaluation.step, **row} for row in rows)])
+        figure = norms_figure([*evaluation.earlier(_TABLE), *({"step": evaluation.step, **row} for row in rows)])
         return Findings(metrics, tables={_TABLE: rows}, images={_TABLE: figure})
 
 
@@ -119,7 +120,7 @@ def _owner(name: str, layers: Sequence[str]) -> str:
     return next((layer for layer in layers if name.startswith(f"{layer}.")), name.rpartition(".")[0])
 
 
-def drawn(rows: Sequence[Row]) -> "Figure":
+def norms_figure(rows: Sequence[Row]) -> "Figure":
     """A heat map for each kind of norm, from the rows of the table: a line for each layer, a column for each step.
 
     Of more than 200 steps, evenly spaced ones are shown.

@@ -30,7 +30,7 @@ class Samples:
         with evaluation.whole_model() as model:
             trained = TrainedModel(model, evaluation.held_out.tokenizer)
             for name, corpus in evaluation.held_out.corpora.items():
-                prompts = self._prompts_of(name, corpus, model)
+                prompts = self._corpus_prompts(name, corpus, model)
                 written = evaluation.shared(prompts, lambda pairs: self._write(trained, pairs))
                 rows += [
                     {"corpus": name, "given": blanks, "written": whole, "original": original}
@@ -44,7 +44,7 @@ class Samples:
         written: Iterator[Answer] = answer_texts(trained, [prompt for prompt, _ in pairs], settings)
         return [one.whole for one in written]
 
-    def _prompts_of(self, name: str, corpus: Corpus, model: Model) -> list[tuple[str, str]]:
+    def _corpus_prompts(self, name: str, corpus: Corpus, model: Model) -> list[tuple[str, str]]:
         if name not in self._prompts:
             settings, generates = self._settings, FAMILIES[model.config.family].generates
             if generates == "answers" and can_blank_out(corpus.tokenizer):

@@ -86,7 +86,7 @@ def cpu_multiplies_bf16(description: Path = Path("/proc/cpuinfo")) -> bool:
     return bool(flags) and not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags[0].split())
 
 
-def own_gpu(local_rank: int, visible: int) -> int:
+def local_gpu(local_rank: int, visible: int) -> int:
     """The GPU of the rank `local_rank` of this machine, among the `visible` ones.
 
     A rank that sees just one has that: schedulers may show each rank its own (`--gpus-per-task=1`). Raises UserError
@@ -119,7 +119,7 @@ def free_port() -> int:
             return port
 
 
-def interface_of(address: str) -> str | None:
+def network_interface_to(address: str) -> str | None:
     """The network interface of this machine on the way to `address`; None for a loopback one or none."""
     import psutil  # slow to import, and `launch --help` needs this module
 

@@ -51,7 +51,7 @@ def supervised() -> Path | None:
     return Path(directory) if directory else None
 
 
-def log_of(directory: Path, rank: int) -> Path:
+def rank_log(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank:05d}.log"
 
 

@@ -31,7 +31,7 @@ def rank_environment(variables: Mapping[str, str]) -> dict[str, str]:
         "WORLD_SIZE": variables.get("SLURM_STEP_NUM_TASKS") or variables["SLURM_NTASKS"],
         "LOCAL_RANK": variables["SLURM_LOCALID"],
         "LOCAL_SIZE": str(tasks_per_node(variables)[int(variables["SLURM_NODEID"])]),
-        "MASTER_ADDR": master or address_of(hostnames(variables["SLURM_STEP_NODELIST"])[0]),
+        "MASTER_ADDR": master or node_address(hostnames(variables["SLURM_STEP_NODELIST"])[0]),
         "MASTER_PORT": variables.get("MASTER_PORT") or str(master_port(variables["SLURM_JOB_ID"])),
     }
 
@@ -56,7 +56,7 @@ def hostnames(nodes: str) -> list[str]:
     return _scontrol("show", "hostnames", nodes).split()
 
 
-def address_of(node: str) -> str:
+def node_address(node: str) -> str:
     """A name or address by which the other nodes find `node`: its name where that resolves, else what SLURM knows."""
     try:
         socket.getaddrinfo(node, None)

@@ -31,7 +31,7 @@ def received() -> bool:
     return bool(_received)
 
 
-def held_back(process: int) -> signal.Signals | None:
+def pending(process: int) -> signal.Signals | None:
     """A stop signal that was sent to `process` but is blocked there; see ShdPnd in proc_pid_status(5)."""
     with contextlib.suppress(OSError):  # the process has ended
         for line in Path(f"/proc/{process}/status").read_text().splitlines():

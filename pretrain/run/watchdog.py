@@ -97,7 +97,7 @@ def watching(rank: int, hang_seconds: float | None, start_seconds: float, store_
         faulthandler.cancel_dump_traceback_later()
 
 
-def limit_of_steps(seconds: Sequence[float]) -> float | None:
+def hang_limit(seconds: Sequence[float]) -> float | None:
     """The limit that follows from the `seconds` of the latest steps; None until there are enough of them."""
     return max(LEAST_SECONDS, STEPS * statistics.median(seconds)) if len(seconds) >= STEPS else None
 
@@ -107,7 +107,7 @@ def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float
     if not (_starting or _compiling):
         if hang_seconds is not None:
             return "faults.hang_seconds", hang_seconds
-        if (usual := limit_of_steps(_steps)) is not None and not _in_slow_phase:
+        if (usual := hang_limit(_steps)) is not None and not _in_slow_phase:
             return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_seconds sets another limit", usual
     return "faults.start_seconds", start_seconds
 

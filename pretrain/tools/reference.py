@@ -76,7 +76,7 @@ def page() -> str:
     return "\n\n".join([_INTRODUCTION + "\n" + _contents(parts), *map(str, parts)]) + "\n"
 
 
-def of_key(key: str) -> str:
+def describe_key(key: str) -> str:
     """The part of the page about `key` and the keys below it, for a terminal; indices of lists may be left out.
 
     Raises UserError for a key that no file has, with the nearest ones.

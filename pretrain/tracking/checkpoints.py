@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_pipeline.foundation.atomic import sha256
-from pretrain.checkpoint.directory import all_steps, directory_of
+from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.index import INDEX
 from pretrain.run import metrics_file
 from pretrain.tracking.metric_points import RepeatedSteps, in_mlflow
-from pretrain.tracking.mlflow_run import LoggedCheckpoint, MlflowRun, TrackedRun, version_of
+from pretrain.tracking.mlflow_run import LoggedCheckpoint, MlflowRun, TrackedRun, file_version
 from pretrain.tracking.store import DIGEST_LENGTH, METRICS_PER_BATCH
 
 _KEY = "checkpoint_key"
@@ -33,9 +33,9 @@ def log_checkpoints(run: MlflowRun) -> None:
         return
     present = set()
     for step in all_steps(run.directory):
-        name, index = directory_of(run.directory, step).name, directory_of(run.directory, step) / INDEX
+        name, index = checkpoint_directory(run.directory, step).name, checkpoint_directory(run.directory, step) / INDEX
         try:
-            version = version_of(index)
+            version = file_version(index)
             known = run.state.checkpoints.get(name)
             if known is None or known.version != version:
                 # the index holds the checksum of every other file
@@ -51,7 +51,7 @@ def log_checkpoints(run: MlflowRun) -> None:
 
 
 def _log(run: MlflowRun, step: int, key: str, version: list[int]) -> None:
-    directory, state = directory_of(run.directory, step), run.state
+    directory, state = checkpoint_directory(run.directory, step), run.state
     found = run.client.search_logged_models([state.experiment_id], f"tags.{_KEY} = '{key}'", max_results=1)
     name = f"{run.description.run_name}-step-{step:08d}"
     model_id = found[0].model_id if found else create_model(run, name, step, "checkpoint", {_KEY: key})
@@ -96,11 +96,11 @@ def _metrics(run: MlflowRun, model_id: str, step: int) -> Iterator[Any]:
     for name, (value, time) in sent.items():
         about_the_model = name == "train/loss" or not name.startswith(_NOT_ABOUT_THE_MODEL)
         if about_the_model and math.isfinite(value):  # MLflow would turn NaN into 0, the best of losses
-            dataset = dataset_of(run.description, name)
+            dataset = metric_dataset(run.description, name)
             yield Metric(in_mlflow(name), value, int(time * 1000), step, model_id=model_id, **dataset)
 
 
-def dataset_of(run: TrackedRun, metric: str) -> dict[str, str]:
+def metric_dataset(run: TrackedRun, metric: str) -> dict[str, str]:
     """The corpus that a metric was measured on; nothing for a mixture, or if it isn't known."""
     context = "train" if metric == "train/loss" else "validation"
     measured_on = [

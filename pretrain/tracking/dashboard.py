@@ -30,7 +30,7 @@ def dashboard(run_dir: Path | None, uri: str, port: int = 5000, open_browser: bo
     password which the run has not recorded; otherwise it opens the list of experiments. If MLflow already runs as a
     server, it only prints the address. Raises UserError if there is nothing to show.
     """
-    state = _state_of(run_dir) if run_dir else None
+    state = _feed_state(run_dir) if run_dir else None
     given, uri = absolute_uri(uri), state.tracking_uri if state else absolute_uri(uri)
     runs = f"#/experiments/{state.experiment_id}/runs" if state else "#/experiments"
     page = (f"{runs}/{state.run_id}/model-metrics" if state else runs) + _TRAINING
@@ -70,7 +70,7 @@ def dashboard(run_dir: Path | None, uri: str, port: int = 5000, open_browser: bo
         print("\nended", flush=True)
 
 
-def _state_of(run_dir: Path) -> FeedState:
+def _feed_state(run_dir: Path) -> FeedState:
     state = FeedState.load(run_dir)
     if state is None:
         raise UserError(

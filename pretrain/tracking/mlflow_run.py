@@ -132,7 +132,7 @@ class MlflowRun:
             self.client.log_outputs(self.state.run_id, [LoggedModelOutput(model_id, step)])
 
 
-def version_of(file: Path) -> list[int]:
+def file_version(file: Path) -> list[int]:
     """[mtime_ns, bytes], by which a changed file is recognised. Raises FileNotFoundError."""
     stat = file.stat()
     return [stat.st_mtime_ns, stat.st_size]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked
-from pretrain.checkpoint.directory import step_of
+from pretrain.checkpoint.directory import step_in_name
 from pretrain.tracking.checkpoints import create_model, log_metrics
 from pretrain.tracking.mlflow_run import STATE_FILE, FeedState, MlflowRun, TrackedRun
 from pretrain.tracking.store import NO_TELEMETRY, absolute_uri, one_line
@@ -33,7 +33,7 @@ class Registration:
     @classmethod
     def of(cls, checkpoint: Path, name: str, uri: str | None = None) -> "Registration":
         """Raises UserError for a name that MLflow refuses, and if the checkpoint's run isn't in MLflow."""
-        run_dir, step = checkpoint.resolve().parent.parent, step_of(checkpoint.name)
+        run_dir, step = checkpoint.resolve().parent.parent, step_in_name(checkpoint.name)
         run, state = TrackedRun.load(run_dir), FeedState.load(run_dir)
         if not name.strip() or "/" in name or ":" in name:
             raise UserError(f"--register: expected a name without / and :, got {name!r}")

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
 from pretrain.tracking.metric_points import PICTURES
-from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY, MlflowRun, version_of
+from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY, MlflowRun, file_version
 
 _STEP = re.compile(r"step-(\d+)\.png")
 
@@ -43,7 +43,7 @@ class Uploads:
     def send(self) -> None:
         files = [file for file in self._files() if file.path.is_file()]
         for file in files:
-            version = version_of(file.path)
+            version = file_version(file.path)
             if self._run.state.files.get(file.name) == version:
                 continue
             if found := _STEP.fullmatch(file.target.name):

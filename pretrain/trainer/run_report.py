@@ -24,7 +24,7 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.stream import changes
 from pretrain import models
 from pretrain.checkpoint import CONFIG
-from pretrain.checkpoint.directory import directory_of
+from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.hook import Findings
 from pretrain.run import environment, lock, rank_logs, status, watchdog
@@ -33,7 +33,7 @@ from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
 from pretrain.tracking.mlflow_run import NOTE, DatasetInfo
 from pretrain.tracking.tracker import Tracker
-from pretrain.trainer.teacher_checks import checkpoint_of
+from pretrain.trainer.teacher_checks import teacher_checkpoint
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.ranks import on_rank_0
 
@@ -73,7 +73,7 @@ class RunReport:
         if self.run.initial_weights and not self.run.resume:
             self._print(f"starts from the weights in {self.run.initial_weights}")
         if config.distillation:
-            self._print(f"learns from the teacher in {checkpoint_of(config.distillation)}")
+            self._print(f"learns from the teacher in {teacher_checkpoint(config.distillation)}")
         if config.data.mixing or config.data.weights_of == "tokens":
             shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in self.run.shares.items())
             self._print(f"a mixture, in rows: {shares}")
@@ -101,7 +101,7 @@ class RunReport:
             end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
             self._print(f"a step takes {seconds:.3g} s: {duration(left)} left, until about {end}")
 
-    def found(self, step: int, findings: Findings) -> None:
+    def record_findings(self, step: int, findings: Findings) -> None:
         """Records the metrics that a hook has found after a step and prints its lines."""
         if self._tracker is not None and findings.metrics:
             self._tracker.log(step, findings.metrics)
@@ -142,7 +142,7 @@ class RunReport:
         status.clear_stop(directory)
         status.write(directory, Status("finished" if finished else "stopped", attempt, step, stop_file))
         if finished:
-            self._print(f"finished {step} steps. Next: pretrain export {directory_of(directory, step)} OUT")
+            self._print(f"finished {step} steps. Next: pretrain export {checkpoint_directory(directory, step)} OUT")
         else:
             self._print(f"stopped on request after step {step}; to resume, run the same command again")
 

@@ -12,7 +12,7 @@ from pretrain.config.run_config import DistillationSection
 from pretrain.models.decoder_only import DecoderOnly
 from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.model import Sizes
-from pretrain.trainer.teacher_checks import checkpoint_of
+from pretrain.trainer.teacher_checks import teacher_checkpoint
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Teacher:
     def load(cls, settings: DistillationSection, precision: str, device: torch.device) -> "Teacher":
         """Raises FailedError if the teacher's checkpoint is damaged."""
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        trained = TrainedModel.open(checkpoint_of(settings))
+        trained = TrainedModel.open(teacher_checkpoint(settings))
         model = cast(DecoderOnly, trained.model.to(device, dtype).requires_grad_(False))
         return cls(model, min(trained.tokenizer.size, model.config.padded_vocab_size), settings)
 

@@ -19,14 +19,14 @@ from pretrain.models import DecoderOnlyConfig, ModelConfig
 _IDS = ("kind", "sha256", "special_tokens")
 
 
-def checkpoint_of(settings: DistillationSection) -> Path:
+def teacher_checkpoint(settings: DistillationSection) -> Path:
     """The checkpoint of the teacher."""
     return checkpoint_in(Path(settings.teacher))
 
 
-def config_of(settings: DistillationSection) -> DecoderOnlyConfig:
+def teacher_config(settings: DistillationSection) -> DecoderOnlyConfig:
     """The teacher's model. Raises UserError if it isn't decoder-only, FailedError if its checkpoint is damaged."""
-    config = checkpoint_index.read(checkpoint_of(settings)).model
+    config = checkpoint_index.read(teacher_checkpoint(settings)).model
     if not isinstance(config, DecoderOnlyConfig):
         raise UserError(f"{settings.teacher}: a model of the family {config.family}; expected a decoder_only model")
     return config
@@ -37,7 +37,7 @@ def identity(settings: DistillationSection | None) -> checkpoint_index.Identity 
     which has those of its files."""
     if settings is None:
         return None
-    index = checkpoint_of(settings) / checkpoint_index.INDEX
+    index = teacher_checkpoint(settings) / checkpoint_index.INDEX
     return {"teacher_sha256": sha256(index), **settings.model_dump(exclude={"teacher"})}
 
 
@@ -48,8 +48,8 @@ def problems(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> l
         return []
     found = [*_student_problems(model), *_row_problems(config.data.objective, training)]
     try:
-        teacher = config_of(settings)
-        tokenizer = load_tokenizer(checkpoint_of(settings)).describe()
+        teacher = teacher_config(settings)
+        tokenizer = load_tokenizer(teacher_checkpoint(settings)).describe()
     except (UserError, FailedError) as error:
         return [*found, f"distillation.teacher: {error}"]
     if not found:

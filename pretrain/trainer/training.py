@@ -16,7 +16,7 @@ from data_pipeline.loading.texts import with_texts
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest_verified
-from pretrain.checkpoint.directory import directory_of
+from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.checkpoint.restore import restore
 from pretrain.checkpoint.save import Saved, Saver
 from pretrain.checkpoint.tensors import load_weights
@@ -132,7 +132,7 @@ class Training:
             if step % config.tracking.log_every_steps == 0 or last or stopping:
                 self._log()
             for findings in self.hooks.after(self.engine, step, last):
-                self.report.found(step, findings)
+                self.report.record_findings(step, findings)
                 self.meter.restart()
             if step % config.checkpoint.every_steps == 0 or last or stopping:
                 with watchdog.slow_phase():
@@ -182,7 +182,7 @@ class Training:
         if good.step:
             self.saver.start(good)
             self._saved(self.saver.wait(), last=True)
-            directory = directory_of(self.validated.directory, good.step)
+            directory = checkpoint_directory(self.validated.directory, good.step)
             saved = f"; the state after step {good.step}, the last good one, is saved in {directory}"
         raise FailedError(f"{message}, for {most} steps in a row (faults.max_skipped_steps){saved}")
 

@@ -71,7 +71,9 @@ class Engine:
         attach(self.deepspeed)
         deepspeed_private.check(self.deepspeed)
         self.device = self.deepspeed.device
-        self._rate, self.applied = 0.0, False  # of the last step
+        self._rate = 0.0  # of the last step
+        self.applied = False
+        """Whether the last step changed the weights: a step without a finite gradient is skipped."""
         self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
         self._counts: Counter[str] = Counter()  # of what they are means over
 

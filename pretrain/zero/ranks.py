@@ -15,7 +15,7 @@ import torch.distributed as dist
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import UserError
 from pretrain.run import rank_logs, watchdog
-from pretrain.run.hardware import ACCELERATOR, device_type, free_port, local_ranks, own_gpu, threads_per_rank
+from pretrain.run.hardware import ACCELERATOR, device_type, free_port, local_gpu, local_ranks, threads_per_rank
 from pretrain.zero.memory import keep_freed_memory
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ def _choose_device() -> bool:
     """Tells DeepSpeed which device this rank computes on; returns whether it is a GPU."""
     kind = os.environ[ACCELERATOR] = device_type()
     if kind == "cuda":
-        os.environ["LOCAL_RANK"] = str(own_gpu(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()))
+        os.environ["LOCAL_RANK"] = str(local_gpu(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()))
     return kind == "cuda"
 
 

@@ -135,8 +135,8 @@ def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
     command = [sys.executable, "-c", "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()))"]
     launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", wrapped(command)])]
     supervise(launcher, dict(os.environ), tmp_path, 1, dead_rank_seconds=3600)
-    held_back = {int(number) for number in (tmp_path / "logs/attempt-0001/rank-00000.log").read_text().split()}
-    assert held_back == set(STOP_SIGNALS)
+    blocked = {int(number) for number in (tmp_path / "logs/attempt-0001/rank-00000.log").read_text().split()}
+    assert blocked == set(STOP_SIGNALS)
 
 
 def test_a_rank_that_fails_is_named_and_the_launchers_words_are_kept_off_the_terminal(tmp_path, capfd):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint.average import average
-from pretrain.checkpoint.directory import directory_of
+from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.checkpoint.trained import TrainedModel
@@ -63,7 +63,7 @@ def runs(small_corpus, tmp_path_factory) -> Path:
 
 
 def stored(runs, name, step):
-    return StoredTensors(directory_of(runs / name / "run", step))
+    return StoredTensors(checkpoint_directory(runs / name / "run", step))
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
@@ -133,11 +133,11 @@ def test_the_moving_average_becomes_a_checkpoint(runs, tmp_path):
 
 
 def test_other_models_are_refused_in_one_line(runs, tmp_path):
-    one = TrainedModel.open(directory_of(runs / "adamw/run", STEPS))
+    one = TrainedModel.open(checkpoint_directory(runs / "adamw/run", STEPS))
     wider = build(one.model.config.model_copy(update={"d_ff": 96}))
     save_weights(wider.config, wider.state_dict(), one.tokenizer, tmp_path / "wider")
     with pytest.raises(UserError, match=r"wider: not of the same model as .*model\.d_ff") as refused:
-        average([directory_of(runs / "adamw/run", STEPS), tmp_path / "wider"], tmp_path / "out")
+        average([checkpoint_directory(runs / "adamw/run", STEPS), tmp_path / "wider"], tmp_path / "out")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
     done = run_here("pretrain", "average", tmp_path / "out")

@@ -24,7 +24,7 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.checkpoint.copies import Copy
-from pretrain.checkpoint.directory import directory_of
+from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.checkpoint.index import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import watchdog
@@ -295,7 +295,7 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
     """Rank 0 renames the checkpoint's directory as soon as every rank's files exist."""
     assert on_ranks(2, on_a_slow_disk, tmp_path, small_corpus) == [75, 75]
     run = tmp_path / "adamw/run"
-    index = checkpoint_index.read(directory_of(run, 3))
+    index = checkpoint_index.read(checkpoint_directory(run, 3))
     checkpoint_index.verify(newest(run), index)
 
 

@@ -10,7 +10,7 @@ import torch
 from data_pipeline.foundation.errors import UserError
 from launch import rank_commands
 from pretrain.run import hardware
-from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_ranks, own_gpu
+from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, local_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -95,10 +95,10 @@ def test_the_driver_counts_gpus_that_have_no_files(tmp_path, monkeypatch):
 
 def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees():
     """srun --gpus-per-task=1 shows each rank one GPU, whatever its number."""
-    assert [own_gpu(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
-    assert [own_gpu(rank, 1) for rank in range(4)] == [0, 0, 0, 0]
+    assert [local_gpu(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+    assert [local_gpu(rank, 1) for rank in range(4)] == [0, 0, 0, 0]
     with pytest.raises(UserError, match="LOCAL_RANK 2: only 2 GPUs are visible"):
-        own_gpu(2, 2)
+        local_gpu(2, 2)
 
 
 def test_ranks_of_a_machine_share_its_cores(monkeypatch):

@@ -19,7 +19,7 @@ from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli import evaluate as command
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
-from pretrain.evaluation.attention import patterns_of
+from pretrain.evaluation.attention import attention_patterns
 from pretrain.evaluation.collectives import Collectives, Outcome
 from pretrain.evaluation.embedding import embedding
 from pretrain.evaluation.hook import Evaluation, Findings
@@ -283,7 +283,7 @@ def test_patterns_are_the_softmax_of_each_layer(small_corpus):
     row = {"encoder_input_ids": torch.randint(3, 500, (1, 7)), "labels": torch.randint(3, 500, (1, 5))}
     tokenizer = open_corpus(small_corpus).tokenizer
     with torch.no_grad():
-        patterns = patterns_of(model, row, tokenizer, most=6)
+        patterns = attention_patterns(model, row, tokenizer, most=6)
     assert {kind: tuple(one.weights.shape) for kind, one in patterns.items()} == {
         "encoder": (2, 2, 6, 6),
         "decoder": (1, 2, 5, 5),

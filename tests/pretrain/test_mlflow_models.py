@@ -318,11 +318,11 @@ def test_what_cannot_be_registered_is_one_line(registered, whole, tmp_path):
 
 
 def test_a_dataset_is_the_one_that_a_metric_was_measured_on():
-    from pretrain.tracking.checkpoints import dataset_of
+    from pretrain.tracking.checkpoints import metric_dataset
 
     corpora = [("c4", "train"), ("wiki", "train"), ("c4", "validation")]
     datasets = [DatasetInfo(name, "f" * 64, "", context) for name, context in corpora]
     run = TrackedRun(None, "e", "r", 1, {}, {}, datasets, [])
-    assert dataset_of(run, "validation/c4/loss") == {"dataset_name": "c4 (validation)", "dataset_digest": "f" * 36}
-    assert dataset_of(run, "validation/c40/loss") == {}
-    assert dataset_of(run, "train/loss") == {}  # of a mixture
+    assert metric_dataset(run, "validation/c4/loss") == {"dataset_name": "c4 (validation)", "dataset_digest": "f" * 36}
+    assert metric_dataset(run, "validation/c40/loss") == {}
+    assert metric_dataset(run, "train/loss") == {}  # of a mixture

@@ -49,7 +49,7 @@ def server(whole, empty_mlflow, tmp_path_factory):
         run.save(run_dir)
         if name == NAMES[0]:
             for step in (6, 12):
-                figure = norms.drawn([row for row in NORMS if row["step"] <= step])
+                figure = norms.norms_figure([row for row in NORMS if row["step"] <= step])
                 rows = [{"given": "The <extra_id_0> sat.", "written": f"The [cat {step}] sat."}]
                 record.keep(
                     record.directory(run_dir), step, Findings(tables={"samples": rows}, images={"norms": figure})

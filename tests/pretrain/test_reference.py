@@ -47,19 +47,19 @@ def test_the_page_is_what_the_code_says():
 
 
 def test_a_key_is_shown_with_all_below_it():
-    rate = reference.of_key("optimizer.learning_rate").splitlines()
+    rate = reference.describe_key("optimizer.learning_rate").splitlines()
     assert rate[0].startswith("optimizer.learning_rate (Run files, optimizer")
     (row,) = [line for line in PAGE.read_text().splitlines() if line.startswith("| `data.train.0.weight` ")]
     values, default, meaning = (cell.strip(" |") for cell in row.replace("`", "").split(" | ")[1:])
-    shown = reference.of_key("data.train.weight")  # without the place in the list
+    shown = reference.describe_key("data.train.weight")  # without the place in the list
     assert shown == (f"data.train.0.weight (Run files, data)\n  {meaning}\n  values: {values}\n  default: {default}\n")
-    below = re.findall(r"^(\S+) \(", reference.of_key("batch"), re.MULTILINE)
+    below = re.findall(r"^(\S+) \(", reference.describe_key("batch"), re.MULTILINE)
     assert below == [row.split("`")[1] for row in PAGE.read_text().splitlines() if row.startswith("| `batch")]
 
 
 def test_a_key_that_is_not_there_is_answered_with_the_nearest():
     with pytest.raises(UserError, match=r"^optimizer.learning_rte: no such key; .* optimizer.learning_rate"):
-        reference.of_key("optimizer.learning_rte")
+        reference.describe_key("optimizer.learning_rte")
 
 
 def test_every_setting_has_a_meaning_whose_beginning_fits_into_a_message():

@@ -30,10 +30,10 @@ def test_a_start_takes_longer_than_a_hang_and_what_follows_it_does_not():
 
 def test_a_hang_is_as_long_as_twenty_usual_steps_and_at_least_two_minutes():
     """One step of an hour among others, as when the disk of the data was away, changes nothing."""
-    assert watchdog.limit_of_steps([0.5] * 19) is None
-    assert watchdog.limit_of_steps([0.5] * 20) == 120
-    assert watchdog.limit_of_steps([6.0] * 20) == 120
-    assert watchdog.limit_of_steps([30.0] * 99 + [3600.0]) == 600
+    assert watchdog.hang_limit([0.5] * 19) is None
+    assert watchdog.hang_limit([0.5] * 20) == 120
+    assert watchdog.hang_limit([6.0] * 20) == 120
+    assert watchdog.hang_limit([30.0] * 99 + [3600.0]) == 600
 
 
 def test_without_a_limit_of_its_own_a_hang_is_as_long_as_the_steps_before_it():

@@ -23,11 +23,11 @@ def main(seconds: float) -> None:
     import torch  # after the timer, since a slow file system makes it hang
     import torch.distributed as dist
 
-    from pretrain.run.hardware import device_type, own_gpu
+    from pretrain.run.hardware import device_type, local_gpu
 
     kind = device_type()
     rank, ranks, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    device = torch.device(kind, own_gpu(local, torch.cuda.device_count()) if kind == "cuda" else 0)
+    device = torch.device(kind, local_gpu(local, torch.cuda.device_count()) if kind == "cuda" else 0)
     if kind == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=seconds))

@@ -16,7 +16,7 @@ from pretrain.tools.plan.activations import Activations, Rows, activations
 from pretrain.tools.plan.step_time import Arithmetic, Cluster, Step, Traffic, step, traffic
 from pretrain.tools.plan.zero_memory import FP32, Parameters, Setting, States, settings, states
 from pretrain.trainer.teacher import forward_flops
-from pretrain.trainer.teacher_checks import config_of
+from pretrain.trainer.teacher_checks import teacher_config
 from pretrain.zero.memory import SAFE
 
 GIB = 2**30
@@ -161,7 +161,7 @@ class Planner:
         if self.config.distillation is None:
             return None
         try:
-            return cast(DecoderOnly, models.outline(config_of(self.config.distillation)))
+            return cast(DecoderOnly, models.outline(teacher_config(self.config.distillation)))
         except UserError as error:
             raise UserError(f"distillation.teacher: {error}") from None
 

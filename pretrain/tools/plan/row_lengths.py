@@ -15,7 +15,7 @@ from pretrain.trainer.validate import with_tokenizer_ids
 _MASKED = 0.15  # the share of tokens that BERT predicts
 
 
-def described(config: RunConfig, path: Path, inputs: int | None, targets: int | None) -> tuple[RunConfig, Rows]:
+def resolve_rows(config: RunConfig, path: Path, inputs: int | None, targets: int | None) -> tuple[RunConfig, Rows]:
     """`config` with the vocabulary of its model, and one of its rows at full length.
 
     Lengths come from the options `inputs` and `targets`, else from the run file's objective, else from its first corpus

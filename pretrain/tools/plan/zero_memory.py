@@ -53,12 +53,12 @@ def settings(config: RunConfig) -> list[Setting]:
     return [
         Setting(stage, offload, checkpointing, zero_defaults(stage, "cuda")["overlap_comm"] if given is None else given)
         for stage in (1, 2, 3)
-        for offload in offloads(stage)
+        for offload in offload_choices(stage)
         for checkpointing in (False, True)
     ]
 
 
-def offloads(stage: int) -> tuple[Offload, ...]:
+def offload_choices(stage: int) -> tuple[Offload, ...]:
     """Only stage 3 shards weights, so only there can they be offloaded."""
     return ("none", "optimizer", "optimizer and weights") if stage == 3 else ("none", "optimizer")
 
