@@ -92,14 +92,6 @@ class Corpus:
         return self.manifest.fingerprint
 
     @property
-    def seed(self) -> int:
-        return self.manifest.seed
-
-    @property
-    def applied_at_build(self) -> bool:
-        return self.manifest.rows.apply_at == "build"
-
-    @property
     def objective(self) -> Objective:
         return self.manifest.rows.objective
 

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -159,32 +160,32 @@ def run(
 def _work_off(
     stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, ray_config: RayConfig
 ) -> tuple[dict[str, Finished[ResultType]], list[_Failed]]:
-    """Does the units `todo`, shows how far they are, and notes how long it took."""
+    """Does the units `todo`, shows how far they are, and records how long it took."""
     began, used = time.monotonic(), time.process_time()
-    there = workers.ready(corpus, ownership.begin(corpus), ray_config)
+    pool = workers.ready(corpus, ownership.begin(corpus), ray_config)
     waited = time.monotonic() - began
     done: dict[str, Finished[ResultType]] = {}
     errors = []
     sizes = {unit.name: unit.bytes for unit in todo}
     size = (lambda row: sizes[row.name]) if all(sizes.values()) else None
-    notes = _notes(corpus, stage.name)
-    shutil.rmtree(notes, ignore_errors=True)  # left by workers that were killed
-    notes.mkdir(parents=True, exist_ok=True)
-    rows = _performed(stage, todo, corpus, there)
-    noted, said = (lambda: progress.bytes_done(notes)), (lambda: progress.activity(notes))
-    for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), noted, said):
+    folder = _progress_folder(corpus, stage.name)
+    shutil.rmtree(folder, ignore_errors=True)  # left by workers that were killed
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = _performed(stage, todo, corpus, pool)
+    in_progress, doing = partial(progress.bytes_done, folder), partial(progress.activity, folder)
+    for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), in_progress, doing):
         if isinstance(row, _Failed):
             errors.append(row)
             if row.of_store:  # every other unit would wait for it too
                 break
         else:
             done[row.name] = row
-    shutil.rmtree(notes, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
-    driver = time.process_time() - used - (sum(unit.seconds for unit in done.values()) if there.here else 0.0)
-    idle = max(0.0, there.number * (seconds - waited) - busy)
+    driver = time.process_time() - used - (sum(unit.seconds for unit in done.values()) if pool.in_process else 0.0)
+    idle = max(0.0, pool.number * (seconds - waited) - busy)
     times = [round(each, 1) for each in (idle, waited, driver)]
-    timing.write(corpus, stage.name, timing.Timing(round(seconds, 1), there.number, *times))
+    timing.write(corpus, stage.name, timing.Timing(round(seconds, 1), pool.number, *times))
     return done, errors
 
 
@@ -250,8 +251,8 @@ def _sidecar(corpus: Path, stage: str, unit: str) -> Path:
     return corpus / ".stages" / stage / f"{unit}.json"
 
 
-def _notes(corpus: Path, stage: str) -> Path:
-    """Where workers note their progress."""
+def _progress_folder(corpus: Path, stage: str) -> Path:
+    """Where workers write their progress."""
     return corpus / ".stages" / "progress" / stage
 
 
@@ -271,7 +272,10 @@ def _perform(
     """Runs in a worker: does the work and commits it."""
     began, used = time.monotonic(), time.process_time()
     try:
-        with ownership.at_work(corpus, token), progress.reporting_progress(_notes(corpus, stage.name) / unit.name):
+        with (
+            ownership.at_work(corpus, token),
+            progress.reporting_progress(_progress_folder(corpus, stage.name) / unit.name),
+        ):
             result = stage.work(corpus, unit.spec)
             outputs = {
                 name: Output((corpus / name).stat().st_size, sha256(corpus / name))
@@ -319,7 +323,7 @@ def _raise(errors: list[_Failed]) -> None:
 
 
 def _performed(
-    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, there: workers.Workers
+    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, pool: workers.Workers
 ) -> Iterator[Finished[ResultType] | _Failed]:
     corpus = corpus.resolve()
     token = ownership.begin(corpus)
@@ -329,7 +333,7 @@ def _performed(
 
     rows = {unit.name: to_json(unit).decode() for unit in todo}
     kind = stage.finished | _Failed
-    for name, answer in there.each(perform, rows, stage.name):
+    for name, answer in pool.each(perform, rows, stage.name):
         if isinstance(answer, FailedError):
             yield _out_of_memory(stage, name, str(answer))
         else:

@@ -8,18 +8,18 @@ from pathlib import Path
 from data_pipeline.config import RayConfig
 from data_pipeline.foundation.errors import FailedError
 
-_here = False  # whether units run in this process
+_in_process = False  # whether units run in this process
 
 
 @contextlib.contextmanager
 def without_ray() -> Iterator[None]:
     """Within the block, units run one after the other in this process."""
-    global _here
-    before, _here = _here, True
+    global _in_process
+    before, _in_process = _in_process, True
     try:
         yield
     finally:
-        _here = before
+        _in_process = before
 
 
 def for_inputs(size: int, config: RayConfig) -> contextlib.AbstractContextManager[None]:
@@ -34,14 +34,14 @@ def are_small(size: int, config: RayConfig) -> bool:
 
 @dataclass(frozen=True)
 class Workers:
-    """`number` workers, or this process itself (`here`).
+    """`number` workers, or this process itself (`in_process`).
 
     `each(function, inputs, what)` applies a function to each input and yields (name, result) as they finish, with
     an error for an input whose worker was lost on every try; `what` names the work in errors.
     """
 
     number: int
-    here: bool
+    in_process: bool
     each: Callable[[Callable[[str], str], Mapping[str, str], str], Iterator[tuple[str, str | FailedError]]]
 
 
@@ -50,7 +50,7 @@ def ready(corpus: Path, token: str, config: RayConfig) -> Workers:
 
     Raises FailedError if the cluster can't be used.
     """
-    if _here:
+    if _in_process:
         return Workers(1, True, _one_by_one)
     from data_pipeline.execution import ray_cluster  # Ray takes seconds to import
 

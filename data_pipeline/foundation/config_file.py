@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails
 from yaml import YAMLError
 
 import data_pipeline
@@ -86,9 +87,8 @@ def check(values: Any, schema: type[ConfigType], path: str) -> ConfigType:
 
 def problems(error: ValidationError, schema: type[BaseModel]) -> list[str]:
     """One line for each problem that `schema` has found, beginning with its key."""
-    first: dict[str, tuple[dict[str, Any], _Place]] = {}  # a value that may have several types has a problem for each
-    reported: list[dict[str, Any]] = [dict(problem) for problem in error.errors()]
-    for problem in reported:
+    first: dict[str, tuple[ErrorDetails, _Place]] = {}  # a value that may have several types has a problem for each
+    for problem in error.errors():
         place = _walk(schema, problem["loc"])
         first.setdefault(place.key, (problem, place))
     return [line for key, found in first.items() for line in _describe(key, *found, schema).splitlines()]
@@ -135,16 +135,17 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _describe(key: str, problem: dict[str, Any], place: "_Place", schema: type[BaseModel]) -> str:
+def _describe(key: str, problem: ErrorDetails, place: "_Place", schema: type[BaseModel]) -> str:
     """What is wrong with `key`: one line, or several where a validator names several problems."""
     if problem["type"] == "extra_forbidden":
-        *parents, name = problem["loc"]
+        *parents, last = problem["loc"]
+        name = str(last)
         above = _walk(schema, parents)
         for candidate in above.sections:
             if issubclass(candidate, Section) and name in candidate.refused:
                 return f"{key}: {candidate.refused[name]}"
         known = [field for candidate in above.sections for field in candidate.model_fields]
-        nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"; nearest valid key: {'.'.join([*above.names, nearest[0]])}" if nearest else ""
         return f"{key}: unknown key{hint}"
     message = problem["msg"].removeprefix("Value error, ")

@@ -1,6 +1,6 @@
 """Progress of long work: workers write how far they are, and the driver shows it on stderr.
 
-A terminal gets a bar, anything else a plain line every few seconds, or every minute while there is nothing new.
+A terminal gets a bar beside a line, anything else a line every few seconds, or every minute while nothing changes.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 _SECONDS_BETWEEN_LINES, _MOST_BETWEEN_LINES, _POLL_SECONDS = 5.0, 60.0, 0.5
 _SECONDS_BETWEEN_WRITES = 1.0
+_BAR_WIDTH = 20  # characters
 
 
 @dataclass
@@ -99,33 +100,18 @@ def track(
 @contextlib.contextmanager
 def _bar(progress: Progress) -> Iterator[None]:
     # rich is slow to import, and only needed on a terminal
-    from rich import progress as rich_progress
     from rich.console import Console
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
 
-    amount: tuple[rich_progress.ProgressColumn, ...] = (
-        (rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn())
-        if progress.size
-        else (rich_progress.MofNCompleteColumn(),)
-    )
-    columns = (
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        *amount,
-        rich_progress.TimeElapsedColumn(),
-        rich_progress.TimeRemainingColumn(),  # estimated from the last half minute
-    )
-    with rich_progress.Progress(*columns, console=Console(stderr=True)) as shown:
-        task = shown.add_task(progress.what, total=progress.size or progress.total)
+    def bar_and_line() -> Table:
+        row = Table.grid(padding=(0, 1))
+        row.add_row(ProgressBar(progress.size or progress.total, progress.done(), width=_BAR_WIDTH), progress.line())
+        return row
 
-        def show() -> None:
-            now = progress.now
-            shown.update(
-                task, completed=progress.done(), description=f"{progress.what}: {now}" if now else progress.what
-            )
-
-        with _every(_POLL_SECONDS, show):
-            yield
-        show()
+    with Live(console=Console(stderr=True), refresh_per_second=1 / _POLL_SECONDS, get_renderable=bar_and_line):
+        yield
 
 
 @contextlib.contextmanager
@@ -177,7 +163,7 @@ def _every(seconds: float, show: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-class _Note:
+class _ProgressFile:
     """The file to which a worker writes how many bytes of its unit are done, and what it does now."""
 
     def __init__(self, path: Path):
@@ -188,7 +174,7 @@ class _Note:
         if time.monotonic() >= self._next:
             self._write()
 
-    def say(self, doing: str) -> None:
+    def set_activity(self, doing: str) -> None:
         self._doing = doing
         self._write()
 
@@ -198,47 +184,47 @@ class _Note:
             self._path.write_text(f"{self._done} {self._doing}")
 
 
-_note: _Note | None = None  # of the unit that this process works on
+_current: _ProgressFile | None = None  # of the unit that this process works on
 
 
 @contextlib.contextmanager
 def reporting_progress(path: Path) -> Iterator[None]:
     """In a worker: writes what `advance` counts within the block to the file `path`, which is removed at the end."""
-    global _note
-    _note = _Note(path)
-    _note.add(0)
+    global _current
+    _current = _ProgressFile(path)
+    _current.add(0)
     try:
         yield
     finally:
-        _note = None
+        _current = None
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def advance(size: int) -> None:
     """Counts `size` more bytes of input as read. Does nothing outside a `reporting_progress` block."""
-    if _note is not None:
-        _note.add(size)
+    if _current is not None:
+        _current.add(size)
 
 
 def set_activity(what: str) -> None:
-    """Notes what the unit does now: "training on 38 MB of text". Does nothing outside a `reporting_progress` block."""
-    if _note is not None:
-        _note.say(what)
+    """Records what the unit does now: "training on 38 MB of text". Does nothing outside `reporting_progress`."""
+    if _current is not None:
+        _current.set_activity(what)
 
 
 def bytes_done(folder: Path) -> int | None:
     """The bytes done by all workers that have a file in `folder`; None if there are none."""
-    sizes = [done for done, _ in _notes(folder)]
+    sizes = [done for done, _ in _progress_files(folder)]
     return sum(sizes) if sizes else None
 
 
 def activity(folder: Path) -> str:
     """What a worker that has a file in `folder` does now; "" if none says so."""
-    return next((doing for _, doing in _notes(folder) if doing), "")
+    return next((doing for _, doing in _progress_files(folder) if doing), "")
 
 
-def _notes(folder: Path) -> Iterator[tuple[int, str]]:
+def _progress_files(folder: Path) -> Iterator[tuple[int, str]]:
     for path in folder.glob("*"):
         with contextlib.suppress(OSError, ValueError):  # removed or being written at this moment
             done, _, doing = path.read_text().partition(" ")

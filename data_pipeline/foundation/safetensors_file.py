@@ -47,7 +47,7 @@ class GrowingArrays:
     def __init__(self, file: BinaryIO, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]):
         self._file = file
         self._dtypes = {name: np.dtype(kind) for name, (kind, _) in shapes.items()}
-        header: dict[str, Any] = {}
+        header: dict[str, dict[str, object]] = {}
         self._at: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         end = 0

@@ -66,10 +66,10 @@ class Reader:
 
     def _examples(self, blocks: list[Block], inside: np.ndarray, ids: np.ndarray, epochs: np.ndarray) -> Examples:
         rows = inside.tolist()
-        if self.corpus.applied_at_build:
+        if self.corpus.manifest.rows.apply_at == "build":
             return examples_in(blocks, rows)
         columns = {name: column_in(blocks, rows, name) for name in self._objective.columns}
-        keys = noise_keys(self.corpus.seed, self.split, epochs, ids)
+        keys = noise_keys(self.corpus.manifest.seed, self.split, epochs, ids)
         return self._objective.apply(rows_in(blocks, rows), keys, self._vocabulary, columns)
 
     def _blocks(self, numbers: np.ndarray) -> list[Block | None]:

@@ -337,7 +337,7 @@ def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
     problems = []
     for corpus in training:
         raw_length = corpus.manifest.rows.raw_length
-        if corpus.applied_at_build:
+        if corpus.manifest.rows.apply_at == "build":
             problems.append(
                 f"data.objective: {corpus.directory} was built with apply_at: build; its objective can't change"
             )

@@ -29,15 +29,6 @@ _TITLES = {ONLY_A: "in A only", ONLY_B: "in B only", TEXT: "with another text", 
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A document in which A and B differ: `kind` says how, and `rule` which rule decided."""
-
-    kind: str
-    rule: str
-    id: str
-
-
-@dataclass(frozen=True)
 class _Side:
     """An input as one of the two corpora, called `name`, has it: in these `ranges`, or in none."""
 
@@ -104,18 +95,6 @@ class _Side:
         return found | {trace.id: (trace.text, trace.steps) for trace in self.traces(in_cleaning)}
 
 
-def differences(a: FinishedBuild, b: FinishedBuild) -> Iterator[tuple[int, list[Difference]]]:
-    """For each input of either corpus: the number of documents that are the same in both, and the differences.
-
-    Documents are compared by id, an input at a time. Inputs are read again only where cleaning decided.
-    """
-    inputs = sorted(a.inputs | b.inputs, key=lambda name: f"{name}/")
-    documents_of = lru_cache(maxsize=2)(_documents_of)  # small inputs share parts, and come one after the other
-    for name in track(inputs, len(inputs), "comparing"):
-        sides = _Side("A", a, a.inputs.get(name, [])), _Side("B", b, b.inputs.get(name, []))
-        yield _compare(*sides, *(side.kept(documents_of) for side in sides))
-
-
 @dataclass(frozen=True)
 class RuleCount:
     """The documents that differ by `rule`, with the smallest ids of them."""
@@ -151,22 +130,29 @@ class Summary:
 
 
 def summary(a: FinishedBuild, b: FinishedBuild, limit: int) -> Summary:
-    """The counts by kind and rule, each with the smallest ids, `limit` at most."""
+    """The counts by kind and rule, each with the smallest ids, `limit` at most.
+
+    Documents are compared by id, an input at a time. Inputs are read again only where cleaning decided.
+    """
     same, counts, examples = 0, Counter[tuple[str, str]](), defaultdict[tuple[str, str], list[str]](list)
-    for equal, found in differences(a, b):
+    inputs = sorted(a.inputs | b.inputs, key=lambda name: f"{name}/")
+    documents_of = lru_cache(maxsize=2)(_documents_of)  # small inputs share parts, and come one after the other
+    for name in track(inputs, len(inputs), "comparing"):
+        sides = _Side("A", a, a.inputs.get(name, [])), _Side("B", b, b.inputs.get(name, []))
+        equal, found = _compare(*sides, *(side.kept(documents_of) for side in sides))
         same += equal
-        for difference in found:
-            decided = difference.kind, difference.rule
-            counts[decided] += 1
-            if counts[decided] <= limit:
-                examples[decided].append(difference.id)
+        for kind, rule, identity in found:
+            counts[kind, rule] += 1
+            if counts[kind, rule] <= limit:
+                examples[kind, rule].append(identity)
     rules: dict[str, list[RuleCount]] = {kind: [] for kind in _TITLES}
     for (kind, rule), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         rules[kind].append(RuleCount(rule, count, examples[kind, rule]))
     return Summary(str(a.directory), str(b.directory), same, rules)
 
 
-def _compare(a: _Side, b: _Side, in_a: Documents, in_b: Documents) -> tuple[int, list[Difference]]:
+def _compare(a: _Side, b: _Side, in_a: Documents, in_b: Documents) -> tuple[int, list[tuple[str, str, str]]]:
+    """How many documents are the same; the kind of difference, the rule that decided, and the id of each other one."""
     both = set(in_a) & set(in_b)
     only_a, only_b = set(in_a) - both, set(in_b) - both
     changed = {identity for identity in both if in_a[identity][0] != in_b[identity][0]}
@@ -176,8 +162,8 @@ def _compare(a: _Side, b: _Side, in_a: Documents, in_b: Documents) -> tuple[int,
     else:
         rules = b.dropping(only_a) | a.dropping(only_b) | _changing(a, b, changed)
     kinds = dict.fromkeys(only_a, ONLY_A) | dict.fromkeys(only_b, ONLY_B) | dict.fromkeys(changed, TEXT)
-    found = [Difference(kinds[identity], rules[identity], identity) for identity in sorted(kinds)]
-    found += [Difference(SPLIT, "split.validation_fraction", identity) for identity in sorted(moved)]
+    found = [(kinds[identity], rules[identity], identity) for identity in sorted(kinds)]
+    found += [(SPLIT, "split.validation_fraction", identity) for identity in sorted(moved)]
     return len(both) - len(changed) - len(moved), found
 
 

@@ -23,18 +23,8 @@ from data_pipeline.stages.documents import split_of
 from data_pipeline.tokenizer.training import largest_vocabulary
 
 FORMATS = {  # by the end of a name, without the ending of its compression
-    ".txt": "text",
-    ".md": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".xml": "wikipedia",
-    ".wet": "wet",
-    ".warc": "warc",
+    **{f".{name}": name for name in ("jsonl", "json", "csv", "parquet", "arrow", "wet", "warc")},
+    **{".txt": "text", ".md": "text", ".ndjson": "jsonl", ".tsv": "csv", ".xml": "wikipedia"},
 }
 _COMPRESSED = (".gz", ".bz2", ".zst")
 _UNREAD = {  # what to do with files that no reader reads
