@@ -53,7 +53,7 @@ class HookSettings(Section):
 
 
 class ValidationLossSettings(HookSettings):
-    """Loss, perplexity and accuracy on the held-out rows, the loss on their text alone, and that of word counts."""
+    """Loss, perplexity and accuracy on the held-out rows, the loss on their text alone, and its unigram entropy."""
 
     implementation: ClassVar[str] = "pretrain.evaluation.validation_loss.ValidationLoss"
 
@@ -63,7 +63,7 @@ class ValidationLossSettings(HookSettings):
     budget_seconds: PositiveFloat | None = None
     """The longest that an evaluation may take, in seconds; the loss is then that of the rows so far. null: no limit."""
     rows: PositiveInt | None = None
-    """The first held-out rows of a corpus, whose loss it is; as many whole batches as hold them. null: all rows."""
+    """How many held-out rows of a corpus are evaluated, rounded up to whole batches. null: all rows."""
 
 
 class LossBreakdownSettings(HookSettings):
@@ -75,7 +75,7 @@ class LossBreakdownSettings(HookSettings):
     every_steps: PositiveInt = 2000
     """Steps from one evaluation to the next."""
     rows: PositiveInt = 512
-    """The most held-out rows of a corpus that are looked at."""
+    """The most held-out rows of a corpus that are evaluated."""
 
 
 class AttentionSettings(HookSettings):
@@ -87,7 +87,7 @@ class AttentionSettings(HookSettings):
     every_steps: PositiveInt = 5000
     """Steps from one evaluation to the next."""
     tokens: PositiveInt = 24
-    """The most tokens on an axis; what a row has beyond them isn't shown."""
+    """The most tokens on an axis; longer rows are cut."""
 
 
 class PositionsSettings(HookSettings):

@@ -107,7 +107,7 @@ class DataSection(Section):
     prefetch: PositiveInt = 4
     """Micro-batches that each loader process prepares ahead."""
     on_damage: Literal["stop", "skip"] = "stop"
-    """What a damaged block does. `stop`: it ends the run. `skip`: its rows get weight 0."""
+    """What happens at a damaged block. `stop`: the run ends. `skip`: the block's rows get weight 0."""
     cache: CacheSection = CacheSection()
     """The cache for blocks of remote corpora."""
 
@@ -197,8 +197,8 @@ class CheckpointSection(Section):
     keep_every_steps: PositiveInt | None = None
     """Checkpoints of multiples of this many steps are kept as well. null: only the latest are kept."""
     on_failure: Literal["go_on", "stop"] = "go_on"
-    """What a save that fails does, on a full disk for instance. `go_on`: the run trains on until the next save. `stop`:
-    it ends."""
+    """What happens when a save fails, for instance on a full disk. `go_on`: training goes on until the next save.
+    `stop`: the run ends."""
     init_from: LocalPath | None = None
     """Where a new run's weights come from: a checkpoint, a run, or the output of `pretrain import`. null: random
     weights."""
@@ -227,15 +227,15 @@ class DistillationSection(Section):
 
 
 class SpikeSection(Section):
-    """A loss that jumps."""
+    """Detection of loss spikes."""
 
     threshold: PositiveFloat = 6.0
     """A loss is a spike if it exceeds the mean of the last steps by more than this many standard deviations."""
     window: Annotated[int, Field(ge=8)] = 128
     """Steps whose losses the mean and the standard deviation are taken from."""
     action: Literal["warn", "rewind"] = "warn"
-    """What a spike does. `warn`: prints a warning. `rewind`: restores the latest checkpoint and goes on with the rows
-    after the spike."""
+    """What happens at a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and goes
+    on with the rows after the spike."""
     max_rewinds: PositiveInt = 3
     """The most rewinds of a run."""
 
@@ -246,7 +246,7 @@ class FaultsSection(Section):
     max_skipped_steps: PositiveInt = 20
     """Steps in a row without a finite gradient that end the run."""
     spikes: SpikeSection | None = SpikeSection()
-    """What a loss that jumps does. null: spikes aren't looked for."""
+    """Detection of loss spikes. null: there is none."""
     hang_seconds: PositiveFloat | None = None
     """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120;
     1800 with `compute.compile`. Remote corpora add `data.cache.wait_seconds`."""

@@ -89,7 +89,7 @@ class HeldOut:
 class Evaluation:
     """What a hook evaluates, and how its ranks work together. All ranks make the same calls in the same order.
 
-    `step`: the steps that the model has taken. `earlier`: the rows of a table that earlier evaluations have left.
+    `step`: the number of training steps so far. `earlier`: returns the rows that earlier evaluations added to a table.
     """
 
     subject: Subject

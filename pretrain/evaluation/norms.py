@@ -47,8 +47,8 @@ class LayerNorms:
 class Norms:
     """Metrics `norms/KIND/LAYER`, a table `norms`, and a picture of it: layers by steps, for each kind.
 
-    They are those of the training step that has just ended. Parameters outside layers, like the embedding, go by their
-    module's name. A tied matrix counts once, as the embedding. A skipped step has no norms.
+    The norms are those of the last training step. A parameter outside the layers, such as the embedding, appears under
+    its module's name. A tied matrix counts once, as the embedding. A skipped step has no norms.
     """
 
     def __init__(self, settings: NormsSettings):

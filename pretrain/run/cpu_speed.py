@@ -36,8 +36,8 @@ _MOST, _HALF_AT = 0.6, 150
 def product_flops() -> float:
     """FLOP/s of all cores together in fp32 matrix products: of one core, by its processor time, times the cores.
 
-    So it is what the CPU does where nothing else runs. numpy's own threads would wait for each other where something
-    does, and a product would take ten times as long.
+    This is the rate of an idle machine. With numpy's own threads, a product on a busy machine would take ten times as
+    long, since the threads wait for each other.
     """
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     done = subprocess.run(

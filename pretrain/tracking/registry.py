@@ -21,7 +21,7 @@ _REQUIREMENTS = ("torch", "transformers", "sentencepiece", "tokenizers", "safete
 
 @dataclass(frozen=True)
 class Registration:
-    """A model that shall be registered as `name`: that of the checkpoint of `step`, of a run that is in MLflow."""
+    """A model to register as `name`: the one saved at `step` of a run that MLflow has."""
 
     name: str
     uri: str
