@@ -1,7 +1,6 @@
 """The device that ranks compute on, and the GPUs, CPU threads and ports of this machine."""
 
 import contextlib
-import ctypes
 import itertools
 import os
 import re
@@ -13,7 +12,6 @@ from data_pipeline.foundation.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ACCELERATOR = "DS_ACCELERATOR"  # DeepSpeed reads it too
-_NVML = "libnvidia-ml.so.1"
 
 
 def device_type() -> str:
@@ -66,16 +64,13 @@ def _names_a_gpu(entry: str, kind: str, number: int) -> bool:
 
 def _counted_by_driver() -> int:
     """GPUs by NVML; 0 without the library or the driver."""
+    import pynvml  # takes 0.1 s, and is needed only where the driver keeps no files
+
     try:
-        nvml = ctypes.CDLL(_NVML)
-    except OSError:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError:
         return 0
-    number = ctypes.c_uint(0)
-    if nvml.nvmlInit_v2():
-        return 0
-    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
-    nvml.nvmlShutdown()
-    return 0 if failed else number.value
 
 
 def cpu_multiplies_bf16(description: Path = Path("/proc/cpuinfo")) -> bool:
