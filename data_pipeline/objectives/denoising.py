@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded
+from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, ranges
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -139,7 +139,7 @@ class Denoising(Objective):
         chosen = _distinct(rows.keys, _SENTENCES, sentences, moved) + np.repeat(np.cumsum(parts) - parts, moved)
         order = np.arange(len(part_stops))
         order[np.sort(chosen)] = chosen
-        return rows._replace(tokens=rows.tokens[_ranges((part_stops - part_sizes)[order], part_sizes[order])])
+        return rows._replace(tokens=rows.tokens[ranges((part_stops - part_sizes)[order], part_sizes[order])])
 
     def _mask(self, rows: "_Flat", vocabulary: Vocabulary) -> "_Flat":
         begins, ends, spans, empty = self._spans(rows, vocabulary)
@@ -147,11 +147,11 @@ class Denoising(Objective):
         earlier = np.maximum.accumulate(np.concatenate([[0], ends[:-1]]))
         starts = np.maximum(begins, earlier)
         sizes = np.maximum(ends - starts, 0)
-        covered = _ranges(starts, sizes)
+        covered = ranges(starts, sizes)
         is_random = _chance(_drawn(rows.keys, _IS_RANDOM, spans), self.random_ratio)
 
         if self.replace_length == -1:
-            masked, random = covered, _ranges(starts[is_random], sizes[is_random])
+            masked, random = covered, ranges(starts[is_random], sizes[is_random])
         elif self.replace_length == 1:
             seen = begins >= earlier
             masked, random = begins[seen], begins[seen & is_random]
@@ -228,7 +228,7 @@ class Denoising(Objective):
         old[positions] = False
         tokens[old] = rows.tokens
         random = _share(counts, self.random_ratio)
-        chosen = positions[_ranges(np.cumsum(counts) - counts, random)]
+        chosen = positions[ranges(np.cumsum(counts) - counts, random)]
         tokens[chosen] = _random_text(rows.keys, stream + 1, random, vocabulary)
         return longer._replace(tokens=tokens)
 
@@ -238,7 +238,7 @@ class Denoising(Objective):
         shift[~_chance(bits[:, 0], self.rotate_probability)] = 0
         starts = np.stack([rows.starts + shift, rows.starts], axis=1)
         sizes = np.stack([rows.lengths - shift, shift], axis=1)
-        return rows._replace(tokens=rows.tokens[_ranges(starts.ravel(), sizes.ravel())])
+        return rows._replace(tokens=rows.tokens[ranges(starts.ravel(), sizes.ravel())])
 
 
 class _Flat(NamedTuple):
@@ -274,12 +274,6 @@ def _share(counts: np.ndarray, ratio: float) -> np.ndarray:
 def _counts(positions: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """(n,): how many of the ascending `positions` lie in each row; row i ends before `stops[i]`."""
     return np.diff(np.searchsorted(positions, stops), prepend=0)
-
-
-def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """start, start + 1, … of each range, `sizes` long, one range after the other."""
-    stops = np.cumsum(sizes)
-    return np.arange(sizes.sum()) + np.repeat(starts - stops + sizes, sizes)
 
 
 def _chance(bits: np.ndarray, probability: float) -> np.ndarray:

@@ -114,8 +114,9 @@ class MaskedLM(Objective):
             predicted = _choose_words(keys, candidates, candidates & ~vocabulary.word_starts[values], budget)
         else:
             predicted = _choose_tokens(keys, candidates, budget)
-        inputs = values.copy()
-        inputs[predicted] = self._replacements(values[predicted], np.count_nonzero(predicted, axis=1), keys, vocabulary)
+        inputs, chosen = values.copy(), np.flatnonzero(predicted)
+        counts = np.count_nonzero(predicted, axis=1)
+        inputs.flat[chosen] = self._replacements(values.take(chosen), counts, keys, vocabulary)
         return Examples(
             Padded(inputs, originals.lengths),
             originals,

@@ -120,21 +120,27 @@ def concatenated(rows: Padded, pad: int, *parts: int | Stretch) -> Padded:
 
     Rows [[5, 6, 7]], the stretch of 2 tokens from 1 on, and the token 9  ->  [[6, 7, 9]]
     """
-    ones = np.ones_like(rows.lengths)
-    counts = np.stack([part.counts if isinstance(part, Stretch) else ones for part in parts])
-    stops = np.cumsum(counts, axis=0)
-    columns = np.arange(stops[-1].max(initial=0))
-    values = np.full((len(rows.lengths), len(columns)), pad, dtype=rows.values.dtype)
-    for part, start, stop in zip(parts, stops - counts, stops, strict=True):
-        inside = (columns >= start[:, None]) & (columns < stop[:, None])
-        values[inside] = rows.values[_within(part, rows.values.shape[1])] if isinstance(part, Stretch) else part
-    return Padded(values, stops[-1])
+    count, width = rows.values.shape
+    special = [part for part in parts if not isinstance(part, Stretch)]
+    tokens = np.append(rows.values.ravel(), np.array(special, dtype=rows.values.dtype))
+    row_starts, ones = np.arange(count) * width, np.ones(count, dtype=np.int64)
+    specials = iter(range(count * width, len(tokens)))
+    starts = [row_starts + part.starts if isinstance(part, Stretch) else ones * next(specials) for part in parts]
+    sizes = np.stack([part.counts if isinstance(part, Stretch) else ones for part in parts], axis=1)
+    lengths = sizes.sum(axis=1)
+    taken = tokens.take(ranges(np.stack(starts, axis=1).ravel(), sizes.ravel()))
+    longest = int(lengths.max(initial=0))
+    if (lengths == longest).all():
+        return Padded(taken.reshape(count, longest), lengths)
+    joined = Padded(np.full((count, longest), pad, dtype=rows.values.dtype), lengths)
+    joined.values[joined.filled] = taken
+    return joined
 
 
-def _within(stretch: Stretch, width: int) -> np.ndarray:
-    """(n, width) bool: the tokens of the stretch."""
-    columns = np.arange(width)
-    return (columns >= stretch.starts[:, None]) & (columns < (stretch.starts + stretch.counts)[:, None])
+def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """start, start + 1, … of each range, `sizes` long, one range after the other."""
+    stops = np.cumsum(sizes)
+    return np.arange(sizes.sum()) + np.repeat(starts - stops + sizes, sizes)
 
 
 def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
