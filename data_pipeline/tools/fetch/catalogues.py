@@ -2,19 +2,58 @@
 
 import gzip
 import io
-import json
 import re
 import urllib.parse
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field
 
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.tools.fetch.client import Client, PermanentError
 from data_pipeline.tools.fetch.published import C4_CONFIGS, COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA, PublishedFile
 
 _LARGEST_LIST = 1 << 28  # bytes
 _NOT_FOUND = {404, 410}
+
+
+@dataclass(frozen=True)
+class _StoredFile:
+    """A large file of the Hugging Face hub. `oid`: its sha256."""
+
+    oid: str
+    size: int
+
+
+@dataclass(frozen=True)
+class _HubEntry:
+    path: str
+    size: int | None = None
+    lfs: _StoredFile | None = None
+
+
+@dataclass(frozen=True)
+class _DumpFile:
+    size: int | None = None
+    sha1: str | None = None
+    md5: str | None = None
+
+    @property
+    def checksum(self) -> str | None:
+        return f"sha1:{self.sha1}" if self.sha1 else f"md5:{self.md5}" if self.md5 else None
+
+
+@dataclass(frozen=True)
+class _DumpJob:
+    status: str
+    files: dict[str, _DumpFile] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _DumpStatus:
+    """dumpstatus.json of a Wikimedia dump."""
+
+    jobs: dict[str, _DumpJob]
 
 
 def wet_files(client: Client, crawl: str, base_url: str = COMMON_CRAWL) -> list[PublishedFile]:
@@ -52,12 +91,10 @@ def c4_files(
     pattern = re.compile(rf"{re.escape(config)}/c4-{split}\.\d{{5}}-of-(\d{{5}})\.json\.gz")
     files, parts = {}, 0
     for entry in _pages(client, listing):
-        path = str(entry.get("path"))
-        if match := pattern.fullmatch(path):
-            stored = entry.get("lfs") or {}
-            checksum = f"sha256:{stored['oid']}" if "oid" in stored else None
-            url = f"{base_url}datasets/allenai/c4/resolve/{revision}/{path}"
-            files[path] = PublishedFile(url, path, stored.get("size", entry.get("size")), checksum)
+        if match := pattern.fullmatch(entry.path):
+            url = f"{base_url}datasets/allenai/c4/resolve/{revision}/{entry.path}"
+            size, checksum = (entry.lfs.size, f"sha256:{entry.lfs.oid}") if entry.lfs else (entry.size, None)
+            files[entry.path] = PublishedFile(url, entry.path, size, checksum)
             parts = int(match[1])
     if not files or len(files) != parts:
         raise FailedError(f"{listing}: expected {parts or 'some'} files of the split {split}, it lists {len(files)}")
@@ -80,26 +117,24 @@ def wikipedia_files(
     folder = f"{_folder(base_url)}{wiki}/{date}/"
     url = f"{folder}dumpstatus.json"
     content, _ = _read(client, url, f"no dump of {wiki} of {date} there (old ones are deleted)")
-    status = _json(content, url, dict)
-    jobs = status.get("jobs", {})
+    jobs = parse_json(content, _DumpStatus, url).jobs
     if job not in jobs:
         raise UserError(f"{url}: has no job {job!r}, only {', '.join(sorted(jobs))}")
-    if (state := jobs[job].get("status")) != "done":
+    if (state := jobs[job].status) != "done":
         raise FailedError(f"{url}: the job {job} is {state!r}, expected 'done'; take an earlier dump, or wait")
-    files = jobs[job].get("files", {})
     return [
-        PublishedFile(folder + name, name, about.get("size"), _first_checksum(about, "sha1", "md5"))
-        for name, about in sorted(files.items(), key=lambda item: _in_order_of_pages(item[0]))
+        PublishedFile(folder + name, name, file.size, file.checksum)
+        for name, file in sorted(jobs[job].files.items(), key=lambda item: _in_order_of_pages(item[0]))
     ]
 
 
-def _pages(client: Client, url: str) -> Iterator[dict[str, Any]]:
+def _pages(client: Client, url: str) -> Iterator[_HubEntry]:
     """The entries of a paginated list. Each page names the next one in its Link header (RFC 8288)."""
     next_url, seen = url, set()
     while next_url and next_url not in seen:
         seen.add(next_url)
         content, links = _read(client, next_url, "allenai/c4 has no such revision there")
-        yield from _json(content, next_url, list)
+        yield from parse_json(content, list[_HubEntry], next_url)
         # Only the query of the link is used: the pages of a mirror link to the original host.
         query = urllib.parse.urlsplit(links.get("next", {}).get("url", "")).query
         next_url = f"{url}?{query}" if query else ""
@@ -112,20 +147,6 @@ def _read(client: Client, url: str, if_not_found: str) -> tuple[bytes, dict[str,
         raise (
             UserError(f"{url}: {if_not_found}") if error.status in _NOT_FOUND else FailedError(f"{url}: {error}")
         ) from None
-
-
-def _json(content: bytes, url: str, kind: type) -> Any:
-    try:
-        value = json.loads(content)
-    except ValueError:
-        value = None
-    if not isinstance(value, kind):
-        raise FailedError(f"{url}: expected JSON, a {kind.__name__}, got {content[:40]!r}")
-    return value
-
-
-def _first_checksum(about: dict[str, Any], *kinds: str) -> str | None:
-    return next((f"{kind}:{about[kind]}" for kind in kinds if kind in about), None)
 
 
 def _in_order_of_pages(name: str) -> tuple[list[int], str]:

@@ -3,8 +3,11 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,34 +29,71 @@ fetch_app = typer.Typer(
 _MOST_FAILURES_LISTED = 20
 
 Output = Annotated[Path, path_argument("OUT", "The folder to write to.")]
-Number = Annotated[
-    int | None, typer.Option("--files", min=1, help="Fetch only the first N files of the list.", metavar="N")
-]
-First = Annotated[int | None, typer.Option(min=0, help="Position in the list of the first file to fetch, from 0.")]
-Last = Annotated[int | None, typer.Option(min=0, help="Position in the list of the last file to fetch.")]
-Connections = Annotated[int, typer.Option(min=1, max=16, help="Number of files to download at the same time.")]
-Rate = Annotated[float, typer.Option("--requests-per-second", min=0.01, help="Limit for all connections together.")]
-Tries = Annotated[int, typer.Option(min=1, help="Consecutive tries without progress before a file is given up.")]
-Contact = Annotated[
-    str, typer.Option(help="Your address or web page, sent with each request so that operators can reach you.")
-]
-Recheck = Annotated[bool, typer.Option("--recheck", help="Also read and compare the files that were checked before.")]
 BaseUrl = Annotated[str, typer.Option(help="Where to fetch from: a mirror with the same layout.")]
 
 
-@fetch_app.command(epilog="Example: data-pipeline fetch wet CC-MAIN-2019-18 data/wet --files 10")
+@dataclass(frozen=True)
+class Options:
+    """The options of every command: which files of the list to fetch, and how."""
+
+    files: Annotated[
+        int | None, typer.Option("--files", min=1, help="Fetch only the first N files of the list.", metavar="N")
+    ] = None
+    first: Annotated[
+        int | None, typer.Option(min=0, help="Position in the list of the first file to fetch, from 0.")
+    ] = None
+    last: Annotated[int | None, typer.Option(min=0, help="Position in the list of the last file to fetch.")] = None
+    connections: Annotated[int, typer.Option(min=1, max=16, help="Number of files to download at the same time.")] = 4
+    rate: Annotated[
+        float, typer.Option("--requests-per-second", min=0.01, help="Limit for all connections together.")
+    ] = 2.0
+    tries: Annotated[int, typer.Option(min=1, help="Consecutive tries without progress before a file is given up.")] = (
+        12
+    )
+    contact: Annotated[
+        str, typer.Option(help="Your address or web page, sent with each request so that operators can reach you.")
+    ] = ""
+    recheck: Annotated[
+        bool, typer.Option("--recheck", help="Also read and compare the files that were checked before.")
+    ] = False
+
+    def client(self) -> "Client":
+        from data_pipeline.tools.fetch.client import Client  # requests takes 0.1 s
+
+        if not self.contact.isprintable() or not self.contact.isascii():
+            raise UserError("--contact: expected one line of ASCII")
+        note = partial(print, file=sys.stderr, flush=True)
+        return Client(self.rate, self.tries, contact=self.contact, note=note)
+
+
+def _command(example: str, connections: int = 4) -> Callable[[Callable[..., None]], None]:
+    """Registers a command, whose parameter `options` becomes the options of every command."""
+
+    def register(function: Callable[..., None]) -> None:
+        own = [one for one in signature(function).parameters.values() if one.annotation is not Options]
+        shared = signature(Options).replace(return_annotation=None).parameters.values()
+        defaults = [one.replace(default=connections) if one.name == "connections" else one for one in shared]
+
+        def command(**given: Any) -> None:
+            options = Options(**{one.name: given.pop(one.name) for one in shared})
+            function(**given, options=options)
+
+        keyword_only = [one.replace(kind=one.KEYWORD_ONLY) for one in (*own, *defaults)]
+        command.__signature__ = Signature(keyword_only)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in keyword_only}
+        fetch_app.command(function.__name__, help=function.__doc__, epilog=f"Example: data-pipeline fetch {example}")(
+            command
+        )
+
+    return register
+
+
+@_command("wet CC-MAIN-2019-18 data/wet --files 10")
 def wet(
     crawl: Annotated[str, typer.Argument(metavar="CRAWL", help="The crawl, such as CC-MAIN-2019-18.")],
     output: Output,
-    files: Number = None,
-    first: First = None,
-    last: Last = None,
+    options: Options,
     base_url: BaseUrl = COMMON_CRAWL,
-    connections: Connections = 4,
-    rate: Rate = 2.0,
-    tries: Tries = 12,
-    contact: Contact = "",
-    recheck: Recheck = False,
 ) -> None:
     """Fetch Common Crawl's extracted text: some 56,000 files of 150 MB.
 
@@ -61,72 +101,49 @@ def wet(
     """
     from data_pipeline.tools.fetch import catalogues
 
-    client = _client(rate, tries, contact)
-    selected = _select(lambda: catalogues.wet_files(client, crawl, base_url), files, first, last)
-    _fetch(crawl, selected, output, f"crawl-data/{crawl}/**/*.warc.wet.gz", client, connections, recheck)
+    client = options.client()
+    selected = _select(lambda: catalogues.wet_files(client, crawl, base_url), options)
+    _fetch(crawl, selected, output, f"crawl-data/{crawl}/**/*.warc.wet.gz", client, options)
 
 
-@fetch_app.command(epilog="Example: data-pipeline fetch c4 data/c4 --split validation")
+@_command("c4 data/c4 --split validation")
 def c4(
     output: Output,
+    options: Options,
     config: Annotated[str, typer.Option(help=f"One of {', '.join(C4_CONFIGS)}.")] = "en",
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
     revision: Annotated[str, typer.Option(help="A branch or commit of allenai/c4.")] = "main",
-    files: Number = None,
-    first: First = None,
-    last: Last = None,
     base_url: BaseUrl = HUGGING_FACE,
-    connections: Connections = 4,
-    rate: Rate = 2.0,
-    tries: Tries = 12,
-    contact: Contact = "",
-    recheck: Recheck = False,
 ) -> None:
     """Fetch C4 from the Hugging Face hub. en has 1,024 files of 320 MB for training and 8 for validation."""
     from data_pipeline.tools.fetch import catalogues
 
-    client = _client(rate, tries, contact)
-    selected = _select(lambda: catalogues.c4_files(client, config, split, revision, base_url), files, first, last)
-    _fetch(f"c4 {config} {split}", selected, output, f"{config}/c4-{split}.*.json.gz", client, connections, recheck)
+    client = options.client()
+    selected = _select(lambda: catalogues.c4_files(client, config, split, revision, base_url), options)
+    _fetch(f"c4 {config} {split}", selected, output, f"{config}/c4-{split}.*.json.gz", client, options)
 
 
-@fetch_app.command(epilog="Example: data-pipeline fetch wikipedia enwiki 20240101 data")
+@_command("wikipedia enwiki 20240101 data", connections=2)  # Wikimedia limits connections per address
 def wikipedia(
     wiki: Annotated[str, typer.Argument(metavar="WIKI", help="The wiki, such as enwiki.")],
     date: Annotated[str, typer.Argument(metavar="DATE", help="The date of the dump, such as 20240101.")],
     output: Output,
+    options: Options,
     job: Annotated[
         str, typer.Option(help="The job of the dump. articlesdump has one bzip2 stream per file and no index.")
     ] = "articlesmultistreamdump",
-    files: Number = None,
-    first: First = None,
-    last: Last = None,
     base_url: BaseUrl = WIKIMEDIA,
-    connections: Connections = 2,  # Wikimedia limits connections per address
-    rate: Rate = 2.0,
-    tries: Tries = 12,
-    contact: Contact = "",
-    recheck: Recheck = False,
 ) -> None:
     """Fetch a wiki's articles from a Wikimedia dump, in the order of their pages, each index after its articles."""
     from data_pipeline.tools.fetch import catalogues
 
-    client = _client(rate, tries, contact)
-    selected = _select(lambda: catalogues.wikipedia_files(client, wiki, date, job, base_url), files, first, last)
-    _fetch(f"{wiki} {date} {job}", selected, output, f"{wiki}-{date}-*.xml*.bz2", client, connections, recheck)
+    client = options.client()
+    selected = _select(lambda: catalogues.wikipedia_files(client, wiki, date, job, base_url), options)
+    _fetch(f"{wiki} {date} {job}", selected, output, f"{wiki}-{date}-*.xml*.bz2", client, options)
 
 
-def _client(rate: float, tries: int, contact: str) -> "Client":
-    from data_pipeline.tools.fetch.client import Client
-
-    if not contact.isprintable() or not contact.isascii():
-        raise UserError("--contact: expected one line of ASCII")
-    return Client(rate, tries, contact=contact, note=lambda line: print(line, file=sys.stderr, flush=True))
-
-
-def _select(
-    listed: Callable[[], list[PublishedFile]], number: int | None, first: int | None, last: int | None
-) -> list[PublishedFile]:
+def _select(listed: Callable[[], list[PublishedFile]], options: Options) -> list[PublishedFile]:
+    number, first, last = options.files, options.first, options.last
     if number is not None and (first is not None or last is not None):
         raise UserError("--files: expected either --files, or --first and --last")
     if first is not None and last is not None and last < first:
@@ -141,9 +158,7 @@ def _select(
     return selected
 
 
-def _fetch(
-    what: str, files: list[PublishedFile], output: Path, glob: str, client: "Client", connections: int, recheck: bool
-) -> None:
+def _fetch(what: str, files: list[PublishedFile], output: Path, glob: str, client: "Client", options: Options) -> None:
     """Fetches `files` and reports. `glob`: the files below `output` that a corpus is built from."""
     from data_pipeline.foundation.formatting import duration, human_size
     from data_pipeline.tools.fetch.many import check_room, fetch_files
@@ -154,7 +169,7 @@ def _fetch(
     )
     check_room(files, output)
     started = time.monotonic()
-    outcome = fetch_files(files, output, client, connections, recheck)
+    outcome = fetch_files(files, output, client, options.connections, options.recheck)
     took = f"{human_size(outcome.received)} in {duration(time.monotonic() - started)}"
     print(f"{output}: {counted(outcome.fetched, 'file')} fetched ({took}), {outcome.present:,} already there")
     if outcome.failed:

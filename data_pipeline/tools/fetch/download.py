@@ -20,7 +20,6 @@ from data_pipeline.tools.fetch.client import (
     TransientError,
     describe,
 )
-from data_pipeline.tools.fetch.meter import DownloadMeter
 from data_pipeline.tools.fetch.published import PublishedFile
 
 STATE = ".fetch"  # below the output directory: partial files and records of checked files
@@ -53,12 +52,14 @@ class Download:
 
     Its state lies below `folder/.fetch/`: `PATH.part` has the bytes received so far, `PATH.part.json` their
     `PartVersion`, and `PATH.json` is the `CheckedFile`. If one of them is missing or damaged, the
-    content is checked instead.
+    content is checked instead. `size` is None until it is known; `present` and `received` are the bytes that were there
+    before, and that have come since.
     """
 
-    def __init__(self, file: PublishedFile, folder: Path, client: Client, meter: DownloadMeter):
-        self._file, self._client, self._meter = file, client, meter
-        self._path = folder / file.path
+    def __init__(self, file: PublishedFile, folder: Path, client: Client):
+        self.file, self._client = file, client
+        self.size, self.present, self.received = file.size, 0, 0
+        self.path = folder / file.path
         state = folder / STATE / file.path
         self._part = state.with_name(state.name + ".part")
         self._version = state.with_name(state.name + ".part.json")
@@ -71,36 +72,37 @@ class Download:
         If its size and modification time are those recorded when it was checked, its content isn't read again, except
         with `recheck`. A file without a record and without a published checksum can't be verified and isn't complete.
         """
-        if not self._path.exists():
+        if not self.path.exists():
             return False
         record = read_valid_json(self._record, CheckedFile)
-        checksum = self._file.checksum or (record and record.checksum)
-        if not checksum or self._file.size not in (None, self._path.stat().st_size):
+        checksum = self.file.checksum or (record and record.checksum)
+        if not checksum or self.file.size not in (None, self.path.stat().st_size):
             return False
-        found = self._describe(self._path, checksum)
+        found = self._describe(self.path, checksum)
         if recheck or record is None or replace(record, url=found.url, checked_against=found.checked_against) != found:
-            if _digest(self._path, checksum) != checksum:
+            if _digest(self.path, checksum) != checksum:
                 self._client.note(
-                    f"{self._file.path}: exists, but its content isn't what was checked or published; fetching it again"
+                    f"{self.file.path}: exists, but its content isn't what was checked or published; fetching it again"
                 )
                 return False
             write_json(self._record, asdict(found))
+        self.size = self.present = found.bytes
         return True
 
     def run(self) -> None:
         """Downloads the file. Raises PermanentError, StoppedError, or OSError if it can't be written."""
         self._part.parent.mkdir(parents=True, exist_ok=True)
-        self._meter.add(self._have())
-        self._client.keep_trying(self._attempt, self._file.path, self._have)
+        self.present = self._have()
+        self._client.keep_trying(self._attempt, self.file.path, self._have)
 
     def _have(self) -> int:
         return self._part.stat().st_size if self._part.exists() else 0
 
     def _attempt(self) -> None:
         version = read_valid_json(self._version, PartVersion) or PartVersion()
-        if version.url != self._file.url:
+        if version.url != self.file.url:
             self._discard()
-        size = self._file.size if self._file.size is not None else version.size
+        size = self.file.size if self.file.size is not None else version.size
         if size is not None and self._have() > size:
             self._discard()
         if size is None or self._have() < size or not self._part.exists():
@@ -111,14 +113,14 @@ class Download:
         """Requests the missing bytes and appends them; starts over if the server can't or won't continue."""
         have = self._have()
         # Without a validator, parts of two versions could be joined; only a published checksum would show that.
-        if have and not (version.validator or self._file.checksum):
+        if have and not (version.validator or self.file.checksum):
             self._discard()
             have = 0
         headers = {"Range": f"bytes={have}-"} if have else {}
         if have and version.validator:
             headers["If-Range"] = version.validator
         try:
-            with self._client.get(self._file.url, headers) as response:
+            with self._client.get(self.file.url, headers) as response:
                 if response.status_code == 206 and not self._continues(response, have, version):
                     self._discard()
                     raise TransientError("the server continued with another range or version")
@@ -127,8 +129,8 @@ class Download:
                 size = self._total(response, have)
                 if have == 0:
                     self._discard()
-                    write_json(self._version, asdict(PartVersion(self._file.url, _validator(response), size)))
-                self._meter.expect(self._file.path, size)
+                    write_json(self._version, asdict(PartVersion(self.file.url, _validator(response), size)))
+                self.size = size
                 self._append(response, size)
         except PermanentError as error:
             if error.status != 416:
@@ -151,10 +153,10 @@ class Download:
         """The size of the file, by the publisher's list or the server's answer. They must agree if both give one."""
         length = response.headers.get("Content-Length", "")
         offered = have + int(length) if length.isdecimal() else None
-        if None not in (self._file.size, offered) and offered != self._file.size:
+        if None not in (self.file.size, offered) and offered != self.file.size:
             self._discard()
-            raise TransientError(f"the server offers {offered:,} bytes, but the published size is {self._file.size:,}")
-        return self._file.size if offered is None else offered
+            raise TransientError(f"the server offers {offered:,} bytes, but the published size is {self.file.size:,}")
+        return self.file.size if offered is None else offered
 
     def _append(self, response: requests.Response, size: int | None) -> None:
         with self._part.open("ab") as part:
@@ -164,7 +166,7 @@ class Download:
                     raise StoppedError
                 part.write(block)
                 have += len(block)
-                self._meter.add(len(block), received=True)
+                self.received += len(block)
             part.flush()
             os.fsync(part.fileno())
         if size is not None and have < size:
@@ -175,12 +177,12 @@ class Download:
 
     def _check(self) -> str:
         """The checksum of what was received. Without a published one, a .gz must at least decompress to its end."""
-        published = self._file.checksum
+        published = self.file.checksum
         found = _digest(self._part, published or "sha256:")
         if published is not None:
             problem = f"the checksum is {found}, the published one {published}" if found != published else None
         else:
-            problem = _gzip_problem(self._part) if self._file.path.endswith(".gz") else None
+            problem = _gzip_problem(self._part) if self.file.path.endswith(".gz") else None
         if problem:
             self._discard()
             self._wrong_contents += 1
@@ -193,16 +195,16 @@ class Download:
         # The record is written first, so that the file never exists without it; before the rename it matches nothing.
         # If a power failure undoes the rename, the .part, on disk since `_append`, is published next time.
         write_json(self._record, asdict(self._describe(self._part, checksum)))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._part.replace(self._path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._part.replace(self.path)
         self._version.unlink(missing_ok=True)
 
     def _describe(self, path: Path, checksum: str) -> CheckedFile:
-        status, against = path.stat(), "published checksum" if self._file.checksum else "size and format"
-        return CheckedFile(self._file.url, status.st_size, status.st_mtime_ns, checksum, against)
+        status, against = path.stat(), "published checksum" if self.file.checksum else "size and format"
+        return CheckedFile(self.file.url, status.st_size, status.st_mtime_ns, checksum, against)
 
     def _discard(self) -> None:
-        self._meter.add(-self._have())
+        self.present = 0
         self._part.unlink(missing_ok=True)
         self._version.unlink(missing_ok=True)
 

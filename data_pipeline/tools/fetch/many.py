@@ -3,22 +3,24 @@
 import contextlib
 import queue
 import shutil
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from data_pipeline.foundation.atomic import remove_leftovers
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.locks import lock
-from data_pipeline.tools.fetch.client import Client, PermanentError, StoppedError, describe
+from data_pipeline.foundation.progress import track
+from data_pipeline.tools.fetch.client import Client, PermanentError, describe
 from data_pipeline.tools.fetch.download import STATE, Download
-from data_pipeline.tools.fetch.meter import DownloadMeter
 from data_pipeline.tools.fetch.published import PublishedFile
 
 _FAILURES_IN_A_ROW = 10  # then the rest would fail too; don't ask a server that refuses us 50,000 times
-_POLL_SECONDS = 0.2
 
 
 @dataclass
@@ -45,89 +47,76 @@ def fetch_files(
         raise FailedError("the list names a file twice")
     with _sole_user(folder):
         remove_leftovers(folder / STATE)
-        return _Fetch(files, folder, client, recheck).run(connections)
+        return _Fetch([Download(file, folder, client) for file in files], client, recheck).run(connections)
 
 
 class _Fetch:
-    def __init__(self, files: Sequence[PublishedFile], folder: Path, client: Client, recheck: bool):
-        self._folder, self._client, self._recheck = folder, client, recheck
-        self._files, self._meter = files, DownloadMeter("fetch", len(files))
-        self._todo: queue.SimpleQueue[PublishedFile] = queue.SimpleQueue()
-        for file in files:
-            self._todo.put(file)
-            self._meter.expect(file.path, file.size)
-        self._lock, self._outcome = threading.Lock(), Outcome()
-        self._failures_in_a_row = 0
-        self._fatal: BaseException | None = None
+    """Each download has a thread; the main thread starts them, counts what they report and shows how far they are."""
+
+    def __init__(self, downloads: Sequence[Download], client: Client, recheck: bool):
+        self._downloads, self._client, self._recheck = downloads, client, recheck
+        self._finished: queue.SimpleQueue[tuple[Download, _Result]] = queue.SimpleQueue()
 
     def run(self, connections: int) -> Outcome:
-        self._client.note = self._meter.note
-        # Daemon threads: Ctrl-C doesn't wait for a server. The next command continues from the .part files.
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(connections, len(self._files)))]
+        outcome, failures_in_a_row, number = Outcome(), 0, len(self._downloads)
+        reports = self._reports(connections)
         try:
-            with self._meter.showing():
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    while thread.is_alive():
-                        thread.join(_POLL_SECONDS)
-                        self._meter.show()
+            for download, result in track(reports, number, "fetch", lambda _: 0, self._to_receive, self._received):
+                if isinstance(result, PermanentError):
+                    print(f"{download.file.path}: {result}", file=sys.stderr, flush=True)
+                    outcome.failed[download.file.path] = str(result)
+                    failures_in_a_row += 1
+                    if failures_in_a_row >= _FAILURES_IN_A_ROW:
+                        last = f"{download.file.url}: {result}"
+                        raise FailedError(f"stopped: {_FAILURES_IN_A_ROW} files in a row failed, the last {last}")
+                elif isinstance(result, Exception):
+                    raise result
+                else:
+                    failures_in_a_row = 0
+                    outcome.present += result == "present"
+                    outcome.fetched += result == "fetched"
         finally:
             self._client.stop.set()
-        if self._fatal:
-            raise self._fatal
-        self._outcome.received = self._meter.bytes_received
-        return self._outcome
+        outcome.received = self._received()
+        return outcome
 
-    def _work(self) -> None:
-        while not self._client.stop.is_set():
-            try:
-                file = self._todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                self._fetch(file)
-            except StoppedError:
-                return
-            except Exception as error:
-                self._end(error)
+    def _reports(self, connections: int) -> Iterator[tuple[Download, "_Result"]]:
+        """What became of each download, as they finish. A finished one makes room for the next."""
+        waiting = iter(self._downloads)
+        for download in islice(waiting, connections):
+            self._start(download)
+        for _ in self._downloads:
+            yield self._finished.get()
+            for download in islice(waiting, 1):
+                self._start(download)
 
-    def _fetch(self, file: PublishedFile) -> None:
-        download = Download(file, self._folder, self._client, self._meter)
+    def _start(self, download: Download) -> None:
+        # A daemon: Ctrl-C doesn't wait for a server. The next command continues from the .part file.
+        threading.Thread(target=lambda: self._finished.put((download, self._fetch(download))), daemon=True).start()
+
+    def _fetch(self, download: Download) -> "_Result":
         try:
-            present = download.is_complete(self._recheck)
-            if present:
-                self._meter.add(size := (self._folder / file.path).stat().st_size)
-                self._meter.expect(file.path, size)
-            else:
-                download.run()
-        except PermanentError as error:
-            self._count_failure(file, str(error))
-            return
+            if download.is_complete(self._recheck):
+                return "present"
+            download.run()
+            return "fetched"
         except OSError as error:  # network errors were handled below, so this is the disk
-            had = human_size(self._meter.bytes_done)
-            raise FailedError(
-                f"{self._folder}: can't write {file.path}: {describe(error)} ({had} downloaded so far)"
-            ) from None
-        self._meter.finish_file()
-        with self._lock:
-            self._failures_in_a_row = 0
-            self._outcome.present += present
-            self._outcome.fetched += not present
+            had = human_size(self._received())
+            return FailedError(f"can't write {download.path}: {describe(error)} ({had} downloaded so far)")
+        except Exception as error:
+            return error
 
-    def _count_failure(self, file: PublishedFile, reason: str) -> None:
-        self._meter.note(f"{file.path}: {reason}")
-        with self._lock:
-            self._outcome.failed[file.path] = reason
-            self._failures_in_a_row += 1
-            if self._failures_in_a_row >= _FAILURES_IN_A_ROW:
-                self._end(
-                    FailedError(f"stopped: {_FAILURES_IN_A_ROW} files in a row failed, the last {file.url}: {reason}")
-                )
+    def _received(self) -> int:
+        return sum(download.received for download in self._downloads)
 
-    def _end(self, error: BaseException) -> None:
-        self._fatal = self._fatal or error
-        self._client.stop.set()
+    def _to_receive(self) -> int:
+        """The bytes of all files that weren't there before, estimated from the files whose size is known."""
+        sizes = [download.size for download in self._downloads if download.size is not None]
+        whole = sum(sizes) * len(self._downloads) // max(1, len(sizes))
+        return whole - sum(download.present for download in self._downloads)
+
+
+_Result = Literal["present", "fetched"] | Exception
 
 
 @contextlib.contextmanager
