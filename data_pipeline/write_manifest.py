@@ -21,7 +21,6 @@ from data_pipeline.corpus.manifest import (
     RowsEntry,
     ShardEntry,
     SplitEntry,
-    TokenizerEntry,
 )
 from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
@@ -31,7 +30,7 @@ from data_pipeline.foundation.secrets import masked_values
 from data_pipeline.sources import OPTIONS
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.shards import ShardResult
-from data_pipeline.tokenizer import load
+from data_pipeline.tokenizer import read
 
 SETTINGS = ".stages/config.json"
 BLOCKS = "blocks.parquet"
@@ -44,7 +43,7 @@ _BLOCK_SCHEMA = pa.schema(
 
 def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
     """Writes blocks.parquet, then manifest.json, which completes the corpus."""
-    tokenizer = load(corpus, config.tokenizer.layout)
+    tokenizer = read(corpus, **config.tokenizer.layout)
     rows = RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
     splits: dict[str, list[Finished[ShardResult]]] = {}
     for unit in built.shards:
@@ -68,7 +67,7 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         name=config.name,
         fingerprint=fingerprint(identity),
         seed=config.seed,
-        tokenizer=TokenizerEntry(**tokenizer.describe()),
+        tokenizer=tokenizer.describe(),
         rows=rows,
         splits={name: _split(units) for name, units in splits.items()},
         inputs=[

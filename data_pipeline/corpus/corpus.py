@@ -97,7 +97,7 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return load(self.directory, vars(self.manifest.tokenizer))
+        return load(self.directory, self.manifest.tokenizer)
 
     def rows(self, split: str) -> int:
         return self.manifest.splits[split].rows

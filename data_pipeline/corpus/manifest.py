@@ -9,6 +9,7 @@ from pydantic import NonNegativeInt
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, read_json, seal_holds
 from data_pipeline.objectives import AnyObjective
+from data_pipeline.tokenizer import TokenizerDescription
 
 FORMAT_VERSION = 1
 FILE = "manifest.json"
@@ -39,27 +40,6 @@ class RowsEntry:
     objective: AnyObjective
     apply_at: Literal["load", "build"]
     raw_length: NonNegativeInt
-
-
-@dataclass(frozen=True)
-class TokenizerEntry:
-    """`Tokenizer.describe`: its files with their checksums, and its special ids."""
-
-    kind: str
-    file: str
-    files: dict[PathBelow, str]
-    sha256: str
-    size: NonNegativeInt
-    pieces: NonNegativeInt
-    special_tokens: list[str]
-    sentinels: NonNegativeInt
-    pad: int
-    eos: int
-    unk: int | None
-    bos: int | None
-    mask: int | None
-    special: dict[str, int]
-    first_sentinel: int | None
 
 
 @dataclass(frozen=True)
@@ -94,7 +74,7 @@ class Manifest:
     name: str
     fingerprint: str
     seed: int
-    tokenizer: TokenizerEntry
+    tokenizer: TokenizerDescription
     rows: RowsEntry
     splits: dict[str, SplitEntry]
     inputs: list[InputEntry] = field(default_factory=list)

@@ -109,7 +109,7 @@ def plan(
     if counted:
         rows = [unit.result.rows for unit in counted]
     else:
-        vocabulary = tokenizer.load(corpus, config.tokenizer.layout).vocabulary
+        vocabulary = tokenizer.read(corpus, **config.tokenizer.layout).vocabulary
         rules = [rules_of(spec, vocabulary) for spec, _ in planned]
         tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in planned])
         rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
@@ -206,7 +206,7 @@ def rules_of(spec: RowsSpec, vocabulary: Vocabulary) -> Rules:
 
 
 def _pack(corpus: Path, spec: RowsSpec) -> tuple[Rows, Rules]:
-    vocabulary = tokenizer.load(corpus, spec.tokenizer.layout).vocabulary
+    vocabulary = tokenizer.read(corpus, **spec.tokenizer.layout).vocabulary
     rules = rules_of(spec, vocabulary)
     documents = read_bucket(corpus, read_names(corpus, spec.files), spec.bucket)
     return PACKINGS[spec.rows.packing](documents, rules), rules

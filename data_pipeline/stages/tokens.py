@@ -83,7 +83,7 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
 
 def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     """Writes the token ids of one part's documents by split, sorted by hash."""
-    model = tokenizer.load(corpus, spec.tokenizer.layout)
+    model = tokenizer.read(corpus, **spec.tokenizer.layout)
     dtype = token_dtype(model.size)
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}

@@ -12,8 +12,9 @@ import tokenizers
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
+from data_pipeline.tokenizer.fast import Roles
 from data_pipeline.tokenizer.text_model import read_file
-from data_pipeline.tokenizer.tokenizer_json import CONFIG, MODEL, ROLES, Json, Roles, TokenizerJson
+from data_pipeline.tokenizer.tokenizer_json import CONFIG, MODEL, ROLES, Json, TokenizerJson
 
 _OF_THE_MODEL = ("config.json", "generation_config.json")
 _ROLES = ("pad", "eos", "unk", "bos", "mask")

@@ -5,18 +5,17 @@ text that spells them is merged from its letters like any other.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer.text_model import ROLES, TextModel, ends_sentence, parts, read_file, starts_word
+from data_pipeline.tokenizer.fast import FastTokenizer, Roles
+from data_pipeline.tokenizer.text_model import read_file
 
 VOCABULARY, MERGES, DICTIONARY = "vocab.json", "merges.txt", "dict.txt"
 _GPT2_NAMES = ("encoder.json", "vocab.bpe")
@@ -26,7 +25,7 @@ _VERSION = "#version: 0.2"
 Merges = list[tuple[str, str]]
 
 
-class ByteLevelBPE(TextModel):
+class ByteLevelBPE(FastTokenizer):
     """`ids` maps tokens, written in GPT-2's byte alphabet, to ids. `merges` lists pairs of tokens in merge order."""
 
     kind = "byte_level_bpe"
@@ -35,9 +34,10 @@ class ByteLevelBPE(TextModel):
     def __init__(self, ids: dict[str, int], merges: Merges):
         self._ids, self._merges = ids, merges
         self._made = _tokens_of(merges)
-        self._tokenizer = tokenizers.Tokenizer(models.BPE(ids, merges))
-        self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self._tokenizer.decoder = decoders.ByteLevel()
+        backend = tokenizers.Tokenizer(models.BPE(ids, merges))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        super().__init__(backend)
 
     @classmethod
     def read(cls, directory: Path, dictionary: Path | None = None) -> "ByteLevelBPE":
@@ -62,36 +62,18 @@ class ByteLevelBPE(TextModel):
             raise UserError(f"{ids_path}: has no EOS: neither {_END_OF_TEXT} nor </s>")
         return cls(ids, merges)
 
-    @property
-    def size(self) -> int:
-        return len(self._ids)
-
     @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """A token whose text starts with white space starts a word; text after a line break continues the break's word.
-
-        GPT-2's only special token serves as BOS, EOS and padding.
-        """
-        text = {self._ids[token] for token in self._made}
-        bytes_of = decoders.ByteLevel()
-        shown = {self._ids[token]: bytes_of.decode([token]) for token in self._made}
-        starts, ends = (np.zeros(self.size, dtype=bool) for _ in range(2))
-        starts[[id_ for id_, token in shown.items() if starts_word(token)]] = True
-        ends[[id_ for id_, token in shown.items() if ends_sentence(token)]] = True
+    def roles(self) -> Roles:
+        """GPT-2's only special token serves as BOS, EOS and padding."""
         end = self._ids.get("</s>", self._ids.get(_END_OF_TEXT))
         assert end is not None, "refused when it was read"
-        return Vocabulary(
-            size=self.size,
-            text=(min(text), max(text) + 1),
-            pad=self._ids.get("<pad>", end),
-            eos=end,
-            unk=self._ids.get("<unk>"),
-            bos=self._ids.get("<s>", end),
-            mask=self._ids.get("<mask>"),
-            special={name: id_ for id_, name in self.names.items() if name not in ROLES and id_ != end},
-            word_starts=starts,
-            sentence_ends=ends,
-        )
+        pad, bos = self._ids.get("<pad>", end), self._ids.get("<s>", end)
+        return Roles(pad, end, self._ids.get("<unk>"), bos, self._ids.get("<mask>"))
+
+    def token_texts(self) -> Iterator[tuple[int, str]]:
+        """Text after a line break continues the break's word."""
+        bytes_of = decoders.ByteLevel()
+        return ((self._ids[token], bytes_of.decode([token])) for token in self._made)
 
     @cached_property
     def names(self) -> Mapping[int, str]:
@@ -110,16 +92,6 @@ class ByteLevelBPE(TextModel):
     @cached_property
     def sha256(self) -> str:
         return fingerprint([self._ids, self._merges])
-
-    def has(self, token: str) -> bool:
-        return token in self._ids
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        encode = self._tokenizer.encode  # one text at a time: a batch would use threads that other workers need
-        return [[id_ for part in parts(text) for id_ in encode(part).ids] for text in texts]
-
-    def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids)
 
 
 def _read_ids(path: Path) -> dict[str, int]:

@@ -43,12 +43,12 @@ class Coverage:
 
     @property
     def characters(self) -> dict[str, int]:
-        """How often the 1,000 most frequent characters behind these tokens occur, by count and then by name."""
+        """How often the 1,000 most frequent characters of these tokens occur, by count and then by name."""
         self._see()
-        found = [(int(self._seen[code]), chr(code)) for code in np.flatnonzero(self._seen)]
-        encoded = self._model.encode([character for _, character in found])
-        behind = [one for one, ids in zip(found, encoded, strict=True) if self._kinds[ids].any()]
-        return most_common({character: count for count, character in behind}, _KEPT)
+        counts = {chr(code): int(self._seen[code]) for code in np.flatnonzero(self._seen)}
+        encoded = self._model.encode(list(counts))
+        uncovered = [character for character, ids in zip(counts, encoded, strict=True) if self._kinds[ids].any()]
+        return most_common({character: counts[character] for character in uncovered}, _KEPT)
 
     def _see(self) -> None:
         text = unicodedata.normalize("NFC", "\n".join(self._waiting))

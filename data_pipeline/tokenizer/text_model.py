@@ -71,16 +71,17 @@ def read_file(path: Path) -> str:
         raise FailedError(f"{path}: damaged: not valid UTF-8") from None
 
 
-def parts(text: str) -> Iterator[str]:
-    """`text` in parts of about a million characters, cut where white space begins.
+def parts(text: str, cut: re.Pattern[str] = _CUT, longest: int | None = None) -> Iterator[str]:
+    """`text` in parts of about a million characters, cut where `cut` matches: by default, where white space begins.
 
-    No token spans such a cut, and the parts bound the memory that encoding takes. Text is cut elsewhere only if a
-    million characters in a row are all white space, or contain none.
+    No token spans such a cut, and the parts bound the memory that encoding takes. Text is cut elsewhere only if `cut`
+    matches nowhere before the part has `longest` characters, by default two million.
     """
+    longest = longest or 2 * _PART_CHARACTERS
     start = 0
     while start < len(text):
-        space = _CUT.search(text, start + _PART_CHARACTERS, start + 2 * _PART_CHARACTERS)
-        end = space.start() if space else start + 2 * _PART_CHARACTERS
+        space = cut.search(text, start + _PART_CHARACTERS, start + longest)
+        end = space.start() if space else start + longest
         yield text[start:end]
         start = end
 

@@ -5,28 +5,52 @@ In ascending order the ids are the model's own, the special tokens in their orde
 """
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from pydantic import NonNegativeInt
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import PathBelow, read_json
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
-from data_pipeline.tokenizer.text_model import ROLES, TextModel, read_file
+from data_pipeline.tokenizer.text_model import ROLES, TextModel
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from data_pipeline.tokenizer.wordpiece import WordPiece
 
 FOLDER = "tokenizer"  # in a corpus and in a checkpoint
 _DESCRIPTION = f"{FOLDER}/description.json"
-_IDS = ("size", "pieces", "pad", "eos", "unk", "bos", "mask", "special", "first_sentinel")  # keys of a description
+
+
+@dataclass(frozen=True)
+class TokenizerDescription:
+    """A tokenizer's files with their checksums, and its special ids, in a manifest and in a checkpoint.
+
+    `file` is the first of `files`; `sha256` is the checksum of all that decides which ids a text gets; `pieces` counts
+    the model's ids, and `size` all of them.
+    """
+
+    kind: str
+    file: str
+    files: dict[PathBelow, str]
+    sha256: str
+    size: NonNegativeInt
+    pieces: NonNegativeInt
+    special_tokens: list[str]
+    sentinels: NonNegativeInt
+    pad: int
+    eos: int
+    unk: int | None
+    bos: int | None
+    mask: int | None
+    special: dict[str, int]
+    first_sentinel: int | None
 
 
 class Tokenizer:
@@ -103,27 +127,26 @@ class Tokenizer:
             text += (between if text and part else "") + part
         return text
 
-    def describe(self) -> dict[str, Any]:
-        """The tokenizer's description in a manifest, which `load` needs."""
+    def describe(self) -> TokenizerDescription:
         vocabulary = self.vocabulary
         files = {f"{FOLDER}/{name}": hashlib.sha256(content).hexdigest() for name, content in self.model.files.items()}
-        return {
-            "kind": self.model.kind,
-            "file": next(iter(files)),
-            "files": files,
-            "sha256": self.sha256,
-            "size": self.size,
-            "pieces": self.vocab_size,
-            "special_tokens": list(self.special_tokens),
-            "sentinels": self.sentinels,
-            "pad": vocabulary.pad,
-            "eos": vocabulary.eos,
-            "unk": vocabulary.unk,
-            "bos": vocabulary.bos,
-            "mask": vocabulary.mask,
-            "special": vocabulary.special,
-            "first_sentinel": vocabulary.first_sentinel if self.sentinels else None,
-        }
+        return TokenizerDescription(
+            kind=self.model.kind,
+            file=next(iter(files)),
+            files=files,
+            sha256=self.sha256,
+            size=self.size,
+            pieces=self.vocab_size,
+            special_tokens=list(self.special_tokens),
+            sentinels=self.sentinels,
+            pad=vocabulary.pad,
+            eos=vocabulary.eos,
+            unk=vocabulary.unk,
+            bos=vocabulary.bos,
+            mask=vocabulary.mask,
+            special=vocabulary.special,
+            first_sentinel=vocabulary.first_sentinel if self.sentinels else None,
+        )
 
     def _ids(self, text: str) -> list[int]:
         return self.model.encode([text])[0]
@@ -151,16 +174,34 @@ def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int
     )
 
 
-def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokenizer:
+def load(directory: Path, described: TokenizerDescription | None = None) -> Tokenizer:
     """The tokenizer in `directory`, a corpus or a checkpoint.
 
-    `described` is `TokenizerConfig.layout` or a manifest's description; None, for a checkpoint, reads the one that
-    `save` wrote. Raises FailedError if the files or ids differ from the description.
+    `described` is the description in a corpus's manifest; None, for a checkpoint, reads the one that `save` wrote.
+    Raises FailedError if the files or ids differ from the description.
     """
     if described is None:
-        described = _read_description(directory / _DESCRIPTION)
+        try:
+            described = read_json(directory / _DESCRIPTION, TokenizerDescription)
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename}: no such file or directory") from None
+    tokenizer = read(directory, described.kind, described.special_tokens, described.sentinels)
+    if described.sha256 != tokenizer.sha256:
+        raise FailedError(f"{directory / FOLDER}: not the tokenizer that {directory} was made with: sha256 differs")
+    expected, found = (asdict(replace(one, file="", files={})) for one in (described, tokenizer.describe()))
+    if wrong := [key for key in expected if expected[key] != found[key]]:
+        lines = (
+            f"{directory}: tokenizer.{key} is described as {expected[key]!r}; the one in {FOLDER} has {found[key]!r}"
+            for key in wrong
+        )
+        raise FailedError("\n".join(lines))
+    return tokenizer
+
+
+def read(directory: Path, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
+    """The tokenizer whose files lie in `directory`, with these special tokens and sentinels."""
     model: TextModel
-    match described["kind"]:
+    match kind:
         case SentencePiece.kind:
             model = SentencePiece.read(directory / FOLDER / MODEL)
         case ByteLevelBPE.kind:
@@ -172,19 +213,7 @@ def load(directory: Path, described: Mapping[str, Any] | None = None) -> Tokeniz
         case other:
             known = ", ".join(kind.kind for kind in (SentencePiece, ByteLevelBPE, WordPiece, TokenizerJson))
             raise UserError(f"{directory}: unknown tokenizer kind {other!r}, expected one of {known}")
-    if "sha256" in described and described["sha256"] != model.sha256:
-        raise FailedError(f"{directory / FOLDER}: not the tokenizer that {directory} was made with: sha256 differs")
-    tokenizer = Tokenizer(model, described.get("special_tokens", ()), described["sentinels"])
-    promised = [key for key in _IDS if key in described]
-    found = tokenizer.describe() if promised else {}  # takes seconds for 262,144 ids
-    wrong = [
-        f"{directory}: tokenizer.{key} is described as {described[key]!r}; the one in {FOLDER} has {found[key]!r}"
-        for key in promised
-        if described[key] != found[key]
-    ]
-    if wrong:
-        raise FailedError("\n".join(wrong))
-    return tokenizer
+    return Tokenizer(model, special_tokens, sentinels)
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:
@@ -196,10 +225,3 @@ def save(tokenizer: Tokenizer, directory: Path) -> None:
 def write_files(model: TextModel, directory: Path) -> None:
     for name, content in model.files.items():
         write_bytes(directory / FOLDER / name, content)
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(read_file(path))
-    except ValueError:
-        raise FailedError(f"{path}: damaged: not valid JSON") from None

@@ -6,10 +6,9 @@ such as Qwen's <think>, match text, as they do in transformers.
 """
 
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,32 +20,18 @@ from tokenizers import decoders
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
-from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer.text_model import TextModel, ends_sentence, read_file, starts_word
+from data_pipeline.tokenizer.fast import FastTokenizer, Roles
+from data_pipeline.tokenizer.text_model import parts, read_file
 
 Json = dict[str, Any]
 
 MODEL, CONFIG, ROLES = "tokenizer.json", "tokenizer_config.json", "roles.json"
-_PART_CHARACTERS = 1_000_000
 _CUT = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")  # a space between letters
 _WITHIN = re.compile(r"\S ")
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch would use threads that other workers need
 
-
-@dataclass(frozen=True)
-class Roles:
-    """The ids of the tokens that have a role; None for a role without a token."""
-
-    pad: int
-    eos: int
-    unk: int | None = None
-    bos: int | None = None
-    mask: int | None = None
-
-
-class TokenizerJson(TextModel):
+class TokenizerJson(FastTokenizer):
     """`content` is a tokenizer.json whose model is BPE, and in which no merge makes a special token.
 
     `config` is a tokenizer_config.json, with which transformers reads `content` as it is. `notes` are lines for the
@@ -57,12 +42,11 @@ class TokenizerJson(TextModel):
 
     def __init__(self, content: str, config: Json, roles: Roles, origin: str | Path, notes: tuple[str, ...] = ()):
         """`origin` names the file in error messages. Raises FailedError if the library can't read `content`."""
-        self._content, self.config, self.roles, self._origin, self.notes = content, config, roles, origin, notes
+        self._content, self.config, self._roles, self._origin, self.notes = content, config, roles, origin, notes
         try:
-            self._backend = tokenizers.Tokenizer.from_str(content)
+            super().__init__(tokenizers.Tokenizer.from_str(content))
         except Exception as error:  # the library raises nothing narrower
             raise FailedError(f"{origin}: damaged: {error}") from None
-        self._backend.encode_special_tokens = True  # text that spells a special token is text
 
     @classmethod
     def read(cls, directory: Path) -> "TokenizerJson":
@@ -82,18 +66,14 @@ class TokenizerJson(TextModel):
         """The content of tokenizer.json."""
         return json.loads(self._content)
 
-    @cached_property
-    def _tokens(self) -> dict[int, str]:
-        return {id_: token for token, id_ in self._backend.get_vocab(with_added_tokens=True).items()}
-
-    @cached_property
-    def size(self) -> int:
-        return max(self._tokens) + 1
+    @property
+    def roles(self) -> Roles:
+        return self._roles
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
         spelled = self.saved["model"].get("byte_fallback")
-        return frozenset(id_ for id_, token in self._tokens.items() if spelled and _BYTE.fullmatch(token))
+        return frozenset(id_ for id_, token in self.tokens.items() if spelled and _BYTE.fullmatch(token))
 
     @cached_property
     def names(self) -> Mapping[int, str]:
@@ -104,35 +84,20 @@ class TokenizerJson(TextModel):
         """Decoders of these two types drop the space before a text."""
         return " " if {"Strip", "Metaspace"} & types(self.saved["decoder"]) else ""
 
-    @cached_property
-    def _texts(self) -> list[str]:
-        """The text of each token; "" for an id of no text, and for a byte by itself."""
-        texts = [""] * self.size
+    def token_texts(self) -> Iterator[tuple[int, str]]:
         of_bytes = "ByteLevel" in types([self.saved["pre_tokenizer"], self.saved["decoder"]])
         decode = decoders.ByteLevel().decode
-        for id_, token in self._tokens.items():
-            if id_ not in self.names and not _BYTE.fullmatch(token):
-                texts[id_] = decode([token]) if of_bytes else token.replace("\u2581", " ")
-        return texts
+        for id_, token in self.tokens.items():
+            if _BYTE.fullmatch(token):
+                yield id_, ""
+            elif id_ not in self.names:
+                yield id_, decode([token]) if of_bytes else token.replace("\u2581", " ")
 
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """A token whose text starts with white space starts a word. Special tokens and bytes start and end nothing.
-
-        Text is the longest range of ids without a special token.
-        """
-        is_text = np.array([id_ not in self.names for id_ in range(self.size)])
+    def text_range(self, is_text: np.ndarray) -> tuple[int, int]:
+        """The longest range of ids without a special token."""
         starts, ends = np.flatnonzero(np.diff([False, *is_text, False])).reshape(-1, 2).T
         longest = (ends - starts).argmax()
-        roles = asdict(self.roles)
-        return Vocabulary(
-            size=self.size,
-            text=(int(starts[longest]), int(ends[longest])),
-            **roles,
-            special={name: id_ for id_, name in self.names.items() if id_ not in roles.values()},
-            word_starts=np.array([starts_word(text) for text in self._texts]),
-            sentence_ends=np.array([ends_sentence(text) for text in self._texts]),
-        )
+        return int(starts[longest]), int(ends[longest])
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
@@ -146,20 +111,6 @@ class TokenizerJson(TextModel):
         deciding = [self.saved[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")]
         return fingerprint([*deciding, asdict(self.roles)])
 
-    def has(self, token: str) -> bool:
-        return self._backend.token_to_id(token) is not None
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        ids: list[list[int]] = [[] for _ in texts]
-        for batch in _batches((number, part) for number, text in enumerate(texts) for part in self._parts(text)):
-            encoded = self._backend.encode_batch_fast([part for _, part in batch], add_special_tokens=False)
-            for (number, _), one in zip(batch, encoded, strict=True):
-                ids[number] += one.ids
-        return ids
-
-    def decode(self, ids: list[int]) -> str:
-        return self._backend.decode(ids, skip_special_tokens=False)
-
     def first(self, size: int) -> "TokenizerJson":
         """The tokenizer without the tokens that were added from id `size` on.
 
@@ -169,42 +120,23 @@ class TokenizerJson(TextModel):
             return self
         gone = {token["content"] for token in self.saved["added_tokens"] if token["id"] >= size}
         roles = [id_ for id_ in asdict(self.roles).values() if id_ is not None]
-        if gone != {token for id_, token in self._tokens.items() if id_ >= size} or max(roles) >= size:
+        if gone != {token for id_, token in self.tokens.items() if id_ >= size} or max(roles) >= size:
             raise UserError(f"{self._origin}: {self.size} ids, and those from {size} on are needed")
         kept = [token for token in self.saved["added_tokens"] if token["id"] < size]
         content = json.dumps({**self.saved, "added_tokens": kept}, ensure_ascii=False)
         return TokenizerJson(content, _without(self.config, gone), self.roles, self._origin, self.notes)
 
-    def _parts(self, text: str) -> Iterator[str]:
-        """`text` in parts, which bound the memory that encoding takes, if their ids are those of the whole."""
-        start = 0
-        while len(text) - start > _PART_CHARACTERS and self._can_be_cut:
-            space = _CUT.search(text, start + _PART_CHARACTERS)
-            if space is None:
-                break
-            yield text[start : space.start()]
-            start = space.start()
-        yield text[start:]
+    def parts(self, text: str) -> Iterable[str]:
+        """`text` in parts whose ids are those of the whole; where no such parts are known, the whole."""
+        return parts(text, _CUT, len(text)) if self._can_be_cut else [text]
 
     @cached_property
     def _can_be_cut(self) -> bool:
         """Whether a space between letters begins a new token, and a text that begins there gets no further space."""
-        parts = self._backend.encode_batch_fast(["ab", " cd", " ef", "ab cd ef"], add_special_tokens=False)
-        *apart, whole = (part.ids for part in parts)
-        return [id_ for ids in apart for id_ in ids] == whole and not any(_WITHIN.search(text) for text in self._texts)
-
-
-def _batches(parts: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Batches of `parts`, each (index of a text, a part of it), of at most `_PART_CHARACTERS` beside the last part."""
-    batch: list[tuple[int, str]] = []
-    characters = 0
-    for part in parts:
-        batch.append(part)
-        characters += len(part[1])
-        if characters > _PART_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    yield batch
+        encoded = self._backend.encode_batch_fast(["ab", " cd", " ef", "ab cd ef"], add_special_tokens=False)
+        *apart, whole = (one.ids for one in encoded)
+        separately = [id_ for ids in apart for id_ in ids]
+        return separately == whole and not any(_WITHIN.search(text) for _, text in self.token_texts())
 
 
 def types(settings: Any) -> set[str]:

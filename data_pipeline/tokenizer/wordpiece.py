@@ -5,12 +5,11 @@ Tokens such as "[CLS]" never match text: text that spells them is split at its b
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -18,7 +17,8 @@ from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer.text_model import TextModel, ends_sentence, parts, read_file
+from data_pipeline.tokenizer.fast import FastTokenizer, Roles
+from data_pipeline.tokenizer.text_model import read_file
 
 LISTING, SETTINGS = "vocab.txt", "wordpiece.json"
 PREFIX = "##"
@@ -37,7 +37,7 @@ class Normalization:
     clean_text: bool = True
 
 
-class WordPiece(TextModel):
+class WordPiece(FastTokenizer):
     """`tokens` are in the order of their ids."""
 
     kind = "wordpiece"
@@ -51,7 +51,18 @@ class WordPiece(TextModel):
             raise UserError(f"{origin}: lists a token twice")
         if missing := [name for name in MARKS if name not in self._ids]:
             raise UserError(f"{origin}: lacks BERT's tokens {', '.join(missing)}")
-        self._tokenizer = self.backend()
+        backend = tokenizers.Tokenizer(
+            models.WordPiece(
+                self._ids,
+                unk_token=UNK,
+                continuing_subword_prefix=PREFIX,
+                max_input_chars_per_word=LONGEST_WORD,
+            )
+        )
+        backend.normalizer = normalizers.BertNormalizer(**asdict(normalization))
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece(prefix=PREFIX)
+        super().__init__(backend)
 
     @classmethod
     def read(cls, directory: Path) -> "WordPiece":
@@ -64,28 +75,19 @@ class WordPiece(TextModel):
         tokens = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
         return cls(tokens, _normalization(directory), path)
 
-    @property
-    def size(self) -> int:
-        return len(self._tokens)
+    @cached_property
+    def roles(self) -> Roles:
+        return Roles(*(self._ids[name] for name in (PAD, END, UNK, BEGIN, MASK)))
+
+    def token_texts(self) -> Iterator[tuple[int, str]]:
+        """Every token that is no continuation starts a word."""
+        for id_, token in enumerate(self._tokens):
+            if not _NO_TEXT.fullmatch(token):
+                yield id_, token.removeprefix(PREFIX) if token.startswith(PREFIX) else f" {token}"
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Every token that is no continuation starts a word."""
-        text = np.array([_NO_TEXT.fullmatch(token) is None for token in self._tokens])
-        of_text = np.flatnonzero(text)
-        starts = text & np.array([not token.startswith(PREFIX) for token in self._tokens])
-        return Vocabulary(
-            size=self.size,
-            text=(int(of_text[0]), int(of_text[-1]) + 1) if len(of_text) else (0, 0),
-            pad=self._ids[PAD],
-            eos=self._ids[END],
-            unk=self._ids[UNK],
-            bos=self._ids[BEGIN],
-            mask=self._ids[MASK],
-            special={BEGIN: self._ids[BEGIN], END: self._ids[END]},
-            word_starts=starts,
-            sentence_ends=text & np.array([ends_sentence(token) for token in self._tokens]),
-        )
+        return replace(super().vocabulary, special={name: self._ids[name] for name in (BEGIN, END)})
 
     @cached_property
     def names(self) -> Mapping[int, str]:
@@ -100,31 +102,6 @@ class WordPiece(TextModel):
     @cached_property
     def sha256(self) -> str:
         return fingerprint([self._tokens, asdict(self.normalization)])
-
-    def backend(self) -> tokenizers.Tokenizer:
-        """A new tokenizer of the library with this model, which a caller may change."""
-        backend = tokenizers.Tokenizer(
-            models.WordPiece(
-                self._ids,
-                unk_token=UNK,
-                continuing_subword_prefix=PREFIX,
-                max_input_chars_per_word=LONGEST_WORD,
-            )
-        )
-        backend.normalizer = normalizers.BertNormalizer(**asdict(self.normalization))
-        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        backend.decoder = decoders.WordPiece(prefix=PREFIX)
-        return backend
-
-    def has(self, token: str) -> bool:
-        return token in self._ids
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        encode = self._tokenizer.encode  # one text at a time: a batch would use threads that other workers need
-        return [[id_ for part in parts(text) for id_ in encode(part).ids] for text in texts]
-
-    def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids)
 
 
 def _normalization(directory: Path) -> Normalization:

@@ -61,6 +61,14 @@ def publish(corpus: Corpus, url: str, documents: bool = True, connections: int =
     return _Publication(corpus, url.rstrip("/")).run(documents, connections)
 
 
+@dataclass(frozen=True)
+class _Identity:
+    """What a manifest says of its corpus."""
+
+    name: str
+    fingerprint: str
+
+
 class _Publication:
     def __init__(self, corpus: Corpus, url: str):
         self._corpus, self._url = corpus, url
@@ -109,12 +117,12 @@ class _Publication:
         except FileNotFoundError:
             return
         try:
-            other = parse_json(content, dict[str, Any], f"{self._url}/{_MANIFEST}")
+            other = parse_json(content, _Identity, f"{self._url}/{_MANIFEST}")
         except FailedError:  # left by a writer that was killed
             return
-        if other.get("fingerprint") != self._corpus.fingerprint:
+        if other.fingerprint != self._corpus.fingerprint:
             raise UserError(
-                f"{self._url}: has another corpus, {other.get('name')!r}, whose fingerprint differs; "
+                f"{self._url}: has another corpus, {other.name!r}, whose fingerprint differs; "
                 "publish to another URL, or delete that one first"
             )
 

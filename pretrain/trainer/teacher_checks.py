@@ -49,7 +49,7 @@ def problems(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> l
     found = [*_student_problems(model), *_row_problems(config.data.objective, training)]
     try:
         teacher = teacher_config(settings)
-        tokenizer = load_tokenizer(teacher_checkpoint(settings)).describe()
+        tokenizer = vars(load_tokenizer(teacher_checkpoint(settings)).describe())
     except (UserError, FailedError) as error:
         return [*found, f"distillation.teacher: {error}"]
     if not found:

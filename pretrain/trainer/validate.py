@@ -247,8 +247,8 @@ def _optimizer_problems(config: RunConfig, model: ModelConfig) -> list[str]:
 
 def with_tokenizer_ids(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
     """Returns `model` with the size and the special ids of the corpus's tokenizer, and any contradictions."""
-    described = corpus.tokenizer.describe()
-    ids = {"vocab_size": described["size"], "pad_id": described["pad"], "eos_id": described["eos"]}
+    described = corpus.manifest.tokenizer
+    ids = {"vocab_size": described.size, "pad_id": described.pad, "eos_id": described.eos}
     if isinstance(model, Gemma) and (model.bos_id is not None or "bos_id" not in model.model_fields_set):
         ids["bos_id"] = corpus.tokenizer.vocabulary.start
     problems = [
@@ -264,7 +264,7 @@ def _differences_from_init(model: ModelConfig, path: Path, corpus: Corpus) -> li
     try:
         checkpoint = checkpoint_in(path)
         saved = checkpoint_index.read(checkpoint).model
-        tokenizer = load_tokenizer(checkpoint).describe()
+        tokenizer = vars(load_tokenizer(checkpoint).describe())
     except (UserError, FailedError) as error:
         return [f"checkpoint.init_from: {error}"]
     if saved.family != model.family:
@@ -325,9 +325,9 @@ def _tokenizer_differences(training: list[Corpus], validation: list[Corpus]) -> 
 
 def _token_ids(corpus: Corpus) -> str:
     """A description of what the token ids of a corpus mean."""
-    described = corpus.tokenizer.describe()
-    words = [f"sha256 {described['sha256'][:12]}", *described["special_tokens"]]
-    return ", ".join([*words, f"{described['sentinels']} sentinels"])
+    described = corpus.manifest.tokenizer
+    words = [f"sha256 {described.sha256[:12]}", *described.special_tokens]
+    return ", ".join([*words, f"{described.sentinels} sentinels"])
 
 
 def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:

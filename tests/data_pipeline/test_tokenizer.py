@@ -151,7 +151,7 @@ def test_special_tokens_above_bytes(gpt2, bart):
 def test_no_sentinels_are_fine(spiece):
     vocabulary = Tokenizer(spiece).vocabulary
     assert (vocabulary.size, vocabulary.sentinels, list(vocabulary.sentinel_ids)) == (500, 0, [])
-    assert Tokenizer(spiece).describe()["first_sentinel"] is None
+    assert Tokenizer(spiece).describe().first_sentinel is None
     assert max(Tokenizer(spiece).encode_with_sentinels("see <extra_id_0> there")) < 500
 
 
@@ -190,15 +190,15 @@ def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
     model = request.getfixturevalue(kind)
     tokenizer = Tokenizer(model if kind == "spiece" else model.model, ["[R]", "[S]"], 7)
     save(tokenizer, tmp_path)
-    described = json.loads(json.dumps(tokenizer.describe()))
+    described = tokenizer.describe()
     texts = ["Some text, saved.", "And more…"]
     for again in (load(tmp_path), load(tmp_path, described), pickle.loads(pickle.dumps(tokenizer))):
         assert same(again, tokenizer)
         assert again.encode(texts) == tokenizer.encode(texts)
         assert again.describe() == described
-    assert (described["special"]["[R]"], described["first_sentinel"]) == (tokenizer.vocab_size, tokenizer.size - 1)
+    assert (described.special["[R]"], described.first_sentinel) == (tokenizer.vocab_size, tokenizer.size - 1)
     with pytest.raises(FailedError, match="not the tokenizer"):
-        load(tmp_path, {**described, "sha256": "0" * 64})
+        load(tmp_path, dataclasses.replace(described, sha256="0" * 64))
     (tmp_path / "tokenizer/description.json").unlink()
     with pytest.raises(UserError, match=r"description\.json: no such file"):
         load(tmp_path)

@@ -1,6 +1,7 @@
 """Tokenizers of the shapes published beside Llama 3, Qwen3, Gemma and Llama 2 give the ids of transformers."""
 
 import json
+import pickle
 import shutil
 
 import pyarrow.parquet as pq
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer, auto_tokenizer, load, save
-from data_pipeline.tokenizer.tokenizer_json import Roles
+from data_pipeline.tokenizer.fast import Roles
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import run_here
 from tests.published_tokenizers import KINDS, ODD, PIECES, SPELLED, texts, write
@@ -52,6 +53,7 @@ def test_a_text_that_spells_a_special_token_stays_text(both, text):
     (ids,) = ours.encode([text])
     assert not ours.names.keys() & set(ids)
     assert ours.decode(ids) == text
+    assert pickle.loads(pickle.dumps(ours)).encode([text]) == [ids]
     assert ("<s>" in text and kind == "Llama 2") == (ids != _split(theirs, text))
 
 
@@ -132,8 +134,8 @@ def test_parts_of_a_long_text_have_the_ids_that_it_has_whole(both, monkeypatch):
     _, ours, _ = both
     long = "".join(texts(5)) + "".join(ODD)
     (whole,) = ours.encode([long])
-    monkeypatch.setattr("data_pipeline.tokenizer.tokenizer_json._PART_CHARACTERS", 50)
-    assert len(list(ours._parts(long))) > len(long) / 120
+    monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 50)
+    assert len(list(ours.parts(long))) > len(long) / 120
     assert ours.encode([long, "", long]) == [whole, [], whole]
 
 
@@ -143,7 +145,7 @@ def test_a_text_is_not_cut_where_that_would_change_its_ids(published_tokenizers,
     found = auto_tokenizer.read(tmp_path)
     (text,) = texts(1)
     whole = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False)
-    monkeypatch.setattr("data_pipeline.tokenizer.tokenizer_json._PART_CHARACTERS", 50)
+    monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 50)
     assert found.encode([text]) == [whole.ids]
 
 

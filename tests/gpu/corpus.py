@@ -115,7 +115,7 @@ def _write_manifest(directory: Path, tokenizer: Tokenizer, objective: Objective,
         "format_version": FORMAT_VERSION,
         "name": "gpu",
         "seed": 0,
-        "tokenizer": tokenizer.describe(),
+        "tokenizer": vars(tokenizer.describe()),
         "rows": {
             "packing": "concatenate",
             "end_of_document": False,

@@ -54,7 +54,7 @@ def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocat
     if index == len(hashes) or int(hashes[index]) != hash_:
         return None
     count = int(documents.starts[index + 1] - documents.starts[index])
-    vocabulary = tokenizer.load(build.directory, config.tokenizer.layout).vocabulary
+    vocabulary = tokenizer.read(build.directory, **config.tokenizer.layout).vocabulary
     rules = rules_of(RowsSpec(bucket, config.seed, config.rows, config.tokenizer, ""), vocabulary)
     rows = rows_of_document(documents, rules, config.rows.packing, index)
     shard = shards[number].name
