@@ -6,31 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.sources.record import Intake, Record
+from data_pipeline.sources.record import FieldNames, Intake, Record, record_of
 
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: in the names of columns
 
 
-class Columns(Section):
+class Columns(FieldNames):
     """Names of the columns. All but `text` may be absent, unless the config names them."""
-
-    text: str = "text"
-    """Column of the text."""
-    url: str = "url"
-    """Column of the URL."""
-    title: str = "title"
-    """Column of the title."""
-    language: str = "language"
-    """Column of the language."""
-    timestamp: str = "timestamp"
-    """Column of the timestamp, by which `dedup.urls` chooses the newest page."""
 
     def present(self, path: str, names: list[str]) -> dict[str, str]:
         """The name of each field's column, of those in `names`. Raises UserError for one that is missing."""
         columns = {}
-        for field in Columns.model_fields:
+        for field in FieldNames.model_fields:
             if (name := getattr(self, field)) in names:
                 columns[field] = name
             elif field == "text" or (field in self.model_fields_set and name):
@@ -71,14 +59,11 @@ def _values(column: pa.Array) -> list[Any]:
 def _record(ordinal: int, row: dict[str, object], intake: Intake) -> Record | None:
     intake.counters["read"] += 1
     try:
-        values: dict[str, Any] = {field: _text(value) for field, value in row.items() if value is not None}
+        values = {field: _text(value) for field, value in row.items() if value is not None}
     except UnicodeDecodeError as error:
         intake.damaged(f"row {ordinal}", str(error))
         return None
-    if not values.get("text", "").strip():
-        intake.counters["empty"] += 1
-        return None
-    return Record(ordinal, **values)
+    return record_of(ordinal, values, intake)
 
 
 def _text(value: Any) -> str:

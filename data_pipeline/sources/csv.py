@@ -2,14 +2,14 @@
 
 import csv
 from collections.abc import Iterator
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, BinaryIO
 
 from pydantic import Field
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.columns import Columns
 from data_pipeline.sources.compression.decompress import open_stream
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, Intake, Record, record_of
 from data_pipeline.sources.text_lines import RecordOptions, decode, too_long
 
 csv.field_size_limit(2**31 - 1)  # of the whole process, 128 KiB by default; here `_Lines` limits records
@@ -61,11 +61,8 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
             intake.counters["read"] += 1
             if damage:
                 intake.damaged(f"line {first}", damage)
-            elif not row[columns["text"]].strip():
-                intake.counters["empty"] += 1
-            else:
-                values: dict[str, Any] = {field: row[index] for field, index in columns.items()}
-                yield Record(ordinal, **values)
+            elif record := record_of(ordinal, {field: row[index] for field, index in columns.items()}, intake):
+                yield record
             ordinal += 1
 
 

@@ -18,7 +18,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     """A record for every object with a text; the ordinal is its index in the array, or the line's.
 
     An array is read an element at a time. Counts and damage are as in `jsonl.read`. Raises `DamagedInput` for an array
-    without its end, after the elements before, and for text behind its end.
+    without its end, after the elements before, and for text after its end.
 
         [{"text":"Hello.","url":"https://a.org/"}]  ->  Record(0, "Hello.", "https://a.org/")
     """
@@ -73,7 +73,7 @@ def _elements(path: str, stream: BinaryIO, limit: int) -> Iterator[bytes | None]
                     while not rest.strip() and (rest := stream.read(_CHUNK)):
                         pass
                     if rest.strip():
-                        raise DamagedInput(path, f"element {number}", "there is more behind the end of the array")
+                        raise DamagedInput(path, f"element {number}", "there is more after the end of the array")
                     return
             elif mark != b",":
                 depth -= 1

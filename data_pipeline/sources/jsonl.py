@@ -5,23 +5,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from data_pipeline.sources.compression.decompress import open_stream
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import FieldNames, Input, Intake, Record, record_of
 from data_pipeline.sources.text_lines import RecordOptions, numbered_lines, too_long
 
 
-class Options(RecordOptions):
+class Options(FieldNames, RecordOptions):
     """Names of the keys. "meta.url" is the key `url` of the object under `meta`; "" leaves the field empty."""
-
-    text: str = "text"
-    """Key of the text."""
-    url: str = "url"
-    """Key of the URL."""
-    title: str = "title"
-    """Key of the title."""
-    language: str = "language"
-    """Key of the language."""
-    timestamp: str = "timestamp"
-    """Key of the timestamp, by which `dedup.urls` chooses the newest page."""
 
 
 def read(file: Input, intake: Intake) -> Iterator[Record]:
@@ -40,19 +29,16 @@ def records(
     objects: Iterable[tuple[int, dict[str, object]]], unit: str, options: Options, intake: Intake
 ) -> Iterator[Record]:
     """The records of `objects`, each with its number from 1; `unit` is what messages call it."""
-    fields = ["url", "title", "language", "timestamp"]
-    names = {field: getattr(options, field) for field in fields if getattr(options, field)}
-    for number, record in objects:
+    names = {field: name for field in FieldNames.model_fields if (name := getattr(options, field)) and field != "text"}
+    for number, found in objects:
         try:
-            text = strings(record, {"text": options.text})["text"]
-            values: dict[str, Any] = {field: string(record, name, required=False) for field, name in names.items()}
+            row = strings(found, {"text": options.text})
+            row |= {field: string(found, name, required=False) for field, name in names.items()}
         except ValueError as error:
             intake.damaged(f"{unit} {number}", str(error))
             continue
-        if not text.strip():
-            intake.counters["empty"] += 1
-            continue
-        yield Record(number - 1, text, **values)
+        if record := record_of(number - 1, row, intake):
+            yield record
 
 
 def begins_object(file: Input) -> bool:

@@ -96,8 +96,8 @@ def _documents(stream: BinaryIO, options: Options) -> _Samples:
 
 
 def _end_of_chunk(data: bytes, size: int) -> int:
-    """The largest number of bytes of `data`, up to `size`, before which a chunk may end: behind a blank line or, where
-    there is none, behind a line, a word or a character."""
+    """The largest number of bytes of `data`, up to `size`, before which a chunk may end: after a blank line or, where
+    there is none, after a line, a word or a character."""
     blank = max((found.end() + 1 for found in _BLANK_LINE.finditer(data, 0, size)), default=0)
     if end := blank or data.rfind(b"\n", 0, size) + 1 or data.rfind(b" ", 0, size) + 1:
         return end

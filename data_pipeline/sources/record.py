@@ -1,8 +1,10 @@
 """The interface of readers: their input, the records they yield, and their notes on counts and damage."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from data_pipeline.foundation.config_file import Section
 from data_pipeline.text.tally import Tally
 
 _DAMAGE_KEPT = 100
@@ -86,3 +88,28 @@ class Intake:
         """Notes that something between records is damaged or missing, so that no lost record can be counted."""
         if len(self.damage) < _DAMAGE_KEPT:
             self.damage.append(Damage(position, reason))
+
+
+class FieldNames(Section):
+    """Options of every format whose rows have names for their values."""
+
+    text: str = "text"
+    """Column or key of the text."""
+    url: str = "url"
+    """Column or key of the URL."""
+    title: str = "title"
+    """Column or key of the title."""
+    language: str = "language"
+    """Column or key of the language."""
+    timestamp: str = "timestamp"
+    """Column or key of the timestamp, by which `dedup.urls` chooses the newest page."""
+
+
+def record_of(ordinal: int, row: Mapping[str, str], intake: Intake) -> Record | None:
+    """The record of a row, whose values are named as in `FieldNames`; None for one without text, which is counted."""
+    text = row.get("text", "")
+    if not text.strip():
+        intake.counters["empty"] += 1
+        return None
+    url, title, timestamp, language = (row.get(name, "") for name in ("url", "title", "timestamp", "language"))
+    return Record(ordinal, text, url, title, timestamp, language)

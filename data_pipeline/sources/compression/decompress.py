@@ -238,7 +238,7 @@ class Members:
         yield from self._decompressed(self._codec.slice)
 
     def _decompressed(self, size: int) -> Iterator[tuple[int, bytes]]:
-        """The content of a member, decompressed `size` bytes at a time, with the position behind each slice."""
+        """The content of a member, decompressed `size` bytes at a time, with the position after each slice."""
         known, length, end = self.position, 0, b""
         decompressor = self._codec.decompressor()
         while not decompressor.eof:

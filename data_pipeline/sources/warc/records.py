@@ -59,24 +59,24 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
     """
     with open_stream(file.path, file.verified) as stream:
         source = _Source(stream)
-        ordinal, astray = 0, False  # astray: the end of the last record is unknown, so what follows may be part of it
+        ordinal, end_unknown = 0, False  # of the last record: then what follows may be part of it
         types: set[str] = set()
         while source.skip_to_record():
             position = f"record {ordinal} at byte {source.offset} of the content"
-            if source.skipped and not astray:
+            if source.skipped and not end_unknown:
                 _note(intake, f"{source.skipped} bytes before {position}", "expected a line such as WARC/1.0")
-            astray = False
+            end_unknown = False
             try:
                 headers = _headers(source)
                 types.add(headers["warc-type"])
                 matches = headers["warc-type"] == record_type
                 block = _block(source, headers, options)
             except _TooLong as problem:
-                astray = True
+                end_unknown = True
                 if matches:
                     _note(intake, position, str(problem))
             except _Malformed as problem:
-                astray = True
+                end_unknown = True
                 _note(intake, position, str(problem))
             except EOFError as end:
                 raise DamagedInput(file.path, position, str(end)) from None
@@ -94,7 +94,7 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
             ordinal += 1
         if ordinal == 0:
             raise DamagedInput(file.path, "byte 0", "not a WARC archive: expected a line such as WARC/1.0")
-        if source.skipped and not astray:
+        if source.skipped and not end_unknown:
             raise DamagedInput(file.path, f"the last {source.skipped} bytes", "expected a line such as WARC/1.0")
         if record_type not in types and (others := types - {"warcinfo"}):
             way_out = "".join(f"; its format is {_FORMATS[kind]}" for kind in others & _FORMATS.keys())

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import cast
 from urllib.parse import quote, urlsplit
-from xml.etree.ElementTree import Element, ParseError, XMLPullParser
+from xml.etree.ElementTree import Element, ParseError, XMLPullParser, fromstring
 from xml.parsers import expat
 
 from data_pipeline.cleaning.wikitext.namespaces import normalised_namespace
@@ -16,7 +17,7 @@ from data_pipeline.sources.wikipedia.page_tags import END, PAGE, ROOT, page_tags
 from data_pipeline.sources.wikipedia.redirects import is_redirect
 from data_pipeline.sources.wikipedia.xml_encoding import as_utf8
 
-_MAX_TEXT = 1 << 26  # characters; MediaWiki's own limit is 2 MiB
+_MAX_PAGE = 1 << 26  # bytes; MediaWiki's own limit of a text is 2 MiB
 _MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first
 
 # Valid in every wiki, and all that is known of a dump without <siteinfo>.
@@ -65,6 +66,39 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     reader.end_of_file()
 
 
+@dataclass(frozen=True)
+class _Page:
+    """What a `<page>` says of its last revision. `namespace` is None in schemas before 0.6."""
+
+    title: str
+    namespace: str | None
+    is_redirect: bool
+    text: str
+    model: str
+    timestamp: str
+
+
+def _parse_page(data: bytes | bytearray) -> _Page:
+    """Raises ValueError for a page that can't be used."""
+    if len(data) > _MAX_PAGE:
+        raise ValueError(f"a page of more than {_MAX_PAGE} bytes")
+    try:
+        page = fromstring(data)
+    except ParseError as error:
+        raise ValueError(f"not well-formed XML ({expat.ErrorString(error.code)})") from None
+    if not (title := page.findtext("title", "")).strip():
+        raise ValueError("a page without a title")
+    revision = next(reversed(page.findall("revision")), Element("revision"))
+    slots = [slot for slot in revision.findall("content") if slot.findtext("role") == "main"]
+
+    def value(name: str, default: str = "") -> str:  # the text of another slot isn't the page's
+        found = (one.findtext(name) for one in (*reversed(slots), revision))
+        return next((text for text in found if text is not None), default)
+
+    namespace, is_redirect = page.findtext("ns"), page.find("redirect") is not None
+    return _Page(title, namespace, is_redirect, value("text"), value("model", "wikitext"), value("timestamp"))
+
+
 class _Reader:
     """The state of reading an export: outside or inside `<mediawiki>`, in a page or between two."""
 
@@ -72,7 +106,7 @@ class _Reader:
         self._file, self._intake = file, intake
         self._site: _Site | None = None
         self._open = False  # inside <mediawiki>
-        self._page: _Page | None = None
+        self._page: bytearray | None = None  # the page that is being read
         self._ordinal = file.first_ordinal
         self._position = 0  # of the page, or the end of the last one
         self._between = bytearray()
@@ -104,9 +138,10 @@ class _Reader:
             if not self._skipping:
                 self._add_between(before + (name if name != PAGE else b""))
             return None
-        self._page.feed(before)
+        if len(self._page) <= _MAX_PAGE:
+            self._page += before
         if name == END:
-            self._page.feed(name)
+            self._page += name
             return self._end_page()
         if name:
             self._abandon_page("the next page begins before this one ends")
@@ -119,8 +154,7 @@ class _Reader:
         if not self._skipping:
             self._end_between()
         self._skipping, self._position = False, position
-        self._page = _Page()
-        self._page.feed(PAGE)
+        self._page = bytearray(PAGE)
 
     def end_of_range(self) -> None:
         if not self._skipping:
@@ -178,25 +212,25 @@ class _Reader:
     def _end_page(self) -> Record | None:
         assert self._page is not None
         assert self._site is not None
-        counters, page, site = self._intake.counters, self._page, self._site
-        reason = page.finish()
-        if reason:
-            self._abandon_page(reason)
+        try:
+            page = _parse_page(self._page)
+        except ValueError as problem:
+            self._abandon_page(str(problem))
             return None
+        counters, site = self._intake.counters, self._site
         ordinal, self._ordinal, self._page = self._ordinal, self._ordinal + 1, None
         counters["read"] += 1
-        title, text = page.values["title"], page.values.get("text", "")
-        if not self._is_article(page.values):
-            counters.drop("not_article", title)
-        elif page.redirect or is_redirect(text):
-            counters.drop("redirect", f"{title}: {text}")
-        elif not text.strip():
-            counters.drop("empty", title)
+        if not self._is_article(page):
+            counters.drop("not_article", page.title)
+        elif page.is_redirect or is_redirect(page.text):
+            counters.drop("redirect", f"{page.title}: {page.text}")
+        elif not page.text.strip():
+            counters.drop("empty", page.title)
         else:
-            url = site.url_prefix and site.url_prefix + url_title(title)
-            timestamp = page.values.get("timestamp", "").strip()
+            url = site.url_prefix and site.url_prefix + url_title(page.title)
             hidden = frozenset(site.hidden_namespaces)
-            return Record(ordinal, text, url, title, timestamp, site.language, hidden_namespaces=hidden)
+            timestamp = page.timestamp.strip()
+            return Record(ordinal, page.text, url, page.title, timestamp, site.language, hidden_namespaces=hidden)
         return None
 
     def _abandon_page(self, reason: str) -> None:
@@ -205,14 +239,14 @@ class _Reader:
         self._ordinal += 1
         self._page = None
 
-    def _is_article(self, values: dict[str, str]) -> bool:
+    def _is_article(self, page: _Page) -> bool:
         assert self._site is not None
-        if "ns" in values:
-            in_main = values["ns"].strip() == "0"
-        else:  # schemas before 0.6
-            prefix, colon, _ = values["title"].partition(":")
+        if page.namespace is None:
+            prefix, colon, _ = page.title.partition(":")
             in_main = not (colon and normalised_namespace(prefix) in self._site.namespaces)
-        return in_main and values.get("model", "wikitext") == "wikitext"
+        else:
+            in_main = page.namespace.strip() == "0"
+        return in_main and page.model == "wikitext"
 
     def _where(self) -> str:
         after = f" after byte {self._file.start} of the file" if self._file.start else ""
@@ -271,83 +305,6 @@ _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 def _local_name(element: Element) -> str:
     """The name without its namespace, which differs between versions of the export schema."""
     return element.tag.rpartition("}")[2]
-
-
-class _Page:
-    """One `<page>`: the values of its last revision's main slot, parsed as its bytes arrive."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-        self.redirect = False
-        self._depth = 0
-        self._slot: dict[str, str] = {}  # of <content>, which holds a slot other than the revision's own
-        self._value: list[str] | None = None
-        self._length = 0
-        self._reason = ""
-
-        parser = expat.ParserCreate("utf-8")
-        parser.buffer_text = True
-        parser.buffer_size = 1 << 16
-        parser.StartElementHandler = self._start
-        parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._characters
-        self._parser = parser
-
-    def feed(self, data: bytes) -> None:
-        if not self._reason:
-            try:
-                self._parser.Parse(data, False)
-            except expat.ExpatError as error:
-                self._reason = f"not well-formed XML ({expat.ErrorString(error.code)})"
-            except _TooLong:
-                self._reason = f"a text of more than {_MAX_TEXT} characters"
-
-    def finish(self) -> str:
-        """Why the page can't be used; "" if it can."""
-        if not self._reason:
-            try:
-                self._parser.Parse(b"", True)
-            except expat.ExpatError as error:
-                self._reason = f"not well-formed XML ({expat.ErrorString(error.code)})"
-        if not self._reason and not self.values.get("title", "").strip():
-            self._reason = "a page without a title"
-        return self._reason
-
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
-        self._depth += 1
-        if name == "redirect" and self._depth == 2:
-            self.redirect = True
-        elif name == "revision" and self._depth == 2:
-            for key in ("text", "model", "timestamp"):
-                self.values.pop(key, None)
-        elif name == "content" and self._depth == 3:
-            self._slot = {}
-        elif name in _VALUES.get(self._depth, ()):
-            self._value, self._length = [], 0
-
-    def _characters(self, data: str) -> None:
-        if self._value is not None:
-            self._value.append(data)
-            self._length += len(data)
-            if self._length > _MAX_TEXT:
-                self._value = None
-                raise _TooLong
-
-    def _end(self, name: str) -> None:
-        if self._value is not None and name in _VALUES.get(self._depth, ()):
-            (self._slot if self._depth == 4 else self.values)[name] = "".join(self._value)
-            self._value = None
-        elif name == "content" and self._depth == 3 and self._slot.pop("role", "") == "main":
-            self.values |= self._slot
-        self._depth -= 1
-
-
-# The elements read from a page, by depth: a revision's own <text> is not the <text> of its other slots.
-_VALUES = {2: ("title", "ns"), 3: ("timestamp", "model", "text"), 4: ("role", "model", "text")}
-
-
-class _TooLong(Exception):
-    pass
 
 
 def _url_prefix(base: str) -> str:
