@@ -129,7 +129,7 @@ def _ip_addresses(text: str) -> Iterator[Span]:
     for found in _IPV6.finditer(text):
         start, stop = found.span()
         address = found[0]
-        if address.endswith(":") and not address.endswith("::"):  # a colon behind it
+        if address.endswith(":") and not address.endswith("::"):  # a colon after it
             address, stop = address[:-1], stop - 1
         if _stands_alone(text, start, stop, ":") and _is_public(address):
             yield start, stop
@@ -183,7 +183,7 @@ def _phone_numbers(text: str) -> Iterator[Span]:
 
 
 def _stands_alone(text: str, start: int, stop: int, joints: str) -> bool:
-    """Whether no letter or digit touches the characters from `start` to `stop`, nor a digit behind one of `joints`."""
+    """Whether no letter or digit touches the characters from `start` to `stop`, nor a digit after one of `joints`."""
     before, after = text[max(0, start - 2) : start], text[stop : stop + 2]
     if _is_of_word(before[-1:]) or _is_of_word(after[:1]):
         return False

@@ -39,7 +39,7 @@ class Ngrams:
 
     `first`, `second`, `items` (n,): the two hashes of each n-gram, sorted, and an item that has it. Only those whose
     head, their first words, is likely to be in a text are looked up. `heads`: for each number of words of a head, the
-    hashes of the heads; `more`: for each, how many words n-grams have behind their heads.
+    hashes of the heads; `more`: for each, how many words n-grams have after their heads.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Ngrams:
         heads: dict[int, list[np.ndarray]] = {}
         more: dict[int, set[int]] = {}
         for words in batches(texts, normalised(), config.ngram):
-            behind, behind_head = words.stops(config.ngram), words.stops(config.shortest)
-            long = np.flatnonzero(words.within(np.arange(len(behind)), behind))
+            ngram_stops, head_stops = words.stops(config.ngram), words.stops(config.shortest)
+            long = np.flatnonzero(words.within(np.arange(len(ngram_stops)), ngram_stops))
             whole = [at for at, chunk in enumerate(words.chunks) if words.count[at] and not chunk.word]
             short, ends = words.first[whole], (words.first + words.count)[whole]
-            enough = (behind[short] > ends) & (behind_head[short] <= ends)
+            enough = (ngram_stops[short] > ends) & (head_stops[short] <= ends)
             for head, runs, stops in (
-                (config.ngram, long, behind[long]),
+                (config.ngram, long, ngram_stops[long]),
                 (config.shortest, short[enough], ends[enough]),
             ):
                 if len(runs):

@@ -1,9 +1,9 @@
 """Deduplication by keys instead of text: sorted files of keys, and the choice of the copy that stays.
 
 A key is a row of 64-bit words: first the group (a hash, equal for duplicates), then the order (the smallest one keeps
-its copy), last the place in its unit, document << 32 | item. A file of keys is sorted by hash and has an index of 4,096
-equal ranges of hashes. A bucket is a range of hashes and so one slice of every file: the number of files doesn't depend
-on the number of buckets. Each bucket writes its duplicates to one file, sorted by unit.
+its copy), last the position in its unit, document << 32 | item. A file of keys is sorted by hash and has an index of
+4,096 equal ranges of hashes. A bucket is a range of hashes and so one slice of every file: the number of files doesn't
+depend on the number of buckets. Each bucket writes its duplicates to one file, sorted by unit.
 
 Where there are many, files of either kind are merged: keys in the order of the hash, with the unit of each, and
 duplicates in the order of the unit.
@@ -47,7 +47,7 @@ class Keys:
         self._words.append(document << 32 | item)
 
     def extend(self, table: np.ndarray) -> None:
-        """Adds the keys of a table (n, words), whose last column has their places."""
+        """Adds the keys of a table (n, words), whose last column has their positions."""
         self._words.frombytes(table.tobytes())
 
     def write(self, path: Path, dropped: Sequence[int] = ()) -> int:
@@ -73,8 +73,8 @@ class Keys:
 def decide(table: np.ndarray, group: int, units: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(kept (k,), duplicates (n - k,), the kept copy of each (n - k,)), all row numbers of `table` (n, words).
 
-    Of the rows with equal groups, the smallest by order, unit and place is kept. Kept rows are sorted by group.
-    [[7, 2, place 0], [7, 1, place 9], [8, 5, place 3]] with a group of one word  ->  [1, 2], [0], [1]
+    Of the rows with equal groups, the smallest by order, unit and position is kept. Kept rows are sorted by group.
+    [[7, 2, position 0], [7, 1, position 9], [8, 5, position 3]] with a group of one word  ->  [1, 2], [0], [1]
     """
     columns = [table[:, column] for column in range(table.shape[1])]
     if units is not None:
@@ -184,13 +184,13 @@ def smallest_keys(
     return {words: (rank[-2], rank[-1] >> 32) for words, rank in best.items()}
 
 
-def write_duplicates(path: Path, units: np.ndarray, places: np.ndarray, count: int) -> None:
-    """Writes the duplicates at `places` (n,) in `units` (n,), numbered below `count`, sorted by unit."""
-    there = places >> np.uint64(32) != NO_DOCUMENT
-    units, places = units[there], places[there]
-    order = np.lexsort((places, units))
+def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count: int) -> None:
+    """Writes the duplicates at `positions` (n,) in `units` (n,), numbered below `count`, sorted by unit."""
+    are_documents = positions >> np.uint64(32) != NO_DOCUMENT
+    units, positions = units[are_documents], positions[are_documents]
+    order = np.lexsort((positions, units))
     starts = np.searchsorted(units[order], np.arange(count + 1, dtype=np.uint64))
-    _save({"duplicates": places[order], "starts": starts.astype(np.int64)}, path)
+    _save({"duplicates": positions[order], "starts": starts.astype(np.int64)}, path)
 
 
 def merge_duplicates(corpus: Path, files: Sequence[str], path: Path) -> None:
@@ -206,36 +206,37 @@ def merge_duplicates(corpus: Path, files: Sequence[str], path: Path) -> None:
         while unit < units:
             enough = int(np.searchsorted(starts, starts[unit] + _DUPLICATES_AT_ONCE, side="right")) - 1
             until = min(max(unit + 1, enough), units)
-            places, owners = [], []
+            positions, units_of = [], []
             for file in opened:
-                own = file.get_slice("starts")[unit : until + 1]
-                places.append(part_of(file.get_slice("duplicates"), int(own[0]), int(own[-1])))
-                owners.append(np.repeat(np.arange(unit, until), np.diff(own)))
-            arrays.append("duplicates", np.concatenate(places)[np.argsort(np.concatenate(owners), kind="stable")])
+                bounds = file.get_slice("starts")[unit : until + 1]
+                positions.append(part_of(file.get_slice("duplicates"), int(bounds[0]), int(bounds[-1])))
+                units_of.append(np.repeat(np.arange(unit, until), np.diff(bounds)))
+            by_unit = np.argsort(np.concatenate(units_of), kind="stable")
+            arrays.append("duplicates", np.concatenate(positions)[by_unit])
             unit = until
 
 
-def read_duplicates(corpus: Path, own: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
-    """The duplicate items of each document in `unit`, from the file of its `own` keys and the files of the buckets."""
-    found = [read_own_duplicates(corpus, own)[:, 0]] if own else []
-    found += _decided(corpus, decided, unit)
+def read_duplicates(corpus: Path, keys: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
+    """The duplicate items of each document in `unit`, from the file of its `keys` and the files of the buckets."""
+    positions = [read_duplicates_within(corpus, keys)[:, 0]] if keys else []
+    positions += _decided(corpus, decided, unit)
     duplicates: dict[int, list[int]] = {}
-    if found:
-        for place in np.unique(np.concatenate(found)).tolist():
-            duplicates.setdefault(place >> 32, []).append(place & 0xFFFFFFFF)
+    if positions:
+        for position in np.unique(np.concatenate(positions)).tolist():
+            duplicates.setdefault(position >> 32, []).append(position & 0xFFFFFFFF)
     return duplicates
 
 
-def read_repeated(corpus: Path, own: str, decided: Sequence[str], unit: int) -> np.ndarray:
-    """(n,): the sorted places in `unit` whose keys occur more than once, in the unit or in several.
+def read_repeated(corpus: Path, keys: str, decided: Sequence[str], unit: int) -> np.ndarray:
+    """(n,): the sorted positions in `unit` whose keys occur more than once, in the unit or in several.
 
-    `decided` are the files of buckets that list all such places, those of the kept copies included.
+    `decided` are the files of buckets that list all such positions, those of the kept copies included.
     """
-    return np.unique(np.concatenate([read_own_duplicates(corpus, own).ravel(), *_decided(corpus, decided, unit)]))
+    return np.unique(np.concatenate([read_duplicates_within(corpus, keys).ravel(), *_decided(corpus, decided, unit)]))
 
 
-def read_own_duplicates(corpus: Path, name: str) -> np.ndarray:
-    """(n, 2): the places of the duplicates within a unit, and of the copies that are kept."""
+def read_duplicates_within(corpus: Path, name: str) -> np.ndarray:
+    """(n, 2): the positions of the duplicates within a unit, and of the copies that are kept."""
     with safe_open(corpus / name, "numpy") as file:
         return file.get_tensor("duplicates")
 
@@ -247,7 +248,7 @@ def read_dropped(corpus: Path, name: str) -> set[int]:
 
 
 def _decided(corpus: Path, decided: Sequence[str], unit: int) -> Iterator[np.ndarray]:
-    """The places in `unit` that each of the buckets' files lists."""
+    """The positions in `unit` that each of the buckets' files lists."""
     for name in decided:
         with safe_open(corpus / name, "numpy") as file:
             start, stop = file.get_slice("starts")[unit : unit + 2].tolist()

@@ -35,7 +35,7 @@ class Anchors:
         self._length = config.words
 
     def tables(self, documents: Iterable[tuple[int, Document]]) -> Iterator[np.ndarray]:
-        """Tables of keys (n, 2) of numbered documents: hash, place."""
+        """Tables of keys (n, 2) of numbered documents: hash, position."""
         texts = ((number, document.text) for number, document in documents if not document.target)
         for words in batches(texts, exact(), self._length - 1):
             hashes, _, anchors = anchored(words, self._length)
@@ -48,7 +48,7 @@ class EqualSubstrings:
 
     All words of a duplicate are dropped, even those it shares with other runs. Still every word stays somewhere: in the
     run that is kept, in a document with a smaller md5 or earlier in the same document. Case and punctuation count,
-    white space between words doesn't. `repeated`: the sorted places of the anchors that occur more than once.
+    white space between words doesn't. `repeated`: the sorted positions of the anchors that occur more than once.
     """
 
     group, order = 2, 1
@@ -57,7 +57,7 @@ class EqualSubstrings:
         self._length, self._repeated = config.words, repeated
 
     def tables(self, documents: Iterable[tuple[int, Document]]) -> Iterator[np.ndarray]:
-        """Tables of keys (n, 4) of numbered documents: two hashes, rank of the document, place."""
+        """Tables of keys (n, 4) of numbered documents: two hashes, rank of the document, position."""
         ranks: dict[int, int] = {}
         for words in batches(self._texts(documents, ranks), exact(), self._length - 1):
             _, runs, anchors = anchored(words, self._length)
@@ -92,11 +92,11 @@ class EqualSubstrings:
             start, end = int(starts[first]), int(ends[stop - 1])
             tally.drop("span_duplicate_substring", text[start:end])
             tally["substring_words"] += stop - first
-            kept, at = _joined(kept, text[at:start]), end
-        return enough_left(_joined(kept, text[at:]).strip(), document, tally, min_sentences)
+            kept, at = _concatenated(kept, text[at:start]), end
+        return enough_left(_concatenated(kept, text[at:]).strip(), document, tally, min_sentences)
 
     def regions(self, duplicates: list[int]) -> list[tuple[int, int]]:
-        """The words of the runs `duplicates`: the first word of each region, and the one behind it.
+        """The words of the runs `duplicates`: the first word of each region, and the one after it.
 
         [3, 4, 5, 90] of 50 words  ->  [(3, 55), (90, 140)]
         """
@@ -118,7 +118,7 @@ def anchored(words: Words, length: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     hashes = words.runs(short, seed=0)
     if len(words.starts) < length:
         return hashes, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    # The upper half of a hash decides, and between equal ones the place: equal runs have equal anchors in any batch.
+    # The upper half of a hash decides, and between equal ones the position: equal runs have equal anchors in any batch.
     ordered = hashes & _UPPER | np.arange(len(hashes), dtype=np.uint64)
     anchors = (_smallest(ordered, length - short + 1) & ~_UPPER).astype(np.int64)
     runs = np.flatnonzero(words.within(np.arange(len(words.starts)), words.stops(length)))
@@ -135,14 +135,14 @@ def _smallest(values: np.ndarray, width: int) -> np.ndarray:
     return np.minimum(values[:-rest], values[rest:]) if rest else values
 
 
-def _among(places: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """(n,) bool: which of `places` are among the sorted places `known`."""
+def _among(positions: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """(n,) bool: which of `positions` are among the sorted positions `known`."""
     if not len(known):
-        return np.zeros(len(places), dtype=bool)
-    return known[np.minimum(np.searchsorted(known, places), len(known) - 1)] == places
+        return np.zeros(len(positions), dtype=bool)
+    return known[np.minimum(np.searchsorted(known, positions), len(known) - 1)] == positions
 
 
-def _joined(left: str, right: str) -> str:
+def _concatenated(left: str, right: str) -> str:
     """Two texts between which words were removed: with the larger of the two breaks that surrounded them."""
     if not left:
         return right

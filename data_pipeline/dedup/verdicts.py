@@ -1,6 +1,6 @@
-"""The verdicts of the language and bad word rules on the documents of one part."""
+"""What a step that needs no other part's keys decided about the documents of one part."""
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,42 +10,52 @@ from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
-_SCHEMA = pa.schema([("dropped", pa.bool_()), ("rule", pa.string()), ("language", pa.string())])
+_SCHEMA = pa.schema(
+    [
+        ("document", pa.int64()),
+        ("dropped", pa.bool_()),
+        ("rule", pa.string()),
+        ("example", pa.string()),
+        ("language", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an earlier step `dropped` the document; the `rule` that drops it here, with an `example` for the report;
+    the document's `language`, if the step determined it."""
+
+    dropped: bool = False
+    rule: str = ""
+    example: str = ""
+    language: str = ""
 
 
 class Verdicts:
-    """For each document: whether an earlier step `dropped` it, the `rule` that drops it or "", the language."""
+    """Verdicts on documents by their numbers; a document without one stays as it is."""
 
-    def __init__(self) -> None:
-        self._dropped: list[bool] = []
-        self._rules: list[str] = []
-        self._languages: list[str] = []
-
-    def add(self, *, dropped: bool, rule: str, language: str) -> None:
-        self._dropped.append(dropped)
-        self._rules.append(rule)
-        self._languages.append(language)
+    def __init__(self, verdicts: dict[int, Verdict]):
+        self._verdicts = verdicts
 
     @property
     def dropped(self) -> set[int]:
         """The numbers of the documents that earlier steps have dropped."""
-        return {number for number, dropped in enumerate(self._dropped) if dropped}
+        return {number for number, verdict in self._verdicts.items() if verdict.dropped}
 
     def without(self, number: int, document: Document, tally: Tally, min_sentences: int) -> Document | None:
         """Document `number` with its language; None if it is dropped, which is counted."""
-        if rule := self._rules[number]:
-            tally.drop(rule, document.url if rule == "bad_words" else document.text)  # the report shows examples
+        verdict = self._verdicts.get(number, Verdict())
+        if verdict.rule:
+            tally.drop(verdict.rule, verdict.example)
             return None
-        return replace(document, language=self._languages[number])
+        return replace(document, language=verdict.language) if verdict.language else document
 
     def write(self, path: Path) -> None:
-        table = pa.table([self._dropped, self._rules, self._languages], schema=_SCHEMA)
+        rows = [{"document": number, **asdict(verdict)} for number, verdict in sorted(self._verdicts.items())]
         with atomic_path(path) as temporary:
-            pq.write_table(table, temporary, compression="zstd")
+            pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), temporary, compression="zstd")
 
     @classmethod
     def read(cls, path: Path) -> "Verdicts":
-        verdicts = cls()
-        columns = pq.read_table(path).to_pydict()
-        verdicts._dropped, verdicts._rules, verdicts._languages = (columns[name] for name in _SCHEMA.names)
-        return verdicts
+        return cls({row.pop("document"): Verdict(**row) for row in pq.read_table(path).to_pylist()})

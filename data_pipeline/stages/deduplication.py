@@ -21,7 +21,6 @@ from safetensors.numpy import load_file, save_file
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import PageFilters
 from data_pipeline.config import CorpusConfig
-from data_pipeline.decontamination.contaminated import Contaminated
 from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig, setting_of
 from data_pipeline.dedup.documents import EqualDocuments
@@ -42,7 +41,7 @@ from data_pipeline.dedup.spans import EqualSpans
 from data_pipeline.dedup.step import Step
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
 from data_pipeline.dedup.urls import NewestUrl
-from data_pipeline.dedup.verdicts import Verdicts
+from data_pipeline.dedup.verdicts import Verdict, Verdicts
 from data_pipeline.execution.merging import MergeSpec, Merging, merge
 from data_pipeline.execution.name_lists import read_names, write_names
 from data_pipeline.execution.parts import SCHEMA, Histograms, Part, PartsResult, part_file, read_documents
@@ -262,12 +261,14 @@ def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
 def filter_pages(corpus: Path, spec: PartSpec) -> Result:
     """Checks language and bad words in one unit's documents, as the earlier steps left them."""
     filters = PageFilters(spec.cleaning)
-    verdicts = Verdicts()
-    for _, document in _documents(corpus, spec, [*_COLUMNS, "language"], Tally()):
+    verdicts: dict[int, Verdict] = {}
+    for number, document in _documents(corpus, spec, [*_COLUMNS, "language"], Tally()):
         rules = Tally()
         language = document and filters(document.text, document.url, document.language, rules)
-        verdicts.add(dropped=document is None, rule=next(iter(rules), ""), language=language or "")
-    verdicts.write(corpus / spec.output)
+        rule = next(iter(rules), "")
+        example = next(iter(rules.examples.get(rule, [])), "")
+        verdicts[number] = Verdict(document is None, rule, example, language or "")
+    Verdicts(verdicts).write(corpus / spec.output)
     return Result()
 
 
@@ -285,7 +286,8 @@ def find_contaminated(corpus: Path, spec: PartSpec) -> DecontaminationResult:
             hit.add((index.set_of(item), match.number))
         found_here = match.word, f"{index.name_of(match.items[0])}: {match.words}"
         evidence[match.number] = min(found_here, evidence.get(match.number, found_here))
-    Contaminated(dropped, {number: text for number, (_, text) in evidence.items()}).write(corpus / spec.output)
+    verdicts = {number: Verdict(rule="contaminated", example=text) for number, (_, text) in evidence.items()}
+    Verdicts(verdicts | {number: Verdict(dropped=True) for number in dropped}).write(corpus / spec.output)
     documents = Counter(name for name, _ in sorted(hit))
     return DecontaminationResult(dict(documents), {name: sorted(items) for name, items in sorted(found.items())})
 
@@ -372,8 +374,8 @@ DUPLICATES = {
 MERGE_KEYS = {step: Merging(f"{step}-keys", merge_signatures if step == "minhash" else merge_keys) for step in _STEPS}
 MERGE_DUPLICATES = {step: Merging(f"{step}-duplicates", merge_decided) for step in _STEPS}
 CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.rows")
-FILTERS = Stage("page-filters", 1, filter_pages, "lower characters_per_part")
-DECONTAMINATION = Stage("decontamination", 2, find_contaminated, "look for fewer evaluation sets")
+FILTERS = Stage("page-filters", 2, filter_pages, "lower characters_per_part")
+DECONTAMINATION = Stage("decontamination", 3, find_contaminated, "look for fewer evaluation sets")
 VERDICTS: dict[str, Stage] = {"filters": FILTERS, "decontamination": DECONTAMINATION}
 LAST = Stage("deduplicated", 2, write_left, "lower characters_per_part")
 
@@ -389,7 +391,7 @@ def _documents(corpus: Path, spec: PartSpec, columns: list[str], tally: Tally) -
     counted, dropped = 0, set[int]()
     for position, done in enumerate(spec.applied):
         if done.step in VERDICTS:
-            verdicts = read_verdicts(corpus, done.step, done.file)
+            verdicts = Verdicts.read(corpus / done.file)
             steps.append(verdicts.without)
             counted, dropped = position, verdicts.dropped
             continue
@@ -406,11 +408,6 @@ def _documents(corpus: Path, spec: PartSpec, columns: list[str], tally: Tally) -
             if left is not None:
                 left = apply(number, left, tally, min_sentences)
         yield number, left
-
-
-def read_verdicts(corpus: Path, step: str, file: str) -> Verdicts | Contaminated:
-    """What a step that needs no other part's keys decided about the documents of one part."""
-    return Verdicts.read(corpus / file) if step == "filters" else Contaminated.read(corpus / file)
 
 
 def without_duplicates(step: Step, duplicates: dict[int, list[int]]) -> Apply:

@@ -2,7 +2,7 @@
 
 Python's own `split` and `hash` take a call for each word. NumPy does the same here for 100 kB of text at a time.
 
-In scripts without spaces, which no rule can split into words, each letter counts as one. The marks behind a letter,
+In scripts without spaces, which no rule can split into words, each letter counts as one. The marks after a letter,
 such as vowel signs, belong to it, as they do in UAX 29.
 """
 
@@ -66,9 +66,9 @@ class Scan:
     sizes: np.ndarray | None = None
 
     def stops(self, length: int) -> np.ndarray:
-        """(n,): for each word, the one behind the shortest run from there that stands for `length` words.
+        """(n,): for each word, the one after the shortest run from there that stands for `length` words.
 
-        It is beyond n for the last words, behind which too few follow. Three words in runs of 2  ->  [2, 3, 4]
+        It is beyond n for the last words, which too few follow. Three words in runs of 2  ->  [2, 3, 4]
         """
         if self.sizes is None:
             return np.arange(length, len(self.starts) + length)
@@ -80,7 +80,7 @@ class Alphabet:
     """What counts as a word: a longest run of characters that don't separate words. NUL always does.
 
     `fold(character)` is the character it counts as, or "" for one that separates words. In scripts without spaces each
-    letter, with its marks, is a word by itself. `normal`: texts are compared in NFKC, a mark behind what separates
+    letter, with its marks, is a word by itself. `normal`: texts are compared in NFKC, a mark after what separates
     words does so too, and letters without spaces stand for parts of a word. Longer words than 65,536 characters are
     cut.
     """
@@ -264,7 +264,7 @@ class Words:
         return offsets[self.chunk] + np.arange(len(self.starts), dtype=np.uint64)
 
     def stops(self, length: int) -> np.ndarray:
-        """(n,): the word behind the run from each word that stands for `length` words; beyond n if too few follow."""
+        """(n,): the word after the run from each word that stands for `length` words; beyond n if too few follow."""
         if length not in self._stops:
             self._stops[length] = self._scan.stops(length)
         return self._stops[length]

@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.dedup.keys import NO_DOCUMENT, read_duplicates, smallest_keys
 from data_pipeline.dedup.substrings import EqualSubstrings
+from data_pipeline.dedup.verdicts import Verdicts
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import Intake, Record
-from data_pipeline.stages.deduplication import VERDICTS, Apply, Decided, read_verdicts, step_in_name, without_duplicates
+from data_pipeline.stages.deduplication import VERDICTS, Apply, Decided, step_in_name, without_duplicates
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import NO_RULES, Tally
@@ -204,7 +205,7 @@ def trace_deduplication(
 
 def _apply(build: FinishedBuild, decided: Decided, unit: int) -> Apply:
     if decided.step in VERDICTS:
-        return read_verdicts(build.directory, decided.step, decided.files[unit]).without
+        return Verdicts.read(build.directory / decided.files[unit]).without
     return without_duplicates(step_in_name(decided.step, build.config.dedup), _duplicates(build, decided, unit))
 
 
