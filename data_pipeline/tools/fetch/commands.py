@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import Signature, signature
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from data_pipeline.foundation.command import path_argument
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.formatting import counted, duration, human_size
 from data_pipeline.tools.fetch.published import C4_CONFIGS, COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA, PublishedFile
 
 if TYPE_CHECKING:
     from data_pipeline.tools.fetch.client import Client
 
-# Each command imports the client itself: requests would slow down every `data-pipeline --help`.
+ListFiles = Callable[[ModuleType, "Client"], list[PublishedFile]]
+"""(the module `catalogues`, a client) -> the published files"""
+
 fetch_app = typer.Typer(
     no_args_is_help=True,
     help="Download published files: resumable, checked, polite.",
@@ -57,14 +60,6 @@ class Options:
         bool, typer.Option("--recheck", help="Also read and compare the files that were checked before.")
     ] = False
 
-    def client(self) -> "Client":
-        from data_pipeline.tools.fetch.client import Client  # requests takes 0.1 s
-
-        if not self.contact.isprintable() or not self.contact.isascii():
-            raise UserError("--contact: expected one line of ASCII")
-        note = partial(print, file=sys.stderr, flush=True)
-        return Client(self.rate, self.tries, contact=self.contact, note=note)
-
 
 def _command(example: str, connections: int = 4) -> Callable[[Callable[..., None]], None]:
     """Registers a command, whose parameter `options` becomes the options of every command."""
@@ -99,11 +94,8 @@ def wet(
 
     They are published without checksums; each is tested as a gzip file.
     """
-    from data_pipeline.tools.fetch import catalogues
-
-    client = options.client()
-    selected = _select(lambda: catalogues.wet_files(client, crawl, base_url), options)
-    _fetch(crawl, selected, output, f"crawl-data/{crawl}/**/*.warc.wet.gz", client, options)
+    glob = f"crawl-data/{crawl}/**/*.warc.wet.gz"
+    _fetch(crawl, lambda lists, client: lists.wet_files(client, crawl, base_url), output, glob, options)
 
 
 @_command("c4 data/c4 --split validation")
@@ -116,11 +108,8 @@ def c4(
     base_url: BaseUrl = HUGGING_FACE,
 ) -> None:
     """Fetch C4 from the Hugging Face hub. en has 1,024 files of 320 MB for training and 8 for validation."""
-    from data_pipeline.tools.fetch import catalogues
-
-    client = options.client()
-    selected = _select(lambda: catalogues.c4_files(client, config, split, revision, base_url), options)
-    _fetch(f"c4 {config} {split}", selected, output, f"{config}/c4-{split}.*.json.gz", client, options)
+    what, glob = f"c4 {config} {split}", f"{config}/c4-{split}.*.json.gz"
+    _fetch(what, lambda lists, client: lists.c4_files(client, config, split, revision, base_url), output, glob, options)
 
 
 @_command("wikipedia enwiki 20240101 data", connections=2)  # Wikimedia limits connections per address
@@ -135,20 +124,17 @@ def wikipedia(
     base_url: BaseUrl = WIKIMEDIA,
 ) -> None:
     """Fetch a wiki's articles from a Wikimedia dump, in the order of their pages, each index after its articles."""
-    from data_pipeline.tools.fetch import catalogues
-
-    client = options.client()
-    selected = _select(lambda: catalogues.wikipedia_files(client, wiki, date, job, base_url), options)
-    _fetch(f"{wiki} {date} {job}", selected, output, f"{wiki}-{date}-*.xml*.bz2", client, options)
+    what, glob = f"{wiki} {date} {job}", f"{wiki}-{date}-*.xml*.bz2"
+    _fetch(what, lambda lists, client: lists.wikipedia_files(client, wiki, date, job, base_url), output, glob, options)
 
 
-def _select(listed: Callable[[], list[PublishedFile]], options: Options) -> list[PublishedFile]:
+def _select(list_files: Callable[[], list[PublishedFile]], options: Options) -> list[PublishedFile]:
     number, first, last = options.files, options.first, options.last
     if number is not None and (first is not None or last is not None):
         raise UserError("--files: expected either --files, or --first and --last")
     if first is not None and last is not None and last < first:
         raise UserError(f"--last: {last}: expected a position no smaller than --first ({first})")
-    every = listed()
+    every = list_files()
     selected = every[first or 0 : number if last is None else last + 1]
     if not every:
         raise FailedError("the list of published files is empty")
@@ -158,11 +144,18 @@ def _select(listed: Callable[[], list[PublishedFile]], options: Options) -> list
     return selected
 
 
-def _fetch(what: str, files: list[PublishedFile], output: Path, glob: str, client: "Client", options: Options) -> None:
-    """Fetches `files` and reports. `glob`: the files below `output` that a corpus is built from."""
-    from data_pipeline.foundation.formatting import duration, human_size
+def _fetch(what: str, list_files: ListFiles, output: Path, glob: str, options: Options) -> None:
+    """Fetches what `list_files` returns, and reports. `glob`: those below `output` that a corpus is built from."""
+    # requests, which all three need, takes 0.25 s to import
+    from data_pipeline.tools.fetch import catalogues
+    from data_pipeline.tools.fetch.client import Client
     from data_pipeline.tools.fetch.many import check_room, fetch_files
 
+    if not options.contact.isprintable() or not options.contact.isascii():
+        raise UserError("--contact: expected one line of ASCII")
+    note = partial(print, file=sys.stderr, flush=True)
+    client = Client(options.rate, options.tries, contact=options.contact, note=note)
+    files = _select(lambda: list_files(catalogues, client), options)
     sizes = [file.size for file in files if file.size is not None]
     print(
         f"{what}: {counted(len(files), 'file')}{f', {human_size(sum(sizes))}' if sizes else ''} -> {output}", flush=True
