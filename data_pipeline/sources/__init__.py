@@ -10,11 +10,11 @@ from dataclasses import replace
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.sources import arrow, c4, csv, json_array, jsonl, pairs, parquet, plain_text, wet, wikiextractor
-from data_pipeline.sources.columns import Columns
+from data_pipeline.sources import c4, csv, json_array, jsonl, pairs, plain_text, tables, wet, wikiextractor
 from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Damage, Input, Intake, Range, Record
+from data_pipeline.sources.tables import Columns
 from data_pipeline.sources.text_lines import RecordOptions
 from data_pipeline.sources.warc import pages as warc
 from data_pipeline.sources.warc.records import WarcOptions
@@ -61,8 +61,8 @@ _FORMATS: dict[str, tuple[ReadFunction, type[Section]]] = {
     "json": (json_array.read, jsonl.Options),
     "csv": (csv.read, csv.Options),
     "text": (plain_text.read, plain_text.Options),
-    "parquet": (parquet.read, Columns),
-    "arrow": (arrow.read, Columns),
+    "parquet": (tables.read_parquet, Columns),
+    "arrow": (tables.read_arrow, Columns),
     "pairs": (pairs.read, pairs.Options),
 }
 READERS = {declared: _checking_format(declared, read) for declared, (read, _) in _FORMATS.items()}

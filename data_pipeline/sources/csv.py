@@ -7,9 +7,9 @@ from typing import Annotated, BinaryIO
 from pydantic import Field
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.columns import Columns
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Intake, Record, record_of
+from data_pipeline.sources.tables import Columns
 from data_pipeline.sources.text_lines import RecordOptions, decode, too_long
 
 csv.field_size_limit(2**31 - 1)  # of the whole process, 128 KiB by default; here `_Lines` limits records

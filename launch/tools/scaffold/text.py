@@ -16,7 +16,7 @@ from data_pipeline.config import SourceConfig, SplitConfig, TokenizerConfig
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.sources import READERS, Input, Intake, Record, arrow, json_array, jsonl, parquet
+from data_pipeline.sources import READERS, Input, Intake, Record, json_array, jsonl, tables
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.stages.documents import split_of
@@ -322,8 +322,7 @@ def _names(kind: str, file: InputFile) -> list[str]:
     if kind in ("json", "jsonl"):
         objects = json_array.objects(Input(file.path), Intake(), jsonl.Options())[1]
         return [*next(iter(objects), (0, {}))[1]]
-    reader = parquet if kind == "parquet" else arrow
-    return reader.names(file.path)
+    return tables.names(file.path)
 
 
 def _length(kind: str, file: InputFile, options: dict[str, Any]) -> float:

@@ -1,0 +1,189 @@
+"""Tables with a column of text: Parquet, and Arrow as IPC streams (`datasets.save_to_disk`) or IPC files (Feather)."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_pipeline.foundation.errors import DamagedInput, UserError, one_line
+from data_pipeline.foundation.progress import advance
+from data_pipeline.sources.compression.decompress import open_for_random_access
+from data_pipeline.sources.record import FieldNames, Input, Intake, Record, record_of
+
+_UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: in the names of columns
+_PARQUET, _IPC_FILE = b"PAR1", b"ARROW1"  # how the files begin; an IPC stream doesn't
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+_ROWS = 1024  # of a Parquet file, per batch
+_BUFFER = 1 << 20
+
+
+class Columns(FieldNames):
+    """Names of the columns. All but `text` may be absent, unless the config names them."""
+
+    def present(self, path: str, names: list[str]) -> dict[str, str]:
+        """The name of each field's column, of those in `names`. Raises UserError for one that is missing."""
+        columns = {}
+        for field in FieldNames.model_fields:
+            if (name := getattr(self, field)) in names:
+                columns[field] = name
+            elif field == "text" or (field in self.model_fields_set and name):
+                raise UserError(f"{path}: no column {name!r} for the {field}; there are {', '.join(names)}")
+        return columns
+
+
+class _Lost(NamedTuple):
+    """Rows that can't be read, while the next ones can."""
+
+    rows: int
+    where: str
+    reason: str
+
+
+_Rows = Sequence[tuple] | _Lost
+
+
+def read_parquet(file: Input, intake: Intake) -> Iterator[Record]:
+    """The records of a Parquet file."""
+    return _read(_ParquetTable, file, intake)
+
+
+def read_arrow(file: Input, intake: Intake) -> Iterator[Record]:
+    """The records of an Arrow IPC stream or file."""
+    return _read(_ArrowTable, file, intake)
+
+
+def _read(kind: "type[_ParquetTable] | type[_ArrowTable]", file: Input, intake: Intake) -> Iterator[Record]:
+    """A record for every row with a text, a batch at a time; the ordinal is the row's index.
+
+    Counts `read` (rows) and `empty` (null or blank texts, dropped). A row that isn't UTF-8 is damage. If part of a row
+    group of a Parquet file can't be read, its remaining rows are damage too; pages that have checksums are checked.
+    Raises `UserError` for a column that doesn't exist or has no strings. Raises `DamagedInput` for a file without a
+    footer or schema, where a batch of an Arrow file can't be read, since the next one can't be found then, and at the
+    end of an Arrow stream without its end-of-stream marker.
+
+        text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
+    """
+    ordinal = 0
+    with open_for_random_access(file.path) as source:
+        try:
+            table = kind(source)
+            columns = _columns(file.path, table.schema, Columns(**file.options))
+        except _UNREADABLE as error:
+            raise DamagedInput(file.path, kind.head, one_line(error)) from None
+        try:
+            for rows in table.rows(list(columns.values())):
+                if isinstance(rows, _Lost):
+                    intake.damaged(f"rows {ordinal} to {ordinal + rows.rows - 1}, {rows.where}", rows.reason)
+                    intake.counters["damaged"] += rows.rows - 1
+                    intake.counters["read"] += rows.rows
+                    ordinal += rows.rows
+                    continue
+                for row in rows:
+                    if record := _record(ordinal, dict(zip(columns, row, strict=True)), intake):
+                        yield record
+                    ordinal += 1
+        except _UNREADABLE as error:
+            raise DamagedInput(file.path, f"row {ordinal}", one_line(error)) from None
+
+
+def names(path: str) -> list[str]:
+    """The names of the columns."""
+    with open_for_random_access(path) as source:
+        is_parquet = source.read(len(_PARQUET)) == _PARQUET
+        source.seek(0)
+        return list((_ParquetTable if is_parquet else _ArrowTable)(source).schema.names)
+
+
+class _ParquetTable:
+    head = "its footer"
+
+    def __init__(self, source: Any):
+        self._file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False, buffer_size=_BUFFER)
+        self.schema = self._file.schema_arrow
+
+    def rows(self, columns: list[str]) -> Iterator[_Rows]:
+        for group in range(self._file.num_row_groups):
+            described = self._file.metadata.row_group(group)
+            left = described.num_rows
+            try:
+                for batch in self._file.iter_batches(_ROWS, [group], list(set(columns))):
+                    rows = _values(batch, columns)
+                    left -= len(rows)
+                    yield rows
+                if left:
+                    raise pa.ArrowInvalid(f"ends {left} rows too soon")
+            except _UNREADABLE as error:
+                yield _Lost(left, f"row group {group}", one_line(error))
+            advance(sum(described.column(index).total_compressed_size for index in range(described.num_columns)))
+
+
+class _ArrowTable:
+    head = "its schema"
+
+    def __init__(self, source: Any):
+        self._source = source
+        self._is_file = source.read(len(_IPC_FILE)) == _IPC_FILE
+        source.seek(0)
+        self._reader = pa.ipc.open_file(source) if self._is_file else pa.ipc.open_stream(source)
+        self.schema = self._reader.schema
+
+    def rows(self, columns: list[str]) -> Iterator[_Rows]:
+        for batch in self._batches():
+            for name in set(columns):
+                batch.column(name).validate()
+            yield _values(batch, columns)
+
+    def _batches(self) -> Iterator[Any]:
+        if self._is_file:
+            yield from map(self._reader.get_batch, range(self._reader.num_record_batches))
+            return
+        position = 0
+        for batch in self._reader:
+            advance(self._source.tell() - position)
+            position = self._source.tell()
+            yield batch
+        self._source.seek(-min(len(_END_OF_STREAM), position), 2)
+        if self._source.read() != _END_OF_STREAM:
+            raise pa.ArrowInvalid("the stream ends without its end-of-stream marker; the file may be cut off")
+
+
+def _columns(path: str, schema: pa.Schema, options: Columns) -> dict[str, str]:
+    """The column of each field. Raises UserError for one that doesn't exist or has no strings."""
+    columns = options.present(path, schema.names)
+    for field, name in list(columns.items()):
+        kind = schema.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        is_time = field == "timestamp" and pa.types.is_temporal(kind)
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        if is_text or is_time:
+            continue
+        if field == "text" or field in options.model_fields_set:
+            raise UserError(f"{path}: column {name!r} is {kind}, expected strings")
+        del columns[field]
+    return columns
+
+
+def _values(batch: pa.RecordBatch, columns: list[str]) -> list[tuple]:
+    """The rows' times, nulls and strings; strings as bytes, so that invalid UTF-8 spoils only one row."""
+    arrays = [batch.column(name) for name in columns]
+    decoded = [array.dictionary_decode() if pa.types.is_dictionary(array.type) else array for array in arrays]
+    values = [array if pa.types.is_temporal(array.type) else array.cast(pa.large_binary()) for array in decoded]
+    return list(zip(*(array.to_pylist() for array in values), strict=True))
+
+
+def _record(ordinal: int, row: dict[str, object], intake: Intake) -> Record | None:
+    intake.counters["read"] += 1
+    try:
+        values = {field: _text(value) for field, value in row.items() if value is not None}
+    except UnicodeDecodeError as error:
+        intake.damaged(f"row {ordinal}", str(error))
+        return None
+    return record_of(ordinal, values, intake)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
