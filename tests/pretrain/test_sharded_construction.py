@@ -1,12 +1,11 @@
 """Models built under ZeRO-3: the same weights, a share of the memory."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from data_pipeline import tokenizer
+from data_pipeline.corpus import open_corpus
 from pretrain import models
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import load_weights
@@ -89,8 +88,7 @@ def loaded(checkpoint: Path) -> dict[str, torch.Tensor]:
 def test_a_sharded_model_takes_the_weights_of_a_checkpoint(small_corpus, tmp_path):
     config = run_config(3).model
     state = models.build(config).state_dict()
-    described = json.loads((small_corpus / "manifest.json").read_text())["tokenizer"]
-    save_weights(config, state, tokenizer.load(small_corpus, described), tmp_path / "checkpoint")
+    save_weights(config, state, open_corpus(small_corpus).tokenizer, tmp_path / "checkpoint")
     for values in on_ranks(2, loaded, tmp_path / "checkpoint"):
         assert len(values) == len(state)
         assert all(torch.equal(value, state[name]) for name, value in values.items())
