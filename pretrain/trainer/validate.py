@@ -247,7 +247,7 @@ def _optimizer_problems(config: RunConfig, model: ModelConfig) -> list[str]:
 
 def with_tokenizer_ids(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
     """Returns `model` with the size and the special ids of the corpus's tokenizer, and any contradictions."""
-    described = corpus.manifest.tokenizer
+    described = corpus.tokenizer.describe()
     ids = {"vocab_size": described.size, "pad_id": described.pad, "eos_id": described.eos}
     if isinstance(model, Gemma) and (model.bos_id is not None or "bos_id" not in model.model_fields_set):
         ids["bos_id"] = corpus.tokenizer.vocabulary.start
@@ -325,7 +325,7 @@ def _tokenizer_differences(training: list[Corpus], validation: list[Corpus]) -> 
 
 def _token_ids(corpus: Corpus) -> str:
     """A description of what the token ids of a corpus mean."""
-    described = corpus.manifest.tokenizer
+    described = corpus.tokenizer.describe()
     words = [f"sha256 {described.sha256[:12]}", *described.special_tokens]
     return ", ".join([*words, f"{described.sentinels} sentinels"])
 
