@@ -7,9 +7,8 @@ lower case and NFKC. Where a script has no spaces, as many letters count as 13 w
 GPT-3's authors cut out the match and its surroundings; here, the whole document is dropped, as for Dolma (Soldaini et
 al. 2024).
 
-Words are hashed 100 kB at a time. A table with a byte for each range of hashes, small enough for a cache, tells that
-nearly no run of 13 words, or of the first 8 of a shorter text, is in any set. The others are looked up by hashes of 128
-bits.
+Words are hashed 100 kB at a time. A table with a byte for each range of hashes, small enough for a core's cache, rules
+out nearly every run of 13 words, and of the first 8 of a shorter text. The rest are looked up by hashes of 128 bits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

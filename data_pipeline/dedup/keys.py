@@ -5,8 +5,8 @@ its copy), last the position in its unit, document << 32 | item. A file of keys 
 4,096 equal ranges of hashes. A bucket is a range of hashes and so one slice of every file: the number of files doesn't
 depend on the number of buckets. Each bucket writes its duplicates to one file, sorted by unit.
 
-Where there are many, files of either kind are merged: keys in the order of the hash, with the unit of each, and
-duplicates in the order of the unit.
+Many files of keys are merged into few, in the order of the hash and with the unit of each key. So are many files of
+duplicates, in the order of the unit.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ same: each run of 50 words that occurs twice is found.
 
 1. Anchors. Of the runs of 25 words inside a run of 50, the one with the smallest hash is its anchor (winnowing,
    Schleimer et al. 2003). Equal runs of 50 words have equal anchors, and most runs share theirs with their neighbours:
-   about 2 of 27 words begin one. Each anchor is a key, and those that occur twice are kept in mind.
+   about 2 of 27 words begin one. Each anchor is a key; the second round gets the positions of those that occur twice.
 2. Substrings. Only a run of 50 words whose anchor occurs twice can occur twice itself, so only these become keys. They
    are compared by hashes of 128 bits.
 
@@ -27,7 +27,7 @@ _UPPER = np.uint64(2**64 - 2**32)
 
 
 class Anchors:
-    """The anchors of all runs of `words` words. They drop nothing; they tell `EqualSubstrings` where to look."""
+    """The anchors of all runs of `words` words. They drop nothing: they show `EqualSubstrings` where to look."""
 
     group, order = 1, 0
 

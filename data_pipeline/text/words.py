@@ -68,7 +68,7 @@ class Scan:
     def stops(self, length: int) -> np.ndarray:
         """(n,): for each word, the one after the shortest run from there that stands for `length` words.
 
-        It is beyond n for the last words, which too few follow. Three words in runs of 2  ->  [2, 3, 4]
+        For the last words, which too few others follow, it is larger than n. Three words in runs of 2  ->  [2, 3, 4]
         """
         if self.sizes is None:
             return np.arange(length, len(self.starts) + length)
@@ -264,7 +264,7 @@ class Words:
         return offsets[self.chunk] + np.arange(len(self.starts), dtype=np.uint64)
 
     def stops(self, length: int) -> np.ndarray:
-        """(n,): the word after the run from each word that stands for `length` words; beyond n if too few follow."""
+        """(n,): the word after the run from each word that stands for `length` words; more than n if too few follow."""
         if length not in self._stops:
             self._stops[length] = self._scan.stops(length)
         return self._stops[length]

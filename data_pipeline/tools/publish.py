@@ -73,7 +73,7 @@ class _Publication:
     def __init__(self, corpus: Corpus, url: str):
         self._corpus, self._url = corpus, url
         self._filesystem, self._root = stores.filesystem(url)
-        self._lock, self._under_way = threading.Lock(), dict[str, Callback]()
+        self._lock, self._in_progress = threading.Lock(), dict[str, Callback]()
 
     def run(self, documents: bool, connections: int) -> Published:
         self._refuse_another()
@@ -139,10 +139,10 @@ class _Publication:
                 return tries > 0
             callback = Callback()
             with self._lock:
-                self._under_way[file.name] = callback
+                self._in_progress[file.name] = callback
             self._patiently(partial(self._put, file.path, file.name, callback), file.name)
             with self._lock:
-                del self._under_way[file.name]
+                del self._in_progress[file.name]
         if self._is_present(file.name, sums):
             return True
         raise FailedError(f"{self._url}/{file.name}: differs from {file.path} after {_TRIES} uploads")
@@ -184,7 +184,7 @@ class _Publication:
 
     def _bytes_in_progress(self) -> int:
         with self._lock:
-            return sum(callback.value for callback in self._under_way.values())
+            return sum(callback.value for callback in self._in_progress.values())
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:

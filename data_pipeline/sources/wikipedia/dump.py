@@ -20,7 +20,7 @@ from data_pipeline.sources.wikipedia.xml_encoding import as_utf8
 _MAX_PAGE = 1 << 26  # bytes; MediaWiki's own limit of a text is 2 MiB
 _MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first
 
-# Valid in every wiki, and all that is known of a dump without <siteinfo>.
+# Every wiki has these namespaces. A dump without <siteinfo> names no others.
 _CANONICAL_NAMESPACES = (
     "media special talk user user_talk project project_talk file file_talk image image_talk mediawiki mediawiki_talk "
     "template template_talk help help_talk category category_talk"
