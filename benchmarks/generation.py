@@ -31,7 +31,7 @@ from peers import in_transformers, our_model
 from torch import Tensor
 
 from pretrain.generation.decoding import generate
-from pretrain.generation.incremental import Weights
+from pretrain.generation.incremental import PackedModel
 from pretrain.generation.packed_linear import can_pack
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import build, parse
@@ -86,14 +86,14 @@ class Pair:
         self.ids, self.mask = (x.to(options.device) for x in prompts(model, given.batch, given.length))
         torch.set_num_threads(1)
         started = clock(options.device, 1)
-        weights = Weights.of(model)
+        packed = PackedModel.of(model)
         self.layout_seconds = clock(options.device, 1) - started
-        assert weights is not None
-        self.weights = weights
+        assert packed is not None
+        self.packed = packed
 
     def ours(self, beams: int) -> Tensor:
         settings = GenerationSettings(max_new_tokens=self.new, num_beams=beams)
-        return generate(self.model, self.ids, self.mask, settings, weights=self.weights)
+        return generate(self.model, self.ids, self.mask, settings, packed=self.packed)
 
     def theirs(self, beams: int, peer: Any = None) -> Tensor:
         config = self.model.config
@@ -111,7 +111,7 @@ class Pair:
         if not other:
             return found
         exact = copy.deepcopy(self.peer).float()
-        if self.weights.model.embedding.weight.dtype == torch.float32:
+        if self.packed.model.embedding.weight.dtype == torch.float32:
             wrong, found = self._unequal(ours, self.theirs(beams, exact)), f"{found}; all in fp32"
         elif beams == 1:
             wrong = [row for row in other if not self._tied(row, ours[row], theirs[row], exact)]
@@ -148,7 +148,7 @@ class Pair:
     @torch.no_grad()
     def products(self, beams: int) -> None:
         """All products with weights for the tokens of `ours`."""
-        rows, weights = len(self.ids) * beams, self.weights
+        rows, weights = len(self.ids) * beams, self.packed
         model: Any = weights.model
         like = model.embedding.weight
         if self.reads:

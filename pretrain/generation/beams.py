@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from pretrain.generation.decoders import Decoder
-from pretrain.generation.largest import largest
 from pretrain.generation.logits_processors import without_forbidden
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models.config.base import ModelConfig
@@ -88,7 +87,7 @@ def continuations(scores: Tensor, sums: Tensor, number: int) -> tuple[Tensor, Te
     (examples, number), for log probabilities of tokens, `scores` (hypotheses, vocabulary), and of hypotheses, `sums`
     (examples, width)."""
     examples, width = sums.shape
-    values, tokens = largest(scores, number)
+    values, tokens = scores.topk(number)
     values = values.view(examples, width, number) + sums[..., None]
     candidates, indices = values.flatten(1).topk(number)
     return candidates, indices // number, tokens.view(examples, -1).gather(1, indices)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import track
@@ -63,7 +63,7 @@ def new_file(path: Path) -> TextIO:
 
 
 def _as_json(one: "Answer", original: str | None, fillings_of_blanks: "list[list[Filling]]") -> str:
-    fields: dict[str, Any] = {"text": one.text, "generated": one.generated, "whole": one.whole}
+    fields: dict[str, object] = {"text": one.text, "generated": one.generated, "whole": one.whole}
     if original:
         fields["original"] = original
     if fillings_of_blanks:

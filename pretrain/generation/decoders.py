@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.generation.incremental import Incremental, Weights
+from pretrain.generation.incremental import Incremental, PackedModel
 from pretrain.models.attention import KeyValueCache, MemoryCache
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
@@ -54,36 +54,40 @@ class Decoder(Protocol):
 
 
 def start(
-    model: Model, input_ids: Tensor, attention_mask: Tensor | None, weights: Weights | None = None, plain: bool = False
+    model: Model,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    packed: PackedModel | None = None,
+    plain: bool = False,
 ) -> Decoder:
     """Starts decoding inputs (examples, length); a causal model's inputs are prompts, padded on the left.
 
-    `attention_mask`, of the same shape, is nonzero at real tokens (None: all). `weights`: those of the model, if they
-    are laid out already. `plain`: by the model's own code, which also serves families that have no faster form. Raises
+    `attention_mask`, of the same shape, is nonzero at real tokens (None: all). `packed`: the model's packed copy, if
+    there is one already. `plain`: by the model's own code, which also serves families that have no faster form. Raises
     UserError for a family that doesn't generate.
     """
-    weights = None if plain else weights or Weights.of(model)
+    packed = None if plain else packed or PackedModel.of(model)
     if isinstance(model, EncoderDecoder):
-        if weights:
-            return _FastEncoderDecoder(weights, input_ids, attention_mask)
+        if packed:
+            return _FastEncoderDecoder(packed, input_ids, attention_mask)
         return _EncoderDecoder(model, input_ids, attention_mask)
     if isinstance(model, CausalModel):
-        if weights:
-            return _FastCausal(weights, input_ids, attention_mask)
+        if packed:
+            return _FastCausal(packed, input_ids, attention_mask)
         return _Causal(model, input_ids, attention_mask)
     raise UserError(f"models of the family {model.config.family} don't generate text")
 
 
 class _FastEncoderDecoder(Incremental):
-    def __init__(self, weights: Weights, input_ids: Tensor, attention_mask: Tensor | None):
-        model: Any = weights.model
-        super().__init__(weights, len(input_ids), encode(model, input_ids, attention_mask), attention_mask)
+    def __init__(self, packed: PackedModel, input_ids: Tensor, attention_mask: Tensor | None):
+        model: Any = packed.model
+        super().__init__(packed, len(input_ids), encode(model, input_ids, attention_mask), attention_mask)
         self.prompt = self.history = torch.full_like(input_ids[:, :1], model.config.decoder_start_id)
 
 
 class _FastCausal(Incremental):
-    def __init__(self, weights: Weights, input_ids: Tensor, attention_mask: Tensor | None):
-        super().__init__(weights, len(input_ids))
+    def __init__(self, packed: PackedModel, input_ids: Tensor, attention_mask: Tensor | None):
+        super().__init__(packed, len(input_ids))
         self.prompt, self.history, self.mask = input_ids, _history(input_ids, attention_mask), attention_mask
 
     def step(self, tokens: Tensor) -> Tensor:

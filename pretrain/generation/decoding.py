@@ -8,8 +8,7 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from pretrain.generation.beams import LEAVE_AT, beam_search
 from pretrain.generation.decoders import Decoder, start
-from pretrain.generation.incremental import Weights
-from pretrain.generation.largest import likeliest
+from pretrain.generation.incremental import PackedModel
 from pretrain.generation.logits_processors import sample, uniform_draws, warped, without_forbidden
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models.config.base import ModelConfig
@@ -25,28 +24,28 @@ def generate(
     *,
     numbers: Sequence[int] | None = None,
     stop_early: bool = True,
-    weights: Weights | None = None,
+    packed: PackedModel | None = None,
 ) -> Tensor:
     """Generates ids (batch, at most max_new_tokens) for inputs (batch, length): each row ends with eos, then padding.
 
     Inputs are for the encoder, or prompts of a causal model, padded on the left. `attention_mask`, of the same shape,
     is nonzero at real tokens. The seed and a row's number (`numbers`, by default from 0) determine its samples, in any
     batch. `stop_early=False` always runs `max_new_tokens` steps with all rows and the model's own code: ranks that
-    decode together under ZeRO-3 must take the same number of steps. `weights`, of a model that doesn't change between
-    calls, spare each call their copy. Raises UserError for settings that the model doesn't support.
+    decode together under ZeRO-3 must take the same number of steps. `packed`: the copy to decode with, for a
+    model that doesn't change between calls. Raises UserError for settings that the model doesn't support.
     """
     settings = settings or GenerationSettings()
     _check(model, input_ids.size(1), settings)
     draws = None
     if settings.temperature > 0.0:
         draws = uniform_draws(settings, range(len(input_ids)) if numbers is None else numbers).to(input_ids.device)
-    weights = (weights or Weights.of(model)) if stop_early else None
+    packed = (packed or PackedModel.of(model)) if stop_early else None
     was_training = model.training
     model.eval()
     try:
         # the model's own code may gather weights under ZeRO-3, which training uses later
-        with torch.no_grad(), torch.inference_mode(weights is not None):
-            decoder = start(model, input_ids, attention_mask, weights, plain=weights is None)
+        with torch.no_grad(), torch.inference_mode(packed is not None):
+            decoder = start(model, input_ids, attention_mask, packed, plain=packed is None)
             if settings.num_beams > 1:
                 found = beam_search(decoder, model.config, settings, stop_early)
             else:
@@ -69,7 +68,10 @@ def _token_by_token(
     for step in range(most):
         logits = decoder.step(tokens)[:, : config.vocab_size].float()
         logits = without_forbidden(logits, history, step, settings, config.eos_id)
-        tokens = likeliest(logits) if draws is None else sample(warped(logits, settings), draws[rows, step, None])
+        if draws is None:
+            tokens = logits.argmax(dim=1, keepdim=True)
+        else:
+            tokens = sample(warped(logits, settings), draws[rows, step, None])
         tokens = tokens.masked_fill(ended, config.pad_id)
         generated[:, step : step + 1] = tokens
         if settings.no_repeat_ngram_size:

@@ -25,8 +25,8 @@ from pretrain.models.stacks import Decoder
 from pretrain.models.visibility import Window, masked
 
 
-class Weights:
-    """A copy of a model whose decoder has packed matrices: a model that learns on needs a new one.
+class PackedModel:
+    """A copy of a model whose decoder has packed matrices. After a training step it is out of date.
 
     `model`: the copy, in fp32 if it came in bf16 to a CPU without products in bf16. PyTorch emulates these there, which
     takes four times as long as the same products in fp32. Without padding of the vocabulary, which has no logits.
@@ -47,10 +47,10 @@ class Weights:
         self._head: PackedLinear = packed_linear(head.weight[:rows], None if bias is None else bias[:rows])
 
     @staticmethod
-    def of(model: Model) -> "Weights | None":
-        """None for a model without this form, and where ZeRO-3 holds the weights: they come and go."""
+    def of(model: Model) -> "PackedModel | None":
+        """None for a model whose decoder has another form, and under ZeRO-3, where ranks hold shards."""
         if isinstance(model, DecoderOnly) or (isinstance(model, EncoderDecoder) and isinstance(model.decoder, Decoder)):
-            return Weights(model) if all(weight.numel() for weight in model.parameters()) else None
+            return PackedModel(model) if all(weight.numel() for weight in model.parameters()) else None
         return None
 
     def logits(self, x: Tensor) -> Tensor:
@@ -81,11 +81,11 @@ class Incremental:
     """
 
     def __init__(
-        self, weights: Weights, examples: int, memory: Tensor | None = None, memory_mask: Tensor | None = None
+        self, packed: PackedModel, examples: int, memory: Tensor | None = None, memory_mask: Tensor | None = None
     ):
-        self.weights, self.decoder = weights, weights.model.decoder
+        self.packed, self.decoder = packed, packed.model.decoder
         attention = next(module for module in self.decoder.modules() if isinstance(module, Attention))
-        like, heads = weights.model.embedding.weight, attention.k.out_features // attention.d_kv
+        like, heads = packed.model.embedding.weight, attention.k.out_features // attention.d_kv
         layers = len(self.decoder.layers)
         self.cache = PagedCache(layers, examples, heads, attention.d_kv, like.dtype, like.device)
         self.position = 0  # of the next token, counting padding before a prompt
@@ -99,13 +99,13 @@ class Incremental:
 
     def read(self, prompts: Tensor, mask: Tensor | None) -> Tensor:
         """Reads the prompts (examples, length) of a decoder without an encoder; returns the next token's logits."""
-        model = self.weights.model
+        model = self.packed.model
         caches: list[KeyValueCache] = model.new_cache()
         states = self.decoder(model.embedding(prompts), AttentionInputs(mask), caches)
         self.cache.fill(torch.stack([torch.stack(cache.entries) for cache in caches if cache.entries]), mask)
         self.position = prompts.size(1)
         self.padding = None if mask is None else (mask == 0).sum(dim=1, keepdim=True)
-        return self.weights.logits(states[:, -1])
+        return self.packed.logits(states[:, -1])
 
     def step(self, tokens: Tensor) -> Tensor:
         """Appends `tokens` (hypotheses, 1); returns the logits (hypotheses, vocab_size) of the next ones."""
@@ -113,7 +113,7 @@ class Incremental:
         positions = torch.tensor([self.position], device=tokens.device)
         positions = positions if self.padding is None else positions - self.padding
         examples, width = self.cache.seen.shape[:2]
-        model = self.weights.model
+        model = self.packed.model
         embedded = model.embedding if self.memory is None else model.embedded_targets
         x = self.decoder.add_positions(embedded(tokens.view(examples, width)), positions)
         inputs = AttentionInputs(self.memory_mask)
@@ -133,7 +133,7 @@ class Incremental:
             cross_mask = self.decoder.with_cross_rotation(cross_mask, positions, self.memory, inputs)
             for i, layer in enumerate(self.decoder.layers):
                 x = layer(x, self.memory, masks[i], cross_mask, (self.cache.layer(i), self.memory_caches[i]))
-        return self.weights.logits(self.decoder.finished(x, positions).flatten(0, 1))
+        return self.packed.logits(self.decoder.finished(x, positions).flatten(0, 1))
 
     def branch(self, origin: Tensor) -> None:
         """Hypothesis j of an example goes on from hypothesis `origin[example, j]` of it."""

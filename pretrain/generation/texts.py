@@ -13,7 +13,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.decoding import generate
-from pretrain.generation.incremental import Weights
+from pretrain.generation.incremental import PackedModel
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import FAMILIES, Family
 
@@ -57,13 +57,13 @@ def _answers(
 ) -> Iterator[Answer]:
     model, tokenizer, vocabulary = trained.model, trained.tokenizer, trained.tokenizer.vocabulary
     device = next(model.parameters()).device
-    weights = Weights.of(model)
+    packed = PackedModel.of(model)
     for start in range(0, len(texts), batch_size):
         batch = inputs[start : start + batch_size]
         ids, mask = padded(batch, vocabulary.pad, left=causal)
         numbers = range(start, start + len(batch))
         mask = None if mask is None else mask.to(device)
-        rows = generate(model, ids.to(device), mask, settings, numbers=numbers, weights=weights).tolist()
+        rows = generate(model, ids.to(device), mask, settings, numbers=numbers, packed=packed).tolist()
         for number, given, row in zip(numbers, batch, rows, strict=True):
             new = list(takewhile(lambda id_: id_ != vocabulary.eos, row))
             generated = tokenizer.decode(new)

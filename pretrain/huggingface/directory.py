@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from safetensors.torch import save_file
 
 from data_pipeline.foundation.atomic import new_directory, write_json
 from data_pipeline.foundation.errors import UserError
@@ -13,11 +12,11 @@ from data_pipeline.foundation.json_file import read_json
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.huggingface import tokenizer_export, transformers_config, weights
 from pretrain.huggingface.conversion import Conversion, Exported, Json, State, check_sizes, in_their_names
-from pretrain.huggingface.weights import INDEX, WEIGHTS
 from pretrain.models import ModelConfig
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 README = "README.md"
+PATTERN = "model{suffix}.safetensors"  # weights.WEIGHTS, or the files that weights.INDEX lists
 SHARD_BYTES = 5_000_000_000
 # Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
@@ -27,6 +26,8 @@ def write(
     exported: Exported, conversion: Conversion, tokenizer: Tokenizer, readme: str, out: Path, shard_bytes: int
 ) -> None:
     """Writes `out`, which appears only once it is complete. Weights above `shard_bytes` go into several files."""
+    from huggingface_hub import save_torch_state_dict  # takes a second to import
+
     with new_directory(out) as partial:
         (partial / README).write_text(readme, encoding="utf-8")
         tokenizer_export.write(tokenizer, conversion, partial)
@@ -35,7 +36,7 @@ def write(
             write_json(partial / GENERATION, exported.generation_config)
         for name, content in exported.files.items():
             (partial / name).write_bytes(content)
-        _write_tensors(exported.tensors, partial, shard_bytes)
+        save_torch_state_dict(exported.tensors, partial, filename_pattern=PATTERN, max_shard_size=shard_bytes)
 
 
 class Imported(NamedTuple):
@@ -128,25 +129,3 @@ def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None
     ]
     if problems:
         raise UserError(f"{path}: our models don't support these settings: {'; '.join(problems)}")
-
-
-def _write_tensors(tensors: State, directory: Path, shard_bytes: int) -> None:
-    shards: list[State] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor.contiguous()
-        size += tensor.nbytes
-    if len(shards) == 1:
-        save_file(shards[0], directory / WEIGHTS, metadata={"format": "pt"})
-        return
-    files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    for file, shard in zip(files, shards, strict=True):
-        save_file(shard, directory / file, metadata={"format": "pt"})
-    index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-        "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name in shard},
-    }
-    write_json(directory / INDEX, index)

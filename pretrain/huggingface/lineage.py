@@ -1,4 +1,4 @@
-"""Where an exported model comes from: its run, corpora and losses. What isn't there is left out, never guessed."""
+"""Where an exported model comes from: its run, corpora and losses. What is unknown is omitted, never guessed."""
 
 import math
 from dataclasses import dataclass, field, replace

@@ -36,7 +36,7 @@ def push(export: Path, repository: str, endpoint: str | None = None, create: boo
         if create:
             api.create_repo(repository, private=True, exist_ok=True)
         else:
-            api.repo_info(repository)  # says at once what an upload says after several tries
+            api.repo_info(repository)  # fails at once where an upload would first retry
         commit = api.upload_folder(
             repo_id=repository, folder_path=export, commit_message="Upload of an export", ignore_patterns=_IGNORED
         )

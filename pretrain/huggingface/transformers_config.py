@@ -1,4 +1,4 @@
-"""What transformers makes of a directory: all settings of its config.json, and today's names of its tensors."""
+"""A directory as transformers reads it: all settings of its config.json, and today's names of its tensors."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -165,7 +165,7 @@ def _differentiate(ctx: Any, gradient: Tensor | None, _: Any) -> tuple:
 _flash_attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _shared(q: Tensor, causal: bool) -> dict[str, Any]:
+def _shared(q: Tensor, causal: bool) -> dict[str, object]:
     """The constants of all kernels. fp32 is multiplied without TF32, unless PyTorch's own products may use it."""
     d_kv = q.size(3)
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32

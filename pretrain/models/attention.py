@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.kernels.matmul import matmul
 from pretrain.models.attention_masks import AttentionMask
+from pretrain.models.config.blocks import Heads
 from pretrain.models.layers import Linear, drop, fused_linear, one_use, soft_capped
 from pretrain.models.logit_bias import LONGEST_HEAD, Pattern
 from pretrain.models.positions import Rotary, apply_rotary
@@ -61,41 +62,38 @@ class MemoryCache(KeyValueCache):
 class Attention(nn.Module):
     """Self-attention, or cross-attention when `memory` is given.
 
-    `scaled=False` is T5's form: logits are not divided by √d_kv; the initialisation of `q` carries that factor instead.
+    Each head of keys and values is for as many consecutive heads of queries. `scaled=False` is T5's form: logits are
+    not divided by √d_kv; the initialisation of `q` carries that factor instead.
     `std` initialises all four projections, and `out_std` overrides it for `o`. None: T5's values, from the fan-in.
     The four projections stay separate matrices because `q` has a scale of its own: optimizers that measure a
     parameter's RMS (Adafactor, AdamWScale) must see it. `fused`: `fused_linear` may multiply by them at once.
 
-    - `num_kv_heads`: heads of keys and values, each for as many consecutive heads of queries; None: as many as those.
     - `memory_width`: that of `memory`; None: d_model.
-    - `scale`: overrides the factor of the logits that `scaled` gives. `softcap`: they then stay within ± this.
+    - `softcap`: logits stay within ± this.
     - `head_norm`: makes the norm of each head's queries, and that of its keys, which come before rotation.
     """
 
     def __init__(
         self,
-        d_model: int,
-        d_kv: int,
-        num_heads: int,
+        heads: Heads,
         dropout_rate: float = 0.0,
         *,
         scaled: bool = False,
         bias: bool = False,
         std: float | None = None,
         out_std: float | None = None,
-        num_kv_heads: int | None = None,
         memory_width: int | None = None,
-        scale: float | None = None,
         softcap: float | None = None,
         head_norm: Callable[[], nn.Module] | None = None,
     ):
         super().__init__()
-        inner, inner_kv = num_heads * d_kv, (num_kv_heads or num_heads) * d_kv
+        d_model, d_kv = heads.d_model, heads.d_kv
+        inner, inner_kv = heads.num_heads * d_kv, heads.kv_heads * d_kv
         memory_size = memory_width or d_model
         self.d_kv, self.width = d_kv, inner
         self.fused = False
         self.dropout_rate = dropout_rate
-        self.scale = scale or (d_kv**-0.5 if scaled else 1.0)
+        self.scale = heads.attention_scalar**-0.5 if scaled else 1.0
         self.softcap = softcap
         self.q = Linear(d_model, inner, std or (d_model**-0.5 if scaled else (d_model * d_kv) ** -0.5), bias)
         self.k = Linear(memory_size, inner_kv, std or memory_size**-0.5, bias)
@@ -147,7 +145,7 @@ class Attention(nn.Module):
         return _with_positions(keys, self.k_norm, rotary), values
 
     def _projected(self, x: Tensor, *matrices: Linear) -> list[Tensor]:
-        """What each of `matrices` makes of (batch, length, d_model): (batch, heads, length, d_kv)."""
+        """`x` (batch, length, d_model) times each of `matrices`: (batch, heads, length, d_kv)."""
         found = fused_linear(x, *matrices, fused=self.fused)
         return [one.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for one in found]
 

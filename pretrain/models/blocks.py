@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.attention_masks import AttentionMask
 from pretrain.models.config.blocks import Heads, Norm
-from pretrain.models.layers import Dropout, FeedForward, GatedFeedForward, feed_forward, normalisation
+from pretrain.models.layers import Dropout, FeedForward, normalisation
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,14 @@ class Block:
 
     def new_attention(self, memory_width: int | None = None, kind: type[Attention] = Attention) -> Attention:
         """`memory_width` as in `Attention`."""
-        heads = self.heads
         return kind(
-            heads.d_model,
-            heads.d_kv,
-            heads.num_heads,
+            self.heads,
             self.attention_dropout_rate,
             scaled=self.scaled,
             bias=self.biases,
             std=self.std,
             out_std=self.out_std,
-            num_kv_heads=heads.kv_heads,
             memory_width=memory_width,
-            scale=heads.attention_scalar**-0.5 if self.scaled else None,
             softcap=self.attention_softcap,
             head_norm=self._head_norm if self.qk_norm else None,
         )
@@ -61,10 +56,16 @@ class Block:
     def _head_norm(self) -> nn.Module:
         return normalisation("rms" if self.norm == "layer" else self.norm, self.heads.d_kv, self.epsilon)
 
-    def new_feed_forward(self) -> FeedForward | GatedFeedForward:
-        heads, rate = self.heads, self.activation_dropout_rate
-        stds = {"std": self.feed_forward_std or self.std, "out_std": self.out_std}
-        return feed_forward(self.activation, heads.d_model, heads.d_ff, rate, bias=self.biases, **stds)
+    def new_feed_forward(self) -> FeedForward:
+        return FeedForward(
+            self.heads.d_model,
+            self.heads.d_ff,
+            self.activation_dropout_rate,
+            self.activation,
+            bias=self.biases,
+            std=self.feed_forward_std or self.std,
+            out_std=self.out_std,
+        )
 
 
 class Layer(nn.Module):

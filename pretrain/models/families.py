@@ -3,11 +3,12 @@
 Classes and modules are given by name and imported when needed, so that a run file is checked without torch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -25,73 +26,46 @@ from pretrain.models.config.vanilla import VanillaConfig
 if TYPE_CHECKING:
     from pretrain.models.model import Model
 
-_ENCODER_DECODER = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2", "denoising", "text_to_text")
+_DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2", "denoising", "text_to_text")
 
 
 @dataclass(frozen=True)
 class Family:
     """A model family.
 
-    - `config`: the class of its settings. `model`: the class of the model.
+    - `config`: the class of its settings. `model`: the class of the model, in a module below `pretrain.models`.
+    - `conversion`: the module that converts it to transformers and back; None if transformers has no such model.
     - `objectives`: the objectives whose batches the model accepts.
     - `generates`: answers to an input, continuations of it, or None.
-    - `conversion`: the module that converts it to transformers and back; None if transformers has no such model.
     - `inputs_begin_with_bos`: whether an encoder input is bos … eos rather than … eos.
     """
 
     config: type[ModelConfig]
     model: str
-    objectives: tuple[str, ...]
-    generates: Literal["answers", "continuations"] | None
-    conversion: str | None
+    conversion: str | None = None
+    objectives: tuple[str, ...] = _DENOISING
+    generates: Literal["answers", "continuations"] | None = "answers"
     inputs_begin_with_bos: bool = False
 
 
+def _causal(config: type[ModelConfig], model: str, conversion: str | None = None) -> Family:
+    return Family(config, model, conversion, ("causal_lm",), "continuations")
+
+
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, "pretrain.models.t5.T5", _ENCODER_DECODER, "answers", "pretrain.huggingface.t5"),
-    "bart": Family(
-        BartConfig,
-        "pretrain.models.bart.Bart",
-        _ENCODER_DECODER,
-        "answers",
-        "pretrain.huggingface.bart",
-        inputs_begin_with_bos=True,
+    "t5": Family(T5Config, "t5.T5", "pretrain.huggingface.t5"),
+    "bart": Family(BartConfig, "bart.Bart", "pretrain.huggingface.bart", inputs_begin_with_bos=True),
+    "t5gemma": Family(T5GemmaConfig, "t5gemma.T5Gemma", "pretrain.huggingface.t5gemma"),
+    "t5gemma2": Family(T5Gemma2Config, "t5gemma2.T5Gemma2", "pretrain.huggingface.t5gemma2"),
+    "modern": Family(ModernConfig, "modern.Modern"),
+    "vanilla": Family(VanillaConfig, "vanilla.Vanilla"),
+    "autoregressive": _causal(
+        AutoregressiveConfig, "autoregressive.Autoregressive", "pretrain.huggingface.autoregressive"
     ),
-    "t5gemma": Family(
-        T5GemmaConfig, "pretrain.models.t5gemma.T5Gemma", _ENCODER_DECODER, "answers", "pretrain.huggingface.t5gemma"
-    ),
-    "t5gemma2": Family(
-        T5Gemma2Config,
-        "pretrain.models.t5gemma2.T5Gemma2",
-        _ENCODER_DECODER,
-        "answers",
-        "pretrain.huggingface.t5gemma2",
-    ),
-    "modern": Family(ModernConfig, "pretrain.models.modern.Modern", _ENCODER_DECODER, "answers", None),
-    "vanilla": Family(VanillaConfig, "pretrain.models.vanilla.Vanilla", _ENCODER_DECODER, "answers", None),
-    "autoregressive": Family(
-        AutoregressiveConfig,
-        "pretrain.models.autoregressive.Autoregressive",
-        ("causal_lm",),
-        "continuations",
-        "pretrain.huggingface.autoregressive",
-    ),
-    "double_decoder": Family(
-        DoubleDecoderConfig, "pretrain.models.double_decoder.DoubleDecoder", ("causal_lm",), "continuations", None
-    ),
-    "decoder_only": Family(
-        DecoderOnlyConfig,
-        "pretrain.models.decoder_only.DecoderOnly",
-        ("causal_lm",),
-        "continuations",
-        "pretrain.huggingface.decoder_only",
-    ),
+    "double_decoder": _causal(DoubleDecoderConfig, "double_decoder.DoubleDecoder"),
+    "decoder_only": _causal(DecoderOnlyConfig, "decoder_only.DecoderOnly", "pretrain.huggingface.decoder_only"),
     "encoder_only": Family(
-        EncoderOnlyConfig,
-        "pretrain.models.encoder_only.EncoderOnly",
-        ("masked_lm",),
-        None,
-        "pretrain.huggingface.encoder_only",
+        EncoderOnlyConfig, "encoder_only.EncoderOnly", "pretrain.huggingface.encoder_only", ("masked_lm",), None
     ),
 }
 
@@ -104,15 +78,15 @@ else:
     """The `model:` section of a run file; `family` selects the class."""
 
 
-def parse(values: dict[str, Any]) -> ModelConfig:
+def parse(values: Mapping[str, object]) -> ModelConfig:
     """Parses a config whose `family` is one of FAMILIES. Raises pydantic's ValidationError."""
-    return FAMILIES[values["family"]].config.model_validate(values)
+    return FAMILIES[str(values["family"])].config.model_validate(values)
 
 
 def build(config: ModelConfig) -> "Model":
     """Builds the model that `config` describes; its weights are drawn from torch's default generator."""
     module, name = FAMILIES[config.family].model.rsplit(".", 1)
-    return getattr(import_module(module), name)(config)
+    return getattr(import_module(f"pretrain.models.{module}"), name)(config)
 
 
 def outline(config: ModelConfig) -> "Model":

@@ -48,7 +48,7 @@ class Linear(nn.Linear):
 
 
 def fused_linear(x: Tensor, *linears: Linear, fused: bool) -> tuple[Tensor, ...]:
-    """What each of `linears` makes of `x` (…, features).
+    """The outputs of all `linears` for the same input `x` (…, features).
 
     `fused`: as one product where that is faster, on GPUs. Each parameter keeps its name and RMS; their rows are copied
     side by side for the product. All or none of them have a bias vector.
@@ -192,13 +192,13 @@ def drop(x: Tensor, rate: float) -> Tensor:
     """Each element of `x` is zero with probability `rate`, and otherwise divided by 1 − `rate`."""
     if rate == 0.0 or x.device.type != "cpu" or x.dtype not in _BITS or torch.compiler.is_compiling():
         return F.dropout(x, rate)
-    return x * _kept(x, rate)
+    return x * _dropout_mask(x, rate)
 
 
 _BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 
 
-def _kept(x: Tensor, rate: float) -> Tensor:
+def _dropout_mask(x: Tensor, rate: float) -> Tensor:
     """A tensor like `x`: 1 / (1 − rate) where an element is kept, else 0.
 
     On a CPU, PyTorch draws one Bernoulli variable at a time, which is a fifth of a step of GPT-2 in bf16. Here each
@@ -233,7 +233,14 @@ GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}  # gated layers, with the activ
 
 
 class FeedForward(nn.Module):
-    """wo(activation(wi x)) (Vaswani et al. 2017, section 3.3). A `std` of None is T5's, from the fan-in."""
+    """wo(activation(wi x)) (Vaswani et al. 2017, section 3.3); gated, wo(activation(wi_0 x) · (wi_1 x)) (Shazeer 2020).
+
+    `activation`: one of ACTIVATIONS or GATES. A `std` of None is T5's, from the fan-in.
+    """
+
+    wi: Linear
+    wi_0: Linear
+    wi_1: Linear
 
     def __init__(
         self,
@@ -247,54 +254,15 @@ class FeedForward(nn.Module):
         out_std: float | None = None,
     ):
         super().__init__()
-        self.wi = Linear(d_model, d_ff, std or d_model**-0.5, bias)
+        self.fused, self.gated = False, activation in GATES
+        for name in ("wi_0", "wi_1") if self.gated else ("wi",):
+            self.add_module(name, Linear(d_model, d_ff, std or d_model**-0.5, bias))
         self.wo = Linear(d_ff, d_model, out_std or std or d_ff**-0.5, bias)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = ACTIVATIONS[GATES.get(activation, activation)]
         self.dropout = Dropout(dropout_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.wo(self.dropout(self.activation(self.wi(x))))
-
-
-class GatedFeedForward(nn.Module):
-    """wo(activation(wi_0 x) · (wi_1 x)) (Shazeer 2020); by default GEGLU as in T5 v1.1, with the tanh approximation of
-    gelu. A `std` of None is T5's, from the fan-in."""
-
-    def __init__(
-        self,
-        d_model: int,
-        d_ff: int,
-        dropout_rate: float = 0.0,
-        activation: str = "gelu_tanh",
-        *,
-        bias: bool = False,
-        std: float | None = None,
-        out_std: float | None = None,
-    ):
-        super().__init__()
-        self.fused = False
-        self.wi_0 = Linear(d_model, d_ff, std or d_model**-0.5, bias)
-        self.wi_1 = Linear(d_model, d_ff, std or d_model**-0.5, bias)
-        self.wo = Linear(d_ff, d_model, out_std or std or d_ff**-0.5, bias)
-        self.activation = ACTIVATIONS[activation]
-        self.dropout = Dropout(dropout_rate)
-
-    def forward(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return self.wo(self.dropout(self.activation(self.wi(x))))
         gates, values = fused_linear(x, self.wi_0, self.wi_1, fused=self.fused)
         return self.wo(self.dropout(self.activation(gates) * values))
-
-
-def feed_forward(
-    activation: str,
-    d_model: int,
-    d_ff: int,
-    dropout_rate: float = 0.0,
-    *,
-    bias: bool = False,
-    std: float | None = None,
-    out_std: float | None = None,
-) -> FeedForward | GatedFeedForward:
-    """The layer with this `activation`, one of ACTIVATIONS or GATES."""
-    gate = GATES.get(activation)
-    kind = GatedFeedForward if gate else FeedForward
-    return kind(d_model, d_ff, dropout_rate, gate or activation, bias=bias, std=std, out_std=out_std)

@@ -17,7 +17,7 @@ class Pattern(NamedTuple):
     """A bias and masks without a matrix of queries × keys.
 
     - `diagonals` (heads, queries + keys − 1): the bias; that of query i and key j stands at queries − 1 − i + j.
-    - `labels`: who sees whom; None: every query every key.
+    - `labels`: which keys each query sees; None: all.
     - `causal`: no query sees a later key; the last of each are aligned.
     """
 

@@ -42,11 +42,11 @@ class Head(Linear):
         target_indices: Tensor | None = None,
         teacher_targets: TeacherTargets | None = None,
     ) -> Tensor | Losses:
-        """Maps (…, d_model) to logits (…, vocabulary), or with `labels` (…) to what `configured_losses` makes of them.
+        """Maps (…, d_model) to logits (…, vocabulary) or, given `labels` (…), to their losses (…).
 
-        Positions without a target are left out, on a CPU if they are worth it. `target_indices` are the indices of the
-        labels that count, among all labels; without them the GPU is waited for. With `teacher_targets`, the result is
-        that of `chunked_cross_entropy`.
+        Positions without a target are skipped; on a CPU, only where that saves time. `target_indices` are the indices
+        of the labels that count, among all labels; without them the host waits for the GPU to find them. With
+        `teacher_targets`, the result is that of `chunked_cross_entropy`.
         """
         x = self.scaled(x)
         if labels is None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from data_pipeline.foundation.errors import FailedError
 from pretrain.optimizers.config import AdafactorConfig
@@ -23,9 +24,10 @@ class Adafactor(Sharded):
     Every rank holds the means of all tensors in its flat buffers: they are small.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], config: AdafactorConfig):
+    config: AdafactorConfig
+
+    def __init__(self, groups: ParamsT, config: AdafactorConfig):
         super().__init__(groups, config)
-        self.config = config
         self._moments: dict[int, _SecondMoments] = {}
 
     def update(

@@ -1,11 +1,10 @@
 """AdamW (Loshchilov and Hutter 2019). It updates each element independently, so torch's own works under ZeRO."""
 
-from typing import Any
-
 from torch.optim import AdamW
+from torch.optim.optimizer import ParamsT
 
 from pretrain.optimizers.config import AdamWConfig
 
 
-def adamw(groups: list[dict[str, Any]], config: AdamWConfig) -> AdamW:
+def adamw(groups: ParamsT, config: AdamWConfig) -> AdamW:
     return AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)

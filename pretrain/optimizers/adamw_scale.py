@@ -19,9 +19,7 @@ class AdamWScale(Sharded):
     Weight decay is not scaled by the RMS.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], config: AdamWScaleConfig):
-        super().__init__(groups, config)
-        self.config = config
+    config: AdamWScaleConfig
 
     def update(
         self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any

@@ -91,11 +91,11 @@ def problems(model: nn.Module, config: OptimizerConfig) -> list[str]:
     left = kinds(model)
     for number, rule in enumerate(config.groups):
         taken: set[str] = set()
-        for place, pattern in enumerate(rule.match):
+        for index, pattern in enumerate(rule.match):
             matched = {name for name, kind in left.items() if _matches(pattern, name, kind)}
             if not matched:
                 message = f"{pattern!r} matches no remaining parameter; kinds are {', '.join(get_args(Kind))}"
-                found.append(f"optimizer.groups.{number}.match.{place}: {message}")
+                found.append(f"optimizer.groups.{number}.match.{index}: {message}")
             taken |= matched
         left = {name: kind for name, kind in left.items() if name not in taken}
     return found
@@ -106,9 +106,9 @@ def _problems_of_freeze(model: nn.Module, freeze: Freeze | None) -> list[str]:
         return []
     known = kinds(model)
     found = [
-        f"optimizer.freeze.{key}.{place}: {pattern!r} matches no parameter; kinds are {', '.join(get_args(Kind))}"
+        f"optimizer.freeze.{key}.{index}: {pattern!r} matches no parameter; kinds are {', '.join(get_args(Kind))}"
         for key, patterns in (("match", freeze.match), ("but", freeze.but))
-        for place, pattern in enumerate(patterns)
+        for index, pattern in enumerate(patterns)
         if not any(_matches(pattern, name, kind) for name, kind in known.items())
     ]
     if not found and all(_frozen_until(freeze, name, kind) for name, kind in known.items()):

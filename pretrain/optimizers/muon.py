@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim.adamw import adamw
+from torch.optim.optimizer import ParamsT
 
 from pretrain.kernels.matmul import addmm, matmul
 from pretrain.optimizers.config import MuonConfig
@@ -29,9 +30,10 @@ class Muon(Sharded):
     matrix and sends back those of the result. The matrices are distributed over the ranks by cost.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], config: MuonConfig):
+    config: MuonConfig
+
+    def __init__(self, groups: ParamsT, config: MuonConfig):
         super().__init__(groups, config)
-        self.config = config
         self._assignments: dict[int, _Assignment] = {}
 
     def update(
@@ -176,11 +178,11 @@ def _cost(shape: tuple[int, ...]) -> float:
 
 def _batches(shapes: list[tuple[int, ...]], most: int) -> list[list[int]]:
     """Positions in `shapes`, grouped by shape: a group has at most `most` elements together, or one matrix."""
-    alike: dict[tuple[int, ...], list[int]] = {}
+    by_shape: dict[tuple[int, ...], list[int]] = {}
     for position, shape in enumerate(shapes):
-        alike.setdefault(shape, []).append(position)
+        by_shape.setdefault(shape, []).append(position)
     found = []
-    for shape, positions in alike.items():
+    for shape, positions in by_shape.items():
         length = max(1, most // math.prod(shape))
         found += [positions[first : first + length] for first in range(0, len(positions), length)]
     return found

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from pretrain.optimizers.config import OptimizerConfig
 from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment, in_whole, sum_of_squares
@@ -20,8 +21,9 @@ class Sharded(Optimizer):
     all ranks communicate in the same order.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], config: OptimizerConfig):
+    def __init__(self, groups: ParamsT, config: OptimizerConfig):
         super().__init__(groups, {"lr": config.learning_rate, "weight_decay": config.weight_decay})
+        self.config = config
         self._buffers: dict[int, FlatBuffer] = {}  # by id: ZeRO pickles flat tensors with all their attributes
         self._process_group: ProcessGroup | None = None
         self._device: torch.device | None = None

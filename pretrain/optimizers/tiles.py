@@ -83,10 +83,10 @@ def _batches(buffer: FlatBuffer, numbers: list[int]) -> Iterator[Tile]:
             runs[-1].append(number)
         else:
             runs.append([number])
-    alike: dict[tuple[tuple[int, ...], int], list[list[int]]] = {}
+    by_shape: dict[tuple[tuple[int, ...], int], list[list[int]]] = {}
     for run in runs:
-        alike.setdefault((buffer.fragments[run[0]].shape, len(run)), []).append(run)
-    for (shape, length), group in alike.items():
+        by_shape.setdefault((buffer.fragments[run[0]].shape, len(run)), []).append(run)
+    for (shape, length), group in by_shape.items():
         starts = [buffer.fragments[run[0]].offset for run in group]
         first = 0
         while first < len(group):

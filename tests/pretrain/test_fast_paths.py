@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from pretrain.models import build, layers
 from pretrain.models.attention import Attention, attend, sdpa
-from pretrain.models.layers import Dropout, GatedFeedForward, RMSNorm, drop, fuse_linears
+from pretrain.models.config.blocks import Heads
+from pretrain.models.layers import Dropout, FeedForward, RMSNorm, drop, fuse_linears
 from pretrain.models.logit_bias import toeplitz
 from pretrain.models.loss import shift_right, token_losses
 from pretrain.models.t5 import T5, T5Config
@@ -126,7 +127,7 @@ def test_dropout_repeats_with_the_seed_and_is_of_training():
 @pytest.mark.parametrize("cross", [False, True])
 def test_joined_products_are_the_separate_ones(bias, cross, monkeypatch):
     torch.manual_seed(0)
-    attention = Attention(24, 8, 3, bias=bias).double()
+    attention = Attention(Heads(d_model=24, d_ff=1, head_dim=8, num_heads=3), bias=bias).double()
     x, memory = draw(2, 5, 24), draw(2, 7, 24, seed=1)
     given = (x, memory) if cross else (x,)
     inputs = [*given, *attention.parameters()]
@@ -139,7 +140,7 @@ def test_joined_products_are_the_separate_ones(bias, cross, monkeypatch):
 
 def test_fused_gates_are_the_separate_ones(monkeypatch):
     torch.manual_seed(0)
-    feed_forward = GatedFeedForward(24, 40).double()
+    feed_forward = FeedForward(24, 40, activation="geglu").double()
     x = draw(2, 5, 24)
     separate = gradients(feed_forward(x), x, *feed_forward.parameters())
     fuse_linears(feed_forward)

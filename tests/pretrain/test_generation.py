@@ -36,6 +36,7 @@ from pretrain.models import T5Config, build
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.attention_masks import AttentionMask
 from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.blocks import Heads
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 from pretrain.models.positions import rotary_embedding
@@ -423,7 +424,8 @@ def test_the_input_of_beams_is_held_once_for_each_example(model, inputs, plain):
         decoder.step(torch.tensor([[5], [6], [7], [8]]))
 
         def held():
-            return [cross.entries for _, cross in decoder.cache] if plain else decoder.memory
+            caches = [cross for _, cross in decoder.cache] if plain else decoder.memory_caches
+            return [cache.entries for cache in caches]
 
         before = held()
         assert before[0][0].shape[:2] == (4 if plain else 2, 4)
@@ -443,7 +445,7 @@ class OneLayer(Model):
         super().__init__()
         self.config = ModelConfig(family="one_layer", vocab_size=40)
         self.embedding, self.head = nn.Embedding(40, 16), nn.Linear(16, 40)
-        self.attention = Attention(16, 8, 2, scaled=True)
+        self.attention = Attention(Heads(d_model=16, d_ff=1, head_dim=8, num_heads=2), scaled=True)
 
     def decode(self, input_ids, cache=None, attention_mask=None):
         new, held = input_ids.size(1), cache[0].length if cache else 0

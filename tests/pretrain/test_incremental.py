@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pretrain.generation.decoders import start
-from pretrain.generation.incremental import Weights
-from pretrain.generation.largest import largest, likeliest
+from pretrain.generation.incremental import PackedModel
 from pretrain.generation.packed_linear import packed_linear
 from pretrain.generation.paged_cache import PAGE
 from pretrain.models import build, parse
@@ -128,9 +127,9 @@ def test_what_no_hypothesis_sees_is_dropped():
 
 def test_weights_that_zero_3_holds_elsewhere_are_not_copied():
     model = build(parse({**SIZES, **KINDS["bart"]}))
-    assert Weights.of(model) is not None
+    assert PackedModel.of(model) is not None
     model.decoder.layers[0].feed_forward.wi.weight.data = torch.empty(0)
-    assert Weights.of(model) is None
+    assert PackedModel.of(model) is None
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (1100, 1000)], ids=["small", "large"])
@@ -149,24 +148,3 @@ def test_products_are_those_of_linear_layers(inputs, outputs, rows, bias, dtype,
     torch.testing.assert_close(
         packed_linear(first.weight, first.bias)(x).double(), expected, rtol=tolerance, atol=tolerance + 1e-12
     )
-
-
-@pytest.mark.parametrize("columns", [100, 8192, 10_007])
-def test_the_likeliest_is_the_first_of_equal_scores(columns):
-    scores = torch.randint(50, (200, columns), generator=torch.Generator().manual_seed(0)).float()
-    scores[0] = -torch.inf
-    scores[1, -1] = 50.0
-    expected = [row.index(max(row)) for row in scores.tolist()]
-    assert likeliest(scores)[:, 0].tolist() == expected
-
-
-@pytest.mark.parametrize("columns", [100, 8192, 10_007])
-def test_the_largest_scores(columns):
-    scores = torch.randn(5, columns, generator=torch.Generator().manual_seed(0))
-    scores[1, 7:] = -torch.inf
-    scores[2] = torch.arange(columns)
-    scores[3] = -torch.arange(columns)
-    values, places = largest(scores, 8)
-    assert torch.equal(values, scores.topk(8).values)
-    assert torch.equal(scores.gather(1, places), values)
-    assert all(len(set(row)) == 8 for row in places.tolist())

@@ -5,6 +5,7 @@ import torch
 
 from pretrain.kernels import matmul
 from pretrain.models.attention import Attention, eager
+from pretrain.models.config.blocks import Heads
 from pretrain.optimizers.muon import orthogonal
 
 HALF_A_STEP = 2.0**-8  # of a bf16 number, relative to it
@@ -68,7 +69,7 @@ def test_models_and_muon_multiply_by_these_functions(monkeypatch):
     monkeypatch.setattr(matmul, "_MULTIPLIES_BF16", False)
     torch.manual_seed(0)
     with Multiplied() as dtypes:
-        attention = Attention(24, 8, 3, bias=True).to(torch.bfloat16)
+        attention = Attention(Heads(d_model=24, d_ff=1, head_dim=8, num_heads=3), bias=True).to(torch.bfloat16)
         attention(draw(2, 5, 24, seed=0), draw(2, 7, 24, seed=1)).sum().backward()
         queries, keys, values = (draw(2, 3, 9, 8, seed=seed) for seed in range(3))
         eager(queries, keys, values, None, True, 1.0, 0.1).sum().backward()

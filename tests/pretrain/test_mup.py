@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
-from pretrain.generation.incremental import Weights
+from pretrain.generation.incremental import PackedModel
 from pretrain.huggingface import conversion_for
 from pretrain.huggingface.rewriting import without_mup
 from pretrain.models.layers import Embedding, Linear
@@ -205,7 +205,7 @@ def test_fast_decoding_divides_too(family):
     states = torch.randn(3, WIDE, generator=torch.Generator().manual_seed(0))
     before = getattr(model, "before_head", lambda x: x)
     with torch.no_grad():
-        assert torch.allclose(Weights(model).logits(states), model.lm_head(before(states)), rtol=1e-5, atol=1e-6)
+        assert torch.allclose(PackedModel(model).logits(states), model.lm_head(before(states)), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_base_without_whole_heads_is_refused_in_a_line(family, width, base, ch
 
 
 def randomised(model):
-    """Weights that all matter: norms have gains and biases of their own."""
+    """PackedModel that all matter: norms have gains and biases of their own."""
     torch.manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -60,7 +60,7 @@ class ModelConfig(Section):
     """muP: initial deviations and learning rates follow from those of a base width. null: the deviations are as the
     family was published, and the rates don't depend on the width."""
 
-    def architecture(self) -> dict[str, Any]:
+    def architecture(self) -> dict[str, object]:
         """The settings that decide the shapes and the meaning of a model's weights."""
         return self.model_dump(exclude={*self.training_only, *self.initial_only})
 

@@ -66,7 +66,7 @@ class Trial:
     def activations(self, batch: Batch) -> tuple[dict[str, float], float]:
         """Root mean squares by kind of module and of the logits, over all modules of a kind; and how far the logits of
         targets stand above the mean over the vocabulary, on average."""
-        with _noted(self.model) as (squares, lifts):
+        with _recorded(self.model) as (squares, lifts):
             self.loss(batch)
         return {kind: (sum(found) / len(found)) ** 0.5 for kind, found in squares.items()}, lifts[0]
 
@@ -85,16 +85,16 @@ class Trial:
 
 
 @contextmanager
-def _noted(model: nn.Module) -> Iterator[tuple[dict[str, list[float]], list[float]]]:
-    """Within the block, the mean squares of modules' outputs and of the logits are noted by kind, and how far the
+def _recorded(model: nn.Module) -> Iterator[tuple[dict[str, list[float]], list[float]]]:
+    """Within the block, the mean squares of modules' outputs and of the logits are recorded by kind, and how far the
     targets' logits stand above the mean over the vocabulary."""
     squares: dict[str, list[float]] = defaultdict(list)
     lifts: list[float] = []
 
-    def note(kind: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    def record(kind: str, module: nn.Module, inputs: Any, output: Any) -> None:
         squares[kind].append(float(output.detach().double().square().mean()))
 
-    def note_logits(module: Head, inputs: Any) -> None:
+    def record_logits(module: Head, inputs: Any) -> None:
         x, labels = inputs[0].detach().flatten(0, -2), inputs[1].flatten()
         logits = (module.scaled(x[labels != IGNORE_INDEX]) @ module.weight.t()).double()
         targets = logits.gather(-1, labels[labels != IGNORE_INDEX][:, None])
@@ -102,12 +102,12 @@ def _noted(model: nn.Module) -> Iterator[tuple[dict[str, list[float]], list[floa
         lifts.append(float(targets.mean() - logits.mean()))
 
     hooks = [
-        module.register_forward_hook(partial(note, kind))
+        module.register_forward_hook(partial(record, kind))
         for name, module in model.named_modules()
         for kind, pattern in _KINDS.items()
         if re.fullmatch(pattern, name)
     ]
-    hooks.append(model.get_submodule("lm_head").register_forward_pre_hook(note_logits))
+    hooks.append(model.get_submodule("lm_head").register_forward_pre_hook(record_logits))
     try:
         yield squares, lifts
     finally:
