@@ -10,16 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.models.attention import KeyValueCache
-from pretrain.models.attention_masks import (
-    AttentionInputs,
-    AttentionMask,
-    LayerMasks,
-    before_only,
-    self_attention_mask,
-)
-from pretrain.models.blocks import Block, EncoderLayer
+from pretrain.models.attention_masks import AttentionInputs
+from pretrain.models.blocks import Block
 from pretrain.models.config.decoder_only import DecoderOnlyConfig
-from pretrain.models.layers import Dropout, Embedding, times_root
+from pretrain.models.layers import Embedding, times_root
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head
 from pretrain.models.model import Model, Sizes, matrix_weights
@@ -27,12 +21,10 @@ from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
     Rotary,
-    positions_from,
     real_positions,
-    rotary_embedding,
     sinusoids,
 )
-from pretrain.models.visibility import Window
+from pretrain.models.stacks import Encoder
 
 
 def _block(config: DecoderOnlyConfig) -> Block:
@@ -53,82 +45,47 @@ def _block(config: DecoderOnlyConfig) -> Block:
     )
 
 
-class Decoder(nn.Module):
-    """Causal self-attention and feed-forward layers."""
+class Decoder(Encoder):
+    """Causal self-attention and feed-forward layers. Positions count from the first real token of a prompt."""
+
+    causal = True
 
     def __init__(self, config: DecoderOnlyConfig):
-        super().__init__()
-        self.config = config
-        self.positions = self.linear_bias = None
+        block = _block(config)
+        super().__init__(config, block, config.num_layers, name="attention")
+        self.subtracted_norm = block.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
+
+    def new_positions(self, config: DecoderOnlyConfig) -> None:
+        self.config, self.linear_bias = config, None
         if config.positions == "learned":
             assert config.max_positions is not None
             subtracts = config.subtract_positions != "none"  # also the position after the last token
             self.positions = LearnedPositions(config.max_positions + subtracts, config.d_model, config.init_std)
         elif config.positions == "alibi":
             self.linear_bias = LinearBias(config.num_heads)
-        self.layer_masks = LayerMasks(config, config.num_layers, before_only)
-        block = _block(config)
-        self.layers = nn.ModuleList(EncoderLayer(block, "attention") for _ in range(config.num_layers))
-        self.final_norm = block.new_norm()
-        self.subtracted_norm = block.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
-        self.dropout = Dropout(config.dropout_rate)
 
-    def forward(
-        self, x: Tensor, inputs: AttentionInputs = AttentionInputs(), cache: list[KeyValueCache] | None = None
-    ) -> Tensor:
-        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows its tokens.
+    def given_positions(self, inputs: AttentionInputs, past_length: int) -> Tensor | None:
+        if inputs.encoder_positions is None and inputs.encoder_attention_mask is not None:
+            return real_positions(inputs.encoder_attention_mask)[:, past_length:]
+        return inputs.encoder_positions
 
-        The attention mask (batch, past length + length) covers the cached tokens too.
-        """
-        queries, past_length = x.size(1), cache[0].length if cache else 0
-        keys, positions = past_length + queries, inputs.encoder_positions
-        attention_mask = inputs.encoder_attention_mask
-        if positions is None and attention_mask is not None:
-            positions = real_positions(attention_mask)[:, past_length:]
-        positions = positions_from(past_length, queries, x.device, positions)
-        x = self.dropout(self.add_positions(x, positions))
-
-        def new_mask(window: Window | None, base: float) -> AttentionMask:
-            return self_attention_mask(
-                x,
-                keys,
-                self.rotary(positions, base, x.dtype),
-                causal=True,
-                window=window,
-                diagonals=self.diagonals(queries, keys, x),
-                key_mask=attention_mask,
-                segments=inputs.encoder_segment_ids,
-            )
-
-        masks = self.layer_masks.for_layers(new_mask, queries, keys)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, masks[i], cache[i] if cache else None)
-        return self.finished(x, positions)
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        if self.config.positions == "sinusoidal":  # scaled to the initial std of learned positions
+            x = times_root(x, self.widening) if self.scale_embedding else x
+            return self.dropout(x + self.config.init_std * 2**0.5 * sinusoids(positions, x.size(-1), x.dtype))
+        return super().add_positions(x, positions)
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
-        """The positions' bias of attention logits, for the last `queries` of `keys`, as in `Pattern`."""
         return None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
 
     def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
-        """The rotations of attention; None with other positions."""
-        return rotary_embedding(positions, self.config.d_kv, dtype, base) if self.config.positions == "rotary" else None
+        return super().rotary(positions, base, dtype) if self.config.positions == "rotary" else None
 
     def finished(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The decoder's output, for that of its last layer."""
         x = self.final_norm(x)
         if self.config.subtract_positions != "none":
             assert self.positions is not None, "checked with the config"
             x = self.subtracted_norm(x - self.positions(positions + 1))
-        return x
-
-    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The input of the first layer: `x`, scaled if so configured, and position vectors if there are any."""
-        if self.config.scale_embedding:
-            x = times_root(x, self.config.widening)
-        if self.positions is not None:
-            return x + self.positions(positions)
-        if self.config.positions == "sinusoidal":  # scaled to the initial std of learned positions
-            return x + self.config.init_std * 2**0.5 * sinusoids(positions, x.size(-1), x.dtype)
         return x
 
 

@@ -1,11 +1,12 @@
 """The stacks of encoder-decoders: an encoder and a decoder of the layers in `blocks`."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from pretrain.models.attention import KeyValueCache
 from pretrain.models.attention_masks import (
     AttentionInputs,
     AttentionMask,
@@ -67,12 +68,12 @@ class Stack(nn.Module):
         self.d_kv, self.widening = block.heads.d_kv, config.widening
         self.scale_embedding = getattr(config, "scale_embedding", False)
         self.inputs = inputs
+        self.positions: LearnedPositions | None = None
         self.new_positions(config)
         self.layers = nn.ModuleList(layers)
         self.layer_masks = LayerMasks(config, len(self.layers), window)
         self.final_norm = nn.Identity() if block.post_norm else block.new_norm()
         self.dropout = Dropout(0.0 if block.post_norm else block.dropout_rate)
-        self.positions: LearnedPositions | None = None
         if isinstance(config, ModernConfig) and config.max_positions is not None:
             self.positions = LearnedPositions(config.max_positions, block.heads.d_model, config.init_std)
 
@@ -100,7 +101,9 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Every layer sees both directions."""
+    """Self-attention in both directions, or `causal`. `name`: that of the attention in a layer."""
+
+    causal: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -109,30 +112,41 @@ class Encoder(Stack):
         num_layers: int,
         window: Callable[[int], Window] = before_only,
         inputs: nn.Module | None = None,
+        name: str = "self_attention",
     ):
-        super().__init__(config, block, (EncoderLayer(block) for _ in range(num_layers)), window, inputs)
+        super().__init__(config, block, (EncoderLayer(block, name) for _ in range(num_layers)), window, inputs)
 
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Maps token vectors (batch, length, d_model) to states of the same shape."""
-        length = x.size(1)
-        positions = positions_from(0, length, x.device, inputs.encoder_positions)
+    def given_positions(self, inputs: AttentionInputs, past_length: int) -> Tensor | None:
+        """The positions (batch, length) of tokens after `past_length` others; None: they follow one another."""
+        return inputs.encoder_positions
+
+    def forward(
+        self, x: Tensor, inputs: AttentionInputs = AttentionInputs(), cache: list[KeyValueCache] | None = None
+    ) -> Tensor:
+        """Maps token vectors (batch, length, d_model) to states of the same shape. With a cache, `x` follows it.
+
+        The attention mask (batch, past length + length) covers the cached tokens too.
+        """
+        queries, past_length = x.size(1), cache[0].length if cache else 0
+        keys, given = past_length + queries, self.given_positions(inputs, past_length)
+        positions = positions_from(past_length, queries, x.device, given)
         x = self.add_positions(x, positions)
 
         def new_mask(window: Window | None, base: float) -> AttentionMask:
             return self_attention_mask(
                 x,
-                length,
+                keys,
                 self.rotary(positions, base, x.dtype),
-                causal=False,
+                causal=self.causal,
                 window=window,
-                diagonals=self.diagonals(length, length, x),
+                diagonals=self.diagonals(queries, keys, x),
                 key_mask=inputs.encoder_attention_mask,
                 segments=inputs.encoder_segment_ids,
             )
 
-        masks = self.layer_masks.for_layers(new_mask, length, length)
+        masks = self.layer_masks.for_layers(new_mask, queries, keys)
         for i, layer in enumerate(self.layers):
-            x = layer(x, masks[i])
+            x = layer(x, masks[i], cache[i] if cache else None)
         return self.finished(x, positions)
 
 
