@@ -4,18 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.attention_settings import (
-    ACTIVATIONS,
-    KEYS,
-    heads_to_ours,
-    heads_to_theirs,
-    rotations_to_ours,
-    rotations_to_theirs,
-    scalar_to_ours,
-    windows_and_rotations_to_ours,
-    windows_to_ours,
-    windows_to_theirs,
-)
+from pretrain.huggingface.attention_settings import ACTIVATIONS, KEYS, RotarySettings
 from pretrain.huggingface.conversion import Choice, Conversion, Json, State, pad_or, within
 from pretrain.models import DecoderOnlyConfig
 
@@ -61,33 +50,26 @@ def conversion(
 ) -> Conversion:
     """A model of transformers, which has those settings of ours that `can_be` doesn't fix."""
     is_gemma, has_windows = can_be["norm"] == ("rms_around_one",), "sliding_window" not in can_be
-    has_biases, has_two_bases = "biases" not in can_be, "window_rope_base" not in can_be
+    has_biases = "biases" not in can_be
     constants = {setting: values[0] for setting, values in can_be.items() if len(values) == 1}
 
+    rotary = RotarySettings(name, has_windows, "window_rope_base" not in can_be, scalar=is_gemma)
+
     def to_theirs(config: DecoderOnlyConfig) -> Json:
-        theirs = heads_to_theirs(config, name) | rotations_to_theirs(config, has_two_bases)
-        if has_windows:
-            theirs |= windows_to_theirs(config, config.num_layers)
+        theirs = rotary.to_theirs(config, config, config.num_layers)
         if has_biases:
             theirs |= {"attention_bias": config.biases, "mlp_bias": config.biases}
-        if is_gemma:
-            theirs |= {"query_pre_attn_scalar": config.attention_scalar}
-        elif has_windows:
+        if has_windows and not is_gemma:
             theirs |= {"use_sliding_window": config.sliding_window is not None}
         return theirs
 
     def to_ours(settings: Json, tensors: State) -> Json:
-        ours = {**constants, **heads_to_ours(settings)}
-        if has_two_bases:
-            ours |= windows_and_rotations_to_ours(settings)
-        else:
-            ours |= {"rope_base": rotations_to_ours(settings["rope_parameters"])}
-            ours |= windows_to_ours(settings) if has_windows else {}
+        ours = {**constants, **rotary.to_ours(settings)}
         if has_biases:
             if settings["attention_bias"] != settings["mlp_bias"]:
                 raise UserError("attention_bias and mlp_bias differ: our models have both kinds of biases or none")
             ours |= {"biases": settings["attention_bias"]}
-        return ours | (scalar_to_ours(settings) if is_gemma else {})
+        return ours
 
     return Conversion(
         model_type,

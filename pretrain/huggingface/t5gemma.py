@@ -2,17 +2,7 @@
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface import conversion
-from pretrain.huggingface.attention_settings import (
-    KEYS,
-    heads_to_ours,
-    heads_to_theirs,
-    layer_types,
-    rotations_to_ours,
-    rotations_to_theirs,
-    scalar_to_ours,
-    windows_to_ours,
-    windows_to_theirs,
-)
+from pretrain.huggingface.attention_settings import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
 from pretrain.huggingface.conversion import Conversion, Json, State, within
 from pretrain.models import T5GemmaConfig
 from pretrain.models.config.t5gemma import Gemma, StackConfig
@@ -46,22 +36,19 @@ def to_theirs(config: T5GemmaConfig) -> Json:
 
 def _stack_to_theirs(config: T5GemmaConfig, stack: StackConfig, name: str) -> Json:
     return {
-        **stack_to_theirs(config, stack, f"T5Gemma {name}"),
-        **rotations_to_theirs(config),
-        **windows_to_theirs(config, stack.num_layers),
+        **stack_to_theirs(config, stack, RotarySettings(f"T5Gemma {name}")),
         "final_logit_softcapping": config.output_softcap,
         **conversion.to_theirs(config, SHARED),
         "pad_token_id": _padding(config),
     }
 
 
-def stack_to_theirs(config: Gemma, stack: StackConfig, model: str) -> Json:
+def stack_to_theirs(config: Gemma, stack: StackConfig, rotary: RotarySettings) -> Json:
     """What both versions have in common."""
     return {
         "vocab_size": config.padded_vocab_size,
-        **heads_to_theirs(stack, model),
+        **rotary.to_theirs(config, stack, stack.num_layers),
         "num_hidden_layers": stack.num_layers,
-        "query_pre_attn_scalar": stack.attention_scalar,
         "hidden_activation": ACTIVATION,
         "pad_token_id": config.pad_id,
         "eos_token_id": config.eos_id,
@@ -89,8 +76,8 @@ def to_ours(settings: Json, tensors: State) -> Json:
     encoder, decoder = (settings[stack] for stack in STACKS)
     deeper = max(encoder, decoder, key=lambda stack: stack["num_hidden_layers"])
     ours = {
-        **{stack: stack_to_ours(settings[stack]) for stack in STACKS},
-        "rope_base": rotations_to_ours(decoder["rope_parameters"]),
+        **{stack: _stack_to_ours(settings[stack]) for stack in STACKS},
+        "rope_base": base_to_ours(decoder["rope_parameters"]),
         **windows_to_ours(deeper),
         **conversion.to_ours(decoder, SHARED),
         "output_softcap": decoder["final_logit_softcapping"],
@@ -115,8 +102,8 @@ def refuse_differences(encoder: Json, decoder: Json, keys: tuple[str, ...]) -> N
             raise UserError(f"{key} is {encoder[key]} in the encoder and {decoder[key]} in the decoder; ours are equal")
 
 
-def stack_to_ours(settings: Json) -> Json:
-    return {**heads_to_ours(settings), **scalar_to_ours(settings), "num_layers": settings["num_hidden_layers"]}
+def _stack_to_ours(settings: Json) -> Json:
+    return {**RotarySettings("T5Gemma").heads_to_ours(settings), "num_layers": settings["num_hidden_layers"]}
 
 
 def vocabulary(settings: Json) -> Json:

@@ -9,25 +9,19 @@ import torch
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface import conversion
-from pretrain.huggingface.attention_settings import (
-    HEADS,
-    KEYS,
-    rotations_to_theirs,
-    windows_and_rotations_to_ours,
-    windows_to_theirs,
-)
+from pretrain.huggingface.attention_settings import HEADS, KEYS, RotarySettings
 from pretrain.huggingface.conversion import Conversion, Exported, Json, State, within
 from pretrain.huggingface.t5gemma import (
     ACTIVATION,
     DROPOUT,
     STACK,
     refuse_differences,
-    stack_to_ours,
     stack_to_theirs,
     vocabulary,
 )
 from pretrain.models import T5Gemma2Config
 
+ROTARY = RotarySettings("T5Gemma 2", two_bases=True)
 TEXT = "model.encoder.text_model"
 EMBEDDING = f"{TEXT}.embed_tokens.weight"
 VISION_MODULES = ("vision_tower.", "multi_modal_projector.")
@@ -62,9 +56,7 @@ VISION = {
 
 def to_theirs(config: T5Gemma2Config) -> Json:
     stack = {
-        **stack_to_theirs(config, config, "T5Gemma 2"),
-        **rotations_to_theirs(config, two_bases=True),
-        **windows_to_theirs(config, config.num_layers),
+        **stack_to_theirs(config, config, ROTARY),
         **conversion.to_theirs(config, SHARED),
     }
     encoder = {
@@ -82,8 +74,8 @@ def to_ours(settings: Json, tensors: State) -> Json:
     for key, value in FIXED_IN_STACKS.items():
         if decoder[key] != value:
             raise UserError(f"{key} is {decoder[key]!r}, but must be {value!r}")
-    rotations = windows_and_rotations_to_ours(decoder)
-    return {**stack_to_ours(decoder), **rotations, **conversion.to_ours(decoder, SHARED)}
+    layers = {"num_layers": decoder["num_hidden_layers"]}
+    return {**ROTARY.to_ours(decoder), **layers, **conversion.to_ours(decoder, SHARED)}
 
 
 def with_vision(exported: Exported) -> Exported:
