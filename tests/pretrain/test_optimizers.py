@@ -307,7 +307,7 @@ def test_a_group_that_matches_nothing_is_refused():
 
 def test_groups_are_the_same_for_parameters_that_zero_has_partitioned():
     """Partitioned parameters have no dimensions; the steps must be those of a plain loop."""
-    ((groups, parameters),) = on_ranks(1, _train_partitioned)
+    (groups, parameters), _ = on_ranks(2, _train_partitioned)
     run = config("bart", "muon", 4, 3)
     model = build(run)
     expected = [[name for name, _ in group["params"]] for group in parameter_groups(model, run.optimizer)]
