@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+from rensa import RMinHash
 
 from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.keys import hash64
@@ -26,8 +27,6 @@ class NearDuplicates:
     group, order = 1, 0
 
     def __init__(self, config: MinHashConfig):
-        from rensa import RMinHash  # only needed if near-duplicates are dropped
-
         self._signatures = RMinHash.digests_from_token_sets
         self._config = config
         self._bands, self._rows = shape(config)
