@@ -5,8 +5,9 @@ from pathlib import Path
 
 from pretrain.checkpoint.choose import newest_verified
 from pretrain.config import RunConfig
-from pretrain.run import arithmetic, lock, slurm, status, stop_signals
+from pretrain.run import arithmetic, lock, slurm, stop_signals
 from pretrain.run.watchdog import watching
+from pretrain.trainer.preflight import move_aside
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
 from pretrain.zero.layers import compiles
@@ -43,8 +44,8 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     directory = Path(config.run.directory)
     resume = None if fresh else newest_verified(directory, rank, ranks, communication_device())
     run = validate(config, rank, ranks, resume)
-    if fresh and (aside := on_rank_0(lambda: status.move_aside(directory))) and rank == 0:
-        print(f"{directory}: moved the existing run to {aside}", flush=True)
+    if fresh:
+        on_rank_0(lambda: move_aside(run))
     if on_rank_0(lambda: run.finished):
         if rank == 0:
             print(run.nothing_left)
