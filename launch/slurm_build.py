@@ -7,8 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Sequence
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
@@ -17,77 +16,53 @@ from data_pipeline.foundation.signals import caught
 from launch.multi_node import Ended
 from pretrain.run import slurm
 
-_SECONDS_TO_START, _POLL_SECONDS = 180.0, 0.2
+_SECONDS_TO_START, _SECONDS_TO_STOP, _POLL_SECONDS = 180.0, 30.0, 0.2
 _LAST_LINES = 5
 _RAY = "from ray.scripts.scripts import main; main()"
-_COUNT_NODES = """
-import sys, time, ray
-address, nodes, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-while sum(node["Alive"] for node in ray.nodes()) < nodes:
-    time.sleep(seconds)
-"""
-_REPEAT = f'until "$@"; do sleep {_POLL_SECONDS}; done'  # a process can't join Ray again once that failed
 
 
-def build(path: Path, overrides: list[str], names: list[str], job: str, srun: list[str], container: list[str]) -> Ended:
-    """Starts Ray on the nodes `names`, builds the corpus and takes Ray down again.
+def build_corpus(arguments: Sequence[str], names: list[str], job: str, srun: list[str], container: list[str]) -> Ended:
+    """Starts Ray on the nodes `names`, builds the corpus with the `arguments` of the command, and ends Ray.
 
-    SIGUSR1, SLURM's warning, ends the build, which can be resumed at any moment. So do SIGTERM and SIGINT.
+    The build begins on the first node; the others take part as soon as their Ray is up. SIGUSR1, SLURM's warning, ends
+    the build, which can be resumed at any moment. So do SIGTERM and SIGINT. Raises FailedError if Ray ends on a node.
     """
-    with caught() as received, _ray(names, job, srun, container, received) as address, ProcessGroup() as group:
-        if not received:
-            build = [sys.executable, "-m", "data_pipeline", "build", str(path), *overrides, f"ray.address={address}"]
-            process = group.start(build)
-            if group.watch(stop=lambda: received) and process.code is not None:
-                return Ended(process.code, False)
-            group.end(signal.SIGINT)
+    host, port = slurm.node_address(names[0]), slurm.master_port(job)
+    cpus = os.environ.get("SLURM_CPUS_ON_NODE")
+    # Ray answers only those who send its token, which nobody outside this job has
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with caught() as received, ProcessGroup() as group:  # srun forwards SIGTERM to Ray, which ends its processes
+        for number, name in enumerate(names):
+            where = ["--head", f"--port={port}", "--include-dashboard=false"] if number == 0 else []
+            where = where or [f"--address={host}:{port}"]
+            options = [*where, "--block", "--disable-usage-stats", *([f"--num-cpus={cpus}"] if cpus else [])]
+            on_node = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--overlap", "--cpu-bind=none", *srun]
+            ray = group.start([*on_node, *container, sys.executable, "-c", _RAY, "start", *options], output="file")
+            if number == 0:
+                _wait_for_head(ray, host, port, received)
+        process = group.start(
+            [sys.executable, "-m", "data_pipeline", "build", *arguments, f"ray.address={host}:{port}"]
+        )
+        if ended := group.watch(stop=lambda: received):
+            if ended is not process:
+                raise _ended(ended)
+            return Ended(ended.code or 0, False)
+        process.send_signal(signal.SIGINT)
+        process.wait(_SECONDS_TO_STOP)
     return Ended(STOPPED, received[0] == signal.SIGUSR1)
 
 
-@contextlib.contextmanager
-def _ray(names: list[str], job: str, srun: list[str], container: list[str], received: list[int]) -> Iterator[str]:
-    """Runs Ray on each node within the block; yields its address.
-
-    Ray answers only those who send its token, which nobody outside this job has.
-    """
-    host, port = slurm.node_address(names[0]), slurm.master_port(job)
-    address = f"{host}:{port}"
-    cpus = os.environ.get("SLURM_CPUS_ON_NODE")
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    with ProcessGroup() as group, ProcessGroup() as counting:  # srun forwards SIGTERM to Ray, which ends its processes
-        for number, name in enumerate(names):
-            where = (
-                ["--head", f"--port={port}", "--include-dashboard=false"] if number == 0 else [f"--address={address}"]
-            )
-            options = [*where, "--block", "--disable-usage-stats", *([f"--num-cpus={cpus}"] if cpus else [])]
-            on_node = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--overlap", "--cpu-bind=none", *srun]
-            group.start([*on_node, *container, sys.executable, "-c", _RAY, "start", *options], output="file")
-            if number == 0:
-                _until(lambda: _listens(host, port), f"no answer at {address}", group, received)
-        count = [sys.executable, "-c", _COUNT_NODES, address, str(len(names)), str(_POLL_SECONDS)]
-        counted = counting.start(["sh", "-c", _REPEAT, "sh", *count], output="file")
-        what = f"{len(names)} nodes of Ray didn't start at {address}"
-        _until(lambda: counted.code == 0, what, group, received, counted)
-        counting.end()
-        yield address
-
-
-def _listens(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), _POLL_SECONDS):
-        return True
-    return False
-
-
-def _until(
-    ready: Callable[[], bool], what: str, group: ProcessGroup, received: list[int], counting: Process | None = None
-) -> None:
-    """Waits until something of Ray is ready, or a signal comes. Raises FailedError if Ray doesn't come up."""
+def _wait_for_head(ray: Process, host: str, port: int, received: list[int]) -> None:
+    """Waits until Ray's head listens, or a signal comes. Raises FailedError if it doesn't start."""
     deadline = time.monotonic() + _SECONDS_TO_START
-    ended = group.watch(stop=lambda: received or ready() or time.monotonic() > deadline)
-    if ended or time.monotonic() > deadline:
-        said = [
-            *(ended.last_lines(_LAST_LINES) if ended else []),
-            *(counting.last_lines(_LAST_LINES) if counting else []),
-        ]
-        raise FailedError(f"ray: {what}: {'; '.join(said[-_LAST_LINES:])}")
+    while not received:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), _POLL_SECONDS):
+            return
+        if ray.code is not None or time.monotonic() > deadline:
+            raise _ended(ray)
+        time.sleep(_POLL_SECONDS)
+
+
+def _ended(ray: Process) -> FailedError:
+    code = "doesn't start" if ray.code is None else f"ended with exit code {ray.code}"
+    return FailedError(f"ray: {code}: {'; '.join(ray.last_lines(_LAST_LINES))}")

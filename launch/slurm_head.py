@@ -63,7 +63,7 @@ def head(job: HeadJob) -> int:
     if job.is_run:
         ended = _train(job, [Node(name, job.per_node) for name in names])
     else:
-        ended = slurm_build.build(job.path, job.overrides, names, number, job.srun, job.container)
+        ended = slurm_build.build_corpus([str(job.path), *job.overrides], names, number, job.srun, job.container)
     if job.requeue and ended.interrupted:
         _requeue(number)
     return ended.code
