@@ -130,6 +130,7 @@ for turn in range(600):
 """
 
 
+@pytest.mark.slow
 def test_processes_share_a_cache_that_is_too_small_for_them(tmp_path):
     processes = [subprocess.Popen([sys.executable, "-c", SHARE, tmp_path, str(step)]) for step in (1, 3, 7)]
     assert [process.wait(120) for process in processes] == [0, 0, 0]

@@ -286,6 +286,7 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path):
 
 
 @takes_hosts
+@pytest.mark.slow
 def test_hosts_are_checked_through_ssh_and_one_that_is_cut_off_is_named(small_corpus, tmp_path):
     path, hostfile = write_run_file(tmp_path, small_corpus), tmp_path / "hostfile"
     hosts = two_hosts.Hosts(tmp_path)
@@ -310,6 +311,7 @@ def test_hosts_are_checked_through_ssh_and_one_that_is_cut_off_is_named(small_co
 
 
 @takes_slurm
+@pytest.mark.slow
 def test_in_an_allocation_of_slurm_every_node_is_checked(tmp_path):
     cluster = slurm_cluster.Cluster(tmp_path)
     try:

@@ -35,7 +35,7 @@ from pretrain.run import rank_logs
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.forked import Forked, forked_ranks, run_forked
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import losses, run_file
+from tests.pretrain.runs import losses, run_file, train_ranks
 
 
 class Started:
@@ -144,7 +144,7 @@ def is_whole(folder: Path) -> None:
 # ---- through DeepSpeed's launcher
 
 
-def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started):
+def test_a_run_saves_and_stops_with_75(small_corpus, folder, started):
     """Every step ends in a save here, so most signals arrive during one. The first start replaces an existing run."""
     path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
     (folder / "run").mkdir()
@@ -158,8 +158,13 @@ def test_a_run_saves_and_stops_with_75_and_goes_on(small_corpus, folder, started
     assert not (folder / "run/stop").exists()
     is_whole(folder)
 
-    # A scheduler's warning goes to all processes. It would otherwise end DeepSpeed's launcher, or make it kill the
-    # ranks, and end the loader's workers.
+
+@pytest.mark.slow
+def test_a_warning_to_all_processes_stops_a_run_that_goes_on(small_corpus, folder, started):
+    """A scheduler's warning would otherwise end DeepSpeed's launcher, or make it kill the ranks, and end the loader's
+    workers. While the run trains, no other may train in its directory."""
+    path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
+    assert train_ranks(path, 2, stop=3) == [75, 75]
     stopped = max(losses(path))
     one = launched(started, path, "data.workers=1")
     holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"

@@ -139,6 +139,7 @@ def package(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
     package, small_corpus, tmp_path, monkeypatch
 ):

@@ -84,25 +84,25 @@ OTHERS_OF_T5 = {
 }
 
 
-def compiled_and_plain(names: tuple[str, ...]) -> dict:
-    """The cases of families, at stage 3."""
+def compiled_and_plain(names: tuple[str, ...], stage: int) -> dict:
+    """The cases of families."""
     ways = {"plain": ({}, 16), "compiled and checkpointed": (COMPILED | CHECKPOINTED, 16, 0, STEPS, "eager")}
-    return {(name, way): (3, family(name), *settings) for name in names for way, settings in ways.items()}
+    return {(name, way): (stage, family(name), *settings) for name in names for way, settings in ways.items()}
 
 
 @pytest.fixture(scope="module")
 def runs() -> dict:
-    """The results of each way of computing, all on the same two ranks: a rank is slow to start compiling."""
-    return on_two_ranks(WITH_DROPOUT | OF_T5 | compiled_and_plain((ROTARY,)))
+    """The results of each way of computing, all on the same ranks: a rank is slow to start compiling."""
+    return results(2, WITH_DROPOUT | OF_T5) | results(1, compiled_and_plain((ROTARY,), stage=1))
 
 
 @pytest.fixture(scope="module")
 def other_runs() -> dict:
-    return on_two_ranks(OTHERS_OF_T5 | compiled_and_plain(OTHER_FAMILIES))
+    return results(2, OTHERS_OF_T5 | compiled_and_plain((ROTARY, *OTHER_FAMILIES), stage=3))
 
 
-def on_two_ranks(cases: dict) -> dict:
-    return dict(zip(cases, on_ranks(2, each, trained, list(cases.values()))[0], strict=True))
+def results(ranks: int, cases: dict) -> dict:
+    return dict(zip(cases, on_ranks(ranks, each, trained, list(cases.values()))[0], strict=True))
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -114,14 +114,14 @@ def test_checkpointing_changes_no_bit(runs, stage):
 @pytest.mark.parametrize("model", [3, ROTARY])
 def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, model):
     """Every other step has padding. After both kinds of rows have come, nothing is compiled again. The runs are T5's
-    and another family's, at stage 3."""
+    at stage 3 on two ranks, and another family's at stage 1 on one."""
     compare(runs, model, "compiled and checkpointed")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "way"),
-    [(3, "compiled"), *((model, "compiled and checkpointed") for model in (1, 2, *OTHER_FAMILIES))],
+    [(3, "compiled"), *((model, "compiled and checkpointed") for model in (1, 2, ROTARY, *OTHER_FAMILIES))],
 )
 def test_so_do_those_of_other_stages_and_families(other_runs, model, way):
     compare(other_runs, model, way)

@@ -165,6 +165,7 @@ def _on_tasks(run, folder):
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_tasks_from_a_folder_give_a_table_and_json(small_corpus, tokenizer, tmp_path, monkeypatch):
     """On one rank and on two; a run of span corruption is asked for blanks. Other tasks and families are refused."""
     pytest.importorskip("lm_eval", reason="the extra lm-eval isn't installed")
