@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
+from torch import Tensor
 
 from data_pipeline.foundation.atomic import new_directory, write_json
 from data_pipeline.foundation.errors import UserError
@@ -36,7 +37,14 @@ def write(
             write_json(partial / GENERATION, exported.generation_config)
         for name, content in exported.files.items():
             (partial / name).write_bytes(content)
-        save_torch_state_dict(exported.tensors, partial, filename_pattern=PATTERN, max_shard_size=shard_bytes)
+        # of a matrix cut to its vocabulary it would refuse to save a view
+        tensors = {name: one.clone() if _is_view(one) else one for name, one in exported.tensors.items()}
+        save_torch_state_dict(tensors, partial, filename_pattern=PATTERN, max_shard_size=shard_bytes)
+
+
+def _is_view(tensor: Tensor) -> bool:
+    """Whether its storage holds more than the tensor."""
+    return tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 class Imported(NamedTuple):

@@ -29,21 +29,23 @@ CONFIG = CorpusConfig.model_validate(
         "rows": {"packing": "complete_documents"},
     }
 )
-TRAINED = Finished("spiece", "", TokenizerResult(1, Sample()), {"tokenizer/spiece.model": Output(1, "0" * 64)}, 1.0)
+TRAINED = Finished(
+    "spiece", "", TokenizerResult(1, Sample()), {"tokenizer/spiece.model": Output(1, "0" * 64)}, 1.0, 1.0
+)
 
 
 def names_of(units: shards.Tokenized) -> list[str]:
     return [name for unit in units for name in unit.outputs]
 
 
-COUNTED = Finished("train-00000", "", shards.RowsResult(7), {}, 1.0)
+COUNTED = Finished("train-00000", "", shards.RowsResult(7), {}, 1.0, 1.0)
 
 
 def tokenized(number: int) -> shards.Tokenized:
     """`number` units of the tokens stage, each with the tokens of one shard."""
     of_each = TokensResult({"train": CONFIG.tokens_per_shard, "validation": 0})
     return [
-        Finished(name, "", of_each, {f"{name}.safetensors": Output(1, f"{part:064x}")}, 1.0)
+        Finished(name, "", of_each, {f"{name}.safetensors": Output(1, f"{part:064x}")}, 1.0, 1.0)
         for part in range(number)
         for name in [f"part-{part:05d}"]
     ]

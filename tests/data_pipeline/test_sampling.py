@@ -43,7 +43,8 @@ def finished(folder, units):
         for name in unit.outputs:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
         result = sampling.STAGE.work(folder, unit.spec)
-        done.append(Finished(unit.name, unit.inputs, result, {name: Output(0, "") for name in unit.outputs}, 0.0))
+        outputs = {name: Output(0, "") for name in unit.outputs}
+        done.append(Finished(unit.name, unit.inputs, result, outputs, 0.0, 0.0))
     return done
 
 

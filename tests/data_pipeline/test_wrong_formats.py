@@ -53,7 +53,7 @@ def read_as(declared: str, path: Path) -> Finished[DocumentsResult]:
         {"name": "a", "output": str(corpus), "sources": sources, "cleaning": {"profile": "none"}, "rows": rows}
     )
     (unit,) = plan(config, corpus)
-    return Finished(unit.name, "", write_documents(corpus, unit.spec), {}, 0.0)
+    return Finished(unit.name, "", write_documents(corpus, unit.spec), {}, 0.0, 0.0)
 
 
 def write(kind: str, path: Path) -> Path:

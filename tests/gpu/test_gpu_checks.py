@@ -80,6 +80,7 @@ def runs(pid: int) -> bool:
 # ---- the runner
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_breaks_or_hangs_does_not_stop_the_next():
     checks = [planted(failing), planted(breaking), planted(hanging, limit=6.0), planted(passing)]
     started = time.monotonic()
@@ -166,6 +167,7 @@ ABSENT = (
 )
 
 
+@pytest.mark.slow
 def test_training_needs_no_library_of_the_data_pipeline_and_no_mlflow(monkeypatch):
     """A run that chooses its micro-batch, trains and saves, from a corpus made on the spot; and the launcher."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests/gpu/hooks'}{os.pathsep}{ROOT}")

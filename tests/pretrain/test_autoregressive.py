@@ -450,6 +450,7 @@ def test_bfloat16_weights_give_nearly_the_same_losses(changes):
         assert losses.mean().item() == pytest.approx(exact[name].mean().item(), rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_graph_is_whole_for_the_compiler():
     torch.manual_seed(0)
     model = build(tiny(num_encoder_layers=1, num_decoder_layers=1, **BEST)).train()

@@ -256,6 +256,7 @@ def test_dropout_belongs_to_training_and_each_rate_counts():
     assert torch.equal(model.train()(*batch)["labels"], model.eval()(*batch)["labels"])
 
 
+@pytest.mark.slow
 def test_the_graph_is_whole_for_the_compiler(model):
     batch = ids(2, 9), ids(2, 6, seed=1)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

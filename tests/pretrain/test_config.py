@@ -61,7 +61,7 @@ def test_a_key_of_a_family_is_named_as_in_the_file(config):
             "batch.micro_batch_size: expected integer > 0, auto or null, got 'x' (rows per forward pass on a rank)",
         ),
         ("data.train=[]", "data.train: expected non-empty list of keys and values, got [] (the corpora to train on)"),
-        ("faults.spikes=7", "faults.spikes: expected keys and values or null, got 7 (what a loss that jumps does)"),
+        ("faults.spikes=7", "faults.spikes: expected keys and values or null, got 7 (detection of loss spikes)"),
         ("optimizer.name=sgd", "optimizer.name: expected one of adamw, adamw_scale, adafactor, muon, got 'sgd'"),
         ("data.objective={length: 3}", "data.objective.name: missing"),
         ("evaluation=[{every_steps: 5}]", "evaluation.0.hook: missing"),

@@ -253,6 +253,7 @@ def test_bfloat16_weights_give_nearly_the_same_losses():
         torch.testing.assert_close(rounded, exact, rtol=0, atol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_the_graph_is_whole_for_the_compiler(positions):
     model = made(positions)

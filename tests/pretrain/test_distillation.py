@@ -183,6 +183,7 @@ def distilled(folder: Path, corpus: Path, objective, teacher: str, stage: int, *
     return run_file(folder, corpus, stage, **{**settings, **changes})
 
 
+@pytest.mark.slow
 def test_runs_repeat_on_any_ranks_and_stages_and_across_a_resume(small_corpus, objective, put, tmp_path):
     """One rank at stage 1, with dropout, is the reference of two at each stage; also a run that is cut and resumed, to
     the bit, and one with examples that share rows, in bf16, whose micro-batch is measured."""

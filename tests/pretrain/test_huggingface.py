@@ -9,9 +9,10 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 
+from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load as load_run
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.tokenizer import Tokenizer, load
+from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.checkpoint.initial import save_weights
@@ -155,7 +156,7 @@ def test_a_failed_export_leaves_nothing(spiece, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("pretrain.huggingface.directory.save_file", fail)
+    monkeypatch.setattr("huggingface_hub.save_torch_state_dict", fail)
     model = new_model()
     with pytest.raises(OSError, match="no space"):
         export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "out")
@@ -394,7 +395,7 @@ def test_a_bias_of_the_logits_is_kept(bart_tokenizer, tmp_path):
 
 
 def test_a_run_keeps_the_bias_of_the_logits_in_its_checkpoints(bart_tokenizer, small_corpus, tmp_path):
-    trained_on = load(small_corpus, json.loads((small_corpus / "manifest.json").read_text())["tokenizer"])
+    trained_on = open_corpus(small_corpus).tokenizer
     sizes = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
     ids = {"vocab_size": trained_on.size, "pad_id": trained_on.vocabulary.pad, "eos_id": trained_on.vocabulary.eos}
     model = build(BartConfig(**ids, **sizes, max_positions=64))
@@ -427,7 +428,7 @@ def test_other_matrices_than_ours_are_refused(bart_tokenizer, tmp_path):
 
 
 def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
-    tokenizer = load(small_corpus, json.loads((small_corpus / "manifest.json").read_text())["tokenizer"])
+    tokenizer = open_corpus(small_corpus).tokenizer
     sizes = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
     model = new_bart(tokenizer, **sizes)
     export(model.state_dict(), model.config, tokenizer, tmp_path / "hf")

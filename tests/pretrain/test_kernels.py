@@ -64,6 +64,7 @@ def test_a_query_that_sees_nothing_gives_zero(run):
     assert run(attention_cases.of_queries_that_see_nothing, "cpu") == (0.0, True)
 
 
+@pytest.mark.slow
 def test_compiled_layers_call_the_kernel_in_one_graph(run):
     assert run(attention_cases.compiled_alike, "cpu") == {"0.0": True, "0.3": True}
 

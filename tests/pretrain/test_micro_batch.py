@@ -24,6 +24,7 @@ def auto_file(folder: Path, corpus: Path, micro: object, stage: int = 2, precisi
     )
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_a_run_that_measured_nothing(small_corpus, tmp_path):
     """And the choice is kept: what was measured under the same conditions isn't measured again."""
     settings = [(1, "bf16"), (2, "fp32"), (3, "bf16")]

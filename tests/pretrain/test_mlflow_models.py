@@ -243,6 +243,7 @@ def generated(run_dir):
     ]
 
 
+@pytest.mark.slow
 def test_mlflow_serves_the_registered_model(registered, uri, client, tmp_path):
     run_dir, model = registered
     assert model == "models:/small-t5.v1/1"

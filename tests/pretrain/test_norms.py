@@ -116,6 +116,7 @@ def test_norms_are_those_of_plain_training_and_change_nothing(ranks):
                 assert norms.update_to_weight == pytest.approx(norms.update / norms.weight)
 
 
+@pytest.mark.slow
 def test_a_run_with_norms_has_them_in_metrics_a_table_and_a_picture(small_corpus, tmp_path):
     """Also after a restart on another number of ranks; its losses are those of a run without."""
     plain = run_file(tmp_path / "plain", small_corpus, 3, evaluation=[])

@@ -30,6 +30,7 @@ def sections(corpus: str | Path, cache: Path, workers: int) -> dict[str, object]
     }
 
 
+@pytest.mark.slow
 def test_a_store_that_goes_away_stops_the_run_saved_and_it_goes_on_to_the_same_losses(small_corpus, store, tmp_path):
     url = "s3://bucket/corpus"
     publish(open_corpus(small_corpus), url)

@@ -62,10 +62,11 @@ def test_what_is_offloaded_learns_the_same(precision, clipping, steps, apart, de
 on_nvme = pytest.mark.skipif(not AsyncIOBuilder().is_compatible(verbose=False), reason="libaio's headers are missing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "device", "offloaded"),
     [
-        pytest.param(2, "cpu", ["offload_optimizer"], marks=pytest.mark.slow),
+        (2, "cpu", ["offload_optimizer"]),
         (3, "cpu", ["offload_optimizer", "offload_param"]),
         pytest.param(3, "nvme", ["offload_optimizer"], marks=on_nvme),
         pytest.param(3, "nvme", ["offload_optimizer", "offload_param"], marks=on_nvme),

@@ -290,6 +290,7 @@ sys.exit(f"reached for the network: {connections}" if connections else 0)
 """
 
 
+@pytest.mark.slow
 def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_path):
     uri = f"sqlite:///{tmp_path}/new-directory/mlflow.db"
     processes = [child(TRAIN_BESIDE_OTHERS, tmp_path / str(number), uri) for number in range(2)]

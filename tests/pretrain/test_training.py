@@ -216,6 +216,7 @@ def test_an_exported_checkpoint_gives_the_same_logits_in_transformers(reference,
     assert (again.returncode, "exists already" in again.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_ids_and_marks_of_the_model_are_the_tokenizers(bart_corpus, tmp_path):
     """In BART's vocabulary, padding, from which the decoder starts, is 1, and EOS is 2."""
     settings = {"name": "test", "directory": str(tmp_path / "run"), "max_steps": 2}

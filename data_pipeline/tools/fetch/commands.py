@@ -74,6 +74,7 @@ def _command(example: str, connections: int = 4) -> Callable[[Callable[..., None
             function(**given, options=options)
 
         keyword_only = [one.replace(kind=one.KEYWORD_ONLY) for one in (*own, *defaults)]
+        command.__name__ = function.__name__
         command.__signature__ = Signature(keyword_only)  # type: ignore[attr-defined]
         command.__annotations__ = {one.name: one.annotation for one in keyword_only}
         fetch_app.command(function.__name__, help=function.__doc__, epilog=f"Example: data-pipeline fetch {example}")(
