@@ -286,7 +286,7 @@ class DeepSpeedSection(PassedOn):
         return self
 
 
-def zero_defaults(stage: int, device: str) -> dict[str, Any]:
+def zero_defaults(stage: int, device: str) -> dict[str, int]:
     """Settings of ZeRO that suit the device better than DeepSpeed's own defaults."""
     if device == "cpu":
         # Small buckets stay in the cache; stages 1 and 2 reduce larger gradients where they are. Gloo can't scatter.

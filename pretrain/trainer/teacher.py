@@ -1,7 +1,7 @@
 """The teacher of a run: a frozen decoder-only model, whole on each rank's device and outside of DeepSpeed."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -35,7 +35,7 @@ class Teacher:
         return cls(model, min(trained.tokenizer.size, model.config.padded_vocab_size), settings)
 
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> dict[str, Any]:
+    def __call__(self, batch: Batch) -> dict[str, object]:
         """The arguments of the student's `forward`: those of `batch`, without its `TEXTS`, and `teacher_targets`."""
         texts = batch if TEXTS[0] in batch else with_texts(batch)
         ids, indices, in_text = (texts[name].to(self.model.embedding.weight.device) for name in TEXTS)

@@ -10,7 +10,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -56,7 +56,7 @@ class Engine:
         self,
         model: nn.Module,
         config: RunConfig,
-        teach: Callable[[Batch], dict[str, Any]] | None = None,
+        teach: Callable[[Batch], dict[str, object]] | None = None,
     ):
         self.config, self._teach = config, teach
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()

@@ -50,8 +50,9 @@ class Setting:
 def settings(config: RunConfig) -> list[Setting]:
     """Every stage with and without offloading and checkpointing of activations, and `overlap_comm` as in a run."""
     given = config.deepspeed.zero_optimization.overlap_comm
+    overlap = bool(zero_defaults(1, "cuda")["overlap_comm"]) if given is None else given
     return [
-        Setting(stage, offload, checkpointing, zero_defaults(stage, "cuda")["overlap_comm"] if given is None else given)
+        Setting(stage, offload, checkpointing, overlap)
         for stage in (1, 2, 3)
         for offload in offload_choices(stage)
         for checkpointing in (False, True)
