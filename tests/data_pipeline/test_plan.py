@@ -60,6 +60,7 @@ def test_what_will_fail_is_said(small_corpus, monkeypatch):
     assert tokenizer.endswith("100.0 MB are free here; lower tokenizer.sample_bytes")
 
 
+@pytest.mark.slow
 def test_the_calibration_builds_the_first_bytes_of_each_source_and_leaves_nothing(small_corpus, tmp_path):
     sources = [
         {"format": "wikipedia", "name": "wiki", "path": str(SAMPLES / "*articles2.xml.bz2")},

@@ -294,7 +294,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("server", "imports"), [("new", 2), ("forked", 1)]
+    ("server", "imports"), [pytest.param("new", 2, marks=pytest.mark.slow), ("forked", 1)]
 )  # by the run and a new server, not by each worker
 def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is_stuck(tmp_path, server, imports):
     (tmp_path / "stuck.py").write_text(STUCK)

@@ -185,7 +185,7 @@ def test_masks_where_they_are_asked_for(gpt2, bart, spiece):
     assert mask not in Tokenizer(spiece).encode_with_sentinels("see <mask> there")
 
 
-@pytest.mark.parametrize("kind", ["spiece", "gpt2", "bart"])
+@pytest.mark.parametrize("kind", ["spiece", pytest.param("gpt2", marks=pytest.mark.slow), "bart"])
 def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
     model = request.getfixturevalue(kind)
     tokenizer = Tokenizer(model if kind == "spiece" else model.model, ["[R]", "[S]"], 7)

@@ -107,7 +107,10 @@ def test_everything_visible_needs_no_labels():
     assert labels(8, None, None, None) is None
 
 
-@pytest.mark.parametrize(("architecture", "shared", "product"), [(80, 166_912, "mma.sync"), (90, 232_448, "wgmma")])
+@pytest.mark.parametrize(
+    ("architecture", "shared", "product"),
+    [pytest.param(80, 166_912, "mma.sync", marks=pytest.mark.slow), (90, 232_448, "wgmma")],
+)
 @pytest.mark.parametrize("kernel", compiled_kernels.KERNELS)
 def test_kernels_compile_for_a100_and_h100(kernel, architecture, shared, product, monkeypatch, tmp_path):
     """With every feature, in bf16: the tensor cores' instructions, and the shared memory that a program may have."""

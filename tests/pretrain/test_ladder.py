@@ -209,6 +209,7 @@ def test_the_report_has_the_law_the_prediction_and_what_was_reached(small_corpus
 # Runs.
 
 
+@pytest.mark.slow
 def test_a_ladder_from_runs_to_prediction(small_corpus, tmp_path, monkeypatch, capsys):
     path, out = written(tmp_path, small_corpus), tmp_path / "out"
     started = []

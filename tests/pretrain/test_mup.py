@@ -336,6 +336,7 @@ def test_the_best_rate_is_the_vertex_of_a_parabola():
     assert Transfer({64: losses(-1.4), 128: losses(1.4)}).verdict().verdict == "fails"
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_1_if_a_check_fails(checked, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checks, "STEPS_OF_TRANSFER", 4)
     monkeypatch.setattr(checks, "SEEDS", (0,))

@@ -313,6 +313,7 @@ with store_lock(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_created(tmp_path):
     from mlflow.tracking import MlflowClient
 
