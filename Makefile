@@ -24,7 +24,7 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	@echo "Curves, samples and pictures: $(BIN)/pretrain dashboard runs/quickstart"
 
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
-test: $(INSTALLED)  ## every part, with the real pipeline and real ranks on the shipped text, in eight minutes
+test: $(INSTALLED)  ## every part, with the real pipeline and real ranks on the shipped text
 	$(PYTEST) -m "not slow"
 
 test-all: $(INSTALLED)  ## what takes longer: each family compiled, lost nodes, builds and runs under kills, soaks

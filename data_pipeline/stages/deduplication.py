@@ -250,7 +250,7 @@ def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
         for table in finder.tables(documents):
             keys.extend(table)
     else:
-        step = step_in_name(spec.step, spec.dedup)
+        step = step_of(spec.step, spec.dedup)
         keys = Keys(step.group, step.order)
         for number, document in documents:
             for item, words in step.keys(document):
@@ -295,7 +295,7 @@ def find_contaminated(corpus: Path, spec: PartSpec) -> DecontaminationResult:
 def decide_bucket(corpus: Path, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
-    _, duplicates, _ = decide(table, step_in_name(spec.step, spec.dedup).group, units)
+    _, duplicates, _ = decide(table, step_of(spec.step, spec.dedup).group, units)
     write_duplicates(corpus / spec.output, units[duplicates], table[duplicates, -1], spec.units)
     return Result()
 
@@ -312,7 +312,7 @@ def find_repeated(corpus: Path, spec: BucketSpec) -> Result:
 def find_pairs(corpus: Path, spec: BucketSpec) -> Result:
     """Writes the near-duplicates in one bucket as distinct pairs of unit << 32 | document."""
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
-    _, duplicates, kept = decide(table, step_in_name(spec.step, spec.dedup).group, units)
+    _, duplicates, kept = decide(table, step_of(spec.step, spec.dedup).group, units)
     documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
     pairs = np.unique(np.stack([documents[duplicates], documents[kept]], axis=1), axis=0)
     with atomic_path(corpus / spec.output) as temporary, os_errors():
@@ -400,7 +400,7 @@ def _documents(corpus: Path, spec: PartSpec, columns: list[str], tally: Tally) -
         if done.step != "anchors":  # the last one here, and it drops nothing
             own = None if done.step == "minhash" else done.file  # the clusters include pairs inside a part
             duplicates = read_duplicates(corpus, own, read_names(corpus, done.duplicates), spec.unit)
-            steps.append(without_duplicates(step_in_name(done.step, spec.dedup), duplicates))
+            steps.append(without_duplicates(step_of(done.step, spec.dedup), duplicates))
     for number, document in enumerate(read_documents(corpus, spec.part.path, columns)):
         left: Document | None = document
         for position, apply in enumerate(steps):
@@ -442,7 +442,7 @@ def _substrings(corpus: Path, spec: PartSpec) -> Anchors | EqualSubstrings:
     return EqualSubstrings(spec.dedup.substrings, repeated)
 
 
-def step_in_name(name: str, config: DedupConfig) -> Step:
+def step_of(name: str, config: DedupConfig) -> Step:
     """The step `name` with its settings."""
     if name == "minhash":
         assert config.minhash is not None, "the config has no such step"

@@ -26,7 +26,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
 from data_pipeline.report import Report
 from data_pipeline.stages import evaluation_sets, sampling
-from data_pipeline.stages.deduplication import step_in_name
+from data_pipeline.stages.deduplication import step_of
 from data_pipeline.stages.tokens import token_dtype
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
 
@@ -297,7 +297,7 @@ class _Stages:
 
 def _words(step: str, config: CorpusConfig) -> int:
     """The 64-bit words of a key: its group, its order and its place."""
-    found = Anchors if step == "anchors" else step_in_name(step, config.dedup)
+    found = Anchors if step == "anchors" else step_of(step, config.dedup)
     return found.group + found.order + 1
 
 

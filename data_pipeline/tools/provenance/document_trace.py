@@ -12,7 +12,7 @@ from data_pipeline.dedup.verdicts import Verdicts
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import Intake, Record
-from data_pipeline.stages.deduplication import VERDICTS, Apply, Decided, step_in_name, without_duplicates
+from data_pipeline.stages.deduplication import VERDICTS, Apply, Decided, step_of, without_duplicates
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import NO_RULES, Tally
@@ -206,7 +206,7 @@ def trace_deduplication(
 def _apply(build: FinishedBuild, decided: Decided, unit: int) -> Apply:
     if decided.step in VERDICTS:
         return Verdicts.read(build.directory / decided.files[unit]).without
-    return without_duplicates(step_in_name(decided.step, build.config.dedup), _duplicates(build, decided, unit))
+    return without_duplicates(step_of(decided.step, build.config.dedup), _duplicates(build, decided, unit))
 
 
 def _duplicates(build: FinishedBuild, decided: Decided, unit: int) -> dict[int, list[int]]:
@@ -218,7 +218,7 @@ def _with_copies(
     build: FinishedBuild, decided: Decided, unit: int, number: int, document: Document, drops: list[Drop]
 ) -> list[Drop]:
     """`drops` with the documents that keep the copies."""
-    step = step_in_name(decided.step, build.config.dedup)
+    step = step_of(decided.step, build.config.dedup)
     keys = {item: words[: step.group] for item, words in step.keys(document)}
     items = _duplicates(build, decided, unit).get(number, [])
     if isinstance(step, EqualSubstrings):  # one drop for each region
