@@ -236,6 +236,7 @@ def fail_or_not(corpus: Path, spec: Work) -> Result:
     return Result()
 
 
+@pytest.mark.slow
 def test_whatever_a_worker_dies_of_is_one_line_and_the_other_units_go_on(tmp_path):
     program = f"""
 import sys

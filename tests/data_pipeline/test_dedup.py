@@ -30,6 +30,7 @@ from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
 from tests.conftest import C4_SAMPLE, write_corpus_file
+from tests.slow import slow
 
 OFF = {"urls": None, "lines": False, "spans": False, "documents": False, "minhash": False}
 RIVERS = ("Elbe", "Rhine", "Loire", "Seine", "Tagus", "Ebro", "Po", "Drava", "Sava", "Tisza", "Volga", "Don")
@@ -118,7 +119,7 @@ def real_pages() -> list[Page]:
 # ---- parts
 
 
-@pytest.mark.parametrize("steps", [{}, {"urls": "newest", "lines": True, "spans": True, "minhash": True}])
+@pytest.mark.parametrize("steps", [{}, *slow({"urls": "newest", "lines": True, "spans": True, "minhash": True})])
 def test_a_large_file_is_written_in_parts_and_gives_the_same_documents(small_corpus, tmp_path, real_pages, steps):
     """Compares one part with many, and checks which files are left after a rebuild with fewer parts."""
     write_pages(tmp_path / "pages.json.gz", real_pages)
@@ -501,6 +502,7 @@ def test_a_line_on_every_page_costs_one_key_for_each_unit(deduplicated, tmp_path
     assert table.dtype == np.uint64
 
 
+@pytest.mark.slow
 def test_a_changed_step_redoes_what_follows(tmp_path, real_pages, capsys):
     """Builds without one step, without any, and with all again: earlier work is kept, unneeded files are removed."""
     for number, pages in enumerate(dealt(real_pages, 4, seed=1)):

@@ -273,6 +273,7 @@ print(*next(steps)[0]["labels"].shape)
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_leaves_a_loader_open_ends(small_corpus):
     command = [sys.executable, "-c", ABANDONED, small_corpus]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -87,6 +87,7 @@ def test_index_and_scan_find_the_same_streams(dump):
     assert by_scan[-1].first_ordinal == 60  # the last stream, which no line of the index names
 
 
+@pytest.mark.slow
 def test_streams_cut_anywhere(xml, tmp_path):
     """pbzip2 cuts at any byte; a page belongs to the range that has its first byte."""
     path, rng = tmp_path / "a.xml.bz2", random.Random(0)

@@ -93,6 +93,7 @@ def test_damage_there_is_named_and_mended_by_publishing_again(small_corpus, publ
     assert verify(open_corpus(published, tmp_path)) == []
 
 
+@pytest.mark.slow
 def test_batches_are_those_of_the_local_corpus(small_corpus, published, store, tmp_path):
     store.faults = True
     pairs = [
@@ -138,6 +139,7 @@ def test_a_store_that_goes_away_is_known_while_a_batch_is_left(published, store,
         assert torch.equal(found["labels"], wanted["labels"])
 
 
+@pytest.mark.slow
 def test_a_killed_publish_leaves_no_corpus_and_is_continued(small_corpus, store):
     url = "s3://bucket/killed"
     store.seconds_per_piece = 0.05
@@ -188,6 +190,7 @@ def test_other_file_systems_are_published_to_and_read_back(small_corpus, tmp_pat
     assert not (tmp_path / "there/documents").exists()
 
 
+@pytest.mark.slow
 def test_a_build_from_there_is_the_local_one_to_the_byte(small_corpus, store, tmp_path):
     for path in small_corpus.parent.glob("*.json.gz"):
         store.filesystem().put_file(str(path), f"bucket/in/{path.name}")

@@ -264,6 +264,7 @@ def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small
     assert json.loads((copy / "report.json").read_text())["documents"]["kept"] == 180
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_in_the_manifest_or_the_report_is_noticed(small_corpus, tmp_path):
     """Bits drawn from all over the manifest and each file of the report, and the last ones of the two checksums."""
     copy = tmp_path / "corpus"
@@ -296,6 +297,7 @@ def test_verify_names_files_that_no_build_has_written_there(small_corpus, tmp_pa
     assert verify(open_corpus(copy)) == [f"{copy}/{name}: not in the manifest; remove it" for name in sorted(names)]
 
 
+@pytest.mark.slow
 def test_a_build_does_again_what_its_notes_do_not_vouch_for(small_corpus, tmp_path):
     """Damages every record of a finished unit and every list of names that a build keeps for itself."""
     copy = tmp_path / "corpus"
@@ -438,6 +440,7 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
     assert "; lines dropped: too_short 5, no_endmark 1" in line
 
 
+@pytest.mark.slow
 def test_a_dump_of_many_streams_is_cut_into_units_and_gives_the_same_documents(tmp_path):
     """Reads bz2 streams of 60 pages, like Wikimedia's multistream dumps, whole and in ranges."""
     xml = bz2.decompress(next(SAMPLES.glob("*articles1.xml.bz2")).read_bytes())

@@ -104,6 +104,7 @@ def test_the_checksum_takes_no_second_read(tmp_path, lines, read_bytes, declared
     assert sum(read_bytes) <= len(content) + (1 << 18) + (1 << 20)
 
 
+@pytest.mark.slow
 def test_a_reader_that_gives_up_leaves_the_rest_to_the_checksum(tmp_path, lines, read_bytes):
     """A damaged member is read twice more: to count its records, and to count those in the last bytes of it."""
     damaged = gzip.compress(pages(lines), 1)

@@ -23,6 +23,7 @@ from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.processes import _Guarded, items
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
+from tests.slow import slow
 
 
 def stream_of(*corpora: Path, **changes) -> Stream:
@@ -87,7 +88,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 1), *slow((2, 2))])
 def test_global_batches_of_real_ranks_and_workers_are_the_same(small_corpus, tmp_path, ranks, workers):
     """Compares ranks with worker processes, in processes of their own, with this process without workers."""
     script = tmp_path / "rank.py"
@@ -293,8 +294,9 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("server", "imports"), [pytest.param("new", 2, marks=pytest.mark.slow), ("forked", 1)]
+    ("server", "imports"), [("new", 2), ("forked", 1)]
 )  # by the run and a new server, not by each worker
 def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is_stuck(tmp_path, server, imports):
     (tmp_path / "stuck.py").write_text(STUCK)

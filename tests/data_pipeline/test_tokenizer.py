@@ -36,6 +36,7 @@ from data_pipeline.tokenizer.text_model import ends_sentence
 from data_pipeline.tokenizer.training import check_memory, draw_sample, train
 from tests.conftest import C4_SAMPLE, write_c4, write_corpus_file
 from tests.in_process import run_here
+from tests.slow import slow
 
 SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> madeupword0000."
 
@@ -185,7 +186,7 @@ def test_masks_where_they_are_asked_for(gpt2, bart, spiece):
     assert mask not in Tokenizer(spiece).encode_with_sentinels("see <mask> there")
 
 
-@pytest.mark.parametrize("kind", ["spiece", pytest.param("gpt2", marks=pytest.mark.slow), "bart"])
+@pytest.mark.parametrize("kind", ["spiece", *slow("gpt2", "bart")])
 def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
     model = request.getfixturevalue(kind)
     tokenizer = Tokenizer(model if kind == "spiece" else model.model, ["[R]", "[S]"], 7)
@@ -367,6 +368,7 @@ def test_the_full_stop_of_gpt2_ends_sentences(gpt2, bart):
     assert gpt2.vocabulary.sentence_ends.sum() == bart.vocabulary.sentence_ends.sum()
 
 
+@pytest.mark.slow
 def test_a_corpus_in_barts_ids(bart_corpus, bart):
     corpus = open_corpus(bart_corpus)
     described = corpus.manifest.tokenizer
@@ -390,6 +392,7 @@ def test_verify_names_a_damaged_file_of_the_tokenizer(bart_corpus, tmp_path):
     assert (done.returncode, f"{merges}: sha256 differs" in done.stderr) == (1, True)
 
 
+@pytest.mark.slow
 def test_another_kind_replaces_the_files_of_the_former(byte_level_bpe, tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     config = write_corpus_file(tmp_path / "corpus.yaml")

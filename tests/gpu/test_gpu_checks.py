@@ -108,6 +108,7 @@ def test_the_budget_holds_for_all_checks_together():
     assert bad == 1
 
 
+@pytest.mark.slow
 def test_every_line_is_written_when_its_check_ends(tmp_path):
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "tests.gpu", "--device", "cpu", "--only", "machine", "--out", str(out)]

@@ -62,6 +62,7 @@ def silent_server() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_a_healthy_machine_has_no_faults_and_is_as_it_was(small_corpus, tmp_path):
     path = write_run_file(tmp_path, small_corpus)
     before = sorted(tmp_path.iterdir())

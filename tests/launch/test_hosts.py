@@ -125,6 +125,7 @@ def processes() -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @takes_hosts
 def test_a_host_that_does_not_answer_is_named_before_anything_starts(hosts, small_corpus, tmp_path):
     path = a_run(tmp_path, small_corpus)

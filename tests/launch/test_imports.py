@@ -47,6 +47,7 @@ def test_every_command_has_a_version(command):
     assert done.stdout.startswith("encdec-pretrain 0.")
 
 
+@pytest.mark.slow
 def test_a_rank_imports_neither_mlflow_nor_the_compiler(monkeypatch):
     without(monkeypatch, "mlflow")
     code = "import sys, pretrain.zero.engine; sys.exit('torch._dynamo' in sys.modules)"
@@ -54,6 +55,7 @@ def test_a_rank_imports_neither_mlflow_nor_the_compiler(monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_servers_that_processes_are_forked_from_never_touch_a_gpu():
     """CUDA can't be used in a process whose parent has used it before the fork. The first server makes ranks of tests,
     the second the processes of loaders."""

@@ -248,6 +248,7 @@ def test_of_few_documents_one_is_held_out_or_a_line_says_why_not(number):
     validate(load("first.run.yaml", [], RunConfig), 0, 1)  # refuses a corpus without validation rows
 
 
+@pytest.mark.slow
 def test_a_vocabulary_is_one_that_the_text_can_fill():
     """sentencepiece says what it can get out of the text; half of that beyond the characters is asked for."""
     Path("a.txt").write_text("\n\n".join(TEXTS))

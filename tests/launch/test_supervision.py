@@ -276,6 +276,7 @@ def test_ctrl_c_stops_one_process_with_its_loader_workers(small_corpus, folder):
     is_whole(folder)
 
 
+@pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_saves_and_stops(small_corpus, folder):
     code, shown, left = typed_and_shown(endless(folder, small_corpus), [], "data.workers=1")
     assert (code, left) == (75, []), shown
@@ -289,6 +290,7 @@ def test_a_run_stops_after_its_hours(small_corpus, folder):
     is_whole(folder)
 
 
+@pytest.mark.slow
 def test_a_crash_in_native_code_leaves_its_stack(small_corpus, folder):
     with Forked("train", endless(folder, small_corpus)) as one:
         one.until("step 2/")
@@ -309,6 +311,7 @@ def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_c
         assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits
 
 
+@pytest.mark.slow
 def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder):
     """Its shard is replaced by a FIFO: opening it waits for a writer, as opening a file on a dead network mount
     does."""
@@ -335,6 +338,7 @@ def small_disk(folder) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_stops_nothing(small_corpus, folder, small_disk):
     """Neither checkpoints nor metrics fit. The terminal says so, and no step is lost."""
     path = endless(folder, small_corpus, small_disk / "run")

@@ -105,6 +105,7 @@ def test_an_output_matrix_of_its_own_is_refused(tokenizer, tmp_path):
         load_state(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_the_directory_stands_on_its_own(tokenizer, tmp_path):
     """It works in another process without our packages, as for anyone who receives the directory."""
     model, _ = exported(tokenizer, tmp_path / "out", **BEST)

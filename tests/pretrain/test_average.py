@@ -66,6 +66,7 @@ def stored(runs, name, step):
     return StoredTensors(checkpoint_directory(runs / name / "run", step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_the_moving_average_is_that_of_the_parameters_after_each_step(name, runs):
     saved = [stored(runs, name, step) for step in range(1, STEPS + 1)]

@@ -33,16 +33,11 @@ from tests.pretrain.checkpoint_runs import STEPS, config, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, train, train_ranks
+from tests.slow import slow
 
 
-@pytest.mark.parametrize(
-    "optimizers",
-    [
-        ("muon", "adafactor"),
-        pytest.param(("adamw", "adamw_scale"), marks=pytest.mark.slow),
-    ],
-    ids=" and ".join,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizers", [("muon", "adafactor"), ("adamw", "adamw_scale")], ids=" and ".join)
 def test_a_run_goes_on_with_other_ranks_and_stages(whole, small_corpus, tmp_path, optimizers):
     """The same rows, and losses up to rounding, on 1 → 2 → 4 → 2 ranks at stages 1 → 3 → 2 → 1."""
     for ranks, stage, stop in ((1, 1, 3), (2, 3, 6), (4, 2, 9), (2, 1, STEPS)):
@@ -268,7 +263,7 @@ ls -A {disk}/run/checkpoints
 """
 
 
-@pytest.mark.parametrize("policy", ["go_on", "stop"])
+@pytest.mark.parametrize("policy", ["go_on", *slow("stop")])
 def test_a_full_disk_costs_the_checkpoint_being_saved_and_no_other(finished, tmp_path, policy):
     """The checkpoints are on a file system of their own, with room for the log but not for a checkpoint."""
     disk = tmp_path / "disk"

@@ -105,6 +105,7 @@ def kind(value: Any) -> str:
 OPEN = ("identity", "config_fingerprint")
 
 
+@pytest.mark.slow
 def test_an_index_with_a_value_of_another_type_is_refused(run, caplog):
     """Changes the type of each value in turn, with correct checksums."""
     index = last(run) / "index.json"

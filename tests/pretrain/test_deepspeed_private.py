@@ -19,6 +19,7 @@ CASES: list[tuple[int, str, dict[str, Any] | None]] = [
 ]
 
 
+@pytest.mark.slow
 def test_other_weights_and_lost_fragments_are_noticed():
     """Two ranks, two steps, every stage: first nothing is wrong, then a weight differs, then one has no fragment.
 

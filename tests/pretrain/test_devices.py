@@ -15,6 +15,7 @@ from pretrain import models
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.encoder_only import EncoderOnly
 from tests.gpu.checks.families import FAMILIES
+from tests.slow import slow
 
 ROWS, LENGTH = 4, 16
 RELATIVE = {name: {**FAMILIES["t5"], "positions": name} for name in ("rotary", "alibi", "sinusoidal")}
@@ -39,7 +40,7 @@ def test_two_devices_are_noticed(elsewhere):
         torch.zeros(3, device=elsewhere) + torch.arange(3)
 
 
-@pytest.mark.parametrize("kind", ["plain", "padded", "packed"])
+@pytest.mark.parametrize("kind", ["packed", *slow("plain", "padded")])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_makes_no_tensor_on_another_device(name, kind, elsewhere):
     model = built(MODELS[name], elsewhere).train()

@@ -241,6 +241,7 @@ def refused_on_resume(path: Path, put) -> None:
 # A plan
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_teachers_weights_and_its_forward_pass(put, monkeypatch):
     """In fp32 on a GPU, beside what the run needs without a teacher, and no whole matrix of logits."""
     monkeypatch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK_WITH_TEACHER", 8 * 2000)

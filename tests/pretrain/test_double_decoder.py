@@ -141,6 +141,7 @@ def losses_of_steps(stage, micro_batch):
     return [engine.step(step, 0, micro_batches(layout, step, 16, 16)).loss for step in range(4)]
 
 
+@pytest.mark.slow
 def test_every_zero_stage_and_micro_batch_has_the_same_boundaries():
     """Losses, half of them of rows of two lengths. Other boundaries would change them by more."""
     first, *others = on_ranks(2, each, losses_of_steps, [(1, 2), (2, 4), (3, 2)])[0]

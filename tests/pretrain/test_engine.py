@@ -22,6 +22,7 @@ from tests.pretrain.splits import (
     train_cuts,
     train_plainly,
 )
+from tests.slow import slow
 
 Trained = Callable[[int], list[dict[Any, list[dict[str, Any]]]]]
 
@@ -32,7 +33,7 @@ def trained(device) -> Trained:
     return cache(lambda ranks: on_ranks(ranks, train_cuts, device=device))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, 2, *slow(4)])
 def test_loss_and_gradient_do_not_depend_on_how_ragged_rows_are_cut(trained, device, ranks):
     """So does the norm that clipping sees, at every stage; the reference is whole batches without DeepSpeed."""
     expected = train_plainly(device)
@@ -43,7 +44,7 @@ def test_loss_and_gradient_do_not_depend_on_how_ragged_rows_are_cut(trained, dev
         assert gradient < 1e-5, case
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, *slow(4)])
 def test_dropout_belongs_to_the_rows_and_not_to_the_rank(trained, device, ranks):
     """Trains on micro-batches of two rows on one rank and on several."""
     one, several = ([step["loss"] for step in trained(count)[0][2, 4 // count, 0.3]] for count in (1, ranks))
@@ -93,6 +94,7 @@ def _through(
     return outcomes, parameters
 
 
+@pytest.mark.slow
 def test_a_step_without_a_finite_loss_or_gradient_is_skipped_on_every_rank(device):
     """Holds at every stage, in fp32 and bf16; later steps are bitwise as if the step had never been."""
     ranks = 2 if device == "cpu" else min(2, torch.cuda.device_count())

@@ -303,6 +303,7 @@ def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path)
         plan_experiment(found, 2, None, [], out, 1)
 
 
+@pytest.mark.slow
 def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, monkeypatch, capsys):
     """Two rows, two seeds and a row that fails. One run is cut and resumed; MLflow has another row's runs, one of which
     the real launcher starts."""

@@ -22,6 +22,7 @@ from pretrain.models import AutoregressiveConfig, build
 from pretrain.run.metrics_file import read_metrics
 from tests.conftest import write_c4, write_corpus_file
 from tests.pretrain.runs import train_ranks
+from tests.slow import slow
 
 LENGTH = 64
 STACKS = {"d_model": 32, "num_heads": 4, "num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -41,6 +42,7 @@ FAMILIES = {
     "decoder_only": ("causal", LAYERS),
     "encoder_only": ("masked", LAYERS),
 }
+FIRST = ("t5", "t5gemma2", "autoregressive")
 AUTO_CLASSES = {
     "t5": "AutoModelForSeq2SeqLM",
     "bart": "AutoModelForSeq2SeqLM",
@@ -91,7 +93,7 @@ def pretrain(*arguments):
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FIRST, *slow(*(family for family in FAMILIES if family not in FIRST))])
 def test_a_family_trains_generates_and_is_exported(family, corpora, tmp_path, modules_of_transformers):
     corpus, sizes = FAMILIES[family]
     data = [{"corpus": str(corpora[corpus])}]

@@ -206,6 +206,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_is_used_again_without_new_pages():
     faults = {
         which: int(subprocess.run([sys.executable, "-c", FAULTS, which], capture_output=True, check=True).stdout)

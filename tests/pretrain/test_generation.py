@@ -41,6 +41,7 @@ from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 from pretrain.models.positions import rotary_embedding
 from pretrain.models.visibility import masked, visible
+from tests.slow import slow
 
 VOCABULARY = Vocabulary(100, (3, 90), pad=0, eos=1, unk=2, first_sentinel=99, sentinels=10)
 TINY = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
@@ -211,7 +212,7 @@ def rows_of(rng, number, causal):
     return rows, *padded(rows, 0, left=causal)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, *slow(*range(2, 8))])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_and_beam_search_equal_transformers(family, seed, tmp_path):
     """Compares tokens up to EOS; after it, transformers' beam search fills with EOS if pad is 0.

@@ -33,6 +33,7 @@ from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.slow import slow
 
 CPU = torch.device("cpu")
 # Weights are spread over the ranks however small they are: the ranks exchange them in each forward.
@@ -185,6 +186,7 @@ def with_package(monkeypatch, folder):
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
+@pytest.mark.slow
 def test_samples_are_a_table_that_grows_over_the_steps(small_corpus, tmp_path):
     hooks = [{"hook": "samples", "every_steps": 2, "number": 3}]
     path = run_file(tmp_path, small_corpus, evaluation=hooks, deepspeed=SHARDED)
@@ -234,7 +236,7 @@ def test_hits_are_where_the_target_is_the_likeliest_id():
             assert torch.equal(hits, logits.argmax(dim=-1) == own)
 
 
-@pytest.mark.parametrize("limit", [{}, {"rows": 5}], ids=["all rows", "5 rows"])
+@pytest.mark.parametrize("limit", [{}, *slow({"rows": 5})], ids=["all rows", "5 rows"])
 def test_a_breakdown_splits_the_loss_of_the_same_rows(small_corpus, tmp_path, limit):
     """Each grouping's tokens and losses add up: by position to all targets, by frequency to all text."""
     hooks = [{"hook": "validation_loss", **limit}, {"hook": "loss_breakdown", "rows": 10_000, **limit}]
@@ -255,6 +257,7 @@ def test_a_breakdown_splits_the_loss_of_the_same_rows(small_corpus, tmp_path, li
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_pictures_of_attention_positions_and_embedding(small_corpus, tmp_path):
     """At ZeRO-3, drawn by rank 0 alone. T5 has three kinds of attention and two tables of relative biases."""
     hooks = [{"hook": "attention"}, {"hook": "positions"}, {"hook": "embedding"}]
@@ -324,6 +327,7 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
     assert {name: on_two[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_attention_is_drawn_for_a_text(small_corpus, tmp_path):
     path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
     assert train_ranks(path, 1) == [0]

@@ -24,6 +24,7 @@ from pretrain.trainer.validate import validate
 from tests.in_process import run_here
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file
+from tests.slow import slow
 
 transformers = pytest.importorskip("transformers")
 
@@ -186,8 +187,8 @@ def same(one, other):
     return one.describe() == other.describe()
 
 
-@pytest.mark.parametrize(("special", "sentinels"), [((), 0), (("[R]",), 20)])
-@pytest.mark.parametrize("family", ["bart", "t5"])
+@pytest.mark.parametrize(("special", "sentinels"), [(("[R]",), 20), *slow(((), 0))])
+@pytest.mark.parametrize("family", ["t5", *slow("bart")])
 def test_byte_level_bpe_has_the_same_ids_in_transformers(family, special, sentinels, byte_level_bpe, tmp_path):
     ours = Tokenizer(ByteLevelBPE.read(byte_level_bpe / "bart"), special, sentinels)
     theirs, again = in_transformers(ours, family, tmp_path)
@@ -207,6 +208,7 @@ def test_byte_level_bpe_has_the_same_ids_in_transformers(family, special, sentin
     assert theirs("a <mask>", add_special_tokens=False).input_ids == [102, 50_264]  # no space is left over
 
 
+@pytest.mark.slow
 def test_gpt2s_one_mark_is_begin_end_and_padding(byte_level_bpe, tmp_path):
     ours = Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"))
     theirs, again = in_transformers(ours, "t5", tmp_path)
@@ -230,6 +232,7 @@ def test_special_tokens_stand_above_sentencepieces(family, spiece, tmp_path):
     assert theirs(text).input_ids == [*begin, *ours.encode_with_sentinels(text)]
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_transformers_saved_is_read(spiece, byte_level_bpe, tmp_path):
     """Transformers 5 writes tokenizer.json alone, without vocab.json, merges.txt or spiece.model."""
     ours = Tokenizer(ByteLevelBPE.read(byte_level_bpe / "bart"), ["[R]"], 5)

@@ -258,7 +258,8 @@ def test_two_tokenizers_in_a_directory_are_refused(spiece, t5_tokenizer, tmp_pat
         tokenizer_import.read(tmp_path)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("gpt2", marks=pytest.mark.slow), "bart"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "bart"])
 def test_byte_level_bpe_that_transformers_saved_is_read(kind, byte_level_bpe, tmp_path):
     ours = ByteLevelBPE.read(byte_level_bpe / kind)
     (tmp_path / "files").mkdir()

@@ -151,6 +151,7 @@ def roberta(byte_level_bpe, tmp_path_factory):
     return folder, model, tokenizer
 
 
+@pytest.mark.slow
 def test_a_roberta_is_imported_and_leaves_as_a_bert(roberta, tmp_path):
     folder, theirs, tokenizer = roberta
     config = import_(folder, tmp_path / "imported")

@@ -12,6 +12,7 @@ from pretrain.generation.packed_linear import packed_linear
 from pretrain.generation.paged_cache import PAGE
 from pretrain.models import build, parse
 from pretrain.models.layers import Linear
+from tests.slow import slow
 
 SIZES = {"vocab_size": 90, "pad_vocab_to_multiple_of": 64, "d_model": 32, "d_ff": 48, "num_heads": 4}
 STACKS = {"num_encoder_layers": 2, "num_decoder_layers": 2}
@@ -84,7 +85,7 @@ def model(request):
     return built.double().eval()
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [True, *slow(False)])
 @torch.no_grad()
 def test_each_step_equals_the_models_own_code(model, padded):
     """Hypotheses change places at random for three pages of steps, and examples leave."""

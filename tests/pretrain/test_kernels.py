@@ -12,6 +12,7 @@ import torch
 from pretrain.kernels.labels import GRANULE, labels
 from tests.pretrain import attention_cases, compiled_kernels
 from tests.pretrain.attention_cases import Case, interpreted
+from tests.slow import slow
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
@@ -44,9 +45,7 @@ def run() -> Iterator[Callable[..., Any]]:
         yield call
 
 
-@pytest.mark.parametrize(
-    "case", [*GRID, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHER_SHAPES)], ids=str
-)
+@pytest.mark.parametrize("case", [*GRID, *slow(*OTHER_SHAPES)], ids=str)
 def test_outputs_and_gradients_are_those_of_the_definition(run, case):
     errors = run(attention_cases.errors, case, "cpu")
     assert len(errors) == 4 + case.bias
@@ -107,10 +106,8 @@ def test_everything_visible_needs_no_labels():
     assert labels(8, None, None, None) is None
 
 
-@pytest.mark.parametrize(
-    ("architecture", "shared", "product"),
-    [pytest.param(80, 166_912, "mma.sync", marks=pytest.mark.slow), (90, 232_448, "wgmma")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "shared", "product"), [(80, 166_912, "mma.sync"), (90, 232_448, "wgmma")])
 @pytest.mark.parametrize("kernel", compiled_kernels.KERNELS)
 def test_kernels_compile_for_a100_and_h100(kernel, architecture, shared, product, monkeypatch, tmp_path):
     """With every feature, in bf16: the tensor cores' instructions, and the shared memory that a program may have."""

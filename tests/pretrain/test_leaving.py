@@ -54,6 +54,7 @@ def wait_for_ever() -> None:
     time.sleep(3600)
 
 
+@pytest.mark.slow
 def test_the_run_ends_though_the_failed_rank_would_wait_for_a_rank_that_waits_for_it(tmp_path, capfd):
     command = json.dumps(wrapped([sys.executable, "-c", RANK]))
     own = {"WORLD_SIZE": "2", "LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -95,7 +95,8 @@ def _by_layer(tensors: dict[str, torch.Tensor]) -> dict[str, float]:
     return {layer: torch.cat(those).norm().item() for layer, those in pieces.items()}
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_norms_are_those_of_plain_training_and_change_nothing(ranks):
     """At each stage, with two micro-batches on each rank, in fp32; in bf16 within its rounding of gradients."""
     wanted = plain_steps()

@@ -192,10 +192,8 @@ OTHER_RUNS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("ranks", "runs"),
-    [*FIRST_RUNS.items(), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_RUNS.items())],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "runs"), [*FIRST_RUNS.items(), *OTHER_RUNS.items()])
 def test_sharded_steps_are_those_of_a_plain_loop(ranks, runs, device):
     """Checks part of the table of exactness.py, which explains reasons and limits."""
     cases = [Case(model, name, *run) for name in OPTIMIZERS for model, *run in runs]
@@ -305,6 +303,7 @@ def test_a_group_that_matches_nothing_is_refused():
     assert str(error.value).splitlines() == found
 
 
+@pytest.mark.slow
 def test_groups_are_the_same_for_parameters_that_zero_has_partitioned():
     """Partitioned parameters have no dimensions; the steps must be those of a plain loop."""
     (groups, parameters), _ = on_ranks(2, _train_partitioned)

@@ -55,6 +55,7 @@ def usual_wait(folder):
         return statistics.median(take_steps(tracker, 1)[0])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(tmp_path, empty_mlflow, caplog):
     empty_mlflow(tmp_path)
     port = free_port()
@@ -89,6 +90,7 @@ def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(
     assert statistics.median(without) - usual_wait(tmp_path / "plain") < 0.02 * work
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, empty_mlflow, monkeypatch, caplog):
     """The first feed takes longer than a run waits for a server that is away, and no other was tried meanwhile."""
     monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 3600.0)
@@ -116,6 +118,7 @@ def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, empty_mlf
         server.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("was_there", [False, True])
 def test_a_run_whose_server_is_gone_at_its_end_waits_for_seconds(
     tmp_path, empty_mlflow, monkeypatch, caplog, was_there

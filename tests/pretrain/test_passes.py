@@ -18,6 +18,7 @@ from pretrain.optimizers.tiles import tiles
 from pretrain.zero.config import deepspeed_config
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, own_layout, run_config
+from tests.slow import slow
 
 WIDE = {"vocab_size": 4096, "d_model": 256, "d_ff": 512, "d_kv": 64, "num_heads": 4}
 
@@ -89,7 +90,7 @@ def _passes(precision: str) -> dict[int, float]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, *slow(2)])
 def test_fewer_passes_take_the_same_steps(ranks):
     """To the bit those of DeepSpeed as it comes, but for the norm's rounding; between steps, weights are looked at."""
     cases = [(stage, precision) for stage in (1, 2, 3) for precision in ("fp32", "bf16")]

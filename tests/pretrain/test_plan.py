@@ -338,6 +338,7 @@ def test_parts_add_up(family):
     assert set(parts) <= {"encoder", "decoder", "cross-attention", "head"}
 
 
+@pytest.mark.slow
 def test_one_a100_takes_as_long_as_nanot5s():
     """0.56 s a step and 10.2 hours on one A100 80 GB, at 31 % MFU (its README; 128 rows of 512 and 114 tokens)."""
     best = planner(BASE, 8, []).best(1)
@@ -403,6 +404,7 @@ def run_plan(*arguments: object) -> None:
     app(["plan", *map(str, arguments)], standalone_mode=False)
 
 
+@pytest.mark.slow
 def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
     """Rows times FLOPs over the share of 100 GFLOP/s that a width of 128 reaches; half the rows after half the steps,
     and the rows of the ramp-up."""

@@ -27,6 +27,7 @@ def test_the_exact_columns_are_what_the_run_file_says(recipe):
     assert ROWS[exact[0]][: len(exact)] == exact
 
 
+@pytest.mark.slow
 def test_the_hours_are_those_of_the_plan():
     cells = ROWS["[t5-v1.1-small-c4](../../configs/runs/t5-v1.1-small-c4.yaml)"]
     assert cells[-3] == hours("t5-v1.1-small-c4", "a100-80gb", 8)

@@ -158,6 +158,7 @@ def memory_of_building(changes: dict, sharded: bool) -> float:
     return (peak - before) / models.outline(config.model).num_parameters()
 
 
+@pytest.mark.slow
 def test_no_rank_ever_holds_a_whole_copy():
     """The model has 86 million parameters, the largest 4: 2 bytes ÷ 4 ranks, and 10 bytes for the largest while it is
     made."""

@@ -110,6 +110,7 @@ def taken_by_both(told: list[dict[str, Any]], name: str) -> list[tuple[int, list
     return [(step, rows + others) for (step, rows), (_, others) in zip(ours, theirs, strict=True)]
 
 
+@pytest.mark.slow
 def test_too_many_steps_without_a_finite_gradient_end_the_run_with_the_state_before_them(folder, told, schedule):
     """The trouble begins with step 7; the checkpoint is of 6 steps, and training continues from it afterwards."""
     run = folder / "poisoned/run"

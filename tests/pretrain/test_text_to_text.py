@@ -120,6 +120,7 @@ def pairs_corpus(small_corpus, tmp_path_factory) -> Path:
     return made_once(tmp_path_factory, "pairs", make) / "corpus"
 
 
+@pytest.mark.slow
 def test_pairs_that_are_empty_or_too_long_are_counted_and_a_source_may_be_held_out_whole(pairs_corpus):
     said = (pairs_corpus.parent / "stdout").read_text()
     assert "documents: 2 files → 39 documents, 38 kept, 1 dropped: empty_target 1" in said

@@ -257,6 +257,7 @@ for step in range(1, 1000000):
 """
 
 
+@pytest.mark.slow
 def test_sigkill_while_feeding_neither_loses_nor_doubles_a_metric(tmp_path, uri, client):
     process = child(TRAIN_UNTIL_KILLED, tmp_path, uri)
     try:
@@ -466,6 +467,7 @@ dashboard(Path(sys.argv[1]), "sqlite:///elsewhere.db", port=int(sys.argv[2]), op
 """
 
 
+@pytest.mark.slow
 def test_dashboard_serves_the_run_and_ends_with_its_server(tmp_path, uri):
     import psutil
 

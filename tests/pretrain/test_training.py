@@ -30,6 +30,7 @@ from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
 from tests.pretrain.forked import Forked, run_forked
 from tests.pretrain.runs import MODEL, losses, mlflow, run_file, train, train_each, train_ranks
+from tests.slow import slow
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_cor
 
 @pytest.mark.parametrize(
     ("stage", "precision"),
-    [(2, "fp32"), *(pytest.param(stage, "bf16", marks=pytest.mark.slow) for stage in (1, 3))],
+    [(2, "fp32"), *slow((1, "bf16"), (3, "bf16"))],
 )
 def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(
     small_corpus, tmp_path, empty_mlflow, stage, precision
@@ -102,6 +103,7 @@ def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(
     assert validation[0]["validation/small/loss"] == validation[1]["validation/small/loss"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_global_batch_where_its_rows_ended(small_corpus, tmp_path):
     """After 4 steps of 16 rows, rows 0 … 63, come 4 steps of 8, rows 64 … 95 of the stream."""
     path = run_file(tmp_path, small_corpus, evaluation=[])

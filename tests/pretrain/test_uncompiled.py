@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import micro_batches, own_layout, run_config
 
@@ -34,6 +36,7 @@ def trained(steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_a_rank_that_compiles_nothing_trains_the_same_without_the_compiler():
     """In `on_ranks` the compiler is loaded before; in a process of its own only when someone asks for it."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)

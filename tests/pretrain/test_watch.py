@@ -80,6 +80,7 @@ def test_what_is_no_run_is_one_line(tmp_path):
         watch(tmp_path, once=True)
 
 
+@pytest.mark.slow
 def test_a_terminal_follows_the_run_until_ctrl_c(run_dir):
     terminal, other_end = pty.openpty()
     command = "from pretrain.cli import main; main()"
