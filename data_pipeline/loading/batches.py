@@ -145,7 +145,9 @@ def validation_batches(
     stride = layout.ranks * layout.micro_batch
     for start in range(0, total, stride):
         ids = np.arange(start, start + stride)[layout.rank * layout.micro_batch :][: layout.micro_batch]
-        batch = as_batch(reader.examples((np.minimum(ids, total - 1) + shift) % total, 0), corpus.tokenizer.vocabulary.pad)
+        batch = as_batch(
+            reader.examples((np.minimum(ids, total - 1) + shift) % total, 0), corpus.tokenizer.vocabulary.pad
+        )
         for name in LABELS:
             if name in batch:
                 batch[name][torch.from_numpy(ids >= total)] = IGNORE_INDEX

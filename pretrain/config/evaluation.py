@@ -91,7 +91,9 @@ class InputUseSettings(HookSettings):
 
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
         alike = [name for name, objective in held_out.items() if objective in ("causal_lm", "full_lm", "masked_lm")]
-        return [f"hook: inputs of {name} are its targets ({held_out[name]}), so none can be exchanged" for name in alike]
+        return [
+            f"hook: inputs of {name} are its targets ({held_out[name]}), so none can be exchanged" for name in alike
+        ]
 
 
 class AttentionSettings(HookSettings):

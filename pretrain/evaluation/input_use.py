@@ -73,7 +73,9 @@ class InputUse:
         counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=device)
         bigram_loss = torch.zeros(1, dtype=torch.float64, device=device)
         others = evaluation.batches(corpus, self._rows, shift=corpus.rows("validation") // 2)
-        for batch, other in zip(evaluation.batches(corpus, self._rows), others, strict=False):  # both end once the budget is spent
+        for batch, other in zip(
+            evaluation.batches(corpus, self._rows), others, strict=False
+        ):  # both end once the budget is spent
             if "encoder_segment_ids" in batch:
                 raise UserError("rows of several examples: their inputs can't be exchanged")
             labels = batch["labels"].to(device)
@@ -101,7 +103,9 @@ class InputUse:
 
 def with_input_of(batch: Batch, other: Batch) -> Batch:
     """The targets of `batch` with the inputs of `other`."""
-    targets = {name: tensor for name, tensor in batch.items() if not name.startswith(_INPUT) and name != "token_type_ids"}
+    targets = {
+        name: tensor for name, tensor in batch.items() if not name.startswith(_INPUT) and name != "token_type_ids"
+    }
     inputs = {name: tensor for name, tensor in other.items() if name.startswith(_INPUT) or name == "token_type_ids"}
     return inputs | targets
 
