@@ -83,7 +83,7 @@ def text(experiment: Experiment, results: Sequence[Result]) -> str:
 def markdown(experiment: Experiment, results: Sequence[Result]) -> str:
     """The same as a Markdown table."""
     rows = list(_rows(attempts(experiment, results)))
-    return "\n".join([*tables.markdown(_HEADINGS, rows), "", _note(experiment), ""])
+    return "\n".join([*tables.markdown(_HEADINGS, rows), "", _note(experiment).replace("\n", " "), ""])
 
 
 def _rows(found: Sequence[Attempt]) -> Iterator[list[str]]:
@@ -110,7 +110,7 @@ def _note(experiment: Experiment) -> str:
     track = experiment.speedrun
     assert track is not None
     return (
-        f"The target is a loss of {track.target} on held-out text. A record needs {track.least_seeds} seeds (in brackets) "
-        f"with p < {track.p_value:g}: the one-sided t-test of a mean below the target. CPU s: of the steps. input: what "
-        "it is worth, in nats a text token."
+        f"The target is a loss of {track.target} on held-out text. A record needs {track.least_seeds} seeds (in\n"
+        f"brackets) with p < {track.p_value:g}: the one-sided t-test of a mean below the target. CPU s:\n"
+        "of the steps alone. input: what it is worth, in nats a text token."
     )
