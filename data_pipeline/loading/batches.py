@@ -128,9 +128,15 @@ class TrainingBatches(Dataset):
 
 
 def validation_batches(
-    corpus: Corpus, layout: BatchLayout, objective: Objective | None = None, skip_damage: bool = False
+    corpus: Corpus,
+    layout: BatchLayout,
+    objective: Objective | None = None,
+    skip_damage: bool = False,
+    shift: int = 0,
 ) -> Iterator[Batch]:
     """Each held-out row exactly once over all ranks, always with the noise of epoch 0.
+
+    The first batch begins with row `shift`, and row 0 follows the last one.
 
     Every rank gets the same number of batches. In rows that only fill the last batches, all labels are `IGNORE_INDEX`.
     """
@@ -139,7 +145,9 @@ def validation_batches(
     stride = layout.ranks * layout.micro_batch
     for start in range(0, total, stride):
         ids = np.arange(start, start + stride)[layout.rank * layout.micro_batch :][: layout.micro_batch]
-        batch = as_batch(reader.examples(np.minimum(ids, total - 1), 0), corpus.tokenizer.vocabulary.pad)
+        batch = as_batch(
+            reader.examples((np.minimum(ids, total - 1) + shift) % total, 0), corpus.tokenizer.vocabulary.pad
+        )
         for name in LABELS:
             if name in batch:
                 batch[name][torch.from_numpy(ids >= total)] = IGNORE_INDEX

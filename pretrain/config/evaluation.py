@@ -78,6 +78,24 @@ class LossBreakdownSettings(HookSettings):
     """The most held-out rows of a corpus that are evaluated."""
 
 
+class InputUseSettings(HookSettings):
+    """What the input is worth: the held-out loss with the right input, with another row's, and without any."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.input_use.InputUse"
+
+    hook: Literal["input_use"] = "input_use"
+    every_steps: PositiveInt = 1000
+    """Steps from one evaluation to the next."""
+    rows: PositiveInt = 1024
+    """The most held-out rows of a corpus that are looked at."""
+
+    def problems(self, held_out: Mapping[str, str]) -> list[str]:
+        alike = [name for name, objective in held_out.items() if objective in ("causal_lm", "full_lm", "masked_lm")]
+        return [
+            f"hook: inputs of {name} are its targets ({held_out[name]}), so none can be exchanged" for name in alike
+        ]
+
+
 class AttentionSettings(HookSettings):
     """Pictures of the attention of each layer and head, on one held-out row of each corpus."""
 
@@ -210,6 +228,7 @@ class TextToTextSettings(HookSettings):
 _SHIPPED: tuple[type[HookSettings], ...] = (
     ValidationLossSettings,
     LossBreakdownSettings,
+    InputUseSettings,
     SamplesSettings,
     AttentionSettings,
     PositionsSettings,

@@ -98,15 +98,15 @@ class Evaluation:
     collectives: Collectives
     earlier: Callable[[str], Sequence[Row]] = lambda table: ()
 
-    def batches(self, corpus: Corpus, rows: int | None = None) -> Iterator[Batch]:
+    def batches(self, corpus: Corpus, rows: int | None = None, shift: int = 0) -> Iterator[Batch]:
         """This rank's held-out batches of `corpus`, each row once over all ranks; fewer once the budget is spent.
 
         `rows`: the most rows over all ranks, up to a whole batch. Rows that pad the last batches have labels of -100
-        alone.
+        alone. `shift`: in the place of each row is the one so many further on, counted in a circle.
         """
         data = self.held_out
         left = rows
-        for batch in validation_batches(corpus, data.layout, data.objective, data.skip_damage):
+        for batch in validation_batches(corpus, data.layout, data.objective, data.skip_damage, shift):
             watchdog.alive()
             yield batch
             if left is not None:

@@ -100,26 +100,37 @@ class ThroughputMeter:
         other_flops: Callable[[Sizes], float] | None = None,
     ):
         self._model, self._peak, self._products, self._other_flops = model, peak, products, other_flops
+        self._processor_seconds = 0.0  # of the steps since the last metrics
         self.restart()
 
     def restart(self) -> None:
         """Begins a stretch of steps; what came before it, an evaluation or a save, doesn't count."""
         self._started = time.perf_counter()
+        self._processor = time.process_time()
         self._steps = 0
         self._waited = 0.0
         self._sizes: list[Tensor] = []  # of this rank's micro-batches
 
     def step(self, waited: float, batches: list[Batch]) -> None:
         """Counts a step on this rank's `batches`, for which it waited `waited` seconds."""
+        now = time.process_time()
+        self._processor_seconds += now - self._processor
+        self._processor = now
         self._steps += 1
         self._waited += waited
         self._sizes += [sizes(batch) for batch in batches]
 
     def take(self) -> dict[str, float]:
-        """Returns the metrics since the last restart, and restarts. All ranks call it, after one step or more."""
-        total = torch.stack(self._sizes).sum(dim=0)
+        """Returns the metrics since the last restart, and restarts. All ranks call it, after one step or more.
+
+        train/processor_seconds: of all ranks in the steps since the last metrics, with the loading of their rows unless
+        `data.workers` do that, and without evaluations and saves.
+        """
+        microseconds = self._sizes[0].new_tensor([round(1e6 * self._processor_seconds)])
+        total = torch.cat([torch.stack(self._sizes).sum(dim=0), microseconds])
         dist.all_reduce(total)
-        examples = Sizes(*total.tolist())
+        *counts, processor = total.tolist()
+        examples = Sizes(*counts)
         seconds = time.perf_counter() - self._started
         tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
         flops = (self._model.flops(examples) + (self._other_flops(examples) if self._other_flops else 0.0)) / seconds
@@ -128,7 +139,9 @@ class ThroughputMeter:
             "train/steps_per_second": self._steps / seconds,
             "train/mfu": flops / self._peak,
             "train/data_wait_fraction": self._waited / seconds,
+            "train/processor_seconds": processor / 1e6,
         }
+        self._processor_seconds = 0.0
         if self._products:
             metrics["train/mfu_of_products"] = flops / self._products
         self.restart()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.errors import UserError
@@ -48,6 +48,17 @@ class Group(Section):
         return self
 
 
+class Speedrun(Section):
+    """A track of the speedrun: a loss that rows try to reach in the least time."""
+
+    target: PositiveFloat
+    """The loss on held-out text to reach, in nats per target token."""
+    least_seeds: Annotated[int, Field(ge=2)] = 5
+    """Runs of a row that its record needs."""
+    p_value: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
+    """The chance, at most, of losses as low if their true mean were the target: a one-sided t-test."""
+
+
 class ExperimentFile(Section):
     """The file experiment.yaml in a folder of run files: how their runs are compared, and with what."""
 
@@ -57,6 +68,8 @@ class ExperimentFile(Section):
     """Which rows are compared. Rows in no group are compared with the first of them."""
     published: list[Published] = []
     """What a publication reports, which the table has beside the rows."""
+    speedrun: Speedrun | None = None
+    """The track that the rows run on: their times are compared instead of their losses."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,7 @@ class Experiment:
     rows: dict[str, Path]
     groups: list[Group]
     published: dict[str, Published]
+    speedrun: Speedrun | None = None
 
 
 def read(directory: Path) -> Experiment:
@@ -88,7 +102,7 @@ def read(directory: Path) -> Experiment:
     if others:
         groups.append(Group(title="Other rows" if groups else name, baseline=others[0], rows=others))
     published = {one.row: one for one in settings.published}
-    return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published)
+    return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published, settings.speedrun)
 
 
 def _problems(settings: ExperimentFile, files: dict[str, Path]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pretrain.models import outline
 from pretrain.run.metrics_file import Row, read_metrics
 from pretrain.tools.experiment.planned_runs import PlannedRun
 
-_VALIDATION = re.compile(r"validation/.+/loss")
+_VALIDATION = re.compile(r"validation/(.+)/loss")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,9 @@ class Result:
 
     - `train_loss`: the mean since the line of metrics before the last.
     - `validation_loss`: after the last step, on the first validation corpus. `curve`: (step, loss) of all evaluations.
+    - `text_loss`: the same on text tokens alone. `input_worth`: by how much it rises with another row's input.
     - `embedding_loss`: without its coefficient, like `train_loss`. `effective_rank`: of the embedding matrix.
+    - `tokens`: of text that were trained on. `processor_seconds`: of all ranks, in steps alone.
     """
 
     row: str
@@ -30,6 +32,10 @@ class Result:
     validation_loss: float | None
     embedding_loss: float | None
     effective_rank: float | None
+    text_loss: float | None
+    input_worth: float | None
+    tokens: float | None
+    processor_seconds: float | None
     curve: list[tuple[int, float]]
 
 
@@ -49,6 +55,8 @@ def _result(run: PlannedRun) -> Result:
     assert checkpoint is not None, "a finished run has saved"
     model, metrics = checkpoint_index.read(checkpoint).model, read_metrics(run.directory)
     validation = next((name for row in metrics for name in row.metrics if _VALIDATION.fullmatch(name)), None)
+    found = _VALIDATION.fullmatch(validation or "")
+    corpus = found[1] if found else ""
     embedding_loss = _last(metrics, "train/embedding_loss")
     if embedding_loss is not None:
         embedding_loss /= getattr(model, "embedding_loss").coefficient  # noqa: B009 - of one family alone
@@ -61,9 +69,18 @@ def _result(run: PlannedRun) -> Result:
         _last(metrics, validation),
         embedding_loss,
         _last(metrics, "embedding/effective_rank"),
+        _last(metrics, f"validation/{corpus}/text_loss"),
+        _last(metrics, f"input_use/{corpus}/worth"),
+        _last(metrics, "train/tokens"),
+        _sum(metrics, "train/processor_seconds"),
         [(row.step, row.metrics[validation]) for row in metrics if validation in row.metrics] if validation else [],
     )
 
 
 def _last(metrics: Sequence[Row], name: str | None) -> float | None:
     return next((row.metrics[name] for row in reversed(metrics) if name in row.metrics), None)
+
+
+def _sum(metrics: Sequence[Row], name: str) -> float | None:
+    values = [row.metrics[name] for row in metrics if name in row.metrics]
+    return sum(values) if values else None

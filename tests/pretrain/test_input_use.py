@@ -1,0 +1,112 @@
+"""What the input is worth: exchanged inputs, first and later tokens of spans, and the bigrams beside them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.loading.batch_layout import BatchLayout
+from data_pipeline.loading.batches import validation_batches
+from data_pipeline.text.vocabulary import Vocabulary
+from pretrain.config.evaluation import InputUseSettings
+from pretrain.evaluation.collectives import Collectives
+from pretrain.evaluation.hook import Evaluation, HeldOut
+from pretrain.evaluation.input_use import Bigrams, InputUse, first_of_spans, with_input_of, without_input
+
+CPU = torch.device("cpu")
+
+
+class Copier:
+    """Has a loss of 1 for each target that is among its row's inputs, and of 3 for every other."""
+
+    device = CPU
+
+    def losses(self, batch):
+        labels, inputs = batch["labels"], batch["encoder_input_ids"]
+        among = (labels[:, :, None] == inputs[:, None, :]).any(dim=-1)
+        return {"labels": torch.where(among, 1.0, 3.0) * (labels != -100)}
+
+
+class Deaf(Copier):
+    """Has the same loss whatever the input."""
+
+    def losses(self, batch):
+        labels = batch["labels"]
+        return {"labels": (labels % 7).float() * (labels != -100)}
+
+
+def found(subject, corpus, rows=1024, ranks=1):
+    held_out = HeldOut({"small": corpus}, corpus.tokenizer, None, False, BatchLayout(0, ranks, 8, 1))
+    evaluation = Evaluation(subject, held_out, 1, Collectives(None, CPU, alone=True))
+    return InputUse(InputUseSettings(rows=rows)).evaluate(evaluation)
+
+
+def test_a_model_that_uses_its_input_loses_by_another(small_corpus):
+    metrics = found(Copier(), open_corpus(small_corpus)).metrics
+    assert 1.0 < metrics["input_use/small/loss"] < metrics["input_use/small/other_input_loss"]
+    worth = metrics["input_use/small/other_input_loss"] - metrics["input_use/small/loss"]
+    assert metrics["input_use/small/worth"] == pytest.approx(worth)
+    assert metrics["input_use/small/no_input_loss"] == 3.0  # no text token is EOS
+
+
+def test_to_a_model_that_is_deaf_the_input_is_worth_nothing(small_corpus):
+    findings = found(Deaf(), open_corpus(small_corpus))
+    for name in ("worth", "first_token_worth", "later_token_worth"):
+        assert findings.metrics[f"input_use/small/{name}"] == 0.0
+    assert "the input is worth 0.00 nats a text token; the first of a span 0.00 (" in findings.lines[0]
+
+
+def test_rows_exchange_inputs_over_the_whole_split_however_it_is_batched(small_corpus):
+    corpus = open_corpus(small_corpus)
+    total = corpus.rows("validation")
+    one = BatchLayout(0, 1, 1, 1)
+    rows = [batch["encoder_input_ids"][0].tolist() for batch in validation_batches(corpus, one)]
+    others = [batch["encoder_input_ids"][0].tolist() for batch in validation_batches(corpus, one, shift=total // 2)]
+    assert others == rows[total // 2 :] + rows[: total // 2]
+
+
+def test_the_parts_of_a_batch_that_are_exchanged():
+    batch = {
+        "encoder_input_ids": torch.tensor([[5, 6]]),
+        "encoder_attention_mask": torch.tensor([[1, 0]]),
+        "labels": torch.tensor([[7]]),
+    }
+    other = {"encoder_input_ids": torch.tensor([[8, 9, 1]]), "labels": torch.tensor([[4]])}
+    mixed = with_input_of(batch, other)
+    assert {name: tensor.tolist() for name, tensor in mixed.items()} == {
+        "encoder_input_ids": [[8, 9, 1]],
+        "labels": [[7]],
+    }
+    assert without_input(batch, eos=1)["encoder_input_ids"].tolist() == [[1]]
+
+
+def test_first_tokens_of_spans_follow_sentinels():
+    vocabulary = Vocabulary(size=14, text=(3, 10), pad=0, eos=1, unk=2, first_sentinel=13, sentinels=4)
+    first = vocabulary.sentinel_ids.start
+    labels = torch.tensor([[first, 5, 6, first + 1, 7, 1, -100]])
+    assert first_of_spans(labels, vocabulary).tolist() == [[False, True, False, False, True, False, False]]
+
+
+def test_a_bigram_model_by_hand():
+    """Rows "0 1", "0 1" and "0 2" of three ids. After 0: 1 twice and 2 once, of which ¾ each are left to unigrams."""
+    rows = np.array([[0, 1], [0, 1], [0, 2]])
+    model = Bigrams(iter([rows[:2], rows[2:]]), 3)
+    unigram = np.array([4, 3, 2]) / 9  # each id once more than it occurs
+    left = 0.75 * 2 / 3
+    expected = [(2 - 0.75) / 3 + left * unigram[1], (1 - 0.75) / 3 + left * unigram[2], left * unigram[0]]
+    assert sum(expected) == pytest.approx(1.0)
+    losses = model.losses(np.array([[0, 1], [0, 2], [0, 0]]))
+    assert losses[:, 1] == pytest.approx(-np.log(expected))
+    start = (3 - 0.75) / 3 + 0.75 / 3 * unigram[0]  # three rows begin with 0
+    assert losses[:, 0] == pytest.approx([-math.log(start)] * 3)
+    never_first = model.losses(np.array([[0, 1, 0, -100]]))[0]
+    assert never_first[2] == pytest.approx(-math.log(unigram[0]))  # nothing came after 1
+    assert never_first[3] == 0.0
+
+
+def test_bigrams_of_a_corpus_lie_below_its_unigrams(small_corpus):
+    metrics = found(Deaf(), open_corpus(small_corpus)).metrics
+    assert metrics["input_use/small/bigram_entropy"] > 0.5
+    assert metrics["input_use/small/unigram_entropy"] < math.log(500)

@@ -1,0 +1,74 @@
+"""Tracks of the speedrun: what counts as a record, and the table."""
+
+from pathlib import Path
+
+import pytest
+import scipy.stats
+
+from data_pipeline.foundation.config_file import load
+from pretrain.config import RunConfig
+from pretrain.tools.experiment import experiment_file, speedrun
+from pretrain.tools.experiment.experiment_file import Experiment, Speedrun
+from pretrain.tools.experiment.results import Result
+
+TRACKS = Path(__file__).parents[2] / "configs/speedrun"
+
+
+def result(row: str, seed: int, loss: float, seconds: float, worth: float | None = 0.2) -> Result:
+    return Result(row, seed, 300, 1000, 4.0, loss, None, None, loss + 1, worth, 1.5e6, seconds, [(300, loss)])
+
+
+def track(**rows: list[tuple[float, float]]) -> tuple[Experiment, list[Result]]:
+    """An experiment whose rows have (loss, processor seconds) by seed."""
+    found = Experiment("mini", {row: Path(row) for row in rows}, [], {}, Speedrun(target=4.0))
+    return found, [result(row, seed, *one) for row, of in rows.items() for seed, one in enumerate(of)]
+
+
+@pytest.mark.parametrize(
+    "losses", [[3.9, 3.95, 3.97, 3.99, 3.93], [4.1, 4.0, 3.9], [3.99, 3.999], [4.2, 4.3, 4.25, 4.21]]
+)
+def test_the_chance_is_that_of_the_one_sided_t_test(losses):
+    expected = scipy.stats.ttest_1samp(losses, 4.0, alternative="less").pvalue
+    assert speedrun.chance(losses, 4.0) == pytest.approx(expected)
+
+
+def test_a_record_needs_its_seeds_its_mean_and_certainty():
+    low = [(3.9 + 0.01 * seed, 100.0) for seed in range(5)]
+    wide = [(3.99 + 0.04 * seed, 50.0) for seed in (-3, -2, -1, 1, 2)]  # below the target, but by chance
+    high = [(4.1 + 0.01 * seed, 60.0) for seed in range(5)]
+    found = speedrun.attempts(*track(low=low, four=[(loss, 70.0) for loss, _ in low[:4]], wide=wide, high=high))
+    assert [(one.row, one.is_record) for one in found] == [
+        ("wide", False),
+        ("high", False),
+        ("four", False),
+        ("low", True),
+    ]
+    assert speedrun.chance([4.0, 4.0], 4.0) == 1.0
+    assert speedrun.chance([3.9], 4.0) is None
+
+
+def test_the_table_has_the_fastest_first_and_says_what_a_record_is():
+    low = [(3.9 + 0.01 * seed, 100.0 + seed) for seed in range(5)]
+    found = track(textbook=[(4.0, 283.0)], low=low, unfinished=[])
+    head, first, second, _, *note = speedrun.text(*found).split("\n")
+    assert head.split() == ["row", "params", "steps", "tokens", "CPU", "s", "loss", "text", "input", "p"]
+    assert first.split() == [
+        *("low", "(5)", "1,000", "300", "1.50M", "102.0±1.6", "3.9200±0.0158", "4.920±0.016", "0.200±0.000"),
+        *("<.001", "record"),
+    ]
+    assert second.split()[:7] == ["textbook", "(1)", "1,000", "300", "1.50M", "283.0", "4.0000"]
+    assert note[0].startswith("The target is a loss of 4.0 on held-out text. A record needs 5 seeds")
+    assert speedrun.markdown(*found).startswith("| row | params |")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in TRACKS.iterdir()))
+def test_rows_of_a_track_differ_in_what_is_free(name):
+    """The text, the tokenizer and the held-out loss are the track's."""
+    found = experiment_file.read(TRACKS / name)
+    assert found.speedrun is not None
+    runs = [load(path, [], RunConfig) for path in found.rows.values()]
+    (first, *others) = [(run.data.validation, [source.corpus for source in run.data.train]) for run in runs]
+    assert all(other == first for other in others)
+    for run in runs:
+        assert run.data.workers == 0  # whose processor seconds wouldn't be counted
+        assert {hook.hook for hook in run.evaluation} >= {"validation_loss", "input_use"}
