@@ -72,11 +72,15 @@ class Remote:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A finished corpus in `directory`. If it is `remote`, that has copies of its small files, but no shards."""
+    """A finished corpus in `directory`. If it is `remote`, that has copies of its small files, but no shards.
+
+    `other_objective` replaces the one that it was built for, if noise is applied at load.
+    """
 
     directory: Path
     manifest: Manifest
     remote: Remote | None = None
+    other_objective: Objective | None = None
 
     @property
     def location(self) -> str:
@@ -93,7 +97,11 @@ class Corpus:
 
     @property
     def objective(self) -> Objective:
-        return self.manifest.rows.objective
+        return self.other_objective or self.manifest.rows.objective
+
+    def with_objective(self, objective: Objective | None) -> "Corpus":
+        """This corpus with another objective; with its own for None."""
+        return replace(self, other_objective=objective)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -13,7 +13,7 @@ from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.processes import items
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
-from data_pipeline.objectives import Examples, Objective, together
+from data_pipeline.objectives import Examples, together
 from data_pipeline.packing.examples import balanced
 
 Batch = dict[str, torch.Tensor]
@@ -49,7 +49,6 @@ class TrainingBatches(Dataset):
             Reader(
                 corpus,
                 "train",
-                stream.objective,
                 cached=stream.interleaved + 2,
                 skip_damage=stream.on_damage == "skip",
                 damaged=start.skipped_blocks(corpus, "train"),
@@ -130,7 +129,6 @@ class TrainingBatches(Dataset):
 def validation_batches(
     corpus: Corpus,
     layout: BatchLayout,
-    objective: Objective | None = None,
     skip_damage: bool = False,
     shift: int = 0,
 ) -> Iterator[Batch]:
@@ -140,7 +138,7 @@ def validation_batches(
 
     Every rank gets the same number of batches. In rows that only fill the last batches, all labels are `IGNORE_INDEX`.
     """
-    reader = Reader(corpus, "validation", objective, skip_damage=skip_damage)
+    reader = Reader(corpus, "validation", skip_damage=skip_damage)
     total = corpus.rows("validation")
     stride = layout.ranks * layout.micro_batch
     for start in range(0, total, stride):

@@ -8,12 +8,12 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, column_in, examples_in, rows_in
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.loading.store import BlockStore
-from data_pipeline.objectives import Examples, Objective, Padded, together
+from data_pipeline.objectives import Examples, Padded, together
 from data_pipeline.objectives.randomness import noise_keys
 
 
 class Reader:
-    """Rows of `split`, by id. `objective` overrides the corpus's if noise is applied at load.
+    """Rows of `split`, by id.
 
     With `skip_damage`, rows of damaged blocks are empty and the blocks are listed in `damaged`; otherwise such a block
     is an error. `damaged` lists blocks already known to be damaged: they stay skipped, even if they are repaired.
@@ -23,7 +23,6 @@ class Reader:
         self,
         corpus: Corpus,
         split: str,
-        objective: Objective | None = None,
         cached: int = 4,
         skip_damage: bool = False,
         damaged: Iterable[int] = (),
@@ -34,7 +33,7 @@ class Reader:
         self.blocks = self._store.index
         self._rows = int(self.blocks.rows.sum())
         self._skip_damage = skip_damage
-        self._objective = objective or corpus.objective
+        self._objective = corpus.objective
         self._vocabulary = corpus.tokenizer.vocabulary
 
     def examples(self, rows: np.ndarray | list[int], epochs: np.ndarray | int) -> Examples:

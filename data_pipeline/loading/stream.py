@@ -6,7 +6,6 @@ from typing import Any, Literal
 from data_pipeline.corpus import Corpus
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.mixing import Mixture
-from data_pipeline.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -23,28 +22,27 @@ class Skipped:
 class Stream:
     """Corpora and weights, and all else that decides the order of rows.
 
-    Each epoch is read as `interleaved` streams, whose rows alternate. `objective` overrides the corpora's if noise
-    is applied at load. At a damaged block, `on_damage` says whether to stop or to give its rows weight 0. `pack`
-    examples of a micro-batch share a row.
+    Each epoch is read as `interleaved` streams, whose rows alternate. At a damaged block, `on_damage` says whether to
+    stop or to give its rows weight 0. `pack` examples of a micro-batch share a row.
     """
 
     corpora: list[Corpus]
     weights: list[float]
     seed: int
     interleaved: int
-    objective: Objective | None = None
     on_damage: Literal["stop", "skip"] = "stop"
     pack: int = 1
 
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that may not change during a run; sizes of batches, ranks, workers and packing may."""
+        objective = self.corpora[0].other_objective  # a run has one for all
         return {
             "corpora": [
                 {"fingerprint": corpus.fingerprint, "weight": weight}
                 for corpus, weight in zip(self.corpora, self.weights, strict=True)
             ],
-            "objective": self.objective and self.objective.model_dump(mode="json"),
+            "objective": objective and objective.model_dump(mode="json"),
             "seed": self.seed,
             "lanes": self.interleaved,
         }

@@ -18,7 +18,6 @@ from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
-from data_pipeline.objectives import Objective
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.trained import TrainedModel
@@ -109,16 +108,14 @@ def evaluate(
     failed = False
     with _ranks() as (rank, ranks):
         trained = TrainedModel.open(checkpoint).on_best_device()
-        held_out, objective = _corpora(corpora, config, trained)
-        objectives = {name: (objective or corpus.objective).name for name, corpus in held_out.items()}
+        held_out = _corpora(corpora, config, trained)
+        objectives = {name: corpus.objective.name for name, corpus in held_out.items()}
         if not held_out and any(settings.needs_corpus for settings in hooks):
             raise UserError(f"{checkpoint}: no held-out corpus is known; give --corpus")
         if names and (lines := [f"--hook {one.hook}: {line}" for one in hooks for line in one.problems(objectives)]):
             raise UserError("\n".join(lines))
         hooks = [settings for settings in hooks if not settings.problems(objectives)]
-        data = HeldOut(
-            held_out, trained.tokenizer, objective, skip_damage=False, layout=BatchLayout(rank, ranks, micro_batch, 1)
-        )
+        data = HeldOut(held_out, trained.tokenizer, skip_damage=False, layout=BatchLayout(rank, ranks, micro_batch, 1))
         for findings in HookRunner(hooks, data, out).after(Standalone(trained), step, last=True):
             metrics |= findings.metrics
             failed |= findings.failed
@@ -148,7 +145,7 @@ def evaluate_on_tasks(
         trained = TrainedModel.open(checkpoint).on_best_device()
         model, vocabulary = trained.model, trained.tokenizer.vocabulary
         prompt_format = PromptFormat.choose(model.config, vocabulary, form, _trained_on(config))
-        data = HeldOut({}, trained.tokenizer, None, skip_damage=False, layout=BatchLayout(rank, ranks, batch_size, 1))
+        data = HeldOut({}, trained.tokenizer, skip_damage=False, layout=BatchLayout(rank, ranks, batch_size, 1))
         subject = Standalone(trained)
         collectives = Collectives(None, subject.device, alone=ranks == 1)
         requests = LmEvalRequests(model, prompt_format, Evaluation(subject, data, 0, collectives), batch_size)
@@ -176,27 +173,27 @@ def _trained_on(config: RunConfig | None) -> str | None:
         return None
 
 
-def _corpora(
-    given: Sequence[Path], config: RunConfig | None, trained: TrainedModel
-) -> tuple[dict[str, Corpus], Objective | None]:
-    """The held-out corpora by name, and the objective that replaces theirs."""
+def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedModel) -> dict[str, Corpus]:
+    """The held-out corpora by name."""
     if given or config is None:
         opened = {corpus.name: corpus for corpus in map(open_corpus, given)}
     else:
-        entries = config.data.validation
-        pairs = [(entry, open_corpus(entry.corpus)) for entry in entries]
+        objective = config.data.objective
+        pairs = [
+            (entry, open_corpus(entry.corpus).with_objective(entry.objective or objective))
+            for entry in config.data.validation
+        ]
         opened = {entry.name or corpus.name: corpus for entry, corpus in pairs}
-    objective = config.data.objective if config and not given else None
     model = trained.model.config
     for corpus in opened.values():
         if corpus.tokenizer.sha256 != trained.tokenizer.sha256:
             raise UserError(f"{corpus.directory}: built with another tokenizer than the model's")
-        if (name := (objective or corpus.objective).name) not in FAMILIES[model.family].objectives:
+        if (name := corpus.objective.name) not in FAMILIES[model.family].objectives:
             learns = ", ".join(FAMILIES[model.family].objectives)
             raise UserError(f"{corpus.directory}: has {name}, but models of the family {model.family} have {learns}")
         if not corpus.rows("validation"):
             raise UserError(f"{corpus.directory}: has no validation rows")
-    return opened, objective
+    return opened
 
 
 @contextlib.contextmanager

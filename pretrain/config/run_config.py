@@ -57,6 +57,9 @@ class ValidationCorpus(Section):
     """A finished corpus, of which the held-out rows are used: its directory or fsspec URL."""
     name: Annotated[str, Field(min_length=1)] | None = None
     """The corpus's name in the names of its metrics. null: its own name."""
+    objective: AnyObjective | None = None
+    """Replaces its objective where it is evaluated, though the run trains with another; the corpus must have been built
+    with `apply_at: load`. null: `data.objective`, or else the corpus's own."""
 
 
 class MixingSection(Section):

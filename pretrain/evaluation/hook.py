@@ -18,7 +18,6 @@ import torch.distributed as dist
 from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, validation_batches
-from data_pipeline.objectives import Objective
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.collectives import Collectives
 from pretrain.models.loss import recording_hits
@@ -74,13 +73,11 @@ class Subject(Protocol):
 class HeldOut:
     """The held-out rows of a run, and this rank's share of them.
 
-    `corpora`: by their names in metrics. `objective` replaces theirs unless None. `skip_damage`: rows of damaged blocks
-    are left out instead of ending the run.
+    `corpora`: by their names in metrics. `skip_damage`: rows of damaged blocks are left out instead of ending the run.
     """
 
     corpora: Mapping[str, Corpus]
     tokenizer: Tokenizer
-    objective: Objective | None
     skip_damage: bool
     layout: BatchLayout
 
@@ -106,7 +103,7 @@ class Evaluation:
         """
         data = self.held_out
         left = rows
-        for batch in validation_batches(corpus, data.layout, data.objective, data.skip_damage, shift):
+        for batch in validation_batches(corpus, data.layout, data.skip_damage, shift):
             watchdog.alive()
             yield batch
             if left is not None:

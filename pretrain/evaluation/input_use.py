@@ -13,7 +13,6 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.reader import Reader
-from data_pipeline.objectives import Objective
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import InputUseSettings
 from pretrain.evaluation.hook import Evaluation, Findings
@@ -61,7 +60,7 @@ class InputUse:
         lines: list[str] = []
         for name, corpus in evaluation.held_out.corpora.items():
             if name not in self._bigrams:
-                self._bigrams[name] = Bigrams.of_training_rows(corpus, evaluation.held_out.objective)
+                self._bigrams[name] = Bigrams.of_training_rows(corpus)
             found = self._of_corpus(evaluation, corpus, self._bigrams[name])
             metrics |= {f"input_use/{name}/{metric}": value for metric, value in found.items()}
             lines.append(_line(name, found))
@@ -146,8 +145,8 @@ class Bigrams:
         self._kinds = np.bincount(pairs // size, minlength=size + 1)  # and with how many different ids after it
 
     @classmethod
-    def of_training_rows(cls, corpus: Corpus, objective: Objective | None) -> "Bigrams":
-        reader = Reader(corpus, "train", objective, skip_damage=True)
+    def of_training_rows(cls, corpus: Corpus) -> "Bigrams":
+        reader = Reader(corpus, "train", skip_damage=True)
         rows = min(corpus.rows("train"), _TRAINING_ROWS)
 
         def targets() -> Iterator[np.ndarray]:

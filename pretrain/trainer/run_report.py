@@ -254,7 +254,7 @@ def _description(run: ValidatedRun, parameters: int) -> str:
     """The run in a few words of Markdown, for MLflow's page of it."""
     config = run.config
     corpora = " and ".join(f"{corpus.name} ({corpus.rows('train'):,} rows)" for corpus in run.training)
-    objective = (config.data.objective or run.training[0].objective).name
+    objective = run.training[0].objective.name
     steps = f"{config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows"
     return (
         f"A `{run.model.family}` model of {parameters:,} parameters learns `{objective}` on {corpora}: {steps}, "

@@ -46,14 +46,14 @@ def problems(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> l
     settings = config.distillation
     if settings is None:
         return []
-    found = [*_student_problems(model), *_row_problems(config.data.objective, training)]
+    found = [*_student_problems(model), *_row_problems(training)]
     try:
         teacher = teacher_config(settings)
         tokenizer = vars(load_tokenizer(teacher_checkpoint(settings)).describe())
     except (UserError, FailedError) as error:
         return [*found, f"distillation.teacher: {error}"]
     if not found:
-        texts = [longest_text(config.data.objective or corpus.objective) for corpus in training]
+        texts = [longest_text(corpus.objective) for corpus in training]
         found += _length_problems(settings, teacher, max(texts))
     return found + _tokenizer_problems(settings, tokenizer, training[0])
 
@@ -71,12 +71,13 @@ def _student_problems(model: ModelConfig) -> list[str]:
     return [f"distillation: needs an encoder-decoder ({', '.join(able)}), but model.family is {model.family}"]
 
 
-def _row_problems(objective: Objective | None, training: list[Corpus]) -> list[str]:
+def _row_problems(training: list[Corpus]) -> list[str]:
     """The teacher reads inputs and targets as one text, which they are in prefix LM alone."""
+    needs = "needs rows that are a text cut in two (prefix_lm)"
     return [
-        f"distillation: needs rows that are a text cut in two (prefix_lm), but {corpus.directory} has {actual.name}"
+        f"distillation: {needs}, but {corpus.directory} has {corpus.objective.name}"
         for corpus in training
-        if not isinstance(actual := objective or corpus.objective, PrefixLM)
+        if not isinstance(corpus.objective, PrefixLM)
     ]
 
 

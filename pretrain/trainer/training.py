@@ -76,7 +76,7 @@ class Training:
         report.announce(outline.num_parameters(), self.layout)
         self.saver = Saver(self.engine, run.origin)
         data, tokenizer = config.data, run.training[0].tokenizer
-        held_out = HeldOut(run.validation, tokenizer, data.objective, data.on_damage == "skip", self.layout)
+        held_out = HeldOut(run.validation, tokenizer, data.on_damage == "skip", self.layout)
         self.hooks = HookRunner(config.evaluation, held_out, record.directory(run.directory))
         self.state = self.last_applied = run.train_state  # last_applied: after the last step that wasn't skipped
 

@@ -51,7 +51,7 @@ class ValidatedRun:
     @property
     def lengths(self) -> tuple[int, int]:
         """The greatest lengths of inputs and targets that the objectives of the run allow."""
-        shapes = [(self.config.data.objective or corpus.objective).shape for corpus in self.training]
+        shapes = [corpus.objective.shape for corpus in self.training]
         return max(inputs for inputs, _ in shapes), max(targets for _, targets in shapes)
 
     @property
@@ -159,13 +159,18 @@ def validate(
 
     Raises UserError with every problem found, one line each.
     """
-    training = [_opened(entry.corpus, config.data.cache) for entry in config.data.train]
-    validation = [_opened(entry.corpus, config.data.cache) for entry in config.data.validation]
+    data = config.data
+    training = [_opened(entry.corpus, data.cache).with_objective(data.objective) for entry in data.train]
+    validation = [
+        _opened(entry.corpus, data.cache).with_objective(entry.objective or data.objective) for entry in data.validation
+    ]
     problems = config.batch.problems(ranks)
     problems += device_problems(config) if ranks_are_here else []
     problems += _duplicates("train", training) + _duplicates("validation", validation)
     names, name_problems = _names(config, validation)
-    problems += name_problems + _tokenizer_differences(training, validation) + _objective_problems(config, training)
+    problems += (
+        name_problems + _tokenizer_differences(training, validation) + _objective_problems([*training, *validation])
+    )
     problems += _without_rows("train", training) + _without_rows("validation", validation)
     model, id_problems = with_tokenizer_ids(config.model, training[0])
     problems += (
@@ -218,7 +223,6 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
         _weights_in_rows(config, training),
         config.run.seed,
         data.lanes,
-        data.objective,
         data.on_damage,
         data.pack,
     )
@@ -330,31 +334,28 @@ def _token_ids(corpus: Corpus) -> str:
     return ", ".join([*words, f"{described.sentinels} sentinels"])
 
 
-def _objective_problems(config: RunConfig, training: list[Corpus]) -> list[str]:
-    objective = config.data.objective
-    if objective is None:
-        return []
+def _objective_problems(corpora: list[Corpus]) -> list[str]:
+    """Corpora whose rows don't suit the objective that replaces theirs, each problem once."""
     problems = []
-    for corpus in training:
-        raw_length = corpus.manifest.rows.raw_length
-        if corpus.manifest.rows.apply_at == "build":
-            problems.append(
-                f"data.objective: {corpus.directory} was built with apply_at: build; its objective can't change"
-            )
-        elif objective.raw_length != raw_length:
-            needs = f"rows of {objective.raw_length} tokens, but {corpus.directory} has rows of {raw_length}"
-            problems.append(f"data.objective: needs {needs}")
-        elif objective.columns and objective != corpus.objective:
-            problems.append(f"data.objective: {objective.name} needs rows cut for it with the same settings")
+    for corpus in corpora:
+        objective, rows = corpus.other_objective, corpus.manifest.rows
+        if objective is None:
+            continue
+        if rows.apply_at == "build":
+            problems.append(f"{corpus.directory} was built with apply_at: build; its objective can't change")
+        elif objective.raw_length != rows.raw_length:
+            needs = f"rows of {objective.raw_length} tokens, but {corpus.directory} has rows of {rows.raw_length}"
+            problems.append(f"needs {needs}")
+        elif objective.columns and objective != rows.objective:
+            problems.append(f"{objective.name} needs rows cut for it with the same settings")
         else:
-            problems += [f"data.objective: {problem}" for problem in objective.problems(corpus.tokenizer.vocabulary)]
-    return problems
+            problems += objective.problems(corpus.tokenizer.vocabulary)
+    return [f"data.objective: {problem}" for problem in dict.fromkeys(problems)]
 
 
 def _hook_problems(config: RunConfig, names: list[str], validation: list[Corpus]) -> list[str]:
     """Hooks that can't evaluate the held-out corpora."""
-    objective = config.data.objective
-    held_out = {name: (objective or corpus.objective).name for name, corpus in zip(names, validation, strict=True)}
+    held_out = {name: corpus.objective.name for name, corpus in zip(names, validation, strict=True)}
     return [
         f"evaluation.{number}.{problem}"
         for number, hook in enumerate(config.evaluation)
@@ -366,7 +367,7 @@ def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) 
     """Corpora whose rows the model can't take because of their kind or length."""
     problems = []
     for corpus in corpora:
-        objective = config.data.objective or corpus.objective
+        objective = corpus.objective
         fitting = models.FAMILIES[model.family].objectives
         inputs, targets = objective.shape
         if objective.name not in fitting:

@@ -43,7 +43,7 @@ def requests_to(model_settings, tokenizer, form=None, objective=None, batch_size
     torch.manual_seed(1)
     model = build(parse({**model_settings, "vocab_size": tokenizer.size, **ids})).eval()
     subject = Standalone(TrainedModel(model, tokenizer))
-    data = HeldOut({}, tokenizer, None, False, BatchLayout(0, 1, batch_size, 1))
+    data = HeldOut({}, tokenizer, False, BatchLayout(0, 1, batch_size, 1))
     evaluation = Evaluation(subject, data, 0, Collectives(None, torch.device("cpu"), alone=True))
     return model, LmEvalRequests(
         model, PromptFormat.choose(model.config, vocabulary, form, objective), evaluation, batch_size
