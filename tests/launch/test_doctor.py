@@ -213,6 +213,7 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
     assert (gone.level, gone.found) == ("warning", f"http://{at}: Connection refused")
 
 
+@pytest.mark.slow
 def test_a_rank_whose_port_leads_nowhere_is_named():
     """Rank 0 is on a machine that doesn't run, so rank 1 meets a server that says nothing."""
     with silent_server() as port:

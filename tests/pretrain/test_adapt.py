@@ -172,6 +172,7 @@ def gemma(small_corpus, tmp_path_factory):
     return decoder, out
 
 
+@pytest.mark.slow
 def test_an_adapted_model_trains_evaluates_generates_and_is_exported(gemma, small_corpus, tmp_path):
     _, directory = gemma
     told = adapt(directory, tmp_path / "start", "--style", "t5gemma")

@@ -33,7 +33,6 @@ from tests.pretrain.checkpoint_runs import STEPS, config, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, train, train_ranks
-from tests.slow import slow
 
 
 @pytest.mark.slow
@@ -263,7 +262,8 @@ ls -A {disk}/run/checkpoints
 """
 
 
-@pytest.mark.parametrize("policy", ["go_on", *slow("stop")])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["go_on", "stop"])
 def test_a_full_disk_costs_the_checkpoint_being_saved_and_no_other(finished, tmp_path, policy):
     """The checkpoints are on a file system of their own, with room for the log but not for a checkpoint."""
     disk = tmp_path / "disk"

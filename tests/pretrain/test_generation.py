@@ -212,7 +212,7 @@ def rows_of(rng, number, causal):
     return rows, *padded(rows, 0, left=causal)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *slow(*range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *slow(*range(1, 8))])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_and_beam_search_equal_transformers(family, seed, tmp_path):
     """Compares tokens up to EOS; after it, transformers' beam search fills with EOS if pad is 0.

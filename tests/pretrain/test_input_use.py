@@ -38,7 +38,7 @@ class Deaf(Copier):
 
 
 def found(subject, corpus, rows=1024, ranks=1):
-    held_out = HeldOut({"small": corpus}, corpus.tokenizer, None, False, BatchLayout(0, ranks, 8, 1))
+    held_out = HeldOut({"small": corpus}, corpus.tokenizer, False, BatchLayout(0, ranks, 8, 1))
     evaluation = Evaluation(subject, held_out, 1, Collectives(None, CPU, alone=True))
     return InputUse(InputUseSettings(rows=rows)).evaluate(evaluation)
 

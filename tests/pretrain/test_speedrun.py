@@ -1,5 +1,6 @@
 """Tracks of the speedrun: what counts as a record, and the table."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def test_a_record_needs_its_seeds_its_mean_and_certainty():
     assert speedrun.chance([3.9], 4.0) is None
 
 
+def test_a_record_of_sentinels_alone_is_none():
+    experiment, runs = track(low=[(3.9 + 0.01 * seed, 100.0) for seed in range(5)])  # 4.92 on text
+    for text_target, is_record in ((5.0, True), (4.9, False)):
+        settings = Speedrun(target=4.0, text_target=text_target)
+        (found,) = speedrun.attempts(replace(experiment, speedrun=settings), runs)
+        assert found.is_record == is_record
+
+
 def test_the_table_has_the_fastest_first_and_says_what_a_record_is():
     low = [(3.9 + 0.01 * seed, 100.0 + seed) for seed in range(5)]
     found = track(textbook=[(4.0, 283.0)], low=low, unfinished=[])
@@ -57,7 +66,10 @@ def test_the_table_has_the_fastest_first_and_says_what_a_record_is():
         *("<.001", "record"),
     ]
     assert second.split()[:7] == ["textbook", "(1)", "1,000", "300", "1.50M", "283.0", "4.0000"]
-    assert note[0].startswith("The target is a loss of 4.0 on held-out text. A record needs 5 seeds")
+    assert note[:2] == [
+        "The target is a held-out loss of 4.0.",
+        "A record needs 5 seeds (in brackets) with p < 0.01: the one-sided t-test of a",
+    ]
     assert speedrun.markdown(*found).startswith("| row | params |")
 
 

@@ -267,6 +267,7 @@ def test_bfloat16_weights_give_nearly_the_same_losses(model, device):
     torch.testing.assert_close(rounded, exact, rtol=0, atol=0.1)
 
 
+@pytest.mark.slow
 def test_the_graph_is_whole_for_the_compiler(model):
     batch = ids(2, 9), ids(2, 6, seed=1)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

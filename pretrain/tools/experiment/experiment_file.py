@@ -52,7 +52,9 @@ class Speedrun(Section):
     """A track of the speedrun: a loss that rows try to reach in the least time."""
 
     target: PositiveFloat
-    """The loss on held-out text to reach, in nats per target token."""
+    """The held-out loss to reach, in nats per target token."""
+    text_target: PositiveFloat | None = None
+    """The held-out loss on text tokens alone to reach too, so that no record is one of sentinels. null: any."""
     least_seeds: Annotated[int, Field(ge=2)] = 5
     """Runs of a row that its record needs."""
     p_value: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01

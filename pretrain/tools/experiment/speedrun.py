@@ -15,8 +15,8 @@ from pretrain.tools.experiment.statistics import Spread
 class Attempt:
     """The finished runs of a row on a track.
 
-    `p`: the chance of losses as low if their true mean were the target, by Student's one-sided t-test; None for one
-    run. `is_record`: enough runs, a mean below the target, and `p` small enough.
+    `p`: the chance of losses as low if their true mean were the target, by Student's one-sided t-test, and the larger
+    one of the loss and the loss on text; None for one run. `is_record`: enough runs, and `p` small enough.
     """
 
     row: str
@@ -44,7 +44,12 @@ def _attempt(runs: Sequence[Result], track: Speedrun) -> Attempt | None:
     loss = Spread.of(losses)
     if loss is None or seconds is None:
         return None
-    p = chance(losses, track.target)
+    text_losses = [one.text_loss for one in runs if one.text_loss is not None]
+    chances = [chance(losses, track.target)]
+    if track.text_target is not None:
+        chances.append(chance(text_losses, track.text_target))
+    known = [one for one in chances if one is not None]
+    p = max(known) if len(known) == len(chances) else None
     return Attempt(
         row=runs[0].row,
         parameters=runs[0].parameters,
@@ -52,7 +57,7 @@ def _attempt(runs: Sequence[Result], track: Speedrun) -> Attempt | None:
         tokens=runs[0].tokens or math.nan,
         processor_seconds=seconds,
         loss=loss,
-        text_loss=Spread.of([one.text_loss for one in runs if one.text_loss is not None]),
+        text_loss=Spread.of(text_losses),
         input_worth=Spread.of([one.input_worth for one in runs if one.input_worth is not None]),
         p=p,
         is_record=len(losses) >= track.least_seeds and p is not None and p < track.p_value,
@@ -109,8 +114,10 @@ def _seconds(spread: Spread) -> str:
 def _note(experiment: Experiment) -> str:
     track = experiment.speedrun
     assert track is not None
+    of_text = "" if track.text_target is None else f", and {track.text_target} on its text tokens"
     return (
-        f"The target is a loss of {track.target} on held-out text. A record needs {track.least_seeds} seeds (in\n"
-        f"brackets) with p < {track.p_value:g}: the one-sided t-test of a mean below the target. CPU s:\n"
-        "of the steps alone. input: what it is worth, in nats a text token."
+        f"The target is a held-out loss of {track.target}{of_text}.\n"
+        f"A record needs {track.least_seeds} seeds (in brackets) with p < {track.p_value:g}: the one-sided t-test of a\n"
+        "mean below the target. CPU s: of the steps alone. input: what it is worth, in\n"
+        "nats a text token."
     )
