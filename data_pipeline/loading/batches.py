@@ -109,9 +109,10 @@ class TrainingBatches(Dataset):
     def _batch(self, positions: np.ndarray) -> Batch:
         corpora, epochs, ids = self.row_ids(positions)
         parts = [
-            (chosen, reader.examples(ids[chosen], epochs[chosen]))
+            (chosen, reader.examples(ids[chosen], epochs[chosen], objective))
+            for stage, objective in self._stream.objectives(positions)
             for corpus, reader in enumerate(self._readers)
-            if len(chosen := np.flatnonzero(corpora == corpus))
+            if len(chosen := stage[corpora[stage] == corpus])
         ]
         examples = parts[0][1] if len(parts) == 1 else together(parts, self._pad)
         return as_batch(balanced(examples, self._stream.pack) if self._stream.pack > 1 else examples, self._pad)

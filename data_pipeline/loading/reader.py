@@ -8,7 +8,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, column_in, examples_in, rows_in
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.loading.store import BlockStore
-from data_pipeline.objectives import Examples, Padded, together
+from data_pipeline.objectives import Examples, Objective, Padded, together
 from data_pipeline.objectives.randomness import noise_keys
 
 
@@ -33,11 +33,12 @@ class Reader:
         self.blocks = self._store.index
         self._rows = int(self.blocks.rows.sum())
         self._skip_damage = skip_damage
-        self._objective = corpus.objective
         self._vocabulary = corpus.tokenizer.vocabulary
 
-    def examples(self, rows: np.ndarray | list[int], epochs: np.ndarray | int) -> Examples:
-        """Inputs and targets of the rows with these ids (n,).
+    def examples(
+        self, rows: np.ndarray | list[int], epochs: np.ndarray | int, objective: Objective | None = None
+    ) -> Examples:
+        """Inputs and targets of the rows with these ids (n,), by `objective` instead of the corpus's, unless None.
 
         `epochs`, one number or (n,), selects the noise if it is applied at load; noise applied at build is fixed.
         Raises UserError for an id that the split doesn't have, and DamagedInput, which names the shard, if a block's
@@ -56,20 +57,22 @@ class Reader:
         whole = np.array([block is not None for block in blocks])
         chosen = [block for block in blocks if block is not None]
         if len(chosen) == len(blocks):
-            return self._examples(chosen, inside, ids, epochs)
+            return self._examples(chosen, inside, ids, epochs, objective)
         if not chosen:
             return _empty(len(ids), self._vocabulary.eos)
-        some = self._examples(chosen, inside[whole], ids[whole], epochs[whole])
+        some = self._examples(chosen, inside[whole], ids[whole], epochs[whole], objective)
         empty = _empty(len(ids) - len(chosen), self._vocabulary.eos, some)
         return together([(np.flatnonzero(whole), some), (np.flatnonzero(~whole), empty)], self._vocabulary.pad)
 
-    def _examples(self, blocks: list[Block], inside: np.ndarray, ids: np.ndarray, epochs: np.ndarray) -> Examples:
-        rows = inside.tolist()
+    def _examples(
+        self, blocks: list[Block], inside: np.ndarray, ids: np.ndarray, epochs: np.ndarray, objective: Objective | None
+    ) -> Examples:
+        rows, objective = inside.tolist(), objective or self.corpus.objective
         if self.corpus.manifest.rows.apply_at == "build":
             return examples_in(blocks, rows)
-        columns = {name: column_in(blocks, rows, name) for name in self._objective.columns}
+        columns = {name: column_in(blocks, rows, name) for name in objective.columns}
         keys = noise_keys(self.corpus.manifest.seed, self.split, epochs, ids)
-        return self._objective.apply(rows_in(blocks, rows), keys, self._vocabulary, columns)
+        return objective.apply(rows_in(blocks, rows), keys, self._vocabulary, columns)
 
     def _blocks(self, numbers: np.ndarray) -> list[Block | None]:
         """The block of each row, or None if the block is damaged and skipped."""

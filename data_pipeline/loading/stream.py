@@ -1,11 +1,15 @@
 """The stream of training rows, which fixes the row at every position, and how far it was consumed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.mixing import Mixture
+from data_pipeline.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class Stream:
     """Corpora and weights, and all else that decides the order of rows.
 
     Each epoch is read as `interleaved` streams, whose rows alternate. At a damaged block, `on_damage` says whether to
-    stop or to give its rows weight 0. `pack` examples of a micro-batch share a row.
+    stop or to give its rows weight 0. `pack` examples of a micro-batch share a row. `curriculum`: objectives of
+    the first rows instead of the corpora's, in order, each up to the position beside it.
     """
 
     corpora: list[Corpus]
@@ -32,6 +37,7 @@ class Stream:
     interleaved: int
     on_damage: Literal["stop", "skip"] = "stop"
     pack: int = 1
+    curriculum: tuple[tuple[int, Objective], ...] = ()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -43,6 +49,9 @@ class Stream:
                 for corpus, weight in zip(self.corpora, self.weights, strict=True)
             ],
             "objective": objective and objective.model_dump(mode="json"),
+            "curriculum": [
+                {"until_row": end, "objective": objective.model_dump(mode="json")} for end, objective in self.curriculum
+            ],
             "seed": self.seed,
             "lanes": self.interleaved,
         }
@@ -50,6 +59,13 @@ class Stream:
     @property
     def mixture(self) -> Mixture:
         return Mixture(self.weights)
+
+    def objectives(self, positions: np.ndarray) -> Iterator[tuple[np.ndarray, Objective | None]]:
+        """Indices (m,) into `positions` (n,), and the objective of these rows; None: that of their corpora."""
+        stages = np.searchsorted([end for end, _ in self.curriculum], positions, side="right")
+        objectives = [*(objective for _, objective in self.curriculum), None]
+        for stage in np.unique(stages).tolist():
+            yield np.flatnonzero(stages == stage), objectives[stage]
 
 
 @dataclass(frozen=True)

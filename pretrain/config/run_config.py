@@ -84,6 +84,15 @@ class CacheSection(Section):
     """Seconds to wait for a store that doesn't answer. Then the run saves and stops with exit code 75."""
 
 
+class CurriculumStage(Section):
+    """The objective of the first steps."""
+
+    until_step: PositiveInt
+    """The first step that is no longer part of this entry; steps count from 0."""
+    objective: AnyObjective
+    """Replaces the corpora's, which must have been built with `apply_at: load`."""
+
+
 class DataSection(Section):
     """The training and validation data."""
 
@@ -99,6 +108,8 @@ class DataSection(Section):
     """The corpora whose held-out rows are evaluated."""
     objective: AnyObjective | None = None
     """Replaces the objective of the corpora, which must have been built with `apply_at: load`. null: their own."""
+    curriculum: list[CurriculumStage] = []
+    """Other objectives for the first steps, in order. Held-out rows keep theirs."""
     lanes: PositiveInt = 64
     """Equal stretches of an epoch that are read in turn, so that neighbours in a batch come from different blocks. Each
     loader process caches this many blocks."""
@@ -113,6 +124,13 @@ class DataSection(Section):
     """What happens at a damaged block. `stop`: the run ends. `skip`: the block's rows get weight 0."""
     cache: CacheSection = CacheSection()
     """The cache for blocks of remote corpora."""
+
+    @model_validator(mode="after")
+    def _curriculum_advances(self) -> "DataSection":
+        steps = [stage.until_step for stage in self.curriculum]
+        if steps != sorted(set(steps)):
+            raise ValueError("curriculum: until_step must grow from one entry to the next")
+        return self
 
     @property
     def remote(self) -> bool:

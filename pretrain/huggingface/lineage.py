@@ -84,6 +84,11 @@ def lineage(checkpoint: Path) -> Lineage:
         **config.model_dump(mode="json", include=set(_SETTINGS)),
         "model": index.model.model_dump(mode="json"),
         **({"objective": config.data.objective.model_dump(mode="json")} if config.data.objective else {}),
+        **(
+            {"curriculum": [one.model_dump(mode="json") for one in stages]}
+            if (stages := config.data.curriculum)
+            else {}
+        ),
         **({"distillation": teacher} if (teacher := index.identity.get("distillation")) else {}),
     }
     return replace(

@@ -1,5 +1,6 @@
 """Resolves and checks a run file before anything else happens: corpora, vocabulary, batch sizes, checkpoint."""
 
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,7 +52,8 @@ class ValidatedRun:
     @property
     def lengths(self) -> tuple[int, int]:
         """The greatest lengths of inputs and targets that the objectives of the run allow."""
-        shapes = [corpus.objective.shape for corpus in self.training]
+        first = [stage.objective.shape for stage in self.config.data.curriculum]
+        shapes = [*first, *(corpus.objective.shape for corpus in self.training)]
         return max(inputs for inputs, _ in shapes), max(targets for _, targets in shapes)
 
     @property
@@ -164,18 +166,22 @@ def validate(
     validation = [
         _opened(entry.corpus, data.cache).with_objective(entry.objective or data.objective) for entry in data.validation
     ]
+    stages = [[corpus.with_objective(stage.objective) for corpus in training] for stage in data.curriculum]
+    every_use = [*itertools.chain(*stages), *training, *validation]
     problems = config.batch.problems(ranks)
     problems += device_problems(config) if ranks_are_here else []
     problems += _duplicates("train", training) + _duplicates("validation", validation)
     names, name_problems = _names(config, validation)
     problems += (
-        name_problems + _tokenizer_differences(training, validation) + _objective_problems([*training, *validation])
+        name_problems + _tokenizer_differences(training, validation) + _objective_problems("data.objective", training)
     )
+    for number, corpora in enumerate(stages):
+        problems += _objective_problems(f"data.curriculum.{number}.objective", corpora)
+    for number, (entry, corpus) in enumerate(zip(data.validation, validation, strict=True)):
+        problems += _objective_problems(f"data.validation.{number}.objective", [corpus] if entry.objective else [])
     problems += _without_rows("train", training) + _without_rows("validation", validation)
     model, id_problems = with_tokenizer_ids(config.model, training[0])
-    problems += (
-        id_problems + _row_problems(config, model, [*training, *validation]) + _optimizer_problems(config, model)
-    )
+    problems += id_problems + _row_problems(config, model, every_use) + _optimizer_problems(config, model)
     problems += _hook_problems(config, names, validation)
     teacher_problems = distillation.problems(config, model, training)
     problems += teacher_problems
@@ -225,6 +231,7 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
         data.lanes,
         data.on_damage,
         data.pack,
+        tuple((sum(map(config.batch.rows, range(stage.until_step))), stage.objective) for stage in data.curriculum),
     )
 
 
@@ -334,8 +341,8 @@ def _token_ids(corpus: Corpus) -> str:
     return ", ".join([*words, f"{described.sentinels} sentinels"])
 
 
-def _objective_problems(corpora: list[Corpus]) -> list[str]:
-    """Corpora whose rows don't suit the objective that replaces theirs, each problem once."""
+def _objective_problems(key: str, corpora: list[Corpus]) -> list[str]:
+    """Corpora whose rows don't suit the objective at `key`, which replaces theirs."""
     problems = []
     for corpus in corpora:
         objective, rows = corpus.other_objective, corpus.manifest.rows
@@ -350,7 +357,7 @@ def _objective_problems(corpora: list[Corpus]) -> list[str]:
             problems.append(f"{objective.name} needs rows cut for it with the same settings")
         else:
             problems += objective.problems(corpus.tokenizer.vocabulary)
-    return [f"data.objective: {problem}" for problem in dict.fromkeys(problems)]
+    return [f"{key}: {problem}" for problem in problems]
 
 
 def _hook_problems(config: RunConfig, names: list[str], validation: list[Corpus]) -> list[str]:

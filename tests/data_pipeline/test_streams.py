@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,10 @@ from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.processes import _Guarded, items
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
+from data_pipeline.objectives import SpanCorruption
 from tests.slow import slow
+
+LONG_SPANS = SpanCorruption(inputs_length=22, noise_density=0.5, mean_span_length=5.0)  # of rows of 34, as the corpus
 
 
 def stream_of(*corpora: Path, **changes) -> Stream:
@@ -106,12 +109,35 @@ def test_global_batches_of_real_ranks_and_workers_are_the_same(small_corpus, tmp
             assert torch.equal(torch.cat([micro[name] for rank in loaded for micro in rank[step]]), wanted)
 
 
+def test_a_curriculum_gives_the_first_rows_another_objective(small_corpus):
+    """Also where the first stage ends within a micro-batch."""
+    own = stream_of(small_corpus)
+    other = replace(own, corpora=[corpus.with_objective(LONG_SPANS) for corpus in own.corpora])
+    both = replace(own, curriculum=((40, LONG_SPANS),))
+    own_rows, other_rows, rows = (
+        [row for batch in TrainingBatches(stream, BatchLayout(0, 1, 16, 1)).loader(5, 0) for row in _texts(batch[0])]
+        for stream in (own, other, both)
+    )
+    assert own_rows[0] != other_rows[0]
+    assert rows == other_rows[:40] + own_rows[40:]
+
+
+def _texts(batch):
+    """The inputs and targets of each row, without padding."""
+    inputs, labels = batch["encoder_input_ids"].tolist(), batch["labels"].tolist()
+    return [
+        ([token for token in row if token], [token for token in target if token != IGNORE_INDEX])
+        for row, target in zip(inputs, labels, strict=True)
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"seed": 4}, "seed is 3 there, 4 here"),
         ({"interleaved": 9}, "lanes is 8 there, 9 here"),
         ({"weights": [2.0]}, "corpora.0.weight is 1.0 there, 2.0 here"),
+        ({"curriculum": ((48, LONG_SPANS),)}, "curriculum.0.until_row is None there, 48 here"),
     ],
 )
 def test_the_state_of_another_stream_is_refused(small_corpus, changes, said):

@@ -68,7 +68,7 @@ def test_the_table_has_the_fastest_first_and_says_what_a_record_is():
     assert second.split()[:7] == ["textbook", "(1)", "1,000", "300", "1.50M", "283.0", "4.0000"]
     assert note[:2] == [
         "The target is a held-out loss of 4.0.",
-        "A record needs 5 seeds (in brackets) with p < 0.01: the one-sided t-test of a",
+        "A record needs 5 seeds (in brackets) with p < 0.01: the one-sided t-test",
     ]
     assert speedrun.markdown(*found).startswith("| row | params |")
 

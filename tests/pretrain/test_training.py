@@ -271,6 +271,14 @@ def test_stage_0_is_refused_with_the_reason(small_corpus, tmp_path):
         ("batch.micro_batch_size=3", "batch.micro_batch_size: 3 doesn't divide"),
         ("data.train.0.corpus=nowhere", "nowhere/manifest.json: no such file"),
         ("data.objective={name: span_corruption, inputs_length: 64}", "data.objective: needs rows of"),
+        (
+            "data.curriculum=[{until_step: 4, objective: {name: span_corruption, inputs_length: 64}}]",
+            "data.curriculum.0.objective: needs rows of",
+        ),
+        (
+            "data.curriculum=[{until_step: 4, objective: {name: causal_lm, length: 33}}]",
+            "model.family: t5 learns from",
+        ),
         ("model.vocab_size=100", "model.vocab_size: 100"),
     ],
 )

@@ -31,9 +31,9 @@ class Budget:
     def overrides(self, config: RunConfig) -> list[str]:
         """What shortens the run of `config`: every number of steps in its file, in proportion.
 
-        These are the run's length, warm-up and decay, the ramp of the batch size, and the steps from one evaluation,
-        checkpoint and line of metrics to the next. A number of steps stays at least 1. Widths, batches, learning
-        rates and data stay as they are.
+        These are the run's length, warm-up and decay, the ramp of the batch size, the curriculum, and the steps from
+        one evaluation, checkpoint and line of metrics to the next. A number of steps stays at least 1. Widths, batches,
+        learning rates and data stay as they are.
         """
         steps = self.steps or max(1, round(self.share * config.run.max_steps))
         share = steps / config.run.max_steps
@@ -47,6 +47,8 @@ def _lengths(config: RunConfig) -> Iterator[tuple[str, int | None]]:
         yield f"schedule.{key}", getattr(config.schedule, key, None)
     for number, ramp in enumerate(config.batch.ramp_up):
         yield f"batch.ramp_up.{number}.until_step", ramp.until_step
+    for number, stage in enumerate(config.data.curriculum):
+        yield f"data.curriculum.{number}.until_step", stage.until_step
     for number, hook in enumerate(config.evaluation):
         yield f"evaluation.{number}.every_steps", hook.every_steps
     yield "checkpoint.every_steps", config.checkpoint.every_steps

@@ -117,7 +117,7 @@ def _note(experiment: Experiment) -> str:
     of_text = "" if track.text_target is None else f", and {track.text_target} on its text tokens"
     return (
         f"The target is a held-out loss of {track.target}{of_text}.\n"
-        f"A record needs {track.least_seeds} seeds (in brackets) with p < {track.p_value:g}: the one-sided t-test of a\n"
-        "mean below the target. CPU s: of the steps alone. input: what it is worth, in\n"
-        "nats a text token."
+        f"A record needs {track.least_seeds} seeds (in brackets) with p < {track.p_value:g}: the one-sided t-test\n"
+        "of a mean below the target. CPU s: of the steps alone. input: what it is\n"
+        "worth, in nats a text token."
     )
