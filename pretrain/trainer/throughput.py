@@ -100,12 +100,12 @@ class ThroughputMeter:
         other_flops: Callable[[Sizes], float] | None = None,
     ):
         self._model, self._peak, self._products, self._other_flops = model, peak, products, other_flops
-        self._processor_seconds = 0.0  # of the steps since the last metrics
+        self._seconds = self._processor_seconds = 0.0  # of the steps since the last metrics
         self.restart()
 
     def restart(self) -> None:
         """Begins a stretch of steps; what came before it, an evaluation or a save, doesn't count."""
-        self._started = time.perf_counter()
+        self._started = self._last = time.perf_counter()
         self._processor = time.process_time()
         self._steps = 0
         self._waited = 0.0
@@ -113,9 +113,10 @@ class ThroughputMeter:
 
     def step(self, waited: float, batches: list[Batch]) -> None:
         """Counts a step on this rank's `batches`, for which it waited `waited` seconds."""
-        now = time.process_time()
-        self._processor_seconds += now - self._processor
-        self._processor = now
+        now, processor = time.perf_counter(), time.process_time()
+        self._seconds += now - self._last
+        self._processor_seconds += processor - self._processor
+        self._last, self._processor = now, processor
         self._steps += 1
         self._waited += waited
         self._sizes += [sizes(batch) for batch in batches]
@@ -123,8 +124,8 @@ class ThroughputMeter:
     def take(self) -> dict[str, float]:
         """Returns the metrics since the last restart, and restarts. All ranks call it, after one step or more.
 
-        train/processor_seconds: of all ranks in the steps since the last metrics, with the loading of their rows unless
-        `data.workers` do that, and without evaluations and saves.
+        train/seconds, train/processor_seconds: of the steps since the last metrics, without evaluations and saves, by
+        the clock, and of all ranks' processors with the loading of their rows unless `data.workers` do that.
         """
         microseconds = self._sizes[0].new_tensor([round(1e6 * self._processor_seconds)])
         total = torch.cat([torch.stack(self._sizes).sum(dim=0), microseconds])
@@ -139,9 +140,10 @@ class ThroughputMeter:
             "train/steps_per_second": self._steps / seconds,
             "train/mfu": flops / self._peak,
             "train/data_wait_fraction": self._waited / seconds,
+            "train/seconds": self._seconds,
             "train/processor_seconds": processor / 1e6,
         }
-        self._processor_seconds = 0.0
+        self._seconds = self._processor_seconds = 0.0
         if self._products:
             metrics["train/mfu_of_products"] = flops / self._products
         self.restart()

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -55,6 +55,8 @@ class Speedrun(Section):
     """The held-out loss to reach, in nats per target token."""
     text_target: PositiveFloat | None = None
     """The held-out loss on text tokens alone to reach too, so that no record is one of sentinels. null: any."""
+    clock: Literal["processor", "wall"] = "processor"
+    """What times the steps. `processor`: the processors of all ranks. `wall`: the clock on the wall, for GPUs."""
     least_seeds: Annotated[int, Field(ge=2)] = 5
     """Runs of a row that its record needs."""
     p_value: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01

@@ -21,7 +21,8 @@ class Result:
     - `validation_loss`: after the last step, on the first validation corpus. `curve`: (step, loss) of all evaluations.
     - `text_loss`: the same on text tokens alone. `input_worth`: by how much it rises with another row's input.
     - `embedding_loss`: without its coefficient, like `train_loss`. `effective_rank`: of the embedding matrix.
-    - `tokens`: of text that were trained on. `processor_seconds`: of all ranks, in steps alone.
+    - `tokens`: of text that were trained on. `seconds`, `processor_seconds`: of the steps alone, by the clock
+      and of all ranks' processors.
     """
 
     row: str
@@ -32,11 +33,12 @@ class Result:
     validation_loss: float | None
     embedding_loss: float | None
     effective_rank: float | None
-    text_loss: float | None
-    input_worth: float | None
-    tokens: float | None
-    processor_seconds: float | None
     curve: list[tuple[int, float]]
+    text_loss: float | None = None
+    input_worth: float | None = None
+    tokens: float | None = None
+    seconds: float | None = None
+    processor_seconds: float | None = None
 
 
 def results(runs: Iterable[PlannedRun]) -> list[Result]:
@@ -69,11 +71,12 @@ def _result(run: PlannedRun) -> Result:
         _last(metrics, validation),
         embedding_loss,
         _last(metrics, "embedding/effective_rank"),
+        [(row.step, row.metrics[validation]) for row in metrics if validation in row.metrics] if validation else [],
         _last(metrics, f"validation/{corpus}/text_loss"),
         _last(metrics, f"input_use/{corpus}/worth"),
         _last(metrics, "train/tokens"),
+        _sum(metrics, "train/seconds"),
         _sum(metrics, "train/processor_seconds"),
-        [(row.step, row.metrics[validation]) for row in metrics if validation in row.metrics] if validation else [],
     )
 
 

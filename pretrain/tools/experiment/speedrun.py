@@ -23,7 +23,7 @@ class Attempt:
     parameters: int
     steps: int
     tokens: float
-    processor_seconds: Spread
+    seconds: Spread
     loss: Spread
     text_loss: Spread | None
     input_worth: Spread | None
@@ -35,12 +35,13 @@ def attempts(experiment: Experiment, results: Sequence[Result]) -> list[Attempt]
     """The rows that have finished runs, the fastest first."""
     assert experiment.speedrun is not None, "not a track"
     found = (_attempt([one for one in results if one.row == row], experiment.speedrun) for row in experiment.rows)
-    return sorted((one for one in found if one), key=lambda one: one.processor_seconds.mean)
+    return sorted((one for one in found if one), key=lambda one: one.seconds.mean)
 
 
 def _attempt(runs: Sequence[Result], track: Speedrun) -> Attempt | None:
     losses = [one.validation_loss for one in runs if one.validation_loss is not None]
-    seconds = Spread.of([one.processor_seconds for one in runs if one.processor_seconds is not None])
+    times = [one.processor_seconds if track.clock == "processor" else one.seconds for one in runs]
+    seconds = Spread.of([one for one in times if one is not None])
     loss = Spread.of(losses)
     if loss is None or seconds is None:
         return None
@@ -55,7 +56,7 @@ def _attempt(runs: Sequence[Result], track: Speedrun) -> Attempt | None:
         parameters=runs[0].parameters,
         steps=runs[0].steps,
         tokens=runs[0].tokens or math.nan,
-        processor_seconds=seconds,
+        seconds=seconds,
         loss=loss,
         text_loss=Spread.of(text_losses),
         input_worth=Spread.of([one.input_worth for one in runs if one.input_worth is not None]),
@@ -76,19 +77,24 @@ def chance(losses: Sequence[float], target: float) -> float | None:
     return float(stdtr(spread.number - 1, (spread.mean - target) / (spread.deviation / math.sqrt(spread.number))))
 
 
-_HEADINGS = ("row", "params", "steps", "tokens", "CPU s", "loss", "text", "input", "p", "")
+_CLOCKS = {"processor": "CPU s", "wall": "s"}
 
 
 def text(experiment: Experiment, results: Sequence[Result]) -> str:
     """The table for a terminal of 80 columns."""
     rows = list(_rows(attempts(experiment, results)))
-    return "\n".join([*aligned([_HEADINGS, *rows]), "", _note(experiment)])
+    return "\n".join([*aligned([_headings(experiment), *rows]), "", _note(experiment)])
 
 
 def markdown(experiment: Experiment, results: Sequence[Result]) -> str:
     """The same as a Markdown table."""
     rows = list(_rows(attempts(experiment, results)))
-    return "\n".join([*tables.markdown(_HEADINGS, rows), "", _note(experiment).replace("\n", " "), ""])
+    return "\n".join([*tables.markdown(_headings(experiment), rows), "", _note(experiment).replace("\n", " "), ""])
+
+
+def _headings(experiment: Experiment) -> tuple[str, ...]:
+    assert experiment.speedrun is not None, "not a track"
+    return "row", "params", "steps", "tokens", _CLOCKS[experiment.speedrun.clock], "loss", "text", "input", "p", ""
 
 
 def _rows(found: Sequence[Attempt]) -> Iterator[list[str]]:
@@ -98,7 +104,7 @@ def _rows(found: Sequence[Attempt]) -> Iterator[list[str]]:
             f"{one.parameters:,}",
             f"{one.steps:,}",
             f"{one.tokens / 1e6:.2f}M",
-            _seconds(one.processor_seconds),
+            _seconds(one.seconds),
             f"{one.loss.mean:.4f}" + ("" if one.loss.deviation is None else f"±{one.loss.deviation:.4f}"),
             str(one.text_loss or ""),
             str(one.input_worth or ""),
@@ -118,6 +124,6 @@ def _note(experiment: Experiment) -> str:
     return (
         f"The target is a held-out loss of {track.target}{of_text}.\n"
         f"A record needs {track.least_seeds} seeds (in brackets) with p < {track.p_value:g}: the one-sided t-test\n"
-        "of a mean below the target. CPU s: of the steps alone. input: what it is\n"
+        f"of a mean below the target. {_CLOCKS[track.clock]}: of the steps alone. input: what it is\n"
         "worth, in nats a text token."
     )
