@@ -9,47 +9,43 @@ import numpy as np
 from data_pipeline.corpus import Corpus
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives import Denoising, Objective, Padded, SpanCorruption
-from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.objectives.randomness import random_bits, row_keys
 from data_pipeline.tokenizer import Tokenizer
 
-_WORDS = range(10, 25)
+_LENGTHS = range(10, 25)  # of a sentence, in words
+_WORD = re.compile(r"(?<= )[^\W\d_]+(?= )")
+_WORDS_PER_BLANK = 7
 
 
 def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
     """Pairs (sentence with blanks, sentence) from the first `number` suitable held-out documents.
 
-    Blanks are <extra_id_k>, or <mask> if the tokenizer has no sentinels. Raises UserError if it has no mask either.
+    A hash of `seed` and of the sentence's number chooses the words to blank out: one in seven of those that have a
+    space on each side, and never two neighbours. Blanks are <extra_id_k>, or <mask> if the tokenizer has no sentinels.
+    Raises UserError if it has no mask either.
     """
-    blanks = _blanks(corpus.objective, tokenizer)
-    if blanks is None:
+    if not can_blank_out(tokenizer):
         raise UserError("--corpus: blanks need sentinels or a mask, but the model's tokenizer has neither")
-    found: list[tuple[str, str]] = []
-    for position, sentence in enumerate(_held_out_sentences(corpus)):
-        if len(found) == number:
-            break
-        row = Padded.full(np.array(tokenizer.encode([sentence]), dtype=np.int64))
+    found = []
+    for position, sentence in enumerate(itertools.islice(_held_out_sentences(corpus), number)):
+        words = list(_WORD.finditer(sentence))
         keys = row_keys(seed, "blanks", 0, np.array([position]))
-        examples = blanks.apply(row, keys, tokenizer.vocabulary, {})
-        ids = [id_ for id_ in examples.inputs.values[0].tolist() if id_ != tokenizer.vocabulary.bos]
-        found.append((tokenizer.decode(ids), sentence))
+        chosen: list[int] = []
+        for word in np.argsort(random_bits(keys, 0, len(words))[0]).tolist():
+            if len(chosen) < max(1, len(words) // _WORDS_PER_BLANK) and not {word - 1, word + 1} & set(chosen):
+                chosen.append(word)
+        marks = (f"<extra_id_{blank}>" if tokenizer.sentinels else "<mask>" for blank in itertools.count())
+        blanked, end = "", 0
+        for word in sorted(chosen):
+            blanked += sentence[end : words[word].start()] + next(marks)
+            end = words[word].end()
+        found.append((blanked + sentence[end:], sentence))
     return found
 
 
 def can_blank_out(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer has a token for a blank."""
     return tokenizer.sentinels > 0 or tokenizer.vocabulary.mask is not None
-
-
-def _blanks(objective: Objective, tokenizer: Tokenizer) -> Objective | None:
-    """What makes blanks: the corpus's own noise if it does, without what would change other words."""
-    if tokenizer.sentinels:
-        return objective if isinstance(objective, SpanCorruption) else SpanCorruption()
-    if tokenizer.vocabulary.mask is None:
-        return None
-    own = objective if isinstance(objective, Denoising) else Denoising()
-    only_masks = {"random_ratio": 0.0, "insert_ratio": 0.0, "permute_sentence_ratio": 0.0, "rotate_probability": 0.0}
-    return own.model_copy(update=only_masks)
 
 
 def beginnings(corpus: Corpus, number: int) -> list[tuple[str, str]]:
@@ -65,6 +61,6 @@ def _held_out_sentences(corpus: Corpus) -> Iterator[str]:
             if document.split != "validation":
                 continue
             for sentence in re.split(r"(?<=[.!?])\s+", document.text):
-                if len(sentence.split()) in _WORDS and sentence[0].isupper() and sentence.endswith("."):
+                if len(sentence.split()) in _LENGTHS and sentence[0].isupper() and sentence.endswith("."):
                     yield sentence
                     break

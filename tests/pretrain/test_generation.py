@@ -735,6 +735,19 @@ def test_answers_go_to_stdout_while_a_bar_is_on_the_terminal(monkeypatch):
     assert screen.getvalue() == "b\n"
 
 
+def test_blanks_are_whole_words_that_a_hash_chooses(small_corpus):
+    corpus = open_corpus(str(small_corpus))
+    pairs = blank_out(corpus, corpus.tokenizer, 4, seed=0)
+    for given, sentence in pairs:
+        words, blanks = sentence.split(" "), [word for word in given.split(" ") if word.startswith("<")]
+        assert blanks == [f"<extra_id_{number}>" for number in range(len(blanks))]
+        assert 1 <= len(blanks) <= len(words) // 7
+        assert all(left in (right, *blanks) for left, right in zip(given.split(" "), words, strict=True))
+        assert all(right.isalpha() for left, right in zip(given.split(" "), words, strict=True) if left != right)
+    assert blank_out(corpus, corpus.tokenizer, 2, seed=0) == pairs[:2]
+    assert blank_out(corpus, corpus.tokenizer, 4, seed=1) != pairs
+
+
 def test_blanks_are_masks_where_there_are_no_sentinels(small_corpus):
     """Of the words that are left, none has moved or changed."""
     corpus = open_corpus(str(small_corpus))
