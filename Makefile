@@ -14,12 +14,12 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	$(BIN)/data-pipeline build configs/corpora/quickstart.yaml
 	$(BIN)/data-pipeline verify corpora/quickstart
 	$(BIN)/data-pipeline show corpora/quickstart -n 1
-	$(BIN)/launch local configs/runs/quickstart.yaml --ranks 2 --stop-at-step 500 || test $$? -eq 75
+	$(BIN)/launch local configs/runs/quickstart.yaml --ranks 2 --stop-at-step 300 || test $$? -eq 75
 	$(BIN)/launch local configs/runs/quickstart.yaml --ranks 2
 	test -e exports/quickstart || $(BIN)/pretrain export runs/quickstart exports/quickstart
 	$(BIN)/data-pipeline build configs/corpora/reversal.yaml
 	$(BIN)/launch local configs/runs/reversal.yaml --ranks 2
-	$(BIN)/pretrain generate runs/quickstart --corpus corpora/quickstart -n 3 --likeliest 5
+	$(BIN)/pretrain generate runs/quickstart --corpus corpora/quickstart -n 8 --likeliest 5
 	$(BIN)/pretrain generate runs/reversal "reverse: a b c d" "reverse: p a g e n o" "reverse: k i n d l e d"
 	@echo "Curves, samples and pictures: $(BIN)/pretrain dashboard runs/quickstart"
 

@@ -60,7 +60,7 @@ def test_the_parameters_of_the_small_experiment():
 
 
 def test_the_ladders_sizes_steps_and_law():
-    ladder, run = read_ladder(ROOT / "configs/ladders/t5-quickstart.yaml")
+    ladder, run = read_ladder(ROOT / "configs/ladders/t5-wikipedia-c4.yaml")
     rows = rows_of(page("results/scaling").split("| rung | parameters | steps |")[1].split("\nThe law")[0])
     rungs = {rung.name: rung for rung in ladder.all}
     tokens_of_row = int(re.search(r"rows of (\d+)\s+tokens", README)[1])
@@ -68,7 +68,7 @@ def test_the_ladders_sizes_steps_and_law():
     flops, losses, laws = [], [], []
     for name, count, steps, arithmetic, loss, law in rows:
         rung = rungs[name.split("`")[1]]
-        found = parameters(run, *rung.overrides, f"model.vocab_size={ids('quickstart')}")
+        found = parameters(run, *rung.overrides, f"model.vocab_size={ids('wikipedia-c4-small')}")
         assert count == f"{found:,}"
         assert int(steps) == round(ladder.tokens_per_parameter * found / tokens)
         flops, losses, laws = [*flops, float(arithmetic)], [*losses, float(loss.split()[0])], [*laws, law]
@@ -82,11 +82,11 @@ def test_the_ladders_sizes_steps_and_law():
 
 def test_the_sizes_and_bounds_of_the_readme():
     sizes = [
-        parameters(ROOT / "configs/runs/quickstart.yaml", f"model.vocab_size={ids('quickstart')}"),
+        parameters(ROOT / "configs/runs/t5-v1.1-1m-wikipedia-c4.yaml", f"model.vocab_size={ids('wikipedia-c4-small')}"),
         parameters(ROOT / "configs/runs/reversal.yaml", f"model.vocab_size={IDS_OF_LETTERS}"),
     ]
     assert re.findall(r"of (\d\.\d) M parameters", README) == [f"{size / 1e6:.1f}" for size in sizes]
-    pieces = load(ROOT / "configs/corpora/quickstart.yaml", [], CorpusConfig).tokenizer.vocab_size
+    pieces = load(ROOT / "configs/corpora/wikipedia-c4-small.yaml", [], CorpusConfig).tokenizer.vocab_size
     assert f"vocabulary of {pieces:,} tokens" in README
     assert f"ln(vocabulary) is {math.log(pieces):.4f}" in README
 

@@ -74,7 +74,7 @@ def experiment(
     raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or [], train))
 
 
-@app.command(epilog="Example: pretrain ladder configs/ladders/t5-quickstart.yaml --next")
+@app.command(epilog="Example: pretrain ladder configs/ladders/t5-wikipedia-c4.yaml --next")
 def ladder(
     config: Annotated[
         Path, path_argument("LADDER.yaml", "A ladder file, or configs:NAME for one that ships.", config_path)

@@ -63,7 +63,7 @@ class InputUse:
                 self._bigrams[name] = Bigrams.of_training_rows(corpus)
             found = self._of_corpus(evaluation, corpus, self._bigrams[name])
             metrics |= {f"input_use/{name}/{metric}": value for metric, value in found.items()}
-            lines.append(_line(name, found))
+            lines += _lines(name, found)
         return Findings(metrics, lines=lines)
 
     def _of_corpus(self, evaluation: Evaluation, corpus: Corpus, bigrams: "Bigrams") -> dict[str, float]:
@@ -183,10 +183,16 @@ def _worth(sums: Tensor) -> Worth:
     return Worth(*(loss / tokens if tokens else math.nan for loss in losses))
 
 
-def _line(name: str, found: dict[str, float]) -> str:
-    of_first = f"; the first of a span {found['first_token_worth']:.2f}" if "first_token_worth" in found else ""
-    return (
+def _lines(name: str, found: dict[str, float]) -> list[str]:
+    if math.isnan(found["loss"]):
+        return [f"input use on {name}: its targets have no text"]
+    of_first = f", {found['first_token_worth']:.2f} at the first of a span" if "first_token_worth" in found else ""
+    among, frequencies = (round(math.exp(found[key])) for key in ("loss", "unigram_entropy"))
+    return [
         f"input use on {name}: the input is worth {found['worth']:.2f} nats a text token{of_first} (loss "
         f"{found['loss']:.4f}, with another row's input {found['other_input_loss']:.4f}, without input "
-        f"{found['no_input_loss']:.4f}; a bigram model has {found['bigram_entropy']:.4f})"
-    )
+        f"{found['no_input_loss']:.4f}; of unigrams {found['unigram_entropy']:.4f}, of bigrams "
+        f"{found['bigram_entropy']:.4f})",
+        f"in words: the model is as unsure as between {among:,} tokens; knowing only how frequent each token is leaves "
+        f"{frequencies:,}",
+    ]

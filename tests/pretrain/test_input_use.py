@@ -1,6 +1,7 @@
 """What the input is worth: exchanged inputs, first and later tokens of spans, and the bigrams beside them."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -55,7 +56,8 @@ def test_to_a_model_that_is_deaf_the_input_is_worth_nothing(small_corpus):
     findings = found(Deaf(), open_corpus(small_corpus))
     for name in ("worth", "first_token_worth", "later_token_worth"):
         assert findings.metrics[f"input_use/small/{name}"] == 0.0
-    assert "the input is worth 0.00 nats a text token; the first of a span 0.00 (" in findings.lines[0]
+    assert "the input is worth 0.00 nats a text token, 0.00 at the first of a span (" in findings.lines[0]
+    assert re.match(r"in words: the model is as unsure as between [\d,]+ tokens; knowing only how", findings.lines[1])
 
 
 def test_rows_exchange_inputs_over_the_whole_split_however_it_is_batched(small_corpus):

@@ -25,7 +25,7 @@ from pretrain.tools.ladder.scaling_law import fit
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, run_file
 
-SHIPPED = Path(__file__).parents[2] / "configs/ladders/t5-quickstart.yaml"
+SHIPPED = Path(__file__).parents[2] / "configs/ladders/t5-wikipedia-c4.yaml"
 COMPUTE = 1e12 * 4.0 ** np.arange(6)
 
 

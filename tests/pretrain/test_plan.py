@@ -410,7 +410,12 @@ def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
     and the rows of the ramp-up."""
     monkeypatch.setattr(cpu, "product_flops", lambda: 100e9)
     monkeypatch.setattr(cpu, "available", lambda: 64 * 2**30)
-    asked = [RUNS / "quickstart.yaml", "run.max_steps=100_000", "model.vocab_size=1100", "run.cpu_threads=null"]
+    asked = [
+        RUNS / "t5-v1.1-1m-wikipedia-c4.yaml",
+        "run.max_steps=100_000",
+        "model.vocab_size=1100",
+        "run.cpu_threads=null",
+    ]
     options = ["--gpu", "cpu", "--inputs", 128, "--targets", 32]
     run_plan(*asked, *options, "--json")
     found = json.loads(capsys.readouterr().out)
