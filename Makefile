@@ -21,6 +21,7 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	$(BIN)/launch local configs/runs/reversal.yaml --ranks 2
 	$(BIN)/pretrain generate runs/quickstart --corpus corpora/quickstart -n 8 --likeliest 5
 	$(BIN)/pretrain generate runs/reversal "reverse: a b c d" "reverse: p a g e n o" "reverse: k i n d l e d"
+	$(BIN)/pretrain picture runs/quickstart
 	@echo "Curves, samples and pictures: $(BIN)/pretrain dashboard runs/quickstart"
 
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder

@@ -1,7 +1,6 @@
 """Figures that commands print in the docs, computed again. Those of `pretrain plan` are in pretrain/test_plan.py, those
 of docs/results/recipes.md in pretrain/test_recipes.py."""
 
-import math
 import re
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def test_the_ladders_sizes_steps_and_law():
     ladder, run = read_ladder(ROOT / "configs/ladders/t5-wikipedia-c4.yaml")
     rows = rows_of(page("results/scaling").split("| rung | parameters | steps |")[1].split("\nThe law")[0])
     rungs = {rung.name: rung for rung in ladder.all}
-    tokens_of_row = int(re.search(r"rows of (\d+)\s+tokens", README)[1])
+    tokens_of_row = load(ROOT / "configs/corpora/wikipedia-c4-small.yaml", [], CorpusConfig).rows.objective.raw_length
     tokens = load(run, [], RunConfig).batch.rows(0) * tokens_of_row
     flops, losses, laws = [], [], []
     for name, count, steps, arithmetic, loss, law in rows:
@@ -82,13 +81,13 @@ def test_the_ladders_sizes_steps_and_law():
 
 def test_the_sizes_and_bounds_of_the_readme():
     sizes = [
-        parameters(ROOT / "configs/runs/t5-v1.1-1m-wikipedia-c4.yaml", f"model.vocab_size={ids('wikipedia-c4-small')}"),
+        parameters(ROOT / "configs/runs/quickstart.yaml", f"model.vocab_size={ids('quickstart')}"),
         parameters(ROOT / "configs/runs/reversal.yaml", f"model.vocab_size={IDS_OF_LETTERS}"),
     ]
     assert re.findall(r"of (\d\.\d) M parameters", README) == [f"{size / 1e6:.1f}" for size in sizes]
-    pieces = load(ROOT / "configs/corpora/wikipedia-c4-small.yaml", [], CorpusConfig).tokenizer.vocab_size
-    assert f"vocabulary of {pieces:,} tokens" in README
-    assert f"ln(vocabulary) is {math.log(pieces):.4f}" in README
+    corpus = load(ROOT / "configs/corpora/quickstart.yaml", [], CorpusConfig)
+    assert f"vocabulary of {corpus.tokenizer.vocab_size:,} tokens" in README
+    assert re.search(rf"rows of {corpus.rows.objective.raw_length}\s+tokens", README)
 
 
 def test_the_share_of_rows_in_a_mixture_by_tokens():

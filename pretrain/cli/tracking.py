@@ -38,6 +38,18 @@ def watch(
     show(run_dir, once)
 
 
+@app.command(epilog="Example: pretrain picture runs/quickstart")
+def picture(
+    run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
+    out: Annotated[Path | None, path_option("--out", "A PNG file. Default: RUN_DIR/picture.png.")] = None,
+) -> None:
+    """Draw a run's held-out loss, and what its decoder attends to in the input."""
+    from pretrain.tools.picture import draw
+
+    draw(run_dir, target := out or run_dir / "picture.png")
+    print(target)
+
+
 @app.command(epilog="Example: pretrain sync runs/quickstart --uri http://mlflow.example.org:5000")
 def sync(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],

@@ -69,10 +69,17 @@ def attention_patterns(model: Model, row: Batch, tokenizer: Tokenizer, most: int
         labels = row["labels"]
         targets = shift_right(labels, model.config.decoder_start_id)[0][labels[0] != IGNORE_INDEX]
     ids = {"encoder": (inputs, inputs), "decoder": (targets, targets), "cross": (targets, inputs)}
+    by_kind: dict[str, list[Tensor]] = {kind: [] for kind in ids}
+    for name, weights in zip(names, noted, strict=True):
+        kind = _kind(name)
+        own = weights.size(2)
+        merged = kind == "decoder" and weights.size(3) > own
+        by_kind[kind].append(weights[..., :own] if merged else weights)
+        if merged:  # attention to the targets and to the input at once: T5Gemma 2's
+            by_kind["cross"].append(weights[..., own:])
     patterns = {}
     for kind, (queries, keys) in ids.items():
-        layers = [weights for name, weights in zip(names, noted, strict=True) if _kind(name) == kind]
-        if layers:
+        if layers := by_kind[kind]:
             queries, keys = queries[:most], keys[:most]
             weights = torch.stack([one[0][:, : len(queries), : len(keys)] for one in layers]).float().cpu()
             patterns[kind] = Pattern(weights, tokens(tokenizer, queries), tokens(tokenizer, keys))
@@ -124,11 +131,11 @@ def attention_figure(pattern: Pattern, title: str) -> "Figure":
             axes, weights = panels[layer, head], pattern.weights[layer, head]
             axes.imshow(weights, cmap="Greys", vmin=0, aspect="auto")
             axes.set_title(f"layer {layer}, head {head}: up to {weights.max():.2f}", fontsize=6, pad=2)
-            axes.set_xticks(range(keys), _plain(pattern.keys), rotation=90, fontsize=6)
-            axes.set_yticks(range(queries), _plain(pattern.queries), fontsize=6)
+            axes.set_xticks(range(keys), plain(pattern.keys), rotation=90, fontsize=6)
+            axes.set_yticks(range(queries), plain(pattern.queries), fontsize=6)
     return figure
 
 
-def _plain(words: Sequence[str]) -> list[str]:
+def plain(words: Sequence[str]) -> list[str]:
     """`words` for matplotlib, to which a dollar sign begins a formula."""
     return [word.replace("$", r"\$") for word in words]

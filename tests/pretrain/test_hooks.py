@@ -300,6 +300,21 @@ def test_patterns_are_the_softmax_of_each_layer(small_corpus):
     assert len(decoder.queries) == 5
 
 
+def test_merged_attention_is_drawn_in_two_parts(small_corpus):
+    """T5Gemma 2's decoder attends to its targets and to the input with one softmax."""
+    sizes = {"vocab_size": 520, "d_model": 8, "d_ff": 16, "num_heads": 2, "num_key_value_heads": 2, "num_layers": 1}
+    windows = {"sliding_window": None, "full_attention_every": None, "window_rope_base": None}
+    model = build(parse({"family": "t5gemma2", "head_dim": 4, **sizes, **windows})).eval()
+    row = {"encoder_input_ids": torch.randint(3, 500, (1, 7)), "labels": torch.randint(3, 500, (1, 5))}
+    with torch.no_grad():
+        patterns = attention_patterns(model, row, open_corpus(small_corpus).tokenizer, most=9)
+    shapes = {kind: tuple(one.weights.shape) for kind, one in patterns.items()}
+    assert shapes == {"encoder": (1, 2, 7, 7), "decoder": (1, 2, 5, 5), "cross": (1, 2, 5, 7)}
+    assert not patterns["decoder"].weights.triu(1).any()
+    whole = patterns["decoder"].weights.sum(dim=-1) + patterns["cross"].weights.sum(dim=-1)
+    assert torch.allclose(whole, torch.ones(1, 2, 5))
+
+
 def _evaluated(run: Path, corpora: list[Path]) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

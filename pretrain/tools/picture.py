@@ -1,0 +1,81 @@
+"""One picture of a run: its loss over the steps, and what its decoder attends to in a held-out input."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.atomic import write_bytes
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.batch_layout import BatchLayout
+from data_pipeline.loading.batches import validation_batches
+from pretrain.checkpoint import CONFIG
+from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.config import RunConfig
+from pretrain.evaluation.attention import Pattern, attention_patterns, plain
+from pretrain.evaluation.record import png
+from pretrain.run.metrics_file import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LOSS = re.compile(r"validation/(.+)/text_loss")
+_TOKENS = 48  # the most on an axis
+
+
+def draw(run: Path, out: Path) -> None:
+    """Writes the picture of `run` to `out`, a PNG. Raises UserError for a run without evaluations or checkpoints."""
+    from matplotlib.figure import Figure  # takes half a second
+
+    rows = [(row.step, row.metrics) for row in read_metrics(run)]
+    names = [found[1] for _, metrics in rows for key in metrics if (found := _LOSS.fullmatch(key))]
+    if not names:
+        raise UserError(f"{run}: no held-out losses; the run file needs the hook validation_loss")
+    pattern = _cross_attention(run)
+    figure = Figure(figsize=(6 if pattern is None else 13, 4.5), layout="constrained")
+    panels = figure.subplots(1, 1 if pattern is None else 2, squeeze=False)[0]
+    _draw_losses(panels[0], names[0], dict(rows))
+    if pattern is not None:
+        _draw_attention(panels[1], pattern)
+    write_bytes(out, png(figure))
+
+
+def _draw_losses(axes: "Axes", corpus: str, rows: Mapping[int, Mapping[str, float]]) -> None:
+    curves = {
+        "with its input": f"validation/{corpus}/text_loss",
+        "with another row's input": f"input_use/{corpus}/other_input_loss",
+    }
+    for label, name in curves.items():
+        points = [(step, metrics[name]) for step, metrics in rows.items() if name in metrics]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=label)
+    bounds = {"unigrams": f"validation/{corpus}/unigram_entropy", "bigrams": f"input_use/{corpus}/bigram_entropy"}
+    for label, name in bounds.items():
+        values = [metrics[name] for metrics in rows.values() if name in metrics]
+        if values:
+            axes.axhline(values[-1], color="grey", linestyle="--" if label == "unigrams" else ":", label=label)
+    axes.set(title=f"{corpus}: held-out text", xlabel="step", ylabel="nats per token")
+    axes.legend()
+
+
+def _cross_attention(run: Path) -> Pattern | None:
+    """That of the latest checkpoint on the first held-out row; None for a model that has none."""
+    checkpoint = checkpoint_in(run)
+    config = load(checkpoint / CONFIG, [], RunConfig)
+    entry = config.data.validation[0]
+    corpus = open_corpus(entry.corpus).with_objective(entry.objective or config.data.objective)
+    row = next(validation_batches(corpus, BatchLayout(0, 1, 1, 1)))
+    trained = TrainedModel.open(checkpoint)
+    return attention_patterns(trained.model, row, trained.tokenizer, _TOKENS).get("cross")
+
+
+def _draw_attention(axes: "Axes", pattern: Pattern) -> None:
+    """The strongest weight over all layers and heads."""
+    strongest = pattern.weights.amax(dim=(0, 1))
+    axes.imshow(strongest, cmap="Greys", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(pattern.keys)), plain(pattern.keys), rotation=90, fontsize=7)
+    axes.set_yticks(range(len(pattern.queries)), plain(pattern.queries), fontsize=7)
+    axes.set(title="What the decoder attends to in the input", xlabel="input", ylabel="read by the decoder")
