@@ -14,7 +14,7 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	$(BIN)/data-pipeline build configs/corpora/quickstart.yaml
 	$(BIN)/data-pipeline verify corpora/quickstart
 	$(BIN)/data-pipeline show corpora/quickstart -n 1
-	$(BIN)/launch local configs/runs/quickstart.yaml --ranks 2 --stop-at-step 300 || test $$? -eq 75
+	$(BIN)/launch local configs/runs/quickstart.yaml --ranks 2 --stop-at-step 200 || test $$? -eq 75
 	$(BIN)/launch local configs/runs/quickstart.yaml --ranks 2
 	test -e exports/quickstart || $(BIN)/pretrain export runs/quickstart exports/quickstart
 	$(BIN)/data-pipeline build configs/corpora/reversal.yaml
