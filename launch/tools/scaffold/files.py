@@ -73,9 +73,11 @@ schedule: {{name: cosine, warmup_steps: {warmup}, final_learning_rate: {last_rat
 precision: {precision}
 deepspeed: {{zero_optimization: {{stage: 1}}}}
 checkpoint: {{every_steps: {save}, keep_last: 3}}
-evaluation: [{{hook: validation_loss, every_steps: {evaluate}, rows: 256}}]
+evaluation:
+  - {{hook: validation_loss, every_steps: {evaluate}, rows: 256}}{input_use}
 tracking: {{mlflow: {{uri: "sqlite:///runs/mlflow.db", experiment: {name}}}, log_every_steps: {log}}}
 """
+_INPUT_USE = "\n  - {{hook: input_use, every_steps: {evaluate}, rows: 256}}"
 _NAMED_STEPS, _NAMED_BATCH = 10_000, 128  # of a model that the user names
 _SECONDS_TO_LOG = 10.0
 _RATES = {"t5-v1.1-1m": "3.0e-3", "t5-v1.1-5m": "2.0e-3", "t5-v1.1-15m": "1.0e-3"}  # smaller models take larger ones
@@ -218,7 +220,9 @@ def _source_line(source: Source) -> str:
 
 
 def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine) -> str:
-    steps = first_run.steps
+    steps, rows = first_run.steps, _ROWS[first_run.config.family]
+    evaluate = max(1, steps // 20)
+    input_use = _INPUT_USE.format(evaluate=evaluate) if rows in ("c4-published", "c4-bart") else ""
     rate = _RATES.get(first_run.model, "3.0e-4")
     return _RUN.format(
         model=first_run.model,
@@ -236,7 +240,8 @@ def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine) -> 
         warmup=max(1, steps // (10 if steps == _NAMED_STEPS else 20)) if steps > 1 else 0,
         precision=machine.precision,
         save=max(1, steps // 10),
-        evaluate=max(1, steps // 20),
+        evaluate=evaluate,
+        input_use=input_use,
         log=max(1, min(50, int(_SECONDS_TO_LOG / first_run.seconds))),
     )
 
