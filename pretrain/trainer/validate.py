@@ -183,7 +183,7 @@ def validate(
     model, id_problems = with_tokenizer_ids(config.model, training[0])
     problems += id_problems + _row_problems(config, model, every_use) + _optimizer_problems(config, model)
     problems += _hook_problems(config, names, validation)
-    teacher_problems = distillation.problems(config, model, training)
+    teacher_problems = distillation.problems(config, model, [*training, *itertools.chain(*stages)])
     problems += teacher_problems
     if resume is not None and not teacher_problems:
         problems += _differences_from_resumed(checkpoint_index.read(resume), config, model, training)
