@@ -25,19 +25,15 @@ from pretrain.models import FAMILIES, ModelConfig
 
 def conversion_for(config: ModelConfig) -> Conversion:
     """How a model converts to transformers. Raises UserError if transformers has no such model."""
-    if not (possible := conversions(config.family)):
-        exported = ", ".join(name for name, entry in FAMILIES.items() if entry.conversion)
-        raise UserError(f"models of the family {config.family} can't be exported, only {exported}")
-    nearest = min(possible, key=lambda one: len(one.lacks(config)))
+    nearest = min(conversions(config.family), key=lambda one: len(one.lacks(config)))
     if lacks := nearest.lacks(config):
         raise UserError(f"transformers has no {nearest.name or nearest.model_type} with {', '.join(lacks)}")
     return nearest
 
 
 def conversions(family: str) -> Sequence[Conversion]:
-    """How the models of a family convert to transformers and back; none if transformers has no such models."""
-    module = FAMILIES[family].conversion
-    return import_module(module).CONVERSIONS if module else ()
+    """How the models of a family convert to transformers and back."""
+    return import_module(FAMILIES[family].conversion).CONVERSIONS
 
 
 def export(

@@ -36,6 +36,8 @@ _SIZES = (
     "relative_attention_num_buckets",
 )
 _LAYERS = ("num_layers", "num_encoder_layers", "num_decoder_layers")
+# What a tied output matrix is, by `tie_embeddings`.
+TIED = {True: "embedding.weight", "all": "embedding.weight", "output": "decoder_embedding.weight"}
 _LAYER = re.compile(r"(.+?)\.(\d+)\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _MOST_PROBLEMS = 8
@@ -225,8 +227,8 @@ class Conversion:
 
     def _name(self, name: str, config: ModelConfig) -> str:
         """The name that transformers gives to one of our tensors. A tied matrix has one name, and is stored once."""
-        if name == "lm_head.weight" and getattr(config, "tie_embeddings", "lm_head" not in self.modules):
-            name = "embedding.weight"
+        if name == "lm_head.weight":
+            name = TIED.get(getattr(config, "tie_embeddings", "lm_head" not in self.modules), name)
         number = _NUMBER.search(name)
         parts = _NUMBER.sub("{}", name, count=1).split(".")
         for end in range(len(parts), 0, -1):

@@ -34,7 +34,7 @@ class Family:
     """A model family.
 
     - `config`: the class of its settings. `model`: the class of the model, in a module below `pretrain.models`.
-    - `conversion`: the module that converts it to transformers and back; None if transformers has no such model.
+    - `conversion`: the module that converts it to transformers and back.
     - `objectives`: the objectives whose batches the model accepts.
     - `generates`: answers to an input, continuations of it, or None.
     - `inputs_begin_with_bos`: whether an encoder input is bos … eos rather than … eos.
@@ -42,13 +42,13 @@ class Family:
 
     config: type[ModelConfig]
     model: str
-    conversion: str | None = None
+    conversion: str
     objectives: tuple[str, ...] = _DENOISING
     generates: Literal["answers", "continuations"] | None = "answers"
     inputs_begin_with_bos: bool = False
 
 
-def _causal(config: type[ModelConfig], model: str, conversion: str | None = None) -> Family:
+def _causal(config: type[ModelConfig], model: str, conversion: str) -> Family:
     return Family(config, model, conversion, ("causal_lm",), "continuations")
 
 
@@ -57,12 +57,14 @@ FAMILIES: dict[str, Family] = {
     "bart": Family(BartConfig, "bart.Bart", "pretrain.huggingface.bart", inputs_begin_with_bos=True),
     "t5gemma": Family(T5GemmaConfig, "t5gemma.T5Gemma", "pretrain.huggingface.t5gemma"),
     "t5gemma2": Family(T5Gemma2Config, "t5gemma2.T5Gemma2", "pretrain.huggingface.t5gemma2"),
-    "modern": Family(ModernConfig, "modern.Modern"),
-    "vanilla": Family(VanillaConfig, "vanilla.Vanilla"),
+    "modern": Family(ModernConfig, "modern.Modern", "pretrain.huggingface.modern"),
+    "vanilla": Family(VanillaConfig, "vanilla.Vanilla", "pretrain.huggingface.vanilla"),
     "autoregressive": _causal(
         AutoregressiveConfig, "autoregressive.Autoregressive", "pretrain.huggingface.autoregressive"
     ),
-    "double_decoder": _causal(DoubleDecoderConfig, "double_decoder.DoubleDecoder"),
+    "double_decoder": _causal(
+        DoubleDecoderConfig, "double_decoder.DoubleDecoder", "pretrain.huggingface.double_decoder"
+    ),
     "decoder_only": _causal(DecoderOnlyConfig, "decoder_only.DecoderOnly", "pretrain.huggingface.decoder_only"),
     "encoder_only": Family(
         EncoderOnlyConfig, "encoder_only.EncoderOnly", "pretrain.huggingface.encoder_only", ("masked_lm",), None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.tokenizer import Tokenizer
@@ -45,6 +46,8 @@ GEMMA3 = {**GEMMA, **LOCAL, **CAPS, "qk_norm": True, "rope_base": 1e6, "window_r
 T5GEMMA = {"encoder": STACK, "decoder": STACK, "sliding_window": 5, "attention_softcap": 5.0, "output_softcap": 3.0}
 T5GEMMA2 = {**STACK, "sliding_window": 5, "full_attention_every": 2}
 AUTOREGRESSIVE = {**TWO, "max_positions": 64}
+MODERN = {"encoder": STACK, "decoder": STACK}
+DOUBLE_DECODER = {**TWO, "block_length": 3}
 BIDIRECTIONAL = {**ONE, "max_positions": 64}
 # the model in transformers, with the settings of ours
 CASES = {
@@ -129,6 +132,40 @@ CASES = {
         | MUP,
     ),
 }
+CASES |= {
+    "modern": ("modern", MODERN),
+    "modern, local and global": (
+        "modern",
+        MODERN
+        | {"encoder": WIDER, "decoder": STACK | {"num_layers": 3}, "tie_embeddings": "output", "sliding_window": 4}
+        | {"full_attention_every": 3, "window_rope_base": 1e3, "rope_base": 1e5, "norm": "rms_around_one"}
+        | {"norm_after": True, "scale_embedding": True, "activation": "geglu", "attention_softcap": 5.0}
+        | MULTIPLE,
+    ),
+    "modern, plain": (
+        "modern",
+        MODERN
+        | {"decoder": WIDER, "tie_embeddings": "none", "cross_rotation": False, "qk_norm": False, "biases": True}
+        | {"positions": "learned", "max_positions": 40, "norm": "layer", "activation": "gelu", "output_softcap": 3.0}
+        | {"layer_norm_epsilon": 1e-3},
+    ),
+    "modern, all local": (
+        "modern",
+        MODERN | ALL_LOCAL | {"norm": "layer", "activation": "relu", "scale_embedding": True} | MUP,
+    ),
+    "vanilla": ("vanilla", TWO),
+    "vanilla, other": ("vanilla", TWO | {"activation": "gelu_tanh", "num_decoder_layers": 3} | MULTIPLE | MUP),
+    "double decoder": ("double_decoder", DOUBLE_DECODER),
+    "double decoder, other": (
+        "double_decoder",
+        DOUBLE_DECODER
+        | {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 24, "activation": "swiglu"}
+        | {"least_boundaries": 1, "most_boundaries": 4, "rope_base": 1e5, "layer_norm_epsilon": 1e-3}
+        | {"num_encoder_layers": 3, "block_length": 5}
+        | MULTIPLE
+        | MUP,
+    ),
+}
 # Settings that come back in transformers' terms: it has biases, of zero, and a token type, of zeros.
 COME_BACK: dict[str, dict[str, Any]] = {"GPT-2, no biases": {"biases": True}, "RoBERTa": {"num_token_types": 1}}
 IDS = {"vocab_size", "pad_id", "eos_id", "bos_id"}
@@ -151,10 +188,10 @@ def test_the_cases_have_every_setting_that_transformers_has():
     for family in sorted({family for family, _ in CASES.values()}):
         kind = FAMILIES[family].config
         left_out = {"family", *IDS, *kind.training_only, *kind.initial_only, *NOT_THERE.get(family, ())}
-        stacks = [StackConfig.model_fields] if family == "t5gemma" else []
+        stacks = [StackConfig.model_fields] if family in ("t5gemma", "modern") else []
         tried = {name for its, settings in CASES.values() if its == family for name in names(settings)}
         assert set().union(kind.model_fields, *stacks) - left_out <= tried, family
-    assert {family for family, _ in CASES.values()} == {name for name, entry in FAMILIES.items() if entry.conversion}
+    assert {family for family, _ in CASES.values()} == set(FAMILIES)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +219,7 @@ def batch(way, vocabulary):
 def loss_here(model, inputs, mask, labels, **others):
     """The mean loss of the labels that count, and that of next sentences."""
     if FAMILIES[model.config.family].generates == "continuations":
-        inputs, labels, mask = inputs[:, :-1], labels[:, 1:], None if mask is None else mask[:, :-1]
+        labels = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
     losses = model(inputs, labels, encoder_attention_mask=mask, **others)
     of_sentences = losses["next_sentence_labels"].mean() if others else 0.0
     return (losses["labels"].sum() / (labels != IGNORE_INDEX).sum() + of_sentences).item()
@@ -201,7 +238,8 @@ def logits_here(model, inputs, mask, labels):
 
 def loaded_by_transformers(out: Path):
     saved, _ = transformers.PreTrainedConfig.get_config_dict(out)
-    kind = getattr(transformers, saved["architectures"][0], transformers.AutoModelForCausalLM)
+    (name,) = saved["auto_map"].keys() - {"AutoConfig"} if "auto_map" in saved else saved["architectures"]
+    kind = getattr(transformers, name)
     loaded, report = kind.from_pretrained(out, trust_remote_code=True, output_loading_info=True)
     assert not any(report[f"{problem}_keys"] for problem in ("missing", "unexpected", "mismatched"))
     return loaded.eval()
@@ -253,6 +291,6 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
         inputs, mask = padded(prompts, vocabulary.pad, left=True)
     ours = generate(model, inputs, mask, GenerationSettings(**settings))
     assert len(ours.unique()) > 3
-    for use_cache in (False, True):
+    for use_cache in (True,) if family == "double_decoder" else (False, True):
         theirs = loaded.generate(inputs, attention_mask=mask, do_sample=False, use_cache=use_cache, **settings)
         assert theirs[:, -ours.size(1) :].tolist() == ours.tolist(), use_cache

@@ -4,68 +4,41 @@ Encoder and decoder read the same tokens, and both are causal, as is cross-atten
 cache keys and values, and each step processes only the new token.
 """
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .configuration_autoregressive import AutoregressiveConfig
+from .layers import Attention, FeedForward, new_norm, real_positions, rotary_embedding, visible
 
 
 def layer_norm(config):
-    return nn.LayerNorm(config.d_model, eps=1e-5, bias=config.bias)
+    return new_norm("layer", config.d_model, 1e-5, config.bias)
 
 
-class Attention(nn.Module):
+class CachedAttention(Attention):
     """`index` is the index of its keys and values in the cache."""
 
     def __init__(self, config, num_heads, bias, index):
-        super().__init__()
-        self.width, self.index, self.dropout_rate = config.d_model // num_heads, index, config.dropout_rate
-        self.rotary = config.positions == "rotary"
-        self.q, self.k, self.v, self.o = (nn.Linear(config.d_model, config.d_model, bias=bias) for _ in range(4))
+        super().__init__(config.d_model, num_heads, bias=bias, dropout_rate=config.dropout_rate)
+        self.index, self.rotary = index, config.positions == "rotary"
 
     def forward(self, x, memory, mask, positions, cache):
-        """`x` (batch, queries, d_model) attends to `memory`, its new part only; `mask` (batch, 1, queries, keys)."""
-        queries, keys, values = self.heads(self.q(x)), self.heads(self.k(memory)), self.heads(self.v(memory))
-        if self.rotary:
-            queries, keys = self.rotate(queries, positions), self.rotate(keys, positions)
+        """`x` (batch, queries, d_model) attends to `memory`, its new part only."""
+        rotary = rotary_embedding(positions, self.width, 10_000.0, x.dtype) if self.rotary else None
+        keys, values = self.keys_and_values(memory, rotary)
         if cache is not None:
             keys, values = cache.update(keys, values, self.index)
-        dropout = self.dropout_rate if self.training else 0.0
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
-        return self.o(out.transpose(1, 2).flatten(2))
-
-    def heads(self, x):
-        return x.unflatten(-1, (-1, self.width)).transpose(1, 2)
-
-    def rotate(self, x, positions):
-        steps = torch.arange(0, self.width, 2, device=x.device, dtype=torch.float32)
-        angles = positions[:, None, :, None].float() * (1.0 / 10_000.0 ** (steps / self.width))
-        cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        one, other = x.chunk(2, dim=-1)
-        return torch.cat([one * cosines - other * sines, other * cosines + one * sines], dim=-1)
-
-
-class FeedForward(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        d_ff = config.d_ff or 4 * config.d_model
-        self.wi = nn.Linear(config.d_model, d_ff, bias=config.bias)
-        self.wo = nn.Linear(d_ff, config.d_model, bias=config.bias)
-
-    def forward(self, x):
-        return self.wo(F.gelu(self.wi(x)))
+        return super().forward(x, keys, values, mask, rotary)
 
 
 class EncoderLayer(nn.Module):
     def __init__(self, config, index):
         super().__init__()
         self.self_attention_norm = layer_norm(config)
-        self.self_attention = Attention(config, config.num_heads, config.bias, index)
+        self.self_attention = CachedAttention(config, config.num_heads, config.bias, index)
         self.feed_forward_norm = layer_norm(config)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff or 4 * config.d_model, "gelu", config.bias)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, x, *attention_inputs):
@@ -81,7 +54,7 @@ class DecoderLayer(EncoderLayer):
         bias = config.bias if config.cross_attention_bias is None else config.cross_attention_bias
         self.cross_attention_norm = layer_norm(config)
         self.encoder_norm = layer_norm(config)
-        self.cross_attention = Attention(config, heads, bias, index + 1)
+        self.cross_attention = CachedAttention(config, heads, bias, index + 1)
         self.cross_attention_first = config.order == "alternate"
 
     def forward(self, x, encoder_out, *attention_inputs):
@@ -169,12 +142,8 @@ class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is None:
             attention_mask = input_ids.new_ones(len(input_ids), past_length + length)
         if position_ids is None:
-            position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, past_length:]
-        # padding sees itself, so that no softmax is empty
-        here = torch.ones(length, past_length + length, dtype=torch.bool, device=input_ids.device)
-        causal, itself = here.tril(past_length), here.tril(past_length) & here.triu(past_length)
-        mask = (attention_mask.bool()[:, None] & causal | itself)[:, None]
-        attention_inputs = mask, position_ids, cache
+            position_ids = real_positions(attention_mask)[:, past_length:]
+        attention_inputs = visible(attention_mask, length, causal=True), position_ids, cache
 
         x = self.embedding(input_ids)
         if self.config.positions == "learned":

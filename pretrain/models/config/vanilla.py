@@ -1,6 +1,6 @@
 """The vanilla Transformer's config, and the settings that BART shares with it."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import PositiveFloat, model_validator
 
@@ -28,6 +28,8 @@ class PostNormConfig(HeadsShareWidth):
 
 class VanillaConfig(PostNormConfig):
     """The Transformer as published. The decoder starts from padding."""
+
+    scale_embedding: ClassVar[bool] = True
 
     family: Literal["vanilla"] = "vanilla"
     activation: Literal["relu", "gelu", "gelu_tanh"] = "relu"

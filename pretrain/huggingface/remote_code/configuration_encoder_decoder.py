@@ -1,0 +1,94 @@
+"""The configs of the modern and the vanilla encoder-decoder."""
+
+from transformers import PreTrainedConfig
+
+
+class EncoderDecoderConfig(PreTrainedConfig):
+    """What both have. The decoder starts from padding."""
+
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 32128
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = 0
+    tie_word_embeddings: bool = True
+
+    def get_text_config(self, decoder=None, encoder=None):
+        return self  # `encoder` and `decoder` are sections of settings, not configs
+
+
+class ModernConfig(EncoderDecoderConfig):
+    """`encoder` and `decoder` each have d_model, d_ff, num_heads, num_layers, and None or a value for
+    num_key_value_heads, head_dim and query_pre_attn_scalar."""
+
+    model_type = "modern_encoder_decoder"
+    attribute_map = {"max_position_embeddings": "max_positions"}
+    post_norm = False
+
+    encoder: dict | None = None
+    decoder: dict | None = None
+    activation: str = "swiglu"
+    norm: str = "rms"
+    norm_after: bool = False
+    qk_norm: bool = True
+    biases: bool = False
+    positions: str = "rotary"
+    max_positions: int | None = None
+    rope_base: float = 10_000.0
+    window_rope_base: float | None = None
+    cross_rotation: bool = True
+    sliding_window: int | None = None
+    full_attention_every: int | None = None
+    attention_softcap: float | None = None
+    output_softcap: float | None = None
+    tie_embeddings: str = "all"
+    scale_embedding: bool = False
+    layer_norm_epsilon: float = 1e-6
+
+    @property
+    def activation_dropout_rate(self):
+        return self.dropout_rate
+
+    def kind(self, layer):
+        """The window of a layer's self-attention, None without one, and the base of its rotary positions."""
+        every = self.full_attention_every
+        if self.sliding_window is None or (every is not None and (layer + 1) % every == 0):
+            return None, self.rope_base
+        return self.sliding_window, self.window_rope_base or self.rope_base
+
+
+class VanillaConfig(EncoderDecoderConfig):
+    model_type = "vanilla_encoder_decoder"
+    attribute_map = {"hidden_size": "d_model", "num_attention_heads": "num_heads"}
+    # what the other config has settings for
+    post_norm, norm, layer_norm_epsilon, biases = True, "layer", 1e-5, True
+    norm_after = qk_norm = cross_rotation = False
+    positions, scale_embedding, tie_embeddings = "sinusoidal", True, "all"
+    attention_softcap = output_softcap = None
+
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    activation: str = "relu"
+    activation_dropout_rate: float = 0.0
+
+    @property
+    def encoder(self):
+        return self.stack(self.num_encoder_layers)
+
+    @property
+    def decoder(self):
+        return self.stack(self.num_decoder_layers)
+
+    def stack(self, num_layers):
+        return {"d_model": self.d_model, "d_ff": self.d_ff, "num_heads": self.num_heads, "num_layers": num_layers}
+
+    def kind(self, layer):
+        return None, None
