@@ -90,7 +90,8 @@ def in_transformers(model: Model, folder: Path, **settings: Any) -> Any:
 
     From files, since transformers 5 ties the two matrices of any T5 that it builds from a config.
     """
-    exported = conversion_for(model.config).to_hugging_face(model.state_dict(), model.config)
+    conversion = conversion_for(model.config)
+    exported = conversion.to_hugging_face(model.state_dict(), model.config)
     folder.mkdir(parents=True)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -98,8 +99,8 @@ def in_transformers(model: Model, folder: Path, **settings: Any) -> Any:
     for name, content in exported.files.items():
         (folder / name).write_bytes(content)
     (class_name,) = exported.config["architectures"]
-    kind = getattr(transformers, "AutoModelForCausalLM" if exported.files else class_name)
-    remote = bool(exported.files)
+    remote = conversion.remote_code
+    kind = getattr(transformers, conversion.class_name if remote else class_name)
     loaded, report = kind.from_pretrained(folder, trust_remote_code=remote, output_loading_info=True, **settings)
     assert not report["missing_keys"], report
     assert not report["unexpected_keys"], report

@@ -22,6 +22,7 @@ from pretrain.models import FAMILIES, build, parse
 from pretrain.models.config.t5gemma import StackConfig
 from pretrain.models.loss import shift_right
 from tests.pretrain.exported import randomise
+from tests.slow import slow
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("modules_of_transformers")
@@ -166,6 +167,7 @@ CASES |= {
         | MUP,
     ),
 }
+SLOW = ("modern", "modern, all local", "vanilla", "double decoder")
 # Settings that come back in transformers' terms: it has biases, of zero, and a token type, of zeros.
 COME_BACK: dict[str, dict[str, Any]] = {"GPT-2, no biases": {"biases": True}, "RoBERTa": {"num_token_types": 1}}
 IDS = {"vocab_size", "pad_id", "eos_id", "bos_id"}
@@ -245,7 +247,7 @@ def loaded_by_transformers(out: Path):
     return loaded.eval()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in SLOW] + slow(*SLOW))
 @torch.no_grad()
 def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenizer, tmp_path):
     (family, settings), vocabulary = CASES[name], tokenizer.vocabulary

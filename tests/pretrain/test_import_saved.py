@@ -73,7 +73,7 @@ def logits(config, state, reference):
 
 
 def test_every_kind_of_model_is_among_these():
-    """But for the one whose class comes with our export: its own tests save it again."""
+    """But for those whose class comes with our export: test_remote_code.py saves them again."""
     known = {one.model_type for family in FAMILIES for one in conversions(family) if not one.remote_code}
     tried = {getattr(transformers, name).config_class.model_type for name, _, _ in KINDS.values()}
     assert tried == known

@@ -23,6 +23,7 @@ from pretrain.tools.mup_check.run_mup_check import coordinate_table, mup_check, 
 from pretrain.tools.mup_check.widths import check_widths, default_widths, subject
 from tests.pretrain.runs import MODEL, run_file
 from tests.pretrain.small_runs import run_config
+from tests.slow import slow
 
 BASE, WIDE = 32, 128  # m = 4, whose root and inverse are exact
 M = WIDE // BASE
@@ -257,7 +258,9 @@ def outputs(model, family):
 EXPORTED = ["t5", "t5-tied", "bart", "bart, scaled", "autoregressive", "decoder_only", "encoder_only", "t5gemma"]
 
 
-@pytest.mark.parametrize("family", [*EXPORTED, "t5gemma2", "gemma"])
+@pytest.mark.parametrize(
+    "family", [*EXPORTED, "t5gemma2", "gemma", *slow("vanilla", "modern, scaled", "double_decoder")]
+)
 def test_an_export_computes_the_same_without_mup(family):
     model = randomised(built(family, WIDE, BASE))
     weights, plain = without_mup(conversion_for(model.config), model.state_dict(), model.config)

@@ -6,9 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.huggingface import conversion_for
 from pretrain.models import ModernConfig, build, outline, parse
 from pretrain.models.attention_masks import AttentionInputs
 from pretrain.models.loss import shift_right
@@ -178,8 +176,3 @@ def test_positions_of_cross_attention_go_on_where_those_of_the_input_end():
 def test_an_impossible_config_is_refused(wrong, expected):
     with pytest.raises(ValidationError, match=expected):
         ModernConfig(**{**MODERN, **wrong})
-
-
-def test_transformers_has_no_such_model():
-    with pytest.raises(UserError, match="models of the family modern can't be exported"):
-        conversion_for(parse(MODERN))

@@ -1,5 +1,7 @@
 """The layers of these models, and which keys their queries see."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -9,8 +11,8 @@ def gelu_tanh(x):
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": gelu_tanh}
-GATES = {"swiglu": F.silu, "geglu": gelu_tanh}
+ACTIVATIONS: dict[str, Callable] = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": gelu_tanh}
+GATES: dict[str, Callable] = {"swiglu": F.silu, "geglu": gelu_tanh}
 
 
 class RootMeanSquareNorm(nn.Module):
@@ -35,6 +37,10 @@ def new_norm(kind, width, epsilon, bias=False):
 
 
 class FeedForward(nn.Module):
+    wi: nn.Linear
+    wi_0: nn.Linear
+    wi_1: nn.Linear
+
     def __init__(self, d_model, d_ff, activation, bias=False, dropout_rate=0.0):
         super().__init__()
         self.gated = activation in GATES

@@ -23,13 +23,13 @@ class CachedAttention(Attention):
         super().__init__(config.d_model, num_heads, bias=bias, dropout_rate=config.dropout_rate)
         self.index, self.rotary = index, config.positions == "rotary"
 
-    def forward(self, x, memory, mask, positions, cache):
+    def attend(self, x, memory, mask, positions, cache):
         """`x` (batch, queries, d_model) attends to `memory`, its new part only."""
         rotary = rotary_embedding(positions, self.width, 10_000.0, x.dtype) if self.rotary else None
         keys, values = self.keys_and_values(memory, rotary)
         if cache is not None:
             keys, values = cache.update(keys, values, self.index)
-        return super().forward(x, keys, values, mask, rotary)
+        return self(x, keys, values, mask, rotary)
 
 
 class EncoderLayer(nn.Module):
@@ -43,7 +43,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x, *attention_inputs):
         normed = self.self_attention_norm(x)
-        x = x + self.dropout(self.self_attention(normed, normed, *attention_inputs))
+        x = x + self.dropout(self.self_attention.attend(normed, normed, *attention_inputs))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -61,13 +61,15 @@ class DecoderLayer(EncoderLayer):
         if self.cross_attention_first:
             x = self.attend_across(x, encoder_out, *attention_inputs)
         normed = self.self_attention_norm(x)
-        x = x + self.dropout(self.self_attention(normed, normed, *attention_inputs))
+        x = x + self.dropout(self.self_attention.attend(normed, normed, *attention_inputs))
         if not self.cross_attention_first:
             x = self.attend_across(x, encoder_out, *attention_inputs)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
     def attend_across(self, x, encoder_out, *attention_inputs):
-        attended = self.cross_attention(self.cross_attention_norm(x), self.encoder_norm(encoder_out), *attention_inputs)
+        attended = self.cross_attention.attend(
+            self.cross_attention_norm(x), self.encoder_norm(encoder_out), *attention_inputs
+        )
         return x + self.dropout(attended)
 
 

@@ -25,7 +25,7 @@ class BlockCache:
 
     def __init__(self):
         self.encoder, self.own, self.across = DynamicCache(), DynamicCache(), DynamicCache()
-        self.unread = None
+        self.unread = torch.empty(0, 0, dtype=torch.long)
         self.length = self.encoded = self.start = 0
 
     def get_seq_length(self, layer_idx=0):
@@ -45,9 +45,9 @@ class Layer(nn.Module):
         self.name = name
         heads = (config.num_heads, config.num_key_value_heads, config.head_dim, config.query_pre_attn_scalar)
         self.add_module(name, Attention(config.d_model, *heads, dropout_rate=config.dropout_rate))
+        self.add_module(f"{name}_norm", new_norm("rms", config.d_model, config.layer_norm_epsilon))
+        self.feed_forward_norm = new_norm("rms", config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation)
-        for norm in (f"{name}_norm", "feed_forward_norm"):
-            self.add_module(norm, new_norm("rms", config.d_model, config.layer_norm_epsilon))
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, x, mask, rotary, keys_and_values):
@@ -144,7 +144,7 @@ class DoubleDecoderForCausalLM(PreTrainedModel, GenerationMixin):
         count = (least + most) // 2
         shares = torch.tensor([(number + 1) / (count + 1) for number in range(count)], device=ids.device)
         if self.training:
-            shares = torch.rand(torch.randint(least, most + 1, ()), device=ids.device)
+            shares = torch.rand(int(torch.randint(least, most + 1, ())), device=ids.device)
         lengths = mask.bool().sum(dim=1)[:, None, None]
         boundaries = 2 + (shares * (lengths - 3)).long()
         blocks = ((positions[..., None] >= boundaries) & (lengths >= 4)).sum(dim=-1)
@@ -155,7 +155,7 @@ class DoubleDecoderForCausalLM(PreTrainedModel, GenerationMixin):
         states = self.encoder(x, causal, rotary, lambda i, *own: own)
 
         def with_states(i, *own):
-            across = self.decoder.layers[i].self_attention.keys_and_values(states, rotary)
+            across = self.across(i, states, rotary)
             return (torch.cat(both, dim=2) for both in zip(own, across, strict=True))
 
         seen = torch.cat([causal & (keys == queries), causal & ((keys < queries) | first)], dim=-1)
@@ -194,8 +194,12 @@ class DoubleDecoderForCausalLM(PreTrainedModel, GenerationMixin):
         x = self.dropout(self.embedding(ids))
         rotary, causal = self.rotary(positions[:, new], x), visible(mask[:, : new.stop], ids.size(1), causal=True)
         states = self.encoder(x, causal, rotary, lambda i, *own: cache.encoder.update(*own, i))
-        for i, layer in enumerate(self.decoder.layers):
-            cache.across.update(*layer.self_attention.keys_and_values(states, rotary), i)
+        for i in range(self.config.num_decoder_layers):
+            cache.across.update(*self.across(i, states, rotary), i)
+
+    def across(self, i, states, rotary):
+        """The keys and values of the encoder's states in layer i of the decoder."""
+        return self.decoder.layers[i].self_attention.keys_and_values(states, rotary)
 
     def rotary(self, positions, x):
         return rotary_embedding(positions, self.head_width, self.config.rope_base, x.dtype)

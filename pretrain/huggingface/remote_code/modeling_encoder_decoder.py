@@ -47,10 +47,10 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, x, mask, rotary, cache=None, memory=None):
-        """`memory`: what `attend_across` takes, for cross-attention."""
+        """`memory`: the encoder's states, their mask, and the rotary positions of `x` and of states."""
         x = self.add("self_attention", x, lambda x: self.attend(x, mask, rotary, cache))
         if memory is not None:
-            x = self.add("cross_attention", x, lambda x: self.attend_across(x, *memory, cache))
+            x = self.add("cross_attention", x, lambda x: self.attend_across(x, memory, cache))
         return self.add("feed_forward", x, self.feed_forward)
 
     def add(self, name, x, sublayer):
@@ -65,7 +65,8 @@ class Layer(nn.Module):
             keys, values = cache.self_attention_cache.update(keys, values, self.index)
         return self.self_attention(x, keys, values, mask, rotary)
 
-    def attend_across(self, x, states, mask, rotary, memory_rotary, cache):
+    def attend_across(self, x, memory, cache):
+        states, mask, rotary, memory_rotary = memory
         if cache is not None and cache.is_updated.get(self.index):  # the states are projected once
             stored = cache.cross_attention_cache.layers[self.index]
             keys, values = stored.keys, stored.values

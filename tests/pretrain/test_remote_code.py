@@ -1,0 +1,167 @@
+"""The families that transformers lacks, loaded from the modelling files in their exports.
+
+test_exports.py compares their logits, losses and greedy texts, test_autoregressive_export.py has more of that family.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import padded
+from pretrain.huggingface import export, load_state
+from pretrain.models import FAMILIES, build, parse
+from tests.pretrain.exported import randomise
+from tests.pretrain.test_exports import CASES, ids, loaded_by_transformers
+from tests.slow import slow
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("modules_of_transformers")
+
+KINDS = ["modern, local and global", "modern, plain", "vanilla", "double decoder"]
+PROMPTS = [[5, 6, 7, 8, 9, 10, 40, 41], [11], [12, 13, 14], [15, 16]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(spiece):
+    return Tokenizer(SentencePiece.read(spiece), [], sentinels=20)
+
+
+@pytest.fixture(scope="module", params=[KINDS[0], *slow(*KINDS[1:3]), KINDS[3]])
+def exported(request, tokenizer, tmp_path_factory, modules_of_transformers):
+    """A model in which every weight matters, the directory of its export, and what transformers loads from it."""
+    family, settings = CASES[request.param]
+    marks = {"vocab_size": tokenizer.size, "pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
+    config = parse({"family": family, **marks, **settings, "dropout_rate": 0.1})
+    model, out = randomise(build(config), std=0.4), tmp_path_factory.mktemp("exported") / "out"
+    export(model.state_dict(), config, tokenizer, out)
+    return model, out, loaded_by_transformers(out)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_texts_of_a_padded_batch_are_those_of_our_own_generation(exported, num_beams):
+    model, _, loaded = exported
+    answers = FAMILIES[model.config.family].generates == "answers"
+    inputs, mask = padded(PROMPTS, model.config.pad_id, left=not answers)
+    settings = {"max_new_tokens": 12, "min_new_tokens": 10, "num_beams": num_beams, "no_repeat_ngram_size": 2}
+    ours = generate(model.double(), inputs, mask, GenerationSettings(**settings))
+    theirs = loaded.double().generate(inputs, attention_mask=mask, do_sample=False, **settings)
+    model.float()
+    loaded.float()
+    start = 1 if answers else inputs.size(1)
+    length = min(ours.size(1), theirs.size(1) - start)
+    assert theirs[:, start : start + length].tolist() == ours[:, :length].tolist()
+    assert len({tuple(row) for row in ours.tolist()}) > 1
+
+
+def test_what_transformers_saves_again_is_the_same_model(exported, tmp_path):
+    model, _, loaded = exported
+    loaded.save_pretrained(tmp_path)
+    again = loaded_by_transformers(tmp_path)
+    config, state = load_state(tmp_path)
+    assert config == model.config.model_copy(
+        update={"vocab_size": model.config.padded_vocab_size, "pad_vocab_to_multiple_of": 1}
+    )
+    expected = model.state_dict()
+    assert state.keys() == expected.keys() == again.state_dict().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in expected.items())
+
+
+def test_every_weight_gets_a_gradient_in_training(exported):
+    _, _, loaded = exported
+    row = ids(2, 24)
+    loaded.train()
+    loaded(input_ids=row, labels=row).loss.backward()
+    assert all(parameter.grad.any() for _, parameter in loaded.named_parameters())
+    loaded.eval().zero_grad()
+
+
+@pytest.mark.parametrize("exported", [KINDS[0], *slow(*KINDS[1:3])], indirect=True)
+@torch.no_grad()
+def test_a_decoder_reads_rows_padded_on_the_left_and_goes_on_from_a_cache(exported):
+    _, _, loaded = exported
+    inputs, targets = ids(1, 9), ids(1, 7, seed=1)
+    expected = loaded(input_ids=inputs, decoder_input_ids=targets)
+    shifted = torch.nn.functional.pad(targets, (3, 0))
+    mask = (torch.arange(10) >= 3).long()[None]
+    found = loaded(input_ids=inputs, decoder_input_ids=shifted, decoder_attention_mask=mask)
+    torch.testing.assert_close(found.logits[:, 3:], expected.logits, rtol=0, atol=2e-5)
+    later = loaded(
+        decoder_input_ids=targets[:, -1:], encoder_outputs=(expected.encoder_last_hidden_state,),
+        past_key_values=loaded(input_ids=inputs, decoder_input_ids=targets[:, :-1]).past_key_values,
+    )  # fmt: skip
+    torch.testing.assert_close(later.logits, expected.logits[:, -1:], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("exported", ["double decoder"], indirect=True)
+@torch.no_grad()
+def test_the_double_decoder_generates_by_blocks_only(exported):
+    """Its cache goes on with several tokens at once; without a cache, blocks would move with every token."""
+    model, _, loaded = exported
+    prompt, more = ids(2, 5), ids(2, 9, seed=1)
+    ours, theirs = model.new_cache(), loaded(prompt, use_cache=True).past_key_values
+    model.decode(prompt, ours)
+    found = loaded(more, past_key_values=theirs)
+    assert found.past_key_values.get_seq_length() == 14
+    torch.testing.assert_close(found.logits, model.decode(more, ours), rtol=0, atol=2e-5)
+    with pytest.raises(ValueError, match="generation needs use_cache=True"):
+        loaded.generate(prompt, max_new_tokens=3, use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("exported", "changes", "expected"),
+    [
+        ("modern, plain", {"norm": "batch"}, "norm: input should be 'layer', 'rms' or 'rms_around_one', got 'batch'"),
+        ("modern, plain", {"tie_embeddings": ["all"]}, r"tie_embeddings: input should be .*, got \['all'\]"),
+        ("modern, plain", {"positions": "rotary"}, "max_positions: rotary positions have no limit; leave it out"),
+        ("modern, plain", {"encoder": {"d_model": 10**9}}, "d_model is 1000000000, but the largest dimension"),
+        ("modern, plain", {"encoder": 5}, "encoder: input should be .*, got 5"),
+        ("modern, plain", {"qk_norm": None}, "qk_norm: input should be a valid boolean, got None"),
+        ("modern, plain", {"biases": ...}, "lacks 'biases'"),
+        ("modern, plain", {"decoder_start_token_id": 7}, "token_id is 7, but our modern starts from padding, 0"),
+        ("vanilla", {"num_decoder_layers": 3}, "num_decoder_layers is 3, but there are weights of 2 layers"),
+        ("vanilla", {"tie_word_embeddings": False}, "tie_word_embeddings is False, but must be True"),
+        ("double decoder", {"block_length": 0}, "block_length: input should be greater than 0, got 0"),
+    ],
+    indirect=["exported"],
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_in_a_line(exported, changes, expected, tmp_path):
+    _, out, _ = exported
+    saved = {**json.loads((out / "config.json").read_text()), **changes}
+    (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in saved.items() if value is not ...}))
+    (tmp_path / "model.safetensors").symlink_to(out / "model.safetensors")
+    with pytest.raises(UserError, match=expected) as error:
+        load_state(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exported", [KINDS[0], KINDS[3]], indirect=True)
+def test_the_directory_stands_on_its_own(exported, tokenizer, tmp_path):
+    """It works in another process without our packages, as for anyone who receives the directory."""
+    model, out, _ = exported
+    answers = FAMILIES[model.config.family].generates == "answers"
+    code = (
+        "import sys, transformers; sys.modules.update(pretrain=None, data_pipeline=None)\n"
+        f"kind = transformers.AutoModelFor{'Seq2Seq' if answers else 'Causal'}LM\n"
+        f"model = kind.from_pretrained({str(out)!r}, trust_remote_code=True)\n"
+        f"tokenizer = transformers.AutoTokenizer.from_pretrained({str(out)!r}, trust_remote_code=True)\n"
+        "inputs = tokenizer('You may reproduce', return_tensors='pt')\n"
+        "print(inputs.input_ids[0].tolist(), model.generate(**inputs, do_sample=False, max_new_tokens=5)[0].tolist())"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    given = [*tokenizer.encode(["You may reproduce"])[0], *([tokenizer.vocabulary.eos] if answers else [])]
+    generated = generate(model, torch.tensor([given]), None, GenerationSettings(max_new_tokens=5))[0].tolist()
+    read = [model.config.pad_id] if answers else given
+    assert done.stdout.strip().splitlines()[-1] == f"{given} {[*read, *generated]}"
