@@ -1,6 +1,7 @@
 """Fixtures that several tests of training share."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,10 +63,14 @@ def empty_mlflow(tmp_path_factory) -> Callable[[Path], str]:
 
 @pytest.fixture(scope="module")
 def modules_of_transformers(tmp_path_factory):
-    """The folder into which transformers copies code from a directory; transformers reads the setting when imported."""
-    from transformers import dynamic_module_utils
+    """The folder into which transformers copies code from a directory; transformers reads the setting when imported.
 
-    before = dynamic_module_utils.HF_MODULES_CACHE
+    Python finds all such code in the first folder of a process unless it forgets that.
+    """
+    dynamic_module_utils = pytest.importorskip("transformers.dynamic_module_utils")
+    before, path = dynamic_module_utils.HF_MODULES_CACHE, list(sys.path)
     dynamic_module_utils.HF_MODULES_CACHE = str(tmp_path_factory.mktemp("modules"))
     yield
-    dynamic_module_utils.HF_MODULES_CACHE = before
+    dynamic_module_utils.HF_MODULES_CACHE, sys.path[:] = before, path
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        del sys.modules[name]

@@ -81,16 +81,6 @@ def corpora(small_corpus, tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module")
-def modules_of_transformers(tmp_path_factory):
-    """The folder into which transformers copies code from a directory; transformers reads the setting when imported."""
-    dynamic_module_utils = pytest.importorskip("transformers.dynamic_module_utils")
-    before = dynamic_module_utils.HF_MODULES_CACHE
-    dynamic_module_utils.HF_MODULES_CACHE = str(tmp_path_factory.mktemp("modules"))
-    yield
-    dynamic_module_utils.HF_MODULES_CACHE = before
-
-
 def pretrain(*arguments):
     """Runs a command in this process: starting another takes longer than the command."""
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])

@@ -95,6 +95,7 @@ def test_an_import_and_its_export_have_the_ids_and_logits_of_transformers(saved,
     assert TrainedModel.open(tmp_path / "again").tokenizer.describe() == described
 
 
+@pytest.mark.usefixtures("modules_of_transformers")
 def test_an_adapted_model_gets_sentinels_and_its_export_has_them(saved, tmp_path):
     name, directory, model, tokenizer = saved
     invoke("adapt", directory, tmp_path / "start", "--style", STYLES[name], "--sentinels", 100)

@@ -21,6 +21,13 @@ class EncoderDecoderConfig(PreTrainedConfig):
     def get_text_config(self, decoder=None, encoder=None):
         return self  # `encoder` and `decoder` are sections of settings, not configs
 
+    def kind(self, layer):
+        """The window of a layer's self-attention, None without one, and the base of its rotary positions."""
+        every = self.full_attention_every
+        if self.sliding_window is None or (every is not None and (layer + 1) % every == 0):
+            return None, self.rope_base
+        return self.sliding_window, self.window_rope_base or self.rope_base
+
 
 class ModernConfig(EncoderDecoderConfig):
     """`encoder` and `decoder` each have d_model, d_ff, num_heads, num_layers, and None or a value for
@@ -50,17 +57,6 @@ class ModernConfig(EncoderDecoderConfig):
     scale_embedding: bool = False
     layer_norm_epsilon: float = 1e-6
 
-    @property
-    def activation_dropout_rate(self):
-        return self.dropout_rate
-
-    def kind(self, layer):
-        """The window of a layer's self-attention, None without one, and the base of its rotary positions."""
-        every = self.full_attention_every
-        if self.sliding_window is None or (every is not None and (layer + 1) % every == 0):
-            return None, self.rope_base
-        return self.sliding_window, self.window_rope_base or self.rope_base
-
 
 class VanillaConfig(EncoderDecoderConfig):
     model_type = "vanilla_encoder_decoder"
@@ -69,7 +65,7 @@ class VanillaConfig(EncoderDecoderConfig):
     post_norm, norm, layer_norm_epsilon, biases = True, "layer", 1e-5, True
     norm_after = qk_norm = cross_rotation = False
     positions, scale_embedding, tie_embeddings = "sinusoidal", True, "all"
-    attention_softcap = output_softcap = None
+    attention_softcap = output_softcap = sliding_window = full_attention_every = rope_base = None
 
     d_model: int = 512
     d_ff: int = 2048
@@ -79,16 +75,8 @@ class VanillaConfig(EncoderDecoderConfig):
     activation: str = "relu"
     activation_dropout_rate: float = 0.0
 
-    @property
-    def encoder(self):
-        return self.stack(self.num_encoder_layers)
-
-    @property
-    def decoder(self):
-        return self.stack(self.num_decoder_layers)
+    encoder = property(lambda self: self.stack(self.num_encoder_layers))
+    decoder = property(lambda self: self.stack(self.num_decoder_layers))
 
     def stack(self, num_layers):
         return {"d_model": self.d_model, "d_ff": self.d_ff, "num_heads": self.num_heads, "num_layers": num_layers}
-
-    def kind(self, layer):
-        return None, None

@@ -56,26 +56,17 @@ class FeedForward(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each head of keys and values is for as many consecutive heads of queries. Logits stay within ± `softcap`."""
+    """`heads`: d_model, num_heads and, as far as they are set, num_key_value_heads, head_dim, query_pre_attn_scalar.
 
-    def __init__(
-        self,
-        d_model,
-        num_heads,
-        num_key_value_heads=None,
-        head_dim=None,
-        query_pre_attn_scalar=None,
-        *,
-        memory_width=None,
-        bias=False,
-        dropout_rate=0.0,
-        softcap=None,
-        head_norm=None,
-    ):
+    Each head of keys and values is for as many consecutive heads of queries. Logits stay within ± `softcap`.
+    """
+
+    def __init__(self, heads, memory_width=None, bias=False, dropout_rate=0.0, softcap=None, head_norm=None):
         super().__init__()
-        width = self.width = head_dim or d_model // num_heads
-        kv_heads = num_key_value_heads or num_heads
-        self.groups, self.scale = num_heads // kv_heads, (query_pre_attn_scalar or width) ** -0.5
+        d_model, num_heads = heads["d_model"], heads["num_heads"]
+        width = self.width = heads.get("head_dim") or d_model // num_heads
+        kv_heads = heads.get("num_key_value_heads") or num_heads
+        self.groups, self.scale = num_heads // kv_heads, (heads.get("query_pre_attn_scalar") or width) ** -0.5
         self.dropout_rate, self.softcap = dropout_rate, softcap
         self.q = nn.Linear(d_model, num_heads * width, bias)
         self.k, self.v = (nn.Linear(memory_width or d_model, kv_heads * width, bias) for _ in range(2))

@@ -20,7 +20,9 @@ class CachedAttention(Attention):
     """`index` is the index of its keys and values in the cache."""
 
     def __init__(self, config, num_heads, bias, index):
-        super().__init__(config.d_model, num_heads, bias=bias, dropout_rate=config.dropout_rate)
+        super().__init__(
+            {"d_model": config.d_model, "num_heads": num_heads}, bias=bias, dropout_rate=config.dropout_rate
+        )
         self.index, self.rotary = index, config.positions == "rotary"
 
     def attend(self, x, memory, mask, positions, cache):
@@ -86,6 +88,7 @@ class Bridge(nn.Module):
 class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = AutoregressiveConfig
     _supports_sdpa = True
+    _input_embed_layer = "embedding"
     _tied_weights_keys = {"lm_head.weight": "embedding.weight"}
     _keys_to_ignore_on_load_unexpected = [r"^embedding_loss\."]  # only needed for further training
 
@@ -105,18 +108,6 @@ class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
         self.subtracted_norm = layer_norm(config) if config.subtract_positions == "with_norm" else nn.Identity()
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.embedding
-
-    def set_input_embeddings(self, value):
-        self.embedding = value
-
-    def get_output_embeddings(self):
-        return self.lm_head
-
-    def set_output_embeddings(self, value):
-        self.lm_head = value
 
     def forward(
         self,

@@ -43,8 +43,7 @@ class Layer(nn.Module):
     def __init__(self, config, name):
         super().__init__()
         self.name = name
-        heads = (config.num_heads, config.num_key_value_heads, config.head_dim, config.query_pre_attn_scalar)
-        self.add_module(name, Attention(config.d_model, *heads, dropout_rate=config.dropout_rate))
+        self.add_module(name, Attention(config.to_dict(), dropout_rate=config.dropout_rate))
         self.add_module(f"{name}_norm", new_norm("rms", config.d_model, config.layer_norm_epsilon))
         self.feed_forward_norm = new_norm("rms", config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation)
@@ -76,6 +75,7 @@ class Stack(nn.Module):
 class DoubleDecoderForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = DoubleDecoderConfig
     _supports_sdpa = True
+    _input_embed_layer = "embedding"
     _tied_weights_keys = {"lm_head.weight": "embedding.weight"}
 
     def __init__(self, config):
@@ -91,18 +91,6 @@ class DoubleDecoderForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def _supports_default_dynamic_cache(cls):
         return False  # `forward` makes a cache of its own kind
-
-    def get_input_embeddings(self):
-        return self.embedding
-
-    def set_input_embeddings(self, value):
-        self.embedding = value
-
-    def get_output_embeddings(self):
-        return self.lm_head
-
-    def set_output_embeddings(self, value):
-        self.lm_head = value
 
     def prepare_inputs_for_generation(self, input_ids, use_cache=True, **kwargs):
         if not use_cache:

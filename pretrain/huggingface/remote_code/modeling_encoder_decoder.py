@@ -10,8 +10,6 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from .configuration_encoder_decoder import ModernConfig, VanillaConfig
 from .layers import Attention, FeedForward, new_norm, real_positions, rotary_embedding, visible
 
-HEADS = ("d_model", "num_heads", "num_key_value_heads", "head_dim", "query_pre_attn_scalar")
-
 
 class Layer(nn.Module):
     """Sublayers, each with norms: x + after(sublayer(norm(x))), or post-norm, norm(x + sublayer(x)).
@@ -27,20 +25,12 @@ class Layer(nn.Module):
         if config.qk_norm:
             kind = "rms" if config.norm == "layer" else config.norm
             head_norm = functools.partial(new_norm, kind, epsilon=config.layer_norm_epsilon)
-        new_attention = functools.partial(
-            Attention,
-            **{name: stack.get(name) for name in HEADS},
-            bias=config.biases,
-            dropout_rate=config.attention_dropout_rate,
-            softcap=config.attention_softcap,
-            head_norm=head_norm,
-        )
-        self.self_attention = new_attention()
+        options = config.biases, config.attention_dropout_rate, config.attention_softcap, head_norm
+        self.self_attention = Attention(stack, None, *options)
         if memory_width:
-            self.cross_attention = new_attention(memory_width=memory_width)
-        self.feed_forward = FeedForward(
-            stack["d_model"], stack["d_ff"], config.activation, config.biases, config.activation_dropout_rate
-        )
+            self.cross_attention = Attention(stack, memory_width, *options)
+        dropout_rate = getattr(config, "activation_dropout_rate", config.dropout_rate)
+        self.feed_forward = FeedForward(stack["d_model"], stack["d_ff"], config.activation, config.biases, dropout_rate)
         norms = ("norm", "norm_after") if config.norm_after else ("norm",)
         for name in [f"{sublayer}_{norm}" for sublayer, _ in self.named_children() for norm in norms]:
             self.add_module(name, new_norm(config.norm, stack["d_model"], config.layer_norm_epsilon, config.biases))
@@ -160,6 +150,7 @@ class TokenEncoder(nn.Module):
 class ModernForConditionalGeneration(PreTrainedModel, GenerationMixin):
     config_class = ModernConfig
     _supports_sdpa = True
+    _input_embed_layer = "embedding"
 
     def __init__(self, config):
         super().__init__(config)
@@ -182,18 +173,6 @@ class ModernForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
     def get_encoder(self, modality=None):
         return TokenEncoder(self.embedding, self.encoder)
-
-    def get_input_embeddings(self):
-        return self.embedding
-
-    def set_input_embeddings(self, value):
-        self.embedding = value
-
-    def get_output_embeddings(self):
-        return self.lm_head
-
-    def set_output_embeddings(self, value):
-        self.lm_head = value
 
     def prepare_decoder_input_ids_from_labels(self, labels):
         """The labels shifted right, after the start: [5, 6, 1, -100] → [0, 5, 6, 1]."""
