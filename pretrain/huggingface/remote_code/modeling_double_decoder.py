@@ -50,12 +50,10 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, x, mask, rotary, keys_and_values):
-        """`keys_and_values(x)`: those that `x` attends to, given those of itself."""
-        attention = getattr(self, self.name)
-        normed = getattr(self, f"{self.name}_norm")(x)
-        x = x + self.dropout(
-            attention(normed, *keys_and_values(*attention.keys_and_values(normed, rotary)), mask, rotary)
-        )
+        """`keys_and_values(keys, values)`: those that `x` attends to, given those of itself."""
+        attention, normed = getattr(self, self.name), getattr(self, f"{self.name}_norm")(x)
+        keys, values = keys_and_values(*attention.keys_and_values(normed, rotary))
+        x = x + self.dropout(attention(normed, keys, values, mask, rotary))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
