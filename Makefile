@@ -24,6 +24,7 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	$(BIN)/pretrain picture runs/quickstart
 	@echo "Curves, samples and pictures: $(BIN)/pretrain dashboard runs/quickstart"
 
+unexport PYTHONDONTWRITEBYTECODE # else pytest compiles every test again in each worker
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(INSTALLED)  ## every part, with the real pipeline and real ranks on the shipped text
 	$(PYTEST) -m "not slow"

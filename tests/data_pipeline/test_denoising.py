@@ -141,9 +141,9 @@ ROW = [301, 10, 302, STOP, 11, 12, 303, STOP, STOP, 13, 14]  # 5 words, 3 senten
     [
         {},
         {"mask_ratio": 0.7, "permute_sentence_ratio": 0.0, "replace_length": -1, "random_ratio": 0.4},
-        {"span_length": "word", "permute_sentence_ratio": 0.4, "replace_length": -1},
-        {"insert_ratio": 0.2, "random_ratio": 0.3, **OFF},
         *slow(
+            {"span_length": "word", "permute_sentence_ratio": 0.4, "replace_length": -1},
+            {"insert_ratio": 0.2, "random_ratio": 0.3, **OFF},
             {"mask_ratio": 0.7, "permute_sentence_ratio": 0.0, "poisson_lambda": 1.5},
             {"mask_ratio": 0.7, "permute_sentence_ratio": 0.0, "poisson_lambda": 1.5, "replace_length": 0},
             {"span_length": "word", "permute_sentence_ratio": 0.7, "replace_length": 0},
@@ -163,7 +163,7 @@ def test_every_outcome_is_as_likely_as_in_the_plain_procedure(changed):
     assert same_distribution(map(outcome, ours), map(outcome, theirs))
 
 
-@pytest.mark.parametrize("changed", [{}, {"replace_length": -1}, *slow({"poisson_lambda": 8.0}, {"replace_length": 0})])
+@pytest.mark.parametrize("changed", [{}, *slow({"replace_length": -1}, {"poisson_lambda": 8.0}, {"replace_length": 0})])
 def test_long_rows_lose_as_much_as_in_the_plain_procedure(changed):
     objective = Denoising(**changed)
     row = [token for i in range(60) for token in [WORDS[i], *PARTS[: i % 3 == 0], *[STOP][: i % 11 == 10]]]

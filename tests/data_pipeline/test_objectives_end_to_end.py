@@ -19,6 +19,7 @@ from data_pipeline.objectives.objective import Examples, Padded
 from data_pipeline.pipeline import build
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import run_here
+from tests.slow import slow
 
 SPECIAL = ["<mask>", "<s>", "[R]", "[S]", "[X]", "[CLS]", "[SEP]"]
 DENOISERS = [
@@ -74,7 +75,10 @@ def same(one, other):
         assert (array[..., :width] == other.optional[name][..., :width]).all()
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+FIRST = ("span_corruption", "packed_prefix_lm", "ul2", "bart", "bert")
+
+
+@pytest.mark.parametrize("name", [*FIRST, *slow(*(name for name in OBJECTIVES if name not in FIRST))])
 def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
     objective, packing = OBJECTIVES[name]
     at_load, at_build = make(objective, packing, "load"), make(objective, packing, "build")

@@ -54,11 +54,17 @@ def trained(segments: list[tuple[RunConfig, int | None]]) -> None:
 
 @pytest.fixture(scope="module")
 def runs(small_corpus, tmp_path_factory) -> Path:
-    """A run with each optimizer; "resumed" is as "adamw", but stops after two steps and goes on."""
+    """A run with AdamW; "resumed" is the same, but stops after two steps and goes on."""
     folder = tmp_path_factory.mktemp("averages")
-    segments = [(config(folder / name, small_corpus, name), None) for name in OPTIMIZERS]
-    resumed = config(folder / "resumed", small_corpus, "adamw")
-    on_ranks(2, trained, [*segments, (resumed, 2), (resumed, None)])
+    whole, resumed = (config(folder / name, small_corpus, "adamw") for name in ("adamw", "resumed"))
+    on_ranks(2, trained, [(whole, None), (resumed, 2), (resumed, None)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_each_optimizer(small_corpus, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("optimizers")
+    on_ranks(2, trained, [(config(folder / name, small_corpus, name), None) for name in OPTIMIZERS])
     return folder
 
 
@@ -68,8 +74,8 @@ def stored(runs, name, step):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_the_moving_average_is_that_of_the_parameters_after_each_step(name, runs):
-    saved = [stored(runs, name, step) for step in range(1, STEPS + 1)]
+def test_the_moving_average_is_that_of_the_parameters_after_each_step(name, of_each_optimizer):
+    saved = [stored(of_each_optimizer, name, step) for step in range(1, STEPS + 1)]
     for parameter in saved[0].shapes:
         expected = saved[0].whole(PARAMETER, parameter)
         for one in saved:

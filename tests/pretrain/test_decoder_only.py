@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pretrain.models import DecoderOnlyConfig, build, outline
 from pretrain.models.model import Sizes
 from tests.pretrain.placed import placed
+from tests.slow import slow
 
 POSITIONS = ["learned", "rotary", "alibi", "sinusoidal"]
 SIZES = {"vocab_size": 300, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2}
@@ -53,7 +54,11 @@ ROTARY = {
 }
 
 
-@pytest.fixture(params=[*POSITIONS, "subtracted", "subtracted, with norm", *ROTARY], scope="module")
+FIRST = ("learned", "alibi", "subtracted, with norm", "gemma 2")
+OTHERS = [name for name in (*POSITIONS, "subtracted", *ROTARY) if name not in FIRST]
+
+
+@pytest.fixture(params=[*FIRST, *slow(*OTHERS)], scope="module")
 def model(request, device):
     if request.param in POSITIONS:
         return placed(made(request.param), device)

@@ -20,6 +20,8 @@ from tests.slow import slow
 ROWS, LENGTH = 4, 16
 RELATIVE = {name: {**FAMILIES["t5"], "positions": name} for name in ("rotary", "alibi", "sinusoidal")}
 MODELS = {**FAMILIES, **{f"t5, {name}": values for name, values in RELATIVE.items()}}
+FIRST = ("t5", "t5gemma2", "autoregressive")
+OTHERS = [name for name in MODELS if name not in FIRST]
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_two_devices_are_noticed(elsewhere):
 
 
 @pytest.mark.parametrize("kind", ["packed", *slow("plain", "padded")])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*FIRST, *slow(*OTHERS)])
 def test_a_training_step_makes_no_tensor_on_another_device(name, kind, elsewhere):
     model = built(MODELS[name], elsewhere).train()
     ids = torch.ones(ROWS, LENGTH, dtype=torch.long, device=elsewhere)
@@ -59,7 +61,7 @@ def test_a_training_step_makes_no_tensor_on_another_device(name, kind, elsewhere
     assert {one.grad.device for one in model.parameters() if one.grad is not None} == {elsewhere}
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "encoder_only"])
+@pytest.mark.parametrize("name", [*FIRST, *slow(*(name for name in OTHERS if name != "encoder_only"))])
 def test_decoding_with_a_cache_makes_no_tensor_on_another_device(name, elsewhere):
     model = built(MODELS[name], elsewhere).eval()
     assert not isinstance(model, EncoderOnly)

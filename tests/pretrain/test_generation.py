@@ -213,7 +213,7 @@ def rows_of(rng, number, causal):
 
 
 @pytest.mark.parametrize("seed", [0, *slow(*range(1, 8))])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["t5-v1.1", "gpt2", *slow("t5-v1.0", "bart")])
 def test_greedy_and_beam_search_equal_transformers(family, seed, tmp_path):
     """Compares tokens up to EOS; after it, transformers' beam search fills with EOS if pad is 0.
 

@@ -70,7 +70,10 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS)
+FIRST = ("t5 relative", "t5 alibi", "bart", "decoder_only rotary", "decoder_only learned and subtracted", "t5gemma")
+
+
+@pytest.fixture(params=[*FIRST, *slow(*(name for name in KINDS if name not in FIRST))])
 def model(request):
     values = {**SIZES, **KINDS[request.param]}
     if "encoder" in values:

@@ -22,7 +22,6 @@ GRID = [
     Case(70, 40),
     Case(40, 70, causal=True),
     Case(70, 70, masking="packed", causal=True),
-    Case(70, 70, masking="padding"),
     Case(40, 100, masking="nothing"),
     Case(40, 40, bias=False, causal=True),
     Case(150, 100, d_kv=64, masking="padding", dtype=torch.float16),
@@ -30,7 +29,7 @@ GRID = [
 OTHER_SHAPES = [
     *(Case(*lengths) for lengths in [(2, 3), (64, 128)]),
     *(Case(*lengths, causal=True) for lengths in [(33, 33), (70, 40)]),
-    Case(70, 70, masking="padding", causal=True),
+    *(Case(70, 70, masking="padding", causal=causal) for causal in (False, True)),
     Case(70, 70, masking="packed"),
     Case(40, 100, bias=False, masking="packed"),
     *(Case(40, 40, d_kv=d_kv) for d_kv in (24, 64, 128)),
@@ -52,7 +51,7 @@ def test_outputs_and_gradients_are_those_of_the_definition(run, case):
     assert max(errors.values()) < TOLERANCE[case.dtype], errors
 
 
-@pytest.mark.parametrize("family", attention_cases.MODELS)
+@pytest.mark.parametrize("family", ["t5", "decoder_only", *slow("bart", "autoregressive", "encoder_only")])
 def test_models_have_the_same_gradients_with_the_kernel_and_without(run, family):
     differences = run(attention_cases.of_model, family, "cpu")
     assert len(differences) > 5

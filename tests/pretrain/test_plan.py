@@ -350,6 +350,7 @@ def test_one_a100_takes_as_long_as_nanot5s():
     assert best.rows >= 64
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_fits_and_the_next_does_not():
     """Of 128 rows on one GPU of 12 GiB. All of them fit only if layers are computed again."""
     one = planner(BASE, 8, [], gpu=replace(GPUS["a100-80gb"], memory=12))

@@ -68,20 +68,25 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     def spike_at(first: int, last: int) -> Any:
         return lambda loss, position: loss + 5.0 * (first <= position < last)  # rows that come at steps 12, …
 
-    every_4th = {"every_steps": 4, "keep_last": 9}
     spikes = {"window": 8, "threshold": 8.0, "action": "rewind", "max_rewinds": 2}
-    poisoned = settings(folder / "poisoned", corpus, 12, faults={"max_skipped_steps": 3}, checkpoint=every_4th)
     spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes})
     hopeless = settings(folder / "hopeless", corpus, 16, faults={"spikes": spikes})
     ramp = {"ramp_up": [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]}
     growing = settings(folder / "growing", corpus, 6, batch={"global_batch_size": 32, **ramp})
     return {
-        "poisoned": train_with(poisoned, lambda loss, at: loss * (float("nan") if at >= 96 else 1)),
-        "healed": train_with(poisoned),
         "spiking": train_with(spiking, spike_at(192, 208)),
         "hopeless": train_with(hopeless, spike_at(192, 10**9)),
         "growing": train_with(growing, stop=3),
         "grown": train_with(growing),
+    }
+
+
+def poisoned(folder: Path, corpus: Path) -> dict[str, Any]:
+    every_4th = {"every_steps": 4, "keep_last": 9}
+    run = settings(folder / "poisoned", corpus, 12, faults={"max_skipped_steps": 3}, checkpoint=every_4th)
+    return {
+        "poisoned": train_with(run, lambda loss, at: loss * (float("nan") if at >= 96 else 1)),
+        "healed": train_with(run),
     }
 
 
@@ -111,8 +116,11 @@ def taken_by_both(told: list[dict[str, Any]], name: str) -> list[tuple[int, list
 
 
 @pytest.mark.slow
-def test_too_many_steps_without_a_finite_gradient_end_the_run_with_the_state_before_them(folder, told, schedule):
+def test_too_many_steps_without_a_finite_gradient_end_the_run_with_the_state_before_them(
+    folder, small_corpus, schedule
+):
     """The trouble begins with step 7; the checkpoint is of 6 steps, and training continues from it afterwards."""
+    told = on_ranks(2, poisoned, folder, small_corpus)
     run = folder / "poisoned/run"
     for of_rank in told:
         error, taken = of_rank["poisoned"]

@@ -15,6 +15,7 @@ from pretrain.trainer import throughput
 from pretrain.trainer.matmul_speed import products, products_flops
 from pretrain.trainer.throughput import ThroughputMeter, data_sheet_peak, measured_peak, sizes
 from tests.pretrain.small_runs import run_config
+from tests.slow import slow
 
 SIZE = {"d_model": 32, "num_heads": 4, "vocab_size": 48}
 STACKS = {**SIZE, "num_encoder_layers": 2, "num_decoder_layers": 3}
@@ -92,7 +93,10 @@ def packed(rows):
     return batch
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+FIRST = ("t5gemma2", "autoregressive", "double_decoder")  # of each way to count
+
+
+@pytest.mark.parametrize("family", [*FIRST, *slow(*(family for family in FAMILIES if family not in FIRST))])
 def test_flops_are_those_that_torch_counts(family):
     """Rows without padding, and padded ones, for which torch counts each row by itself."""
     model = model_of(family)
@@ -104,7 +108,7 @@ def test_flops_are_those_that_torch_counts(family):
     assert model.flops(Sizes(*sizes(padded(rows)).tolist())) < counted(model, padded(rows))
 
 
-@pytest.mark.parametrize("family", DECODERS_OF_TARGETS)
+@pytest.mark.parametrize("family", ["t5gemma2", *slow(*(one for one in DECODERS_OF_TARGETS if one != "t5gemma2"))])
 def test_packed_examples_take_what_each_takes_by_itself(family):
     model = model_of(family)
     rows = [row(family, 9, 5), row(family, 6, 8), row(family, 3, 2)]
