@@ -284,6 +284,7 @@ def shards_of_the_largest(ranks: int) -> list[tuple[int, int]]:
     return [(parameter.ds_numel, parameter.ds_tensor.numel()) for parameter in model.parameters()]
 
 
+@pytest.mark.slow
 def test_the_shards_of_t5_11b_on_512_ranks_add_up():
     """A shard has the same size on all ranks: 512 times rank 0's are the parameters and less than 512 elements each of
     padding. The published 11,307,321,344 parameters are those of the paper's 11B."""
