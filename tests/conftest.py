@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from tests.in_process import run_here
 os.environ["OMP_NUM_THREADS"] = "1"
 # Ranks are on the CPU also on a machine with GPUs; what needs a GPU is in tests/gpu.
 os.environ["DS_ACCELERATOR"] = "cpu"
+# A shell starts what it puts into the background with Ctrl-C ignored, and tests send it to what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Each of the hundreds of processes that tests start would compile this project's modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

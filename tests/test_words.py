@@ -1,5 +1,6 @@
 """The field's words: those that this project once had of its own don't come back."""
 
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -37,13 +38,19 @@ FILES = [
 ]
 
 
+@functools.cache
+def texts() -> dict[Path, str]:
+    files = [path for path in FILES if path.is_file() and path != Path(__file__)]
+    return {path: path.read_text(errors="replace") for path in files}
+
+
 @pytest.mark.parametrize("words", REPLACED)
 def test_a_word_of_our_own_does_not_come_back(words):
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in FILES
-        if path.is_file() and path != Path(__file__)
-        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        for path, text in texts().items()
+        if re.search(words, text)
+        for number, line in enumerate(text.splitlines(), 1)
         if re.search(words, line)
     ]
     assert found == [], f"the field says: {REPLACED[words]}"

@@ -85,6 +85,10 @@ def ladder(
     out: Annotated[Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME.")] = None,
     train: Annotated[bool, typer.Option(help="Train; or only fit the rungs that have finished.")] = True,
     next_: Annotated[bool, typer.Option("--next", help="Train the next rung too, and compare it.")] = False,
+    against: Annotated[
+        Path | None,
+        path_option("--against", "The ladder.json of another recipe: how much compute it needs for the same losses."),
+    ] = None,
 ) -> None:
     """Train models of growing size, fit a law to their losses, and predict the next size's.
 
@@ -92,7 +96,7 @@ def ladder(
     """
     from pretrain.tools.ladder.run_ladder import ladder as run
 
-    raise typer.Exit(run(config, seeds, at_once, out, overrides or [], train, next_))
+    raise typer.Exit(run(config, seeds, at_once, out, overrides or [], train, next_, against))
 
 
 @app.command("mup-check", epilog="Example: pretrain mup-check configs/runs/quickstart.yaml --widths 64,128,256")

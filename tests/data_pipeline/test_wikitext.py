@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.sources.record import Input, Intake
 from data_pipeline.sources.wikipedia.dump import read
+from tests.slow import slow
 
 DATA = Path(__file__).parents[1] / "data" / "wikipedia"
 ENWIKI = Path(__file__).parents[2] / "data_pipeline" / "samples" / "enwiki-20060303-pages-articles1.xml.bz2"
@@ -317,9 +318,11 @@ def test_any_markup_gives_tidy_text(wikitext):
             "c {{a|" + "1" * 900 + "|b}} ",
             "c {{a|" + "1|" * 400 + "N}} ",
         ),
-        *("<!--", "<ref>", "<ref ", "<nowiki>", "<table>", "[http://a ", "(", "( ,", "&#1", "__A_", "=", "\n=", "*"),
-        *("-{", "-{a", "-{A|zh:", "<math>", "<math>{", "{{#if:", "{{#switch:a|b", "&a"),
-        *("'''", "\t", "\n"),
+        *slow(
+            "<!--", "<ref>", "<ref ", "<nowiki>", "<table>", "[http://a ", "(", "( ,", "&#1", "__A_", "=", "\n=", "*"
+        ),
+        *slow("-{", "-{a", "-{A|zh:", "<math>", "<math>{", "{{#if:", "{{#switch:a|b", "&a"),
+        *slow("'''", "\t", "\n"),
     ],
 )
 def test_time_is_linear_in_the_length_of_the_page(unit):

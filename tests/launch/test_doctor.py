@@ -166,6 +166,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
     assert locks.remedy.startswith("nothing prevents a second run in this directory")
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_is_ended_and_named(small_corpus, tmp_path, monkeypatch, capsys):
     """The server never answers, and the check itself would wait for 10 s."""
     monkeypatch.setattr("launch.tools.doctor.doctor.NODE_CHECKS", {"tracking": Check("tracking", 3)})

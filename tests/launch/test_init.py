@@ -18,7 +18,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.stages import tokenizer
 from launch.tools.scaffold import machine as first_machine
-from launch.tools.scaffold.machine import SIZES, Machine, model_named, run_of_an_hour
+from launch.tools.scaffold.machine import SIZES, Machine, run_of_an_hour
 from launch.tools.scaffold.text import sample_of, sources_of
 from pretrain import models
 from pretrain.config import RunConfig
@@ -58,7 +58,7 @@ def test_the_next_two_commands_are_printed():
     done = run_here("launch", "init")
     machine, model, *rest = done.stdout.splitlines()
     assert machine.startswith("machine: 2 cores, no GPU, 200 GFLOP/s in wide products")
-    assert model.startswith("model: t5-v1.1-1m, ")
+    assert model.startswith("model: t5gemma2-1.2m, ")
     assert rest == [
         "wrote first.corpus.yaml and first.run.yaml. Next:",
         "  data-pipeline build first.corpus.yaml",
@@ -282,7 +282,7 @@ def most_of(texts: list[bytes]) -> int:
 
 
 def test_an_hour_is_an_hour_and_a_faster_machine_takes_a_larger_model():
-    """1 M parameters on two cores; on eight H100 a T5 of 250 M or more. Tokens are 20 a parameter or more."""
+    """1 M parameters on two cores; on eight H100 a model of 200 M or more. Tokens are 20 a parameter or more."""
     lengths, found = (512, 114), []
     for machine in (
         Machine(0, "2 cores", None, bf16=False),
@@ -297,12 +297,12 @@ def test_an_hour_is_an_hour_and_a_faster_machine_takes_a_larger_model():
         found.append(SIZES.index(first_run.model))
     assert found[0] == 0
     assert found == sorted(found)
-    assert found[2] >= SIZES.index("t5-v1.1-base")
+    assert found[2] >= SIZES.index("t5gemma2-214m")
 
 
 def test_a_small_text_is_read_forty_times_at_most():
     first_run = run_of_an_hour(Machine(0, "2 cores", None, bf16=False), 1000, 100, (512, 114), rows=100)
-    assert (first_run.steps * first_run.batch, first_run.model) == (4000, "t5-v1.1-1m")
+    assert (first_run.steps * first_run.batch, first_run.model) == (4000, "t5gemma2-1.2m")
     assert first_run.batch <= 100
 
 
@@ -320,4 +320,14 @@ def test_the_first_metrics_come_within_a_minute():
     first_run = run_of_an_hour(Machine.this(), 32_000, 100, (512, 114), float("inf"))
     a_row = first_run.seconds / first_run.batch
     assert run.tracking.log_every_steps * run.batch.global_batch_size * a_row <= 12
-    assert model_named(first_run.model).init_output_std == 0.5
+
+
+def test_the_first_two_thirds_of_the_steps_have_long_spans_in_rows_of_the_same_text():
+    run_here("launch", "init")
+    corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
+    (stage,) = run.data.curriculum
+    assert stage.until_step == pytest.approx(2 / 3 * run.run.max_steps, abs=1)
+    assert stage.objective.noise_density > corpus.rows.objective.noise_density
+    assert stage.objective.raw_length == corpus.rows.objective.raw_length
+    run_here("launch", "init", "other", "--corpus", "corpora/first")  # its rows may have any length
+    assert load("other.run.yaml", [], RunConfig).data.curriculum == []

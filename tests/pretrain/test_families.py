@@ -42,7 +42,7 @@ FAMILIES = {
     "decoder_only": ("causal", LAYERS),
     "encoder_only": ("masked", LAYERS),
 }
-FIRST = ("t5", "t5gemma2", "autoregressive")
+FIRST = ("t5gemma2", "autoregressive")
 AUTO_CLASSES = {
     "t5": "AutoModelForSeq2SeqLM",
     "bart": "AutoModelForSeq2SeqLM",

@@ -70,13 +70,15 @@ def another(value):
 
 def settings():
     for family, (_, sizes, beside) in FAMILIES.items():
+        marks = [] if family == "t5" else [pytest.mark.slow]
         config = transformers.CONFIG_MAPPING[family]
         declared = {key: getattr(config(**sizes), key) for key in config.__annotations__ if key != "model_type"}
         for key, value in (declared | beside).items():
             if isinstance(value, bool | int | float | str):
-                yield pytest.param(family, key, another(value), id=f"{family}-{key}")
-        yield pytest.param(family, "quantization_config", {"quant_method": "fp8"}, id=f"{family}-quantization_config")
-        yield pytest.param(family, "transformers_weights", "model.ema.safetensors", id=f"{family}-transformers_weights")
+                yield pytest.param(family, key, another(value), id=f"{family}-{key}", marks=marks)
+        others = {"quantization_config": {"quant_method": "fp8"}, "transformers_weights": "model.ema.safetensors"}
+        for key, refused in others.items():
+            yield pytest.param(family, key, refused, id=f"{family}-{key}", marks=marks)
 
 
 @pytest.mark.parametrize(("family", "key", "value"), settings())

@@ -19,6 +19,7 @@ from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import launches
 from pretrain.tools.experiment.results import Result
 from pretrain.tools.ladder import ladder_file, rungs
+from pretrain.tools.ladder.compared import Other
 from pretrain.tools.ladder.ladder_report import Report
 from pretrain.tools.ladder.run_ladder import ladder
 from pretrain.tools.ladder.scaling_law import fit
@@ -171,6 +172,30 @@ def test_the_shipped_ladder_grows_by_a_half_to_the_double():
 
 
 # What is reported.
+
+
+@pytest.mark.parametrize("bottom", [0.0, 1.5])
+def test_compute_for_equal_losses_is_that_of_the_other_ladders_law(tmp_path, bottom):
+    """One law is the other at a quarter of the compute; below its limit no compute is enough."""
+    losses = bottom + 2000 * COMPUTE**-0.25
+    rungs = [{"flops": flops, "losses": {"0": loss}} for flops, loss in zip(COMPUTE, losses, strict=True)]
+    write_json(tmp_path / "ladder.json", {"name": "slow", "rungs": rungs[:-1], "next": rungs[-1]})
+    other = Other.read(tmp_path / "ladder.json")
+    for flops, loss in zip(COMPUTE / 4, losses, strict=True):
+        best, least, most = other.factor(flops, loss)
+        assert best == pytest.approx(4, rel=0.02)
+        assert least <= best <= most
+    assert other.factor(COMPUTE[0], bottom - 0.01)[0] == float("inf")
+    assert "  fast, " in other.words([("fast", COMPUTE[0] / 4, losses[0])])[1]
+
+
+def test_what_is_no_finished_ladder_is_refused_in_a_line(tmp_path):
+    path = tmp_path / "ladder.json"
+    with pytest.raises(UserError, match="no such file"):
+        Other.read(path)
+    write_json(path, {"name": "slow", "rungs": [{"flops": 1.0, "losses": {"0": 3.0}}], "next": {"losses": {}}})
+    with pytest.raises(UserError, match=r"not the ladder\.json of a finished"):
+        Other.read(path)
 
 
 def made(rung, seed, loss):

@@ -76,7 +76,7 @@ def with_dropout(*stages: int) -> dict:
 
 OF_T5 = {
     (3, "plain"): (3, {}, {}),
-    (3, "compiled and checkpointed"): (3, {}, COMPILED | CHECKPOINTED),
+    (3, "compiled and checkpointed"): (3, {}, COMPILED | CHECKPOINTED, 8, 0, STEPS, "eager"),
 }
 OTHERS_OF_T5 = {
     **{(stage, "plain"): (stage, {}, {}) for stage in (1, 2, 3)},

@@ -42,7 +42,7 @@ class Moved(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["bf16", *slow("fp32")])
 def test_the_engine_touches_each_gradient_a_few_times(precision):
     """By the bytes of fp32 gradients: to copy one into the flat buffer counts thrice, to measure it once, to clip it
     twice; in bf16 new weights are copied too. The optimizer isn't counted. DeepSpeed alone comes to 15 to 30 of these

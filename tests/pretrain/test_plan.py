@@ -33,6 +33,7 @@ from pretrain.tools.plan.zero_memory import Parameters, Setting, States, states
 from pretrain.zero.layers import layers, recomputed
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import own_layout, run_config
+from tests.slow import slow
 
 RUNS = Path(__file__).parents[2] / "configs/runs"
 BASE, LARGEST = RUNS / "t5-v1.1-base-c4.yaml", RUNS / "t5-v1.0-11b-c4.yaml"
@@ -100,7 +101,11 @@ def bytes_saved(config: models.ModelConfig, batch: dict[str, torch.Tensor], chec
     return sum(storage.nbytes() for storage in kept.values())
 
 
-@pytest.mark.parametrize(("family", "checkpointing"), [*((family, False) for family in FAMILIES), ("t5", True)])
+CHECKED = [("t5", True), ("t5gemma2", False), ("autoregressive", False)]
+CHECKED += slow(*((family, False) for family in FAMILIES if (family, False) not in CHECKED))
+
+
+@pytest.mark.parametrize(("family", "checkpointing"), CHECKED)
 def test_activations_are_those_that_autograd_saves(family, checkpointing, monkeypatch):
     """T5's learned bias takes the plain formula on a CPU; elsewhere its fused kernel keeps what CUDA's keep."""
     monkeypatch.setattr(attention, "eager", attention.sdpa)

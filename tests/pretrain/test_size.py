@@ -1,5 +1,6 @@
 """The size of a model by its settings is that of the model itself, for every preset that ships."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,13 @@ def test_the_arithmetic_comes_close_to_the_model(preset):
     assert size.flops(inputs, targets) == pytest.approx(model.flops(Sizes.of_example(inputs, targets)), rel=0.05)
 
 
-@pytest.mark.parametrize(("preset", "millions"), [("t5-v1.1-1m", 1), ("t5-v1.1-5m", 5), ("t5-v1.1-15m", 15)])
-def test_small_presets_have_the_sizes_of_their_names(preset, millions):
+SIZES_IN_NAMES = [
+    (preset, float(size[1])) for preset in PRESETS if (size := re.fullmatch(r"t5(?:-v1.1|gemma2)-([\d.]+)m", preset))
+]
+
+
+@pytest.mark.parametrize(("preset", "millions"), SIZES_IN_NAMES)
+def test_presets_have_the_sizes_of_their_names(preset, millions):
     config = load(f"configs/models/{preset}.yaml", [], ModelFile).model
     parameters = models.outline(config).num_parameters()
     assert parameters == pytest.approx(millions * 1e6, rel=0.06)

@@ -286,6 +286,7 @@ def test_wrong_run_files_are_refused_in_one_line(small_corpus, tmp_path, overrid
     assert expected in refused(run_file(tmp_path, small_corpus), override)
 
 
+@pytest.mark.slow
 def test_a_corpus_with_another_tokenizer_is_refused(small_corpus, bart_corpus, tmp_path):
     data = {"train": [{"corpus": str(small_corpus)}, {"corpus": str(bart_corpus)}]}
     line = refused(run_file(tmp_path, small_corpus, data=data, evaluation=[]))

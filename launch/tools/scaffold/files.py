@@ -66,10 +66,9 @@ model: {{vocab_size: null{ids}}}   # as the corpus has
 data:
   train: [{{corpus: {corpus}}}]
   validation: [{{corpus: {corpus}}}]
-  workers: {workers}
+{curriculum}  workers: {workers}
 batch: {{global_batch_size: {batch}, micro_batch_size: {micro_batch}}}
-optimizer: {{name: adamw, learning_rate: {rate}, betas: [0.9, 0.98], weight_decay: 0.1, gradient_clipping: 1.0}}
-schedule: {{name: cosine, warmup_steps: {warmup}, final_learning_rate: {last_rate}}}
+{optimizer}
 precision: {precision}
 deepspeed: {{zero_optimization: {{stage: 1}}}}
 checkpoint: {{every_steps: {save}, keep_last: 3}}
@@ -77,7 +76,20 @@ evaluation:
   - {{hook: validation_loss, every_steps: {evaluate}, rows: 256}}{input_use}
 tracking: {{mlflow: {{uri: "sqlite:///runs/mlflow.db", experiment: {name}}}, log_every_steps: {log}}}
 """
+_TEXTBOOK = """\
+optimizer: {{name: adamw, learning_rate: {rate}, betas: [0.9, 0.98], weight_decay: 0.1, gradient_clipping: 1.0}}
+schedule: {{name: cosine, warmup_steps: {warmup}, final_learning_rate: {last_rate}}}"""
+# The speedrun's record: docs/results/speedrun.md. Models with muP take the rates of its width.
+_RECORD = """\
+optimizer: {{name: muon, learning_rate: 1.0e-2, adamw_learning_rate: 2.0e-2, newton_schulz_dtype: {precision}}}
+schedule: {{name: linear, warmup_steps: {warmup}, final_learning_rate: 0.0}}"""
+_CURRICULUM = """\
+  curriculum:                 # half of each row first: more to predict, and more to look for in the input
+    - until_step: {until}
+      objective: {{name: span_corruption, inputs_length: {inputs}, noise_density: 0.5, mean_span_length: 5.0}}
+"""
 _INPUT_USE = "\n  - {{hook: input_use, every_steps: {evaluate}, rows: 256}}"
+_LONG_SPANS_INPUTS = 342  # with long spans, of the 568 tokens of a row; T5's have 512
 _NAMED_STEPS, _NAMED_BATCH = 10_000, 128  # of a model that the user names
 _SECONDS_TO_LOG = 10.0
 _RATES = {"t5-v1.1-1m": "3.0e-3", "t5-v1.1-5m": "2.0e-3", "t5-v1.1-15m": "1.0e-3"}  # smaller models take larger ones
@@ -123,7 +135,7 @@ def write_first_files(
         text_rows = sample.bytes / _BYTES_PER_TOKEN / _TOKENS_PER_ROW if sample else math.inf
         first_run = run_of_an_hour(machine, vocabulary, _SENTINELS, lengths, text_rows)
     directory = corpus or f"corpora/{name}"
-    contents = {run_file: _run_file(name, directory, first_run, machine)}
+    contents = {run_file: _run_file(name, directory, first_run, machine, long_spans=not corpus)}
     if not corpus:
         models = min(_LARGEST_VOCABULARY, (model_named(first_run.model).vocab_size or math.inf) - _SENTINELS)
         contents[corpus_file] = _CORPUS.format(
@@ -219,11 +231,18 @@ def _source_line(source: Source) -> str:
     return f"  - {{{', '.join([f'format: {source.format}', *filter(None, settings)])}}}"
 
 
-def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine) -> str:
+def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, long_spans: bool) -> str:
+    """`long_spans`: whether rows have the length that the curriculum is for."""
     steps, rows = first_run.steps, _ROWS[first_run.config.family]
+    warmup = max(1, steps // (10 if steps == _NAMED_STEPS else 20)) if steps > 1 else 0
     evaluate = max(1, steps // 20)
     input_use = _INPUT_USE.format(evaluate=evaluate) if rows in ("c4-published", "c4-bart") else ""
     rate = _RATES.get(first_run.model, "3.0e-4")
+    optimizer, curriculum = _TEXTBOOK.format(rate=rate, warmup=warmup, last_rate=f"{float(rate) / 10:.1e}"), ""
+    if first_run.config.mup:
+        optimizer = _RECORD.format(precision=machine.precision, warmup=warmup)
+        until = max(1, 2 * steps // 3)
+        curriculum = _CURRICULUM.format(until=until, inputs=_LONG_SPANS_INPUTS) if long_spans else ""
     return _RUN.format(
         model=first_run.model,
         time=f": about {duration(steps * first_run.seconds)} on {machine.name}",
@@ -235,9 +254,8 @@ def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine) -> 
         workers=2 if machine.gpus else 0,
         batch=first_run.batch,
         micro_batch="auto" if machine.gpus else min(8, first_run.batch),
-        rate=rate,
-        last_rate=f"{float(rate) / 10:.1e}",
-        warmup=max(1, steps // (10 if steps == _NAMED_STEPS else 20)) if steps > 1 else 0,
+        curriculum=curriculum,
+        optimizer=optimizer,
         precision=machine.precision,
         save=max(1, steps // 10),
         evaluate=evaluate,

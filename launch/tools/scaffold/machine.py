@@ -16,7 +16,7 @@ from pretrain.run.cpu_speed import product_flops, share
 from pretrain.run.gpus import Gpu, gpu_of_device
 from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, threads_per_rank
 
-SIZES = ("t5-v1.1-1m", "t5-v1.1-5m", "t5-v1.1-15m", "t5-v1.1-small", "t5-v1.1-base", "t5-v1.1-large", "t5-v1.1-xl")
+SIZES = tuple(f"t5gemma2-{size}" for size in ("1.2m", "4.5m", "15m", "58m", "214m", "828m", "2.8b"))
 _HOUR = 3600.0
 _TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 _MOST_EPOCHS = 40  # beyond, repeated text teaches nothing more (Muennighoff et al. 2023)
@@ -85,7 +85,7 @@ class FirstRun:
 def run_of_an_hour(
     machine: Machine, vocabulary: int, sentinels: int, lengths: tuple[int, int], rows: float
 ) -> FirstRun:
-    """The largest T5 v1.1 that reads 20 tokens a parameter in an hour, else the smallest, and an hour of its steps.
+    """The largest of `SIZES` that reads 20 tokens a parameter in an hour, else the smallest, and an hour of its steps.
 
     `vocabulary` is the largest that the text can fill; each model takes at most its own. `lengths` are those of a row.
     The text has `rows` of them; steps end where it has been read 40 times.

@@ -4,17 +4,20 @@ Norms, biases and positions are left out, which are below 2 % of any model that 
 `Model.flops` count exactly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pretrain.models.config.base import ModelConfig
+from pretrain.models.config.blocks import LocalAndGlobal
 
 
 @dataclass(frozen=True)
 class Size:
     """Weights of `model`'s matrices: of layers that read the inputs, of those that read the targets, and of tables.
+    Of those that read the targets, `reading_both` read the inputs too.
 
-    `input_pairs` and so on are units of width, summed over layers, in which attention relates tokens.
+    `input_pairs` and so on are units of width, summed over layers, in which attention relates tokens. In the share
+    `local` of the layers, self-attention sees a window of tokens.
     """
 
     input_weights: int
@@ -24,6 +27,9 @@ class Size:
     input_pairs: int
     target_pairs: int
     cross_pairs: int
+    reading_both: int = 0
+    window: int = 0
+    local: float = 0.0
 
     @property
     def parameters(self) -> int:
@@ -31,13 +37,26 @@ class Size:
 
     def flops(self, inputs: int, targets: int) -> float:
         """Of a training step on a row, as `Model.flops` counts: 6 for a weight and token, 12 for a pair and unit."""
-        weights = self.input_weights * inputs + (self.target_weights + self.head) * targets
-        pairs = self.input_pairs * inputs**2 + self.target_pairs * targets**2 + self.cross_pairs * inputs * targets
-        return 6.0 * weights + 12.0 * pairs
+        weights = (self.input_weights + self.reading_both) * inputs + (self.target_weights + self.head) * targets
+        pairs = self.input_pairs * self._seen(inputs) + self.target_pairs * self._seen(targets)
+        return 6.0 * weights + 12.0 * (pairs + self.cross_pairs * inputs * targets)
+
+    def _seen(self, tokens: int) -> float:
+        """Pairs of tokens in a layer, on average."""
+        return tokens * (self.local * min(self.window, tokens) + (1 - self.local) * tokens)
 
 
 def size_of(config: ModelConfig) -> Size:
     """The size of the model that `config`, whose vocabulary is set, describes."""
+    size = _without_windows(config)
+    if not (isinstance(config, LocalAndGlobal) and config.sliding_window):
+        return size
+    depth = config.full_attention_every or 1  # the layers' kinds repeat
+    local = sum(not config.sees_all(layer) for layer in range(depth)) / depth
+    return replace(size, window=config.sliding_window, local=local)
+
+
+def _without_windows(config: ModelConfig) -> Size:
     settings: Any = config
     encoder, decoder = settings.stacks.get("encoder", settings), settings.stacks.get("decoder", settings)
     below: int = getattr(settings, "num_encoder_layers", None) or encoder.num_layers
@@ -54,9 +73,8 @@ def size_of(config: ModelConfig) -> Size:
     keys, queries = _attention(encoder.d_model, decoder)[1], _attention(decoder.d_model, decoder)[0]
     decoder_weights = _layer(settings, decoder) * above
     if config.family == "t5gemma2":  # its cross-attention shares the weights of self-attention
-        return Size(
-            layer * below, decoder_weights, embedding, embedding, width * below, _width(decoder) * above, width * above
-        )
+        pairs = width * below, width * above, width * above
+        return Size(layer * below, decoder_weights, embedding, embedding, *pairs, reading_both=keys * above)
     tied = getattr(settings, "tie_embeddings", "output" if encoder is not decoder else True)
     tables = embedding * {"all": 1, "output": 2, "none": 3, True: 1, False: 2}[tied]
     return Size(

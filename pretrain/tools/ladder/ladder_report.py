@@ -10,6 +10,7 @@ import numpy as np
 from data_pipeline.foundation import tables
 from pretrain.tools.experiment.results import Result, losses_by_seed
 from pretrain.tools.experiment.statistics import Spread
+from pretrain.tools.ladder.compared import Other
 from pretrain.tools.ladder.rungs import Ladder, SizedRung
 from pretrain.tools.ladder.scaling_law import Law, fit
 
@@ -36,24 +37,26 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Report:
-    """`losses`: validation losses at the end of training by rung, then seed. `law`: None until all rungs have one."""
+    """`losses`: validation losses at the end of training by rung, then seed. `law`: None until all rungs have one.
+    `other`: the ladder of another recipe, which is drawn beside it."""
 
     ladder: Ladder
     losses: Mapping[str, Mapping[int, float]]
     law: Law | None
     prediction: Prediction | None
+    other: Other | None = None
 
     @classmethod
-    def of(cls, ladder: Ladder, results: Sequence[Result]) -> "Report":
+    def of(cls, ladder: Ladder, results: Sequence[Result], other: Other | None = None) -> "Report":
         """The law is fitted to the mean over seeds of each rung, so that its scatter is that of rungs."""
         losses = {rung.name: losses_by_seed(results, rung.name) for rung in ladder.all}
         if not all(losses[rung.name] for rung in ladder.rungs):
-            return cls(ladder, losses, None, None)
+            return cls(ladder, losses, None, None, other)
         means = [fmean(losses[rung.name].values()) for rung in ladder.rungs]
         law = fit([_measure(ladder, rung) for rung in ladder.rungs], means)
         x = _measure(ladder, ladder.next)
         reached = Spread.of(list(losses[ladder.next.name].values()))
-        return cls(ladder, losses, law, Prediction(law(x), law.interval(x), reached))
+        return cls(ladder, losses, law, Prediction(law(x), law.interval(x), reached), other)
 
     @property
     def means(self) -> dict[str, float]:
@@ -131,6 +134,10 @@ class Report:
         repeated = [rung.name for rung in ladder.all if rung.epochs > 1]
         if repeated:
             said.append(f"Text is read more than once by {', '.join(repeated)}: the law is then one of repeated text.")
+        if self.other is not None:
+            said += self.other.words(
+                [(one.name, one.flops, self.means[one.name]) for one in ladder.all if one.name in self.means]
+            )
         return said
 
     def _cells(self, rung: SizedRung) -> list[str]:
@@ -160,6 +167,9 @@ class Report:
                 x, prediction.loss, [[prediction.loss - low], [high - prediction.loss]],
                 fmt="s", color="black", capsize=4, markersize=4, label=f"{ladder.next.name}, predicted (95 %)",
             )  # fmt: skip
+            axes.legend()
+        if self.other is not None:
+            self.other.draw(axes, max(rung.flops for rung in ladder.all))
             axes.legend()
         unit = "FLOPs of training" if ladder.file.fit_over == "flops" else "parameters"
         axes.set(title=ladder.name, xlabel=unit, ylabel="validation loss, nats per token", xscale="log")

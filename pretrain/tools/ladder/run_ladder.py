@@ -10,6 +10,7 @@ from pretrain.tools.experiment.launches import at_once_and_threads, train_all
 from pretrain.tools.experiment.results import results
 from pretrain.tools.experiment.run_experiment import conclude
 from pretrain.tools.ladder import ladder_file, rungs
+from pretrain.tools.ladder.compared import Other
 from pretrain.tools.ladder.ladder_report import Report
 
 
@@ -21,12 +22,14 @@ def ladder(
     overrides: Sequence[str],
     train: bool = True,
     train_next: bool = False,
+    against: Path | None = None,
 ) -> int:
     """Trains what hasn't finished of the rungs, and of the next one if `train_next`; returns the exit code.
 
     `out` gets runs in RUNG/seed-N as `pretrain experiment` does, and ladder.json, ladder.md and ladder.png. Calling
-    it again continues.
+    it again continues. `against`: the ladder.json of another recipe, to compare the compute for equal losses with.
     """
+    other = Other.read(against) if against else None
     found = rungs.sized(path, *ladder_file.read(path), overrides)
     out = out or Path("runs", found.name)
     at_once, threads = at_once_and_threads(at_once)
@@ -34,7 +37,7 @@ def ladder(
     to_train = [run for run in runs if train_next or run.row != found.next.name]
     size = f"{counted(len(found.all) if train_next else len(found.rungs), 'rung')} × {counted(seeds, 'seed')}"
     trained = train_all(to_train, at_once, f"{out}: {size}", train)
-    report = Report.of(found, results(runs))
+    report = Report.of(found, results(runs), other)
     write_json(out / "ladder.json", report.as_json())
     write_bytes(out / "ladder.md", report.markdown().encode())
     write_bytes(out / "ladder.png", png(report.picture()))

@@ -17,7 +17,7 @@ from pretrain.tools.ladder.ladder_file import LadderFile, Rung
 from pretrain.trainer.throughput import sizes
 from pretrain.trainer.validate import ValidatedRun, validate
 
-_ROWS_COUNTED = 256  # whose mean length stands for all rows; those of packed text are equally long
+_PLACES, _ROWS_COUNTED = 8, 32  # rows at places all over the run, whose lengths stand for all
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,11 @@ def _sized(rung: Rung, setup: ValidatedRun, overrides: Sequence[str], tokens_per
     parameters, rows_per_step, tokens_per_row = model.num_parameters(), _rows_per_step(config), _tokens_per_row(setup)
     steps = max(1, round(tokens_per_parameter * parameters / tokens_per_row / rows_per_step))
     rows = steps * rows_per_step
-    batch = TrainingBatches(setup.stream, BatchLayout(0, 1, _ROWS_COUNTED, 1))[0].batch
-    flops = rows / _ROWS_COUNTED * model.flops(Sizes(*sizes(batch).tolist()))
+    batches = TrainingBatches(setup.stream, BatchLayout(0, 1, _ROWS_COUNTED, 1))
+    own = config.run.max_steps * rows_per_step  # of the run file, whose curriculum is shortened in proportion
+    firsts = [int(own * (place + 0.5) / _PLACES) for place in range(_PLACES)]
+    counted = sum(model.flops(Sizes(*sizes(batches[first].batch).tolist())) for first in firsts)
+    flops = rows / (_PLACES * _ROWS_COUNTED) * counted
     text = sum(corpus.rows("train") for corpus in setup.training)
     length = Budget(steps=steps).overrides(config)
     given = (*overrides, *rung.overrides, *length)
