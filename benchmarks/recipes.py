@@ -19,6 +19,7 @@ from pretrain.tools.plan.row_lengths import resolve_rows
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (
+    "t5gemma2-214m-c4",
     "t5-v1.1-small-c4",
     "t5-v1.1-base-nanot5",
     "t5-v1.1-base-c4",
