@@ -32,9 +32,10 @@ def agent() -> int:
         given = json.loads(sys.stdin.readline())
         os.environ |= given["environment"]
         os.chdir(given["directory"])
-        connection = Connection(socket.create_connection(tuple(given["head"]), _SECONDS_TO_CONNECT))
         index = given["index"] if isinstance(given["index"], int) else int(os.environ[given["index"]])
+        # before it connects: the head waits only a second for what comes first
         handshake = Handshake(given["token"], index, socket.gethostname(), count_gpus(), free_port())
+        connection = Connection(socket.create_connection(tuple(given["head"]), _SECONDS_TO_CONNECT))
         connection.send(asdict(handshake))
         started: list[RankProcesses] = []
         try:

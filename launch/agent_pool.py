@@ -1,7 +1,6 @@
 """The head's side of its agents: starts them, admits those that have the token, and reads their reports."""
 
 import contextlib
-import hmac
 import json
 import os
 import secrets
@@ -11,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from data_pipeline.foundation.processes import Process, ProcessGroup
-from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks
+from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks, handshake
 
 _SECONDS_TO_CONNECT, _SECONDS_TO_END, _POLL_SECONDS = 300.0, 90.0, 0.1
+_SECONDS_TO_SHOW_THE_TOKEN, _MOST_UNKNOWN = 1.0, 64
 _LINES_OF_ERRORS = 3
 
 
@@ -73,6 +73,7 @@ class AgentPool:
         self._token = secrets.token_hex(16)
         self._server = socket.create_server((address, 0), backlog=len(names) + 16)
         self._server.setblocking(False)
+        self._unknown: dict[socket.socket, float] = {}  # connections, and until when they must show the token
         self._group = ProcessGroup(seconds_to_end=5.0)  # ssh and srun end by themselves once their agents have gone
         self._starters: list[tuple[Process, list[str]]] = []
 
@@ -95,11 +96,10 @@ class AgentPool:
     def connect(self, give_up: Callable[[], object], seconds: float = _SECONDS_TO_CONNECT) -> None:
         """Waits until each agent has connected or has a problem, or until `give_up`."""
         deadline = time.monotonic() + seconds
-        unknown: list[Connection] = []
         while (missing := self._missing()) and not give_up():
-            with contextlib.suppress(BlockingIOError):
-                unknown.append(Connection(self._server.accept()[0]))
-            unknown = [connection for connection in unknown if not self._admitted(connection)]
+            self._accept()
+            for connected in list(self._unknown):
+                self._admit_or_close(connected)
             for agent in self.agents.values():
                 agent.events()  # sends heartbeats, so that no agent takes its head for lost
             for process, names in self._starters:
@@ -115,15 +115,28 @@ class AgentPool:
         without = (name for index, name in enumerate(self._names) if index not in self.agents)
         return [name for name in without if name not in self.problems]
 
-    def _admitted(self, connection: Connection) -> bool:
-        """Admits a connection that shows the token; returns whether it needs no more attention."""
-        for message in connection.receive():
-            token, index = str(message.get("token", "")), message.get("index", -1)
-            if hmac.compare_digest(token, self._token) and 0 <= index < len(self._names):
-                self.agents[index] = Agent(connection, Handshake(**message), self._names[index])
-                return True
-            connection.close()
-        return connection.lost is not None
+    def _accept(self) -> None:
+        """Accepts connections, as many as may be without a token at a time; the others wait in the kernel."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while len(self._unknown) < _MOST_UNKNOWN:
+                connected, _ = self._server.accept()
+                connected.setblocking(False)
+                self._unknown[connected] = time.monotonic() + _SECONDS_TO_SHOW_THE_TOKEN
+
+    def _admit_or_close(self, connected: socket.socket) -> None:
+        """Admits a connection that has shown the token; closes one that has sent anything else, or nothing in time."""
+        try:
+            shown = handshake(connected, self._token)
+            if shown is None:
+                if time.monotonic() < self._unknown[connected]:
+                    return
+                raise ValueError("no message in time")
+            if not 0 <= shown.index < len(self._names):
+                raise ValueError("no agent of this number")
+            self.agents[shown.index] = Agent(Connection(connected), shown, self._names[shown.index])
+        except ValueError:
+            connected.close()
+        del self._unknown[connected]
 
     def __enter__(self) -> "AgentPool":
         return self
@@ -132,4 +145,5 @@ class AgentPool:
         for agent in self.agents.values():
             agent.end()
         self._group.end(number=None)
-        self._server.close()
+        for connected in (*self._unknown, self._server):
+            connected.close()

@@ -3,6 +3,7 @@
 Both sides send heartbeats, so that each notices when the other is gone.
 """
 
+import hmac
 import json
 import socket
 import time
@@ -13,6 +14,7 @@ HEARTBEAT_SECONDS = 2.0
 TIMEOUT_SECONDS = 30.0  # after which the other side counts as lost
 _QUIET = 3 * HEARTBEAT_SECONDS
 _LONGEST = 2**24  # bytes of a message
+_LONGEST_HANDSHAKE = 4096
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,34 @@ class Handshake:
     host: str
     gpus: int
     port: int
+
+
+def handshake(connected: socket.socket, token: str) -> Handshake | None:
+    """The first message on a connection, which doesn't block; None if it hasn't all arrived.
+
+    Whatever else has arrived stays unread. Raises ValueError if the other side is no agent with this `token`.
+    """
+    try:
+        received = connected.recv(_LONGEST_HANDSHAKE, socket.MSG_PEEK)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        raise ValueError(f"the connection broke ({error.strerror})") from None
+    line, end, _ = received.partition(b"\n")
+    if not end:
+        if 0 < len(received) < _LONGEST_HANDSHAKE:
+            return None
+        raise ValueError("no message")
+    try:
+        shown = Handshake(**json.loads(line))
+        admitted = hmac.compare_digest(shown.token.encode(), token.encode())
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError("no handshake") from error
+    kinds = {"host": str, "index": int, "gpus": int, "port": int}
+    if not admitted or any(type(getattr(shown, name)) is not kind for name, kind in kinds.items()):
+        raise ValueError("no agent of this head")
+    connected.recv(len(line) + 1)
+    return shown
 
 
 @dataclass(frozen=True)

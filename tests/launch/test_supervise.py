@@ -253,6 +253,42 @@ def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_
     assert not (tmp_path / "run/logs").exists()
 
 
+NO_HANDSHAKES = {  # as Python writes them
+    "number": r"b'5\n'",
+    "list": r"b'[]\n'",
+    "null": r"b'null\n'",
+    "not ASCII": r"""'{"token":"é"}\n'.encode()""",
+    "half a character": r"""b'{"token":"\\ud800","index":0,"host":"a","gpus":0,"port":1}\n'""",
+    "nested": r"b'[' * 100_000 + b'\n'",
+    "nested within 4 kB": r"b'[' * 4000 + b'\n'",
+    "many lines": r"b'{}\n' * 2_000_000",
+    "silence": "b''",
+}
+
+
+@pytest.mark.parametrize("sent", NO_HANDSHAKES.values(), ids=NO_HANDSHAKES)
+def test_an_agent_joins_whatever_others_send_before_it(sent):
+    """More connections than are accepted at a time; each is closed within a second or so."""
+    agent = """
+import json, socket, sys, time
+given = json.loads(sys.stdin.readline())
+said = {"token": given["token"], "index": 0, "host": "host", "gpus": 0, "port": 1}
+others = [socket.create_connection(given["head"]) for _ in range(70)]
+try:
+    others[0].sendall(eval(sys.argv[1]))
+except OSError:
+    pass  # closed before it was all sent
+connection = socket.create_connection(given["head"])
+connection.sendall(json.dumps(said).encode() + b"\\n" * 5)
+connection.recv(1)
+"""
+    with AgentPool(["host"], "127.0.0.1") as pool:
+        pool.start([sys.executable, "-c", agent, sent], ["host"], 0, {})
+        pool.connect(give_up=lambda: False, seconds=20)
+        assert pool.problems == {}
+        assert pool.agents[0].handshake.host == "host"
+
+
 @pytest.mark.parametrize("chosen", ["2,3", "", None])
 def test_ranks_see_the_gpus_that_the_user_chose(monkeypatch, chosen):
     """DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES=0,1,… for them."""
