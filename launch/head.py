@@ -57,7 +57,7 @@ class Attempt:
     """How one attempt went. `codes` maps ranks to exit codes; it and `failed` are in the order of arrival.
 
     `last_lines` has those of ranks that ended with an error. `lost` maps the names of nodes that no longer answer to
-    the reason.
+    the reason. `vanished`: how the first rank to fail went, if its wrapper was killed.
     """
 
     before: Status
@@ -67,6 +67,7 @@ class Attempt:
     failed: list[int] = field(default_factory=list)
     last_lines: dict[int, tuple[str, ...]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
+    vanished: Event | None = None
     launcher: Event | None = None  # the first one to end before its ranks
     refused: list[str] = field(default_factory=list)
 
@@ -145,6 +146,11 @@ def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signa
             attempt.codes[event.number] = event.code
             attempt.last_lines[event.number] = event.lines
             left[node] -= 1
+        elif event.kind == "wrapper killed":
+            if not attempt.failed and not any(attempt.codes.values()):
+                attempt.vanished = event
+            attempt.failed.append(event.number)
+            left[node] -= 1
         elif event.kind == "signal":
             signals.append(event.number)
         elif event.kind == "refused":
@@ -172,7 +178,9 @@ def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     Reports a failure on stderr.
     """
     now = status.read(run)
-    if now.attempt == rank_logs.attempt(attempt.logs) and now.state in ("stopped", "finished"):
+    # ranks save and stop when the launcher signals them because a wrapper was killed: nobody has asked for that
+    trusted = ("finished",) if attempt.vanished else ("stopped", "finished")
+    if now.attempt == rank_logs.attempt(attempt.logs) and now.state in trusted:
         return STOPPED if now.state == "stopped" else 0
     codes = attempt.codes
     agreed = set(codes.values()) if len(codes) == attempt.ranks else set()
@@ -244,7 +252,8 @@ def _report_failure(attempt: Attempt) -> None:
     if code == _REFUSED:
         return  # the rank has printed the reason
     log = rank_logs.rank_log(logs, rank)
-    print(f"rank {rank} {_how_it_ended(code)}; its log: {log}", file=sys.stderr)
+    how = "lost its wrapper process, which was killed" if attempt.vanished else _how_it_ended(code)
+    print(f"rank {rank} {how}; its log: {log}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already
         for line in attempt.last_lines.get(rank) or rank_logs.last_lines(log):
             print(f"  {line}", file=sys.stderr)
@@ -255,6 +264,8 @@ def _first_failed(attempt: Attempt) -> int | None:
 
     A rank that reports a failure may end later than others, which failed because of it.
     """
+    if attempt.vanished:
+        return attempt.vanished.number
     first = next((rank for rank, code in attempt.codes.items() if code), None)
     if first is not None and attempt.codes[first] < 0:
         return first

@@ -86,6 +86,7 @@ class Event(NamedTuple):
 
     - `rank failed`: rank `number` has met an error, and may take a while to end.
     - `rank ended`: rank `number` has ended with `code`, negative for a signal; `lines` are its last unless `code` is 0.
+    - `wrapper killed`: the process above rank `number` was killed, so that nobody sees how the rank ends.
     - `signal`: stop signal `number` was sent to a process above the ranks.
     - `report`: program `number` has printed the JSON in `lines`.
     - `launcher ended`: the node's launcher, or program `number`, has ended with `code`; `lines` are its last.
@@ -93,7 +94,9 @@ class Event(NamedTuple):
     - `refused`: the node can't start its ranks; `lines` says why.
     """
 
-    kind: Literal["rank failed", "rank ended", "signal", "report", "launcher ended", "all ended", "refused"]
+    kind: Literal[
+        "rank failed", "rank ended", "wrapper killed", "signal", "report", "launcher ended", "all ended", "refused"
+    ]
     number: int = 0
     code: int = 0
     lines: tuple[str, ...] = ()

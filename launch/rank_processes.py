@@ -7,6 +7,8 @@ import sys
 from collections import deque
 from pathlib import Path
 
+import psutil
+
 from data_pipeline.foundation.processes import ProcessGroup
 from launch import rank_wrapper
 from launch.protocol import Event
@@ -17,7 +19,8 @@ from pretrain.run.rank_logs import FAILED, REPORTS, SUPERVISED, last_lines, rank
 PROGRAM_REPORT = "report:"
 _LAST_LINES = 10
 _REPORT = re.compile(
-    rf"(?P<before>.*)(?:{rank_wrapper.STARTED} (?P<parent>\d+) (?P<wrapper>\d+)|{FAILED} (?P<failed>\d+)"
+    rf"(?P<before>.*)(?:{rank_wrapper.STARTED} (?P<parent>\d+) (?P<wrapper>\d+) (?P<wrapped>\d+)"
+    rf"|{FAILED} (?P<failed>\d+)"
     rf"|{rank_wrapper.ENDED} (?P<ended>\d+) (?P<rank>\d+) (?P<code>-?\d+)|{PROGRAM_REPORT} (?P<json>\{{.*\}}))"
 )
 
@@ -61,7 +64,11 @@ class RankProcesses:
         """The events since the last call; the launcher's end comes after all its reports."""
         code = self._launcher.code
         signals = [number for process in self._reports.above_ranks if (number := stop_signals.pending(process))]
+        # before their reports are read, since a wrapper's last one is there before its end
+        gone = [wrapper for wrapper in self._reports.wrappers if not _runs(wrapper)]
         events = [*self._reports.take(self._launcher.read()), *(Event("signal", number) for number in signals)]
+        killed = (self._reports.wrappers.pop(wrapper, None) for wrapper in gone)
+        events += [Event("wrapper killed", rank) for rank in killed if rank is not None]
         if code is not None and not self._launcher_ended:
             self._launcher_ended = True
             events.append(Event("launcher ended", self._number, code, tuple(self._reports.last_lines)))
@@ -80,12 +87,14 @@ class RankProcesses:
 class _Reports:
     """Parses the output of the launcher, of the wrappers below it and of the ranks.
 
-    `above_ranks` are the processes that aren't ranks: DeepSpeed's and the wrappers. The launcher's own lines go to
-    `log` if the disk has room; `last_lines` has the last of them.
+    `above_ranks` are the processes that aren't ranks: DeepSpeed's and the wrappers. `wrappers` maps the wrappers that
+    haven't reported the end of their rank to its number. The launcher's own lines go to `log` if the disk has room;
+    `last_lines` has the last of them.
     """
 
     def __init__(self, launcher: int, log: Path | None, number: int):
         self.above_ranks, self._number = {launcher}, number
+        self.wrappers: dict[int, int] = {}
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._log, self._unfinished = log, b""
 
@@ -100,12 +109,14 @@ class _Reports:
             line = report["before"]
             if report["wrapper"]:
                 self.above_ranks |= {int(report["parent"]), int(report["wrapper"])}
+                self.wrappers[int(report["wrapper"])] = int(report["wrapped"])
             elif report["failed"]:
                 event = Event("rank failed", int(report["failed"]))
             elif report["json"]:
                 event = Event("report", self._number, lines=(report["json"],))
             else:
                 self.above_ranks.discard(int(report["ended"]))
+                self.wrappers.pop(int(report["ended"]), None)
                 rank, code = int(report["rank"]), int(report["code"])
                 # read here, since other hosts may see the log's end late
                 words = last_lines(rank_log(self._log.parent, rank)) if code and self._log else []
@@ -116,3 +127,9 @@ class _Reports:
                 with contextlib.suppress(OSError), self._log.open("a") as log:
                     print(line, file=log)
         return event
+
+
+def _runs(process: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    return False

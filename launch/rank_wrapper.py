@@ -23,7 +23,7 @@ def main(logs: str, reports: str, rank: int, command: list[str]) -> int:
         opened = os.open(f"{log}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, 1)
         os.dup2(opened, 2)
-    _say(launcher, f"{STARTED} {os.getppid()} {os.getpid()}")
+    _say(launcher, f"{STARTED} {os.getppid()} {os.getpid()} {rank}")
     os.set_inheritable(launcher, True)
     process = os.posix_spawnp(command[0], command, {**os.environ, reports: str(launcher)})
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])

@@ -169,6 +169,15 @@ def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path, capfd):
     assert (tmp_path / "logs/attempt-0001/rank-00001.exit").read_text() == "139\n"  # as shells count
 
 
+def test_a_rank_whose_wrapper_is_killed_is_named_though_the_others_save(tmp_path, capfd):
+    """DeepSpeed's launcher signals the other ranks, which save and stop."""
+    killed = f"kill -KILL $PPID; touch {tmp_path}/killed; {NEVER_STOPS}"
+    stops = f"until [ -e {tmp_path}/killed ]; do sleep 0.05; done; touch {tmp_path}/stop; "
+    assert supervised(tmp_path, killed, stops + STOPS_ON_REQUEST.format(run=tmp_path), dead_rank_seconds=5) == 1
+    log = tmp_path / "logs/attempt-0001/rank-00000.log"
+    assert capfd.readouterr().err == f"rank 0 lost its wrapper process, which was killed; its log: {log}\n"
+
+
 def test_ranks_that_hang_since_another_died_have_their_time_to_end(tmp_path, capfd):
     started = time.monotonic()
     assert supervised(tmp_path, NEVER_STOPS, "kill -KILL $$", dead_rank_seconds=1) == 1
