@@ -55,7 +55,9 @@ def submit(job: Job, dry_run: bool, submit: bool) -> None:
     if not submit:
         print(f"{path} is written. Next: the same command with --submit, or sbatch {shlex.quote(str(path))}")
         return
-    jobs = [_submitted(path) for _ in range(job.chain)]
+    jobs: list[str] = []
+    for _ in range(job.chain):
+        jobs.append(_submitted(path, after=jobs[-1:]))
     print(f"submitted {'job' if len(jobs) == 1 else 'jobs'} {', '.join(jobs)}: {path}")
     print(f"  follow: tail -F {shlex.quote(str(directory))}/{jobs[0]}.out")
     if job.head.is_run:
@@ -101,7 +103,6 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
         ("output", f"{str(directory).replace('%', '%%')}/%j.out"),
         ("open-mode", "append"),
         ("signal", f"B:USR1@{job.warn_seconds}"),
-        ("dependency", "singleton" if job.chain > 1 else None),
     ]
     flags = ["--exclusive", "--requeue" if head.requeue else "--no-requeue", *(["--no-kill"] if head.min_nodes else [])]
     lines = [f"--{key}={_directive(str(value), key)}" for key, value in options if value is not None]
@@ -158,8 +159,10 @@ def _directive(text: str, key: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
-def _submitted(path: Path) -> str:
-    done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True)
+def _submitted(path: Path, after: list[str]) -> str:
+    """The id of a new job, which starts once the job `after` has ended, however it ended."""
+    options = [f"--dependency=afterany:{job}" for job in after]  # by id: jobs of other runs may have the same name
+    done = subprocess.run(["sbatch", "--parsable", *options, str(path)], capture_output=True, text=True)
     if done.returncode:
         raise FailedError(f"sbatch: {' '.join(done.stderr.split())}")
     return done.stdout.strip().partition(";")[0]

@@ -2,8 +2,8 @@
 
 import itertools
 import json
+import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,10 +62,26 @@ def test_the_script_says_what_slurm_is_to_know(small_corpus, tmp_path):
         "--requeue",
         "--mem=0",
     }
-    others = options(
-        batch_script(replace(job(path, agent_per_rank=True, min_nodes=2), chain=3), "t5", tmp_path / "slurm")
+    others = options(batch_script(job(path, agent_per_rank=True, min_nodes=2), "t5", tmp_path / "slurm"))
+    assert {"--ntasks-per-node=8", "--nodes=4", "--no-kill", "--no-requeue"} <= others
+
+
+def test_a_chain_waits_for_its_own_jobs_alone(small_corpus, tmp_path, monkeypatch):
+    """Another run may have the same name."""
+    path, sbatch = run_file(tmp_path, small_corpus), tmp_path / "bin/sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nwc -l < {tmp_path}/asked\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
+    options = ("--nodes", "2", "--gpus-per-node", "1", "--chain", "3", "--submit")
+    done = run_here("launch", "slurm", path, *options)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (
+        0,
+        f"submitted jobs 1, 2, 3: {tmp_path}/run/slurm/job.sbatch",
     )
-    assert {"--ntasks-per-node=8", "--nodes=4", "--no-kill", "--dependency=singleton", "--no-requeue"} <= others
+    waits = [line.partition(" ")[2].rpartition(" ")[0] for line in (tmp_path / "asked").read_text().splitlines()]
+    assert waits == ["", "--dependency=afterany:1", "--dependency=afterany:2"]
+    assert "dependency" not in (tmp_path / "run/slurm/job.sbatch").read_text()
 
 
 def test_nothing_in_names_is_a_command(small_corpus, tmp_path):
