@@ -33,5 +33,6 @@ def launch_local(run: Run, ranks: int | None) -> int:
         move_aside(setup)
     options = rank_commands.node_options({"localhost": ranks}, 0, "127.0.0.1", free_port())
     command = rank_commands.deepspeed(options, run.arguments)
-    environment = rank_commands.environment(gpus, ranks)
+    # by default gloo listens at the address of the host's name
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **rank_commands.environment(gpus, ranks)}
     return supervise(command, environment, setup.directory, ranks, config.faults.dead_rank_seconds)

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from pretrain.run.hardware import ACCELERATOR, device_type, free_port, local_gpu
 from pretrain.zero.memory import keep_freed_memory
 
 T = TypeVar("T")
+_LOOPBACK = "127.0.0.1"
+_opened: list[dist.TCPStore] = []
+_STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # PyTorch: whether something else than rank 0 has opened the store
 
 
 @contextlib.contextmanager
@@ -48,7 +52,8 @@ def process_group(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int
     # longer than the watchdog's limit, since the watchdog reports more
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
     deepspeed_private.load_no_extensions()
-    deepspeed_private.deepspeed.init_distributed(timeout=timeout)
+    with _store_on_loopback(timeout):
+        deepspeed_private.deepspeed.init_distributed(timeout=timeout)
     keep_compiler_away()
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
@@ -58,6 +63,36 @@ def process_group(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int
     except BaseException as error:
         raise _leave(error, rank) from None
     dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _store_on_loopback(timeout: timedelta) -> Iterator[None]:
+    """Has the store, where ranks meet, listen for this machine alone if all ranks are on it.
+
+    PyTorch's own would listen on all interfaces, and it asks nobody for a token.
+    """
+    ours = os.environ["MASTER_ADDR"] == _LOOPBACK and os.environ.get(_STORE_EXISTS) != "True"
+    if not ours or os.environ["RANK"] != "0":
+        yield
+        return
+    port, ranks = int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
+    listener = socket.create_server((_LOOPBACK, port), backlog=ranks + 16)
+    # all ranks connect to it, this one too; `dist` holds on to connections alone, so this module keeps the server
+    _opened.append(
+        dist.TCPStore(
+            _LOOPBACK,
+            port,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    )
+    os.environ[_STORE_EXISTS] = "True"
+    try:
+        yield
+    finally:
+        del os.environ[_STORE_EXISTS]
 
 
 def _leave(error: BaseException, rank: int) -> BaseException:
@@ -149,5 +184,5 @@ def _environment_of_one_process() -> None:
     if "RANK" in os.environ:
         return
     # without LOCAL_SIZE, DeepSpeed starts a program at each reduction, which counts the CPUs
-    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": _LOOPBACK}
     os.environ |= {**single, "MASTER_PORT": str(free_port())}

@@ -16,7 +16,7 @@ import pytest
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.signals import STOP_SIGNALS
-from launch import multi_node
+from launch import local, multi_node
 from launch.agent_pool import AgentPool
 from launch.head import Attempt, result, stop_requests, supervise
 from launch.multi_node import Access, Ended, Node, Run
@@ -321,3 +321,13 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
     assert sorted(done.stdout.splitlines()) == [
         f"{2 + local} {local} 2 4 10.0.0.1 29 GPU-8932f937,5" for local in range(2)
     ], done.stderr
+
+
+def test_ranks_of_one_machine_talk_over_loopback(small_corpus, tmp_path, monkeypatch):
+    """Gloo takes connections from anybody, and by default at the address of the host's name."""
+    given = {}
+    monkeypatch.setattr(local, "count_gpus", lambda: 0)
+    monkeypatch.setattr(local, "supervise", lambda command, environment, *_: given.update(environment) or 0)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert local.launch_local(Run(run_file(tmp_path, small_corpus), []), ranks=2) == 0
+    assert given["GLOO_SOCKET_IFNAME"] == "lo"

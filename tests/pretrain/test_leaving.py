@@ -18,7 +18,7 @@ from launch.head import supervise
 from launch.rank_processes import wrapped
 from pretrain.run import rank_logs
 from pretrain.run.hardware import free_port
-from tests.pretrain.rank_processes import PROCESSES
+from tests.pretrain.rank_processes import PROCESSES, on_ranks
 
 LAUNCHER = """
 import json, os, subprocess, sys
@@ -119,3 +119,19 @@ def succeed() -> None:
         ones: Tensor = torch.ones(2)
         dist.all_reduce(ones)
     assert not dist.is_initialized()
+
+
+def test_ranks_of_one_machine_meet_where_no_other_machine_reaches_them():
+    """PyTorch's store takes whatever comes without a token."""
+    ports, none = on_ranks(2, listening)
+    assert ports == ["127.0.0.1"]
+    assert none == []
+
+
+def listening() -> list[str]:
+    """The addresses at which this process listens on the port where the ranks meet."""
+    dist.barrier()
+    sockets = psutil.Process().net_connections("inet")
+    own = [one.laddr for one in sockets if one.status == psutil.CONN_LISTEN]
+    dist.barrier()
+    return [address.ip for address in own if address.port == int(os.environ["MASTER_PORT"])]
