@@ -4,10 +4,12 @@ Only names of this form count. Any other name, in the directory or in `latest`, 
 """
 
 import re
+import stat
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes
 
+_LONGEST = 4096  # bytes of `latest`
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # exactly one name for each step
 
 
@@ -48,6 +50,10 @@ def _latest(run: Path) -> tuple[int | None, str]:
     """The step that `latest` names, or None and the reason."""
     path = run / "checkpoints" / "latest"
     try:
+        found = path.lstat()
+        # a FIFO would wait for a writer, and the message about a link's target would show a file elsewhere
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST:
+            return None, f"{path}: names no checkpoint: it is no small regular file"
         name = path.read_bytes().decode().strip()
     except FileNotFoundError:
         return None, f"{path}: missing"

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -237,6 +239,23 @@ def test_latest_may_be_missing_or_a_directory_or_name_another_run(run, caplog, t
     shutil.rmtree(last(run))
     assert chosen(run) == 9
     assert checkpoint_in(run) == run / "checkpoints/step-00000009"
+
+
+def test_of_a_latest_that_is_no_small_file_nothing_is_read(run, caplog, tmp_path):
+    """Opening a FIFO would wait for a writer; the content of a link's target is nobody's business."""
+    latest, secret = run / "checkpoints/latest", tmp_path / "secret"
+    secret.write_text("password")
+    made = [lambda: os.mkfifo(latest), lambda: latest.symlink_to(secret), lambda: latest.write_bytes(bytes(1 << 20))]
+    for make in made:
+        latest.unlink()
+        make()
+        writer = threading.Timer(5, latest.write_bytes, [b""])  # ends the waiting, if there is any
+        writer.start()
+        caplog.clear()
+        assert chosen(run) == 12
+        writer.cancel()
+        assert f"{latest}: names no checkpoint: it is no small regular file; resuming from {last(run)}" in caplog.text
+    assert "password" not in caplog.text
 
 
 def test_other_names_beside_checkpoints_are_no_checkpoints(run, caplog):
