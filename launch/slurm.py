@@ -14,6 +14,7 @@ from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.secrets import masked_code
 from launch.config import ClusterConfig
 from launch.slurm_head import PYTHON, HeadJob
 from pretrain.config import RunConfig
@@ -50,8 +51,7 @@ def submit(job: Job, dry_run: bool, submit: bool) -> None:
         return
     path = directory / SCRIPT
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, script.encode())
-    path.chmod(0o755)
+    write_bytes(path, script.encode(), mode=0o755 if masked_code(script) == script else 0o700)
     if not submit:
         print(f"{path} is written. Next: the same command with --submit, or sbatch {shlex.quote(str(path))}")
         return

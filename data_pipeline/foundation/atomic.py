@@ -71,21 +71,26 @@ def commit(temporary: Path, path: Path) -> None:
     flush(path.parent)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    with atomic_file(path) as file:
-        file.write(content)
+def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
+    """`mode`: the file's permissions; by default those of any new file."""
+    with atomic_path(path) as temporary:
+        if mode is not None:
+            temporary.touch(mode & 0o700)  # nobody else may open it before it has its own
+            temporary.chmod(mode)
+        temporary.write_bytes(content)
 
 
-def write_json(path: Path, value: Any, sealed: bool = False) -> None:
+def write_json(path: Path, value: Any, sealed: bool = False, mode: int | None = None) -> None:
     """Writes `value`, in which dataclasses and sections of configs stand for their fields.
 
+    `mode` is that of `write_bytes`.
     `sealed`: with a last key `sha256`, the checksum of all bytes before it. `json_file.seal_holds` checks it.
     """
     content = json.dumps(value, indent=1, ensure_ascii=False, default=_fields).encode()
     if sealed:
         above = content.removesuffix(b"\n}")
         content = above + SEAL + hashlib.sha256(above).hexdigest().encode() + b'"\n}'
-    write_bytes(path, content + b"\n")
+    write_bytes(path, content + b"\n", mode)
 
 
 def remove_leftovers(directory: Path) -> None:

@@ -84,6 +84,19 @@ def test_a_chain_waits_for_its_own_jobs_alone(small_corpus, tmp_path, monkeypatc
     assert "dependency" not in (tmp_path / "run/slurm/job.sbatch").read_text()
 
 
+@pytest.mark.parametrize(
+    ("override", "mode"),
+    [("tracking.mlflow.uri=http://me:secret@host", 0o700), ("tracking.mlflow.uri=http://host", 0o755)],
+)
+def test_a_script_with_a_password_is_for_its_owner_alone(small_corpus, tmp_path, override, mode):
+    path = run_file(tmp_path, small_corpus)
+    done = run_here("launch", "slurm", path, override, "--nodes", "2", "--gpus-per-node", "1")
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / "run/slurm/job.sbatch"
+    assert override in script.read_text()
+    assert script.stat().st_mode & 0o777 == mode
+
+
 def test_nothing_in_names_is_a_command(small_corpus, tmp_path):
     """The script is run with every program in it replaced by one that prints its arguments."""
     path = run_file(tmp_path, small_corpus)

@@ -9,6 +9,7 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.foundation.secrets import masked_values
 from pretrain.config import RunConfig
 from pretrain.run import status
 from pretrain.tools.experiment.budget import Budget
@@ -95,4 +96,5 @@ def _check_overrides(out: Path, rows: dict[str, list[str]]) -> None:
         raise UserError(
             f"{out}: has runs of {', '.join(changed)} with other settings or steps; give the same, or another --out"
         )
-    write_json(out / _FILE, before | rows)
+    rows = before | rows
+    write_json(out / _FILE, rows, mode=None if masked_values(rows) == rows else 0o600)
