@@ -57,7 +57,8 @@ class Attempt:
     """How one attempt went. `codes` maps ranks to exit codes; it and `failed` are in the order of arrival.
 
     `last_lines` has those of ranks that ended with an error. `lost` maps the names of nodes that no longer answer to
-    the reason. `vanished`: how the first rank to fail went, if its wrapper was killed.
+    the reason. `vanished`: how the first rank to fail went, if it just left or its wrapper was
+    killed.
     """
 
     before: Status
@@ -146,7 +147,7 @@ def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signa
             attempt.codes[event.number] = event.code
             attempt.last_lines[event.number] = event.lines
             left[node] -= 1
-        elif event.kind == "wrapper killed":
+        elif event.kind in ("rank left", "wrapper killed"):
             if not attempt.failed and not any(attempt.codes.values()):
                 attempt.vanished = event
             attempt.failed.append(event.number)
@@ -179,7 +180,9 @@ def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     """
     now = status.read(run)
     # ranks save and stop when the launcher signals them because a wrapper was killed: nobody has asked for that
-    trusted = ("finished",) if attempt.vanished else ("stopped", "finished")
+    trusted = (
+        ("finished",) if attempt.vanished and attempt.vanished.kind == "wrapper killed" else ("stopped", "finished")
+    )
     if now.attempt == rank_logs.attempt(attempt.logs) and now.state in trusted:
         return STOPPED if now.state == "stopped" else 0
     codes = attempt.codes
@@ -252,7 +255,7 @@ def _report_failure(attempt: Attempt) -> None:
     if code == _REFUSED:
         return  # the rank has printed the reason
     log = rank_logs.rank_log(logs, rank)
-    how = "lost its wrapper process, which was killed" if attempt.vanished else _how_it_ended(code)
+    how = _how_it_went(attempt.vanished) if attempt.vanished else _how_it_ended(code)
     print(f"rank {rank} {how}; its log: {log}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already
         for line in attempt.last_lines.get(rank) or rank_logs.last_lines(log):
@@ -270,6 +273,11 @@ def _first_failed(attempt: Attempt) -> int | None:
     if first is not None and attempt.codes[first] < 0:
         return first
     return attempt.failed[0] if attempt.failed else first
+
+
+def _how_it_went(vanished: Event) -> str:
+    left = vanished.kind == "rank left"
+    return "exited with code 0 before the run's end" if left else "lost its wrapper process, which was killed"
 
 
 def _how_it_ended(code: int | None) -> str:

@@ -86,6 +86,7 @@ class Event(NamedTuple):
 
     - `rank failed`: rank `number` has met an error, and may take a while to end.
     - `rank ended`: rank `number` has ended with `code`, negative for a signal; `lines` are its last unless `code` is 0.
+    - `rank left`: rank `number` has exited with code 0 before the end of its work.
     - `wrapper killed`: the process above rank `number` was killed, so that nobody sees how the rank ends.
     - `signal`: stop signal `number` was sent to a process above the ranks.
     - `report`: program `number` has printed the JSON in `lines`.
@@ -95,7 +96,15 @@ class Event(NamedTuple):
     """
 
     kind: Literal[
-        "rank failed", "rank ended", "wrapper killed", "signal", "report", "launcher ended", "all ended", "refused"
+        "rank failed",
+        "rank ended",
+        "rank left",
+        "wrapper killed",
+        "signal",
+        "report",
+        "launcher ended",
+        "all ended",
+        "refused",
     ]
     number: int = 0
     code: int = 0

@@ -6,6 +6,7 @@ import re
 import sys
 from collections import deque
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -14,13 +15,13 @@ from launch import rank_wrapper
 from launch.protocol import Event
 from pretrain.run import stop_signals
 from pretrain.run.hardware import VISIBLE
-from pretrain.run.rank_logs import FAILED, REPORTS, SUPERVISED, last_lines, rank_log
+from pretrain.run.rank_logs import DONE, FAILED, REPORTS, SUPERVISED, last_lines, rank_log
 
 PROGRAM_REPORT = "report:"
 _LAST_LINES = 10
 _REPORT = re.compile(
     rf"(?P<before>.*)(?:{rank_wrapper.STARTED} (?P<parent>\d+) (?P<wrapper>\d+) (?P<wrapped>\d+)"
-    rf"|{FAILED} (?P<failed>\d+)"
+    rf"|{FAILED} (?P<failed>\d+)|{DONE} (?P<done>\d+)"
     rf"|{rank_wrapper.ENDED} (?P<ended>\d+) (?P<rank>\d+) (?P<code>-?\d+)|{PROGRAM_REPORT} (?P<json>\{{.*\}}))"
 )
 
@@ -66,9 +67,11 @@ class RankProcesses:
         signals = [number for process in self._reports.above_ranks if (number := stop_signals.pending(process))]
         # before their reports are read, since a wrapper's last one is there before its end
         gone = [wrapper for wrapper in self._reports.wrappers if not _runs(wrapper)]
-        events = [*self._reports.take(self._launcher.read()), *(Event("signal", number) for number in signals)]
-        killed = (self._reports.wrappers.pop(wrapper, None) for wrapper in gone)
-        events += [Event("wrapper killed", rank) for rank in killed if rank is not None]
+        reported = self._reports.take(self._launcher.read())
+        killed = [rank for wrapper in gone if (rank := self._reports.wrappers.pop(wrapper, None)) is not None]
+        # first, since other ranks end because of it
+        events = [*(Event("wrapper killed", rank) for rank in killed), *reported]
+        events += (Event("signal", number) for number in signals)
         if code is not None and not self._launcher_ended:
             self._launcher_ended = True
             events.append(Event("launcher ended", self._number, code, tuple(self._reports.last_lines)))
@@ -95,6 +98,7 @@ class _Reports:
     def __init__(self, launcher: int, log: Path | None, number: int):
         self.above_ranks, self._number = {launcher}, number
         self.wrappers: dict[int, int] = {}
+        self._done: set[int] = set()
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._log, self._unfinished = log, b""
 
@@ -112,6 +116,8 @@ class _Reports:
                 self.wrappers[int(report["wrapper"])] = int(report["wrapped"])
             elif report["failed"]:
                 event = Event("rank failed", int(report["failed"]))
+            elif report["done"]:
+                self._done.add(int(report["done"]))
             elif report["json"]:
                 event = Event("report", self._number, lines=(report["json"],))
             else:
@@ -120,7 +126,8 @@ class _Reports:
                 rank, code = int(report["rank"]), int(report["code"])
                 # read here, since other hosts may see the log's end late
                 words = last_lines(rank_log(self._log.parent, rank)) if code and self._log else []
-                event = Event("rank ended", rank, code, tuple(words))
+                kind: Literal["rank ended", "rank left"] = "rank ended" if code or rank in self._done else "rank left"
+                event = Event(kind, rank, code, tuple(words))
         if line:
             self.last_lines.append(line)
             if self._log:

@@ -1,6 +1,7 @@
 """Commands that train, and that say beforehand what a run needs."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +47,10 @@ def train(
 
     code = run(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
-    raise typer.Exit(0 if rank_logs.supervised() else code)
+    if rank_logs.supervised():
+        rank_logs.note_end(int(os.environ["RANK"]))
+        code = 0
+    raise typer.Exit(code)
 
 
 @app.command(epilog="Example: pretrain experiment configs:experiments/adaptation --seeds 3 --budget 5%")

@@ -14,7 +14,7 @@ from pretrain.run import status
 
 SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
 REPORTS = "PRETRAIN_REPORTS"  # there too: a file descriptor that the supervisor reads
-FAILED = "rank failed:"
+FAILED, DONE = "rank failed:", "rank is done:"
 _LOGS, _ATTEMPT = "logs", "attempt-"
 _DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
 _LAST_LINES = 40  # a stack dump ends with the main thread, its innermost call on top
@@ -57,9 +57,18 @@ def rank_log(directory: Path, rank: int) -> Path:
 
 def note_failure(rank: int) -> None:
     """Reports to the supervisor that a rank fails. Others fail because of it, but may end earlier."""
+    _report(FAILED, rank)
+
+
+def note_end(rank: int) -> None:
+    """Reports to the supervisor that a rank has ended its work, so that exit code 0 is no failure."""
+    _report(DONE, rank)
+
+
+def _report(what: str, rank: int) -> None:
     if reports := os.environ.get(REPORTS):
         with contextlib.suppress(OSError, ValueError):
-            os.write(int(reports), f"{FAILED} {rank}\n".encode())
+            os.write(int(reports), f"{what} {rank}\n".encode())
 
 
 def refusal(directory: Path) -> str | None:

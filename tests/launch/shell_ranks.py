@@ -11,7 +11,9 @@ from pathlib import Path
 
 from launch.head import supervise
 from launch.rank_processes import wrapped
+from pretrain.run import rank_logs
 
+DONE = f'echo "{rank_logs.DONE} $RANK" >&${rank_logs.REPORTS}'
 LAUNCHER = """
 import json, os, subprocess, sys
 words, *ranks = json.loads(sys.argv[1])

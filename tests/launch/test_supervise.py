@@ -25,7 +25,7 @@ from launch.rank_processes import with_own_gpus, wrapped
 from pretrain.run import rank_logs
 from pretrain.run.status import Status
 from tests.launch import shell_ranks
-from tests.launch.shell_ranks import LAUNCHER, supervised
+from tests.launch.shell_ranks import DONE, LAUNCHER, supervised
 from tests.pretrain.runs import run_file
 
 STOPS_ON_REQUEST = """
@@ -142,7 +142,7 @@ def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
 def test_a_rank_that_fails_is_named_and_the_launchers_words_are_kept_off_the_terminal(tmp_path, capfd):
     """A line that quotes a report, as DeepSpeed's quotes the command that failed, is not a report."""
     words = "Killing subprocess\n['rank ended: 4 0 {code}'] exits with return code = 3"
-    assert supervised(tmp_path, "exit 0", "echo last words; exit 3", words=words) == 1
+    assert supervised(tmp_path, DONE, "echo last words; exit 3", words=words) == 1
     out, err = capfd.readouterr()
     logs = tmp_path / "logs/attempt-0001"
     assert (out, err) == ("", f"rank 1 ended with exit code 3; its log: {logs}/rank-00001.log\n  last words\n")
@@ -164,7 +164,7 @@ def test_the_rank_that_failed_first_is_named_though_others_end_before_it(tmp_pat
 
 
 def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path, capfd):
-    assert supervised(tmp_path, "exit 0", "kill -SEGV $$") == 1
+    assert supervised(tmp_path, DONE, "kill -SEGV $$") == 1
     assert capfd.readouterr().err.startswith("rank 1 was killed by SIGSEGV; its log: ")
     assert (tmp_path / "logs/attempt-0001/rank-00001.exit").read_text() == "139\n"  # as shells count
 
@@ -172,10 +172,19 @@ def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path, capfd):
 def test_a_rank_whose_wrapper_is_killed_is_named_though_the_others_save(tmp_path, capfd):
     """DeepSpeed's launcher signals the other ranks, which save and stop."""
     killed = f"kill -KILL $PPID; touch {tmp_path}/killed; {NEVER_STOPS}"
-    stops = f"until [ -e {tmp_path}/killed ]; do sleep 0.05; done; touch {tmp_path}/stop; "
+    stops = f"until [ -e {tmp_path}/killed ]; do sleep 0.05; done; touch {tmp_path}/stop; {DONE}; "
     assert supervised(tmp_path, killed, stops + STOPS_ON_REQUEST.format(run=tmp_path), dead_rank_seconds=5) == 1
     log = tmp_path / "logs/attempt-0001/rank-00000.log"
     assert capfd.readouterr().err == f"rank 0 lost its wrapper process, which was killed; its log: {log}\n"
+
+
+@pytest.mark.parametrize("others", ["sleep 0.5; exit 1", "sleep 0.5; kill -ABRT $$", NEVER_STOPS, "sleep 0.5; exit 0"])
+def test_a_rank_that_exits_with_0_in_mid_run_is_the_one_that_failed(tmp_path, capfd, others):
+    """Library code that calls `_exit`; the others fail because they miss the rank."""
+    assert supervised(tmp_path, others, "echo last words; exit 0", dead_rank_seconds=1) == 1
+    log = tmp_path / "logs/attempt-0001/rank-00001.log"
+    said = f"rank 1 exited with code 0 before the run's end; its log: {log}\n  last words\n"
+    assert capfd.readouterr().err == said
 
 
 def test_ranks_that_hang_since_another_died_have_their_time_to_end(tmp_path, capfd):
