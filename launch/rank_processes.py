@@ -65,9 +65,9 @@ class RankProcesses:
         """The events since the last call; the launcher's end comes after all its reports."""
         code = self._launcher.code
         signals = [number for process in self._reports.above_ranks if (number := stop_signals.pending(process))]
-        # before their reports are read, since a wrapper's last one is there before its end
-        gone = [wrapper for wrapper in self._reports.wrappers if not _runs(wrapper)]
         reported = self._reports.take(self._launcher.read())
+        gone = [wrapper for wrapper in self._reports.wrappers if not _runs(wrapper)]
+        reported += self._reports.take(self._launcher.read())  # a wrapper's last report is there before its end
         killed = [rank for wrapper in gone if (rank := self._reports.wrappers.pop(wrapper, None)) is not None]
         # first, since other ranks end because of it
         events = [*(Event("wrapper killed", rank) for rank in killed), *reported]
