@@ -57,8 +57,7 @@ class Attempt:
     """How one attempt went. `codes` maps ranks to exit codes; it and `failed` are in the order of arrival.
 
     `last_lines` has those of ranks that ended with an error. `lost` maps the names of nodes that no longer answer to
-    the reason. `vanished`: how the first rank to fail went, if it just left or its wrapper was
-    killed.
+    the reason. `vanished`: how the first rank to fail went, if it just left or its wrapper was killed.
     """
 
     before: Status
@@ -180,9 +179,8 @@ def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     """
     now = status.read(run)
     # ranks save and stop when the launcher signals them because a wrapper was killed: nobody has asked for that
-    trusted = (
-        ("finished",) if attempt.vanished and attempt.vanished.kind == "wrapper killed" else ("stopped", "finished")
-    )
+    killed = attempt.vanished is not None and attempt.vanished.kind == "wrapper killed"
+    trusted = ("finished",) if killed else ("stopped", "finished")
     if now.attempt == rank_logs.attempt(attempt.logs) and now.state in trusted:
         return STOPPED if now.state == "stopped" else 0
     codes = attempt.codes

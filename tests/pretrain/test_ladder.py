@@ -186,6 +186,11 @@ def test_compute_for_equal_losses_is_that_of_the_other_ladders_law(tmp_path, bot
         assert best == pytest.approx(4, rel=0.02)
         assert least <= best <= most
     assert other.factor(COMPUTE[0], bottom - 0.01)[0] == float("inf")
+    scattered = np.random.default_rng(0).normal(0, 0.002 * (losses[0] - losses[-1]), 6)
+    rungs = [{"flops": flops, "losses": {"0": loss}} for flops, loss in zip(COMPUTE, losses + scattered, strict=True)]
+    write_json(tmp_path / "ladder.json", {"name": "slow", "rungs": rungs[:-1], "next": rungs[-1]})
+    best, least, most = Other.read(tmp_path / "ladder.json").factor(COMPUTE[2], losses[3])
+    assert 2 < least < best < most < 8  # however wide the interval is far from the rungs
     assert "  fast, " in other.words([("fast", COMPUTE[0] / 4, losses[0])])[1]
 
 

@@ -1,6 +1,7 @@
 """Two ladders side by side: how much more compute one recipe needs to reach the losses of the other."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -47,16 +48,20 @@ class Other:
         The compute at which the law has this loss; and the range in which the loss lies within the law's 95 % interval
         (inverse prediction). It says nothing about the scatter of `loss`. Infinite where the law never comes so low.
         """
-        best = self._reaches(loss, self.law, flops)
-        least = self._reaches(loss, lambda x: self.law.interval(x)[0], flops)
-        most = self._reaches(loss, lambda x: self.law.interval(x)[1], flops)
-        return best, least, most
+        multiples = [*map(float, np.geomspace(1 / _FARTHEST, _FARTHEST, 4001)), math.inf]
+        best = next(i for i, one in enumerate(multiples) if one == math.inf or self.law(one * flops) <= loss)
 
-    def _reaches(self, loss: float, curve: Callable[[float], float], flops: float) -> float:
-        """The first multiple of `flops` at which `curve` is as low as `loss`."""
-        multiples = np.geomspace(1 / _FARTHEST, _FARTHEST, 4001)
-        low = [curve(float(one) * flops) <= loss for one in multiples]
-        return float(multiples[low.index(True)]) if any(low) else float("inf")
+        def inside(i: int) -> bool:
+            low, high = self.law.interval(multiples[i] * flops)
+            return low <= loss <= high
+
+        # outwards from the best: far from all rungs the interval is so wide that it holds every loss
+        least = most = best
+        while least > 0 and inside(least - 1):
+            least -= 1
+        while most < len(multiples) - 1 and (most + 1 == len(multiples) - 1 or inside(most + 1)):
+            most += 1
+        return multiples[best], multiples[least], multiples[most]
 
     def words(self, rungs: Iterable[tuple[str, float, float]]) -> list[str]:
         """A sentence for each (name, FLOPs, loss) of the other recipe's rungs."""

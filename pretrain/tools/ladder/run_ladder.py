@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted
 from pretrain.evaluation.record import png
 from pretrain.tools.experiment.launches import at_once_and_threads, train_all
@@ -31,6 +32,8 @@ def ladder(
     """
     other = Other.read(against) if against else None
     found = rungs.sized(path, *ladder_file.read(path), overrides)
+    if other and found.file.fit_over != "flops":
+        raise UserError(f"--against: compares over FLOPs; {path} has fit_over: {found.file.fit_over}")
     out = out or Path("runs", found.name)
     at_once, threads = at_once_and_threads(at_once)
     runs = rungs.planned_runs(found, seeds, out, threads)
