@@ -89,6 +89,7 @@ def measure(options: Options) -> Iterator[Table]:
 
 def flattened(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer with one flat tensor in place of each group's parameters."""
+    buffers = []
     for group in optimizer.param_groups:
         parameters = group["params"]
         buffer = nn.Parameter(torch.cat([one.detach().flatten() for one in parameters]))
@@ -99,8 +100,9 @@ def flattened(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             for name, one, end in zip(group["param_names"], parameters, ends, strict=True)
         ]
         group["params"] = [buffer]
-        if isinstance(optimizer, Sharded):
-            optimizer.attach([FlatBuffer(buffer, fragments)])
+        buffers.append(FlatBuffer(buffer, fragments))
+    if isinstance(optimizer, Sharded):
+        optimizer.attach(buffers)
     return optimizer
 
 

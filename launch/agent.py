@@ -9,20 +9,22 @@ import os
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.foundation.signals import caught
 from launch import rank_commands
-from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks
+from launch.protocol import BeginAttempt, Connection, Event, Handshake, StartProgram, StartRanks
 from launch.rank_processes import RankProcesses
-from pretrain.run import rank_logs, slurm
+from pretrain.run import node_memory, rank_logs, slurm
 from pretrain.run.hardware import count_gpus, free_port, network_interface_to
+from pretrain.run.heartbeat import Heartbeat
 
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
 _POLL_SECONDS = 0.2
 _SECONDS_TO_CONNECT = 30.0
+_TRIES = 5  # connections to a head that closes them before it has asked for anything
 _SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
 
 
@@ -35,54 +37,128 @@ def agent() -> int:
         index = given["index"] if isinstance(given["index"], int) else int(os.environ[given["index"]])
         # before it connects: the head waits only a second for what comes first
         handshake = Handshake(given["token"], index, socket.gethostname(), count_gpus(), free_port())
-        connection = Connection(socket.create_connection(tuple(given["head"]), _SECONDS_TO_CONNECT))
-        connection.send(asdict(handshake))
-        started: list[RankProcesses] = []
+        connection = _connected(given["head"], handshake)
+        node, tries = _NodeProcesses(connection, index), 1
         try:
             while True:
                 for message in connection.receive():
                     if "end" in message:
+                        node.end()
+                        if not message["run_goes_on"]:
+                            node.forget()
                         return 0
                     try:
-                        started.append(_start(message, connection, index))
+                        node.obey(message)
                     except FileNotFoundError as error:
                         connection.send({"event": Event("refused", lines=(str(error),))})
+                if connection.lost and node.idle and tries < _TRIES:
+                    # on a busy machine, what it sent may have come later than the head waits
+                    tries += 1
+                    connection.close()
+                    node.connection = connection = _connected(given["head"], handshake)
                 if reason := connection.lost:
                     print(f"the head is lost: {reason}; ending its ranks", file=sys.stderr)
                     return 1
-                for processes in started:
+                for processes in node.started:
                     for event in processes.events():
                         connection.send({"event": event})
-                if signals and started:
+                if signals and node.started:
                     connection.send({"event": Event("signal", signals[0])})
                     signals.clear()
                 time.sleep(_POLL_SECONDS)
         finally:
-            for processes in started:
-                processes.end()
+            node.end()
             connection.close()
 
 
-def _start(message: dict[str, Any], connection: Connection, index: int) -> RankProcesses:
-    """Starts the processes of a request. Raises FileNotFoundError if the directory of the logs isn't there."""
-    # by default gloo takes the address of the host's name, which is often a loopback one
-    interface = network_interface_to(connection.address)
-    network = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
-    if "program" in message:
-        program = StartProgram(**message["program"])
-        command = [sys.executable, "-P", "-m", program.module]
-        return RankProcesses(command, {**network, **os.environ, **program.environment}, number=program.number)
-    request = StartRanks(**message["ranks"])
-    logs = Path(request.logs)
-    _wait_for(logs)
-    environment = network | rank_commands.environment(count_gpus(), request.local_ranks) | request.environment
-    environment[rank_logs.SUPERVISED] = str(logs)
-    if request.deepspeed is None:
-        environment |= slurm.rank_environment(environment) or _ALONE
-        command = rank_commands.rank(request.arguments)
-    else:
-        command = rank_commands.deepspeed(request.deepspeed, request.arguments)
-    return RankProcesses(command, environment, request.ranks, logs / f"launcher-{index}.log")
+def _connected(head: list[Any], handshake: Handshake) -> Connection:
+    """A connection to the head, which has been shown the token. Raises OSError if nobody listens there."""
+    connection = Connection(socket.create_connection(tuple(head), _SECONDS_TO_CONNECT))
+    connection.send(asdict(handshake))
+    return connection
+
+
+class _NodeProcesses:
+    """What the head has had this node start. `started` has the programs, and the ranks of the attempt that runs."""
+
+    def __init__(self, connection: Connection, index: int):
+        self.started: list[RankProcesses] = []
+        self.connection, self._index = connection, index
+        self.idle = True  # until the head asks for something
+        self._standby: RankProcesses | None = None
+        self._request: StartRanks | None = None  # the last one
+
+    def obey(self, message: dict[str, Any]) -> None:
+        """Does what a message asks for. Raises FileNotFoundError if the directory of the logs isn't there."""
+        self.idle = False
+        if "program" in message:
+            program = StartProgram(**message["program"])
+            command = [sys.executable, "-P", "-m", program.module]
+            environment = {**self._network(), **os.environ, **program.environment}
+            self.started.append(RankProcesses(command, environment, number=program.number))
+        elif "ranks" in message:
+            self._request = StartRanks(**message["ranks"])
+            if self._request.standby:
+                self._standby = self._ranks(self._request)
+            else:
+                self.started.append(self._ranks(self._request))
+        elif "begin" in message:
+            self._begin(BeginAttempt(**message["begin"]))
+        elif "end_ranks" in message:
+            heartbeats: dict[int, Heartbeat] = {}
+            for processes in self.started:
+                processes.end()
+                heartbeats |= processes.heartbeats
+            self.started.clear()
+            shown = {rank: asdict(heartbeat) for rank, heartbeat in heartbeats.items()}
+            self.connection.send({"ended": shown, "port": free_port()})
+
+    def forget(self) -> None:
+        """Removes what the run has left in this node's memory."""
+        if self._request:
+            node_memory.remove(Path(self._request.logs).parent.parent)
+
+    def end(self) -> None:
+        for processes in [*self.started, *([self._standby] if self._standby else [])]:
+            processes.end()
+        self.started, self._standby = [], None
+
+    def _begin(self, attempt: BeginAttempt) -> None:
+        standby, self._standby = self._standby, None
+        environment = {**attempt.environment, rank_logs.SUPERVISED: attempt.logs}
+        _wait_for(Path(attempt.logs))
+        if standby and standby.waits:
+            standby.begin(environment, self._log(attempt.logs))
+            self.started.append(standby)
+        elif self._request:
+            if standby:
+                standby.end()
+            request = replace(self._request, logs=attempt.logs, environment=attempt.environment, standby=False)
+            self.started.append(self._ranks(request))
+
+    def _ranks(self, request: StartRanks) -> RankProcesses:
+        logs = Path(request.logs)
+        _wait_for(logs)
+        environment = self._network() | rank_commands.environment(count_gpus(), request.local_ranks)
+        environment |= request.environment
+        environment[rank_logs.SUPERVISED] = str(logs)
+        if request.deepspeed is None:
+            environment |= slurm.rank_environment(environment) or _ALONE
+            command = rank_commands.rank(request.arguments)
+        else:
+            command = rank_commands.deepspeed(request.deepspeed, request.arguments)
+        run = logs.parent.parent
+        log = self._log(request.logs)
+        return RankProcesses(command, environment, request.ranks, log, standby=request.standby, run=run)
+
+    def _log(self, logs: str) -> Path:
+        """The launcher's."""
+        return Path(logs) / f"launcher-{self._index}.log"
+
+    def _network(self) -> dict[str, str]:
+        # by default gloo takes the address of the host's name, which is often a loopback one
+        interface = network_interface_to(self.connection.address)
+        return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
 def _wait_for(logs: Path) -> None:

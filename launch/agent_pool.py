@@ -7,10 +7,11 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from data_pipeline.foundation.processes import Process, ProcessGroup
-from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks, handshake
+from launch.protocol import BeginAttempt, Connection, Event, Handshake, StartProgram, StartRanks, handshake
+from pretrain.run.heartbeat import Heartbeat
 
 _SECONDS_TO_CONNECT, _SECONDS_TO_END, _POLL_SECONDS = 300.0, 90.0, 0.1
 _SECONDS_TO_SHOW_THE_TOKEN, _MOST_UNKNOWN = 1.0, 64
@@ -22,7 +23,9 @@ class Agent:
 
     def __init__(self, connection: Connection, handshake: Handshake, name: str):
         self.name, self.handshake, self.ranks = name, handshake, 0
-        self._connection = connection
+        self.heartbeats: dict[int, Heartbeat] = {}
+        self._connection, self._ends = connection, False  # whether it was asked to end its ranks
+        self._events: list[Event] = []
 
     @property
     def address(self) -> str:
@@ -32,12 +35,17 @@ class Agent:
         self.ranks = request.ranks
         self._connection.send({"ranks": asdict(request)})
 
+    def begin(self, logs: str, environment: dict[str, str]) -> None:
+        """Lets the ranks that it has started on standby go on."""
+        self._connection.send({"begin": asdict(BeginAttempt(logs, environment))})
+
     def start_program(self, request: StartProgram) -> None:
         self._connection.send({"program": asdict(request)})
 
     def events(self) -> list[Event]:
-        events = (Event(*message["event"]) for message in self._connection.receive())
-        return [event._replace(lines=tuple(event.lines)) for event in events]
+        self._receive()
+        events, self._events = self._events, []
+        return events
 
     @property
     def lost(self) -> str | None:
@@ -48,15 +56,40 @@ class Agent:
         return self._connection.quiet
 
     def end(self) -> None:
+        """Asks it to end its ranks."""
         if self.lost is None:
-            self._connection.send({"end": True})
+            self._ends = True
+            self._connection.send({"end_ranks": True})
 
     def wait(self) -> None:
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while self._ends and self._connection.lost is None and time.monotonic() < deadline:
+            self._receive()
+            time.sleep(_POLL_SECONDS)
+        self._events.clear()
+
+    def dismiss(self, run_goes_on: bool) -> None:
+        """Asks it to end, with all that it has started; if the run goes on, its state stays in the node's memory."""
+        if self.lost is None:
+            self._connection.send({"end": True, "run_goes_on": run_goes_on})
+
+    def gone(self) -> None:
+        """Waits until it has ended, or is lost."""
         deadline = time.monotonic() + _SECONDS_TO_END
         while self._connection.lost is None and time.monotonic() < deadline:
             self._connection.receive()
             time.sleep(_POLL_SECONDS)
         self._connection.close()
+
+    def _receive(self) -> None:
+        for message in self._connection.receive():
+            if "event" in message:
+                event = Event(*message["event"])
+                self._events.append(event._replace(lines=tuple(event.lines)))
+            elif "ended" in message:
+                self._ends = False
+                self.heartbeats = {int(rank): Heartbeat(**one) for rank, one in message["ended"].items()}
+                self.handshake = replace(self.handshake, port=message["port"])
 
 
 class AgentPool:
@@ -142,8 +175,14 @@ class AgentPool:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self, run_goes_on: bool = False) -> None:
+        """Ends the agents, and with them what they have started."""
         for agent in self.agents.values():
-            agent.end()
+            agent.dismiss(run_goes_on)
+        for agent in self.agents.values():
+            agent.gone()
         self._group.end(number=None)
         for connected in (*self._unknown, self._server):
             connected.close()

@@ -68,8 +68,8 @@ def local(
 
     The first Ctrl-C, SIGTERM or SIGUSR1 makes the run save and stop (exit code 75); the second kills it.
     """
+    from launch.attempts import Run
     from launch.local import launch_local
-    from launch.multi_node import Run
 
     raise typer.Exit(launch_local(Run(config, overrides or [], stop_at_step, fresh), ranks))
 
@@ -92,7 +92,8 @@ def hosts(
     import shlex
 
     from launch import hosts
-    from launch.multi_node import Run, launch
+    from launch.attempts import Run
+    from launch.multi_node import launch
 
     nodes = hosts.read(hostfile)
     access = hosts.access(nodes, address, shlex.split(ssh))
@@ -197,6 +198,9 @@ def doctor(
     cluster: Annotated[
         Path | None, path_option("--cluster", "In an allocation: the cluster file, with its container and variables.")
     ] = None,
+    numerics: Annotated[
+        bool, typer.Option("--numerics", help="Also train a small model as the run would, and without DeepSpeed.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check this machine before a run; in an allocation of SLURM all its nodes.
@@ -215,7 +219,7 @@ def doctor(
         examined = doctors.in_allocation(ranks, load(cluster, [], ClusterConfig) if cluster else ClusterConfig())
     else:
         examined = doctors.here(ranks)
-    raise typer.Exit(doctors.doctor(*examined, config, overrides or [], as_json))
+    raise typer.Exit(doctors.doctor(*examined, config, overrides or [], as_json, numerics))
 
 
 @app.command(hidden=True)

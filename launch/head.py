@@ -5,6 +5,7 @@ can leave ranks behind.
 """
 
 import contextlib
+import re
 import signal
 import sys
 import time
@@ -15,17 +16,26 @@ from typing import Protocol
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.signals import announce, caught
 from launch.log_follower import Follower
 from launch.protocol import Event
 from launch.rank_processes import RankProcesses
 from pretrain.run import rank_logs, status
+from pretrain.run.heartbeat import Heartbeat
+from pretrain.run.node_memory import node_name
 from pretrain.run.status import Status
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
 _REFUSED = 2
-_LAUNCHERS_LOG = "launcher.log"
+LAUNCHERS_LOG = "launcher.log"
+_SECONDS_FOR_THE_CAUSE = 0.3  # in which a rank that has died is told from those that failed because of it
+_LOST_CONNECTION = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|\bgloo\b|ncclRemoteError|NCCL communicator was aborted"
+)
+_ERROR = re.compile(r"error: \S|([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)(:|$)")  # ours, or Python's
+_SILENT = 3.0  # s without a heartbeat, more than of the other ranks
 
 
 class NodeRanks(Protocol):
@@ -33,6 +43,7 @@ class NodeRanks(Protocol):
 
     name: str
     ranks: int
+    heartbeats: dict[int, Heartbeat]  # the last ones, once the ranks have been ended
 
     def events(self) -> list[Event]:
         """The events since the last call."""
@@ -57,7 +68,10 @@ class Attempt:
     """How one attempt went. `codes` maps ranks to exit codes; it and `failed` are in the order of arrival.
 
     `last_lines` has those of ranks that ended with an error. `lost` maps the names of nodes that no longer answer to
-    the reason. `vanished`: how the first rank to fail went, if it just left or its wrapper was killed.
+    the reason. `vanished`: how the first rank to fail went, if it just left or its wrapper was killed. `hung` has the
+    ranks that made no progress, `heartbeats` the last ones of all ranks. `faulty` is the rank whose arithmetic was
+    found wrong, on `faulty_node`. `training` counts the nodes whose ranks have taken a step. Times are in seconds since
+    1970: when it `began`, when it `ended` or first failed, and when the heartbeats were `read`.
     """
 
     before: Status
@@ -68,8 +82,32 @@ class Attempt:
     last_lines: dict[int, tuple[str, ...]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     vanished: Event | None = None
+    hung: list[int] = field(default_factory=list)
+    faulty: int | None = None
+    faulty_node: str = ""
+    heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
     launcher: Event | None = None  # the first one to end before its ranks
     refused: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
+    ended: float = 0.0
+    read: float = 0.0
+    training: int = 0
+
+    @property
+    def broken(self) -> bool:
+        """Whether a rank has failed."""
+        return bool(self.failed or self.lost or any(self.codes.values()))
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether something outside has ended a rank: others fail because of it."""
+        return self.vanished is not None or any(code < 0 for code in self.codes.values())
+
+    @property
+    def has_said_why(self) -> bool:
+        """Whether all ranks that have reported a failure have ended, so that their logs are complete."""
+        gone = {self.vanished.number} if self.vanished else set()
+        return set(self.failed) <= {*self.codes, *gone}
 
 
 def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
@@ -78,20 +116,26 @@ def supervise(command: list[str], environment: dict[str, str], run: Path, ranks:
 
         def start(logs: Path) -> list[NodeRanks]:
             supervised = {**environment, rank_logs.SUPERVISED: str(logs)}
-            return [RankProcesses(command, supervised, ranks, logs / _LAUNCHERS_LOG)]
+            return [RankProcesses(command, supervised, ranks, logs / LAUNCHERS_LOG)]
 
         return result(watch(start, run, requests, dead_rank_seconds), run, requests)
 
 
 def watch(
-    start: Callable[[Path], Sequence[NodeRanks]], run: Path, requests: "StopRequests", dead_rank_seconds: float
+    start: Callable[[Path], Sequence[NodeRanks]],
+    run: Path,
+    requests: "StopRequests",
+    dead_rank_seconds: float,
+    on_training: Callable[[], None] = lambda: None,
+    another_follows: bool = False,
 ) -> Attempt:
     """Makes an attempt: starts the ranks with `start`, which gets the directory of the logs, and waits until they end.
 
     The first signal becomes a request to stop, which the ranks obey after their current step; the second signal kills
-    them. When a rank has died or failed, the others have `dead_rank_seconds` to end by themselves. When a node is lost,
-    the others are killed. No process of the attempt outlives this call. Raises FailedError if a node can't start its
-    ranks.
+    them. When a rank has died or failed, the others have `dead_rank_seconds` to end by themselves, or less if
+    `another_follows`: until the cause is known. When a node is lost, the others are killed. No process of the attempt
+    outlives this call. `on_training` is called once all ranks have taken a step. Raises FailedError if a node can't
+    start its ranks.
     """
     attempt = Attempt(status.read(run), rank_logs.new_directory(run))
     status.clear_stop(run)  # left from an earlier attempt
@@ -101,38 +145,54 @@ def watch(
         nodes = start(attempt.logs)
         attempt.ranks = sum(node.ranks for node in nodes)
         try:
-            _until_ended(attempt, nodes, requests, dead_rank_seconds)
+            _until_ended(attempt, nodes, requests, dead_rank_seconds, on_training, another_follows)
         finally:
+            attempt.read = time.time()
+            attempt.ended = attempt.ended or attempt.read
             for node in nodes:
                 node.end()
             for node in nodes:
                 node.wait()
+                attempt.heartbeats |= node.heartbeats
     if attempt.refused:
         raise FailedError("\n".join(attempt.refused))
     return attempt
 
 
 def _until_ended(
-    attempt: Attempt, nodes: Sequence[NodeRanks], requests: "StopRequests", dead_rank_seconds: float
+    attempt: Attempt,
+    nodes: Sequence[NodeRanks],
+    requests: "StopRequests",
+    dead_rank_seconds: float,
+    on_training: Callable[[], None],
+    another_follows: bool,
 ) -> None:
     left = {node: node.ranks for node in nodes}  # ranks that haven't ended
-    deadline = float("inf")
+    deadline, announced = float("inf"), False
     while len(requests.signals) < 2:
         time.sleep(_POLL_SECONDS)
         signals: list[int] = []
         over = [node for node in nodes if _record(node, attempt, left, signals, stopping=bool(requests.signals))]
+        if attempt.faulty is not None:
+            attempt.faulty_node = _node_of(attempt.faulty, nodes)
+        if attempt.training == len(nodes) and not announced:
+            announced = True
+            on_training()
         if not any(left.values()):  # the launchers themselves would take seconds to notice
             break
         if attempt.refused or any(left[node] for node in over) or _lost(attempt, nodes, left):
             break
         if attempt.codes or attempt.failed:
-            broken = attempt.failed or any(attempt.codes.values())
-            patience = dead_rank_seconds if broken else _SECONDS_TO_LEAVE
+            patience = dead_rank_seconds if attempt.broken else _SECONDS_TO_LEAVE
             deadline = min(deadline, time.monotonic() + patience)
         elif signals:  # only while all ranks live: once one has ended, DeepSpeed's launcher signals the others
             requests.ask(signals[0], "sent to DeepSpeed's launcher; saving and stopping")
+        known = attempt.was_killed or (
+            attempt.broken and time.time() - attempt.ended > _SECONDS_FOR_THE_CAUSE and attempt.has_said_why
+        )
         # ranks fail when they miss those of a lost node, and that node is the one to name
-        if time.monotonic() > deadline and not any(left[node] and node.quiet for node in nodes):
+        quiet = any(left[node] and node.quiet for node in nodes)
+        if not quiet and (time.monotonic() > deadline or (another_follows and known)):
             break
 
 
@@ -140,8 +200,13 @@ def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signa
     """Records what a node reports; returns whether its ranks that are left won't end by themselves."""
     over = False
     for event in node.events():
-        if event.kind == "rank failed":
+        if event.kind == "training":
+            attempt.training += 1
+        elif event.kind in ("rank failed", "rank hung"):
             attempt.failed.append(event.number)
+            attempt.hung += [event.number] if event.kind == "rank hung" else []
+        elif event.kind == "rank faulty":
+            attempt.faulty = event.number
         elif event.kind == "rank ended":
             attempt.codes[event.number] = event.code
             attempt.last_lines[event.number] = event.lines
@@ -160,7 +225,15 @@ def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signa
             over |= not stopping  # one that was killed leaves its ranks behind, which may be saving
         elif event.kind == "all ended":
             over = True
+    if attempt.broken and not attempt.ended:
+        attempt.ended = time.time()
     return over
+
+
+def _node_of(rank: int, nodes: Sequence[NodeRanks]) -> str:
+    """The name of the node that has `rank`: nodes have their ranks in order."""
+    owners = [node.name for node in nodes for _ in range(node.ranks)]
+    return owners[rank] or node_name()
 
 
 def _lost(attempt: Attempt, nodes: Sequence[NodeRanks], left: dict[NodeRanks, int]) -> bool:
@@ -168,6 +241,7 @@ def _lost(attempt: Attempt, nodes: Sequence[NodeRanks], left: dict[NodeRanks, in
     for node in nodes:
         if left[node] and (reason := node.lost) and node.name not in attempt.lost:
             attempt.lost[node.name] = reason
+            attempt.ended = attempt.ended or time.time()
             print(f"node {node.name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)
     return bool(attempt.lost)
 
@@ -243,42 +317,82 @@ def _report_failure(attempt: Attempt) -> None:
     if refusal := rank_logs.refusal(logs):
         lost = "the ranks' last output is missing from their logs; free some space, then run the same command again"
         print(f"{logs}: {refusal}: {lost}", file=sys.stderr)
-    rank = _first_failed(attempt)
+    rank = first_failed(attempt)
     if rank is None:
         print(f"the launcher ended before its ranks; their logs: {logs}", file=sys.stderr)
         for line in attempt.launcher.lines if attempt.launcher else ():
             print(f"  {line}", file=sys.stderr)
         return
-    code = attempt.codes.get(rank)
-    if code == _REFUSED:
+    if attempt.codes.get(rank) == _REFUSED:
         return  # the rank has printed the reason
-    log = rank_logs.rank_log(logs, rank)
-    how = _how_it_went(attempt.vanished) if attempt.vanished else _how_it_ended(code)
-    print(f"rank {rank} {how}; its log: {log}", file=sys.stderr)
+    words = last_words(attempt, rank)
+    own = rank in attempt.failed or attempt.codes.get(rank, 1) > 0
+    error = _error_in(words) if own and not attempt.hung and not attempt.vanished else ""
+    print(f"{how_it_failed(attempt, rank)}{error}; its log: {rank_logs.rank_log(logs, rank)}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already
-        for line in attempt.last_lines.get(rank) or rank_logs.last_lines(log):
+        for line in words:
             print(f"  {line}", file=sys.stderr)
 
 
-def _first_failed(attempt: Attempt) -> int | None:
-    """The first rank to end with an error if a signal killed it, else the first to report a failure.
+def _error_in(lines: Sequence[str]) -> str:
+    """The last error that a rank has written, after a colon; nothing if there is none."""
+    return next((f": {line.removeprefix('error: ')}" for line in reversed(lines) if _ERROR.match(line)), "")
 
-    A rank that reports a failure may end later than others, which failed because of it.
+
+def first_failed(attempt: Attempt) -> int | None:
+    """The rank that the attempt failed because of; None if that is unknown.
+
+    That is the one whose arithmetic was found wrong. Else it is the first rank to end with an error if a signal killed
+    it, else the first to report a failure, which may end later than others that failed because of it. One whose error
+    is a lost connection to another rank failed because of it, even if it reports earlier. Of ranks that hang, it is the
+    one that the others wait for.
     """
+    if attempt.faulty is not None:
+        return attempt.faulty
     if attempt.vanished:
         return attempt.vanished.number
     first = next((rank for rank, code in attempt.codes.items() if code), None)
     if first is not None and attempt.codes[first] < 0:
         return first
-    return attempt.failed[0] if attempt.failed else first
+    if attempt.failed and attempt.failed[0] in attempt.hung:
+        awaited = _awaited(attempt.heartbeats)
+        return attempt.failed[0] if awaited is None else awaited
+    return next((rank for rank in attempt.failed if not _lost_another(attempt, rank)), (*attempt.failed, first)[0])
 
 
-def _how_it_went(vanished: Event) -> str:
-    left = vanished.kind == "rank left"
-    return "exited with code 0 before the run's end" if left else "lost its wrapper process, which was killed"
+def _lost_another(attempt: Attempt, rank: int) -> bool:
+    return _LOST_CONNECTION.search(_error_in(last_words(attempt, rank))) is not None
 
 
-def _how_it_ended(code: int | None) -> str:
-    if code is None:
-        return "failed"
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:
+    """The rank that the others wait for: the first to fall silent, else the one that is behind; None if none is."""
+    by_silence = sorted(heartbeats, key=lambda rank: heartbeats[rank].silent)
+    if len(by_silence) > 1 and heartbeats[by_silence[-1]].silent - heartbeats[by_silence[-2]].silent > _SILENT:
+        return by_silence[-1]
+    by_marks = sorted(heartbeats, key=lambda rank: heartbeats[rank].marks)
+    if len(by_marks) > 1 and heartbeats[by_marks[0]].marks < heartbeats[by_marks[1]].marks:
+        return by_marks[0]
+    return None
+
+
+def how_it_failed(attempt: Attempt, rank: int) -> str:
+    """In words: "rank 1 was killed by SIGKILL"."""
+    code = attempt.codes.get(rank)
+    if attempt.vanished:
+        left = attempt.vanished.kind == "rank left"
+        how = "exited with code 0 before the run's end" if left else "lost its wrapper process, which was killed"
+    elif attempt.hung and (code is None or code > 0):
+        own = attempt.heartbeats.get(rank)
+        how = "makes no progress" + (", and its process is stopped (SIGSTOP)" if own and own.stopped else "")
+        others = [str(other) for other in attempt.hung if other != rank]
+        how += f"; {counted(len(others), 'rank')} waited for it" if others else ""
+    elif code is None or (code < 0 and rank in attempt.failed):  # one that fails may abort as it ends
+        how = "failed"
+    else:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"rank {rank} {how}"
+
+
+def last_words(attempt: Attempt, rank: int) -> Sequence[str]:
+    """The last lines that a rank wrote."""
+    return attempt.last_lines.get(rank) or rank_logs.last_lines(rank_logs.rank_log(attempt.logs, rank))

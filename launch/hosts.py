@@ -39,7 +39,7 @@ def access(hosts: list[Node], address: str | None, ssh: list[str]) -> Access:
     def master(first: Agent) -> tuple[str, int]:
         return (head if first.address.startswith("127.") else first.address), first.handshake.port
 
-    return Access(start, False, head, master)
+    return Access(start, False, head, master, tries_again=True)
 
 
 def read(hostfile: Path) -> list[Node]:

@@ -1,17 +1,24 @@
 """Ranks on this machine, started by DeepSpeed's launcher."""
 
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
 from launch import rank_commands
-from launch.head import supervise
-from launch.multi_node import Run
+from launch.attempts import Run, run_attempts, standby_began
+from launch.head import LAUNCHERS_LOG, NodeRanks, stop_requests
+from launch.rank_processes import RankProcesses
 from pretrain.config import RunConfig
+from pretrain.run import node_memory, rank_logs
 from pretrain.run.cpu_speed import seconds_left
 from pretrain.run.hardware import count_gpus, free_port
 from pretrain.trainer.preflight import is_finished, move_aside, preflight
 
 _LONG = 7200.0  # s
+_LOOPBACK = "127.0.0.1"
 
 
 def launch_local(run: Run, ranks: int | None) -> int:
@@ -31,8 +38,59 @@ def launch_local(run: Run, ranks: int | None) -> int:
             print(f"without a GPU, about {duration(left)} to step {config.run.max_steps:,}; Ctrl-C saves", flush=True)
     if run.fresh:
         move_aside(setup)
-    options = rank_commands.node_options({"localhost": ranks}, 0, "127.0.0.1", free_port())
-    command = rank_commands.deepspeed(options, run.arguments)
     # by default gloo listens at the address of the host's name
     environment = {"GLOO_SOCKET_IFNAME": "lo", **rank_commands.environment(gpus, ranks)}
-    return supervise(command, environment, setup.directory, ranks, config.faults.dead_rank_seconds)
+    with stop_requests(setup.directory) as requests, LocalRanks(run, setup.directory, ranks, environment) as local:
+        return run_attempts(local, run, config, requests).code
+
+
+class LocalRanks:
+    """The `ranks` of this machine, for one attempt of a run after another. None outlives the `with` block."""
+
+    def __init__(self, run: Run, directory: Path, ranks: int, environment: dict[str, str]):
+        self._run, self._directory, self._ranks, self._environment = run, directory, ranks, environment
+        self._standby: RankProcesses | None = None
+        self._waiting: Path | None = None  # the logs of the standby
+
+    def ready(self) -> bool:
+        return True
+
+    def start(self, logs: Path, environment: dict[str, str]) -> Sequence[NodeRanks]:
+        environment = {**environment, rank_logs.SUPERVISED: str(logs)}
+        standby, waiting = self._standby, self._waiting
+        if standby and waiting and standby.waits and standby_began(waiting, logs):
+            self._standby = self._waiting = None
+            standby.begin({**environment, "MASTER_PORT": str(free_port())}, logs / LAUNCHERS_LOG)
+            return [standby]
+        self._drop_standby()
+        return [self._processes({**self._environment, **environment}, logs)]
+
+    def prepare(self) -> None:
+        self._waiting = rank_logs.standby_directory(self._directory)
+        if self._waiting:
+            environment = {**self._environment, rank_logs.SUPERVISED: str(self._waiting)}
+            self._standby = self._processes(environment, self._waiting, standby=True)
+
+    def leave_out(self, lost: Sequence[str]) -> bool:
+        return False  # this machine is the only one
+
+    def _processes(self, environment: dict[str, str], logs: Path, standby: bool = False) -> RankProcesses:
+        options = rank_commands.node_options({"localhost": self._ranks}, 0, _LOOPBACK, free_port())
+        command = rank_commands.deepspeed(options, self._run.arguments)
+        return RankProcesses(
+            command, environment, self._ranks, logs / LAUNCHERS_LOG, standby=standby, run=self._directory
+        )
+
+    def _drop_standby(self) -> None:
+        if self._standby:
+            self._standby.end()
+        if self._waiting:
+            shutil.rmtree(self._waiting, ignore_errors=True)
+        self._standby = self._waiting = None
+
+    def __enter__(self) -> "LocalRanks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drop_standby()
+        node_memory.remove(self._directory)

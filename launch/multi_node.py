@@ -1,24 +1,23 @@
-"""A run on several nodes: an agent on each, attempt after attempt as long as enough nodes are left."""
+"""A run on several nodes: an agent on each, and attempt after attempt as long as enough nodes are left."""
 
+import shutil
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
 from launch.agent_pool import Agent, AgentPool
-from launch.head import Attempt, NodeRanks, StopRequests, result, stop_requests, watch
+from launch.attempts import Ended, Run, run_attempts, standby_began
+from launch.head import NodeRanks, StopRequests, stop_requests
 from launch.protocol import StartRanks
 from launch.rank_commands import node_options
 from pretrain.config import RunConfig
-from pretrain.run import status
+from pretrain.run import rank_logs
 from pretrain.trainer.preflight import is_finished, move_aside, preflight
-
-NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 
 
 @dataclass(frozen=True)
@@ -30,73 +29,31 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Run:
-    """What to run. `fresh` moves the run in the run directory aside.
-
-    Without `min_nodes`, a run that has lost a node ends.
-    """
-
-    path: Path
-    overrides: list[str]
-    stop_at_step: int | None = None
-    fresh: bool = False
-    min_nodes: int | None = None
-
-    @property
-    def arguments(self) -> list[str]:
-        """Those of `pretrain train`."""
-        stop = ["--stop-at-step", str(self.stop_at_step)] if self.stop_at_step else []
-        return [str(self.path.absolute()), *self.overrides, *stop]
-
-
-@dataclass(frozen=True)
 class Access:
     """How the head reaches nodes, through ssh or srun.
 
     `start` starts one agent for each node, or for each rank if `agent_per_rank`. `address` is where agents find the
-    head. `master` gives the address and port at which the ranks meet, from the agent that has rank 0.
+    head. `master` gives the address and port at which the ranks meet, from the agent that has rank 0. `tries_again`:
+    whether a node that was lost may be reached again at once.
     """
 
     start: Callable[[AgentPool, list[Node]], None]
     agent_per_rank: bool
     address: str
     master: Callable[[Agent], tuple[str, int]]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The exit code of a run. `interrupted`: the scheduler, its time limit or a lost node has ended it, not the user,
-    so it should go on."""
-
-    code: int
-    interrupted: bool
+    tries_again: bool = False
 
 
 def launch(run: Run, nodes: list[Node], access: Access) -> Ended:
-    """Runs attempts until the run ends, or loses a node and can't go on with the others."""
+    """Makes attempts until the run ends, or loses a node and can't go on with the others."""
     config = load(run.path, run.overrides, RunConfig)
     setup = preflight(config, _ranks(nodes), run.fresh, here=False)
-    directory = setup.directory
     if is_finished(setup):
         return Ended(0, False)
     if run.fresh:
         move_aside(setup)
-    with stop_requests(directory) as requests:
-        while True:
-            attempt = _attempt(run, config, nodes, access, requests)
-            if attempt is None:
-                print(NOTHING_STARTED, file=sys.stderr, flush=True)
-                return Ended(STOPPED, requests.by_scheduler)
-            code = result(attempt, directory, requests)
-            if code != 1 or not attempt.lost or requests.signals:
-                return Ended(code, code == STOPPED and _interrupted(run, directory, requests))
-            left = [node for node in nodes if node.name not in attempt.lost]
-            nodes = _usable(config, left, run.min_nodes)
-            if not nodes:
-                return Ended(code, True)
-            names = ", ".join(node.name for node in nodes)
-            remaining = f"{counted(len(nodes), 'node')} ({names}), {counted(_ranks(nodes), 'rank')}"
-            print(f"going on with {remaining}", file=sys.stderr, flush=True)
+    with stop_requests(setup.directory) as requests, AgentRanks(run, config, nodes, access, requests) as ranks:
+        return run_attempts(ranks, run, config, requests)
 
 
 def _ranks(nodes: Sequence[Node]) -> int:
@@ -111,45 +68,97 @@ def _usable(config: RunConfig, left: list[Node], least: int | None) -> list[Node
     return []
 
 
-def _interrupted(run: Run, directory: Path, requests: StopRequests) -> bool:
-    """Whether the scheduler or `run.max_hours` has stopped a run, rather than the user."""
-    if requests.stop_signal is not None:
-        return requests.by_scheduler
-    now = status.read(directory)
-    return not now.stop_file and now.step != run.stop_at_step
+class AgentRanks:
+    """The ranks of `nodes`, for one attempt of a run after another. No agent outlives the `with` block."""
 
+    def __init__(self, run: Run, config: RunConfig, nodes: list[Node], access: Access, requests: StopRequests):
+        self._run, self._config, self._nodes, self._access = run, config, nodes, access
+        self._requests = requests
+        self._pool: AgentPool | None = None
+        self._waiting: Path | None = None  # the logs of the standby
 
-def _attempt(run: Run, config: RunConfig, nodes: list[Node], access: Access, requests: StopRequests) -> Attempt | None:
-    """One attempt; None if a signal came before it began. Raises FailedError if agents can't be started."""
-    per_rank = access.agent_per_rank
-    where = [node for node in nodes for _ in range(node.ranks if per_rank else 1)]  # the node of each agent
-    with AgentPool([node.name for node in where], access.address) as pool:
-        access.start(pool, nodes)
-        pool.connect(give_up=lambda: requests.signals or pool.problems)
-        if requests.signals:
-            return None
-        if pool.problems:
-            raise FailedError("\n".join(f"{name}: {reason}" for name, reason in pool.problems.items()))
-        agents = [pool.agents[index] for index in range(len(where))]
-        if not per_rank:
-            _check_gpus(nodes, agents)
-        address, port = access.master(agents[0])
-        ranks = {node.name: node.ranks for node in nodes}
+    @property
+    def _where(self) -> list[Node]:
+        """The node of each agent."""
+        return [node for node in self._nodes for _ in range(node.ranks if self._access.agent_per_rank else 1)]
 
-        def start(logs: Path) -> list[NodeRanks]:
-            for number, (agent, node) in enumerate(zip(agents, where, strict=True)):
-                request = StartRanks(
+    @property
+    def _agents(self) -> list[Agent]:
+        assert self._pool is not None
+        return [self._pool.agents[index] for index in range(len(self._where))]
+
+    def ready(self) -> bool:
+        if self._pool is not None:
+            return True
+        self._pool = AgentPool([node.name for node in self._where], self._access.address)
+        self._access.start(self._pool, self._nodes)
+        self._pool.connect(give_up=lambda: self._requests.signals or (self._pool and self._pool.problems))
+        if self._requests.signals:
+            return False
+        if self._pool.problems:
+            raise FailedError("\n".join(f"{name}: {reason}" for name, reason in self._pool.problems.items()))
+        if not self._access.agent_per_rank:
+            _check_gpus(self._nodes, self._agents)
+        return True
+
+    def start(self, logs: Path, environment: dict[str, str]) -> Sequence[NodeRanks]:
+        address, port = self._access.master(self._agents[0])
+        environment = {**environment, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        if self._waiting and standby_began(self._waiting, logs):
+            self._waiting = None
+            for agent in self._agents:
+                agent.begin(str(logs), environment)
+        else:
+            self._start(logs, environment)
+        return self._agents
+
+    def prepare(self) -> None:
+        self._waiting = rank_logs.standby_directory(Path(self._config.run.directory))
+        if self._waiting:
+            address, port = self._access.master(self._agents[0])
+            self._start(self._waiting, {"MASTER_ADDR": address, "MASTER_PORT": str(port)}, standby=True)
+
+    def leave_out(self, lost: Sequence[str]) -> bool:
+        self._close(run_goes_on=True)  # the others' agents too: they start anew with the ranks of fewer nodes
+        if self._run.min_nodes is None:
+            return self._access.tries_again and self._config.faults.restarts > 0
+        left = [node for node in self._nodes if node.name not in lost]
+        self._nodes = _usable(self._config, left, self._run.min_nodes)
+        if self._nodes:
+            names = ", ".join(node.name for node in self._nodes)
+            remaining = f"{counted(len(self._nodes), 'node')} ({names}), {counted(_ranks(self._nodes), 'rank')}"
+            print(f"going on with {remaining}", file=sys.stderr, flush=True)
+        return bool(self._nodes)
+
+    def _start(self, logs: Path, environment: dict[str, str], standby: bool = False) -> None:
+        per_rank, ranks = self._access.agent_per_rank, {node.name: node.ranks for node in self._nodes}
+        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        for number, (agent, node) in enumerate(zip(self._agents, self._where, strict=True)):
+            agent.start_ranks(
+                StartRanks(
                     ranks=1 if per_rank else node.ranks,
                     local_ranks=node.ranks,
                     logs=str(logs),
                     deepspeed=None if per_rank else node_options(ranks, number, address, port),
-                    arguments=run.arguments,
-                    environment={"MASTER_ADDR": address, "MASTER_PORT": str(port)},
+                    arguments=self._run.arguments,
+                    environment=environment,
+                    standby=standby,
                 )
-                agent.start_ranks(request)
-            return list(agents)
+            )
 
-        return watch(start, Path(config.run.directory), requests, config.faults.dead_rank_seconds)
+    def _close(self, run_goes_on: bool = False) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close(run_goes_on)
+        if self._waiting:
+            shutil.rmtree(self._waiting, ignore_errors=True)
+            self._waiting = None
+
+    def __enter__(self) -> "AgentRanks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
 
 
 def _check_gpus(nodes: list[Node], agents: list[Agent]) -> None:

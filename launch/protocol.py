@@ -61,7 +61,8 @@ class StartRanks:
     """Asks an agent to start the `ranks` of its node, or its one rank of `local_ranks` on the node.
 
     `logs` is the directory of the attempt's logs, `deepspeed` the options of DeepSpeed's launcher (None: this rank
-    alone), `arguments` are those of `pretrain train`, `environment` changes the ranks'.
+    alone), `arguments` are those of `pretrain train`, `environment` changes the ranks'. On `standby`, they wait for
+    `BeginAttempt`.
     """
 
     ranks: int
@@ -69,6 +70,15 @@ class StartRanks:
     logs: str
     deepspeed: list[str] | None
     arguments: list[str]
+    environment: dict[str, str]
+    standby: bool = False
+
+
+@dataclass(frozen=True)
+class BeginAttempt:
+    """Lets the ranks that wait on an agent's node go on, with `environment` added to theirs and `logs` for theirs."""
+
+    logs: str
     environment: dict[str, str]
 
 
@@ -84,7 +94,10 @@ class StartProgram:
 class Event(NamedTuple):
     """An agent's report about the processes that it has started.
 
+    - `training`: all ranks of the node have taken their first step.
     - `rank failed`: rank `number` has met an error, and may take a while to end.
+    - `rank hung`: rank `number` has made no progress for too long, because of itself or of a rank that it waits for.
+    - `rank faulty`: the arithmetic of rank `number`, which may be on another node, was found wrong.
     - `rank ended`: rank `number` has ended with `code`, negative for a signal; `lines` are its last unless `code` is 0.
     - `rank left`: rank `number` has exited with code 0 before the end of its work.
     - `wrapper killed`: the process above rank `number` was killed, so that nobody sees how the rank ends.
@@ -96,7 +109,10 @@ class Event(NamedTuple):
     """
 
     kind: Literal[
+        "training",
         "rank failed",
+        "rank hung",
+        "rank faulty",
         "rank ended",
         "rank left",
         "wrapper killed",

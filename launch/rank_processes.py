@@ -3,8 +3,11 @@
 import contextlib
 import os
 import re
+import shutil
 import sys
+import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,15 +16,17 @@ import psutil
 from data_pipeline.foundation.processes import ProcessGroup
 from launch import rank_wrapper
 from launch.protocol import Event
-from pretrain.run import stop_signals
+from pretrain.run import heartbeat, node_memory, stop_signals
 from pretrain.run.hardware import VISIBLE
-from pretrain.run.rank_logs import DONE, FAILED, REPORTS, SUPERVISED, last_lines, rank_log
+from pretrain.run.heartbeat import Heartbeat
+from pretrain.run.rank_logs import DONE, FAILED, FAULTY, HUNG, REPORTS, SUPERVISED, last_lines, rank_log
+from pretrain.run.standby import GATE, Gate
 
 PROGRAM_REPORT = "report:"
 _LAST_LINES = 10
 _REPORT = re.compile(
     rf"(?P<before>.*)(?:{rank_wrapper.STARTED} (?P<parent>\d+) (?P<wrapper>\d+) (?P<wrapped>\d+)"
-    rf"|{FAILED} (?P<failed>\d+)|{DONE} (?P<done>\d+)"
+    rf"|{FAILED} (?P<failed>\d+)|{HUNG} (?P<hung>\d+)|{DONE} (?P<done>\d+)|{FAULTY} (?P<faulty>\d+)"
     rf"|{rank_wrapper.ENDED} (?P<ended>\d+) (?P<rank>\d+) (?P<code>-?\d+)|{PROGRAM_REPORT} (?P<json>\{{.*\}}))"
 )
 
@@ -41,6 +46,8 @@ class RankProcesses:
     """Runs `command`, a launcher of `ranks` ranks or a program without any, and reports their events.
 
     The launcher's own lines go to `log` if the disk has room. Reports of a program, and its end, have its `number`.
+    On `standby`, the ranks wait until `begin`. `run` is the directory of their run. `heartbeats` has the last ones,
+    once the ranks have been ended.
     """
 
     name = ""
@@ -50,16 +57,37 @@ class RankProcesses:
     def __init__(
         self,
         command: list[str],
-        environment: dict[str, str],
+        environment: Mapping[str, str],
         ranks: int = 0,
         log: Path | None = None,
         number: int = 0,
+        standby: bool = False,
+        run: Path | None = None,
     ):
         self.ranks, self._number = ranks, number
+        self.heartbeats: dict[int, Heartbeat] = {}
+        self._directory = node_memory.for_ranks(run)
+        environment = {**environment, heartbeat.DIRECTORY: str(self._directory)}
+        if run and (node := node_memory.path(run)):
+            environment[node_memory.DIRECTORY] = str(node)
+        self._gate = Gate(self._directory / "gate") if standby else None
+        if self._gate:
+            environment[GATE] = str(self._gate.path)
         self._group = ProcessGroup()
         self._launcher = self._group.start(command, environment, output="pipe", tied=True, signals_blocked=True)
         self._reports = _Reports(self._launcher.pid, log, number)
-        self._launcher_ended = self._all_ended = False
+        self._launcher_ended = self._all_ended = self._trains = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether its launcher still runs, and with it the ranks of a standby."""
+        return self._launcher.code is None
+
+    def begin(self, environment: Mapping[str, str], log: Path) -> None:
+        """Lets the ranks of a standby go on, with `environment` added to theirs; the launcher's lines go to `log`."""
+        assert self._gate is not None
+        self._reports.log = log
+        self._gate.open(environment)
 
     def events(self) -> list[Event]:
         """The events since the last call; the launcher's end comes after all its reports."""
@@ -72,6 +100,9 @@ class RankProcesses:
         # first, since other ranks end because of it
         events = [*(Event("wrapper killed", rank) for rank in killed), *reported]
         events += (Event("signal", number) for number in signals)
+        if not self._trains and self.ranks and self._all_train():
+            self._trains = True
+            events.append(Event("training"))
         if code is not None and not self._launcher_ended:
             self._launcher_ended = True
             events.append(Event("launcher ended", self._number, code, tuple(self._reports.last_lines)))
@@ -80,8 +111,24 @@ class RankProcesses:
             events.append(Event("all ended"))
         return events
 
+    def _all_train(self) -> bool:
+        found = heartbeat.read(self._directory)
+        return len(found) == self.ranks and all(one.first_step is not None for one in found.values())
+
     def end(self) -> None:
+        self.heartbeats = {**self._without_heartbeat(), **heartbeat.read(self._directory)}
         self._group.kill()
+        if self._gate:
+            self._gate.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _without_heartbeat(self) -> dict[int, Heartbeat]:
+        """The ranks that run: what is shown for those that had no heartbeat yet, silent since they were started."""
+        silent = time.monotonic() - self._launcher.started
+        return {
+            rank: Heartbeat(0, 0, silent, silent, None, any(map(_is_stopped, _children(wrapper))))
+            for wrapper, rank in self._reports.wrappers.items()
+        }
 
     def wait(self) -> None:
         """Returns at once: `end` has waited."""
@@ -100,7 +147,7 @@ class _Reports:
         self.wrappers: dict[int, int] = {}
         self._done: set[int] = set()
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self._log, self._unfinished = log, b""
+        self.log, self._unfinished = log, b""
 
     def take(self, output: bytes) -> list[Event]:
         *lines, self._unfinished = (self._unfinished + output).split(b"\n")
@@ -116,6 +163,10 @@ class _Reports:
                 self.wrappers[int(report["wrapper"])] = int(report["wrapped"])
             elif report["failed"]:
                 event = Event("rank failed", int(report["failed"]))
+            elif report["hung"]:
+                event = Event("rank hung", int(report["hung"]))
+            elif report["faulty"]:
+                event = Event("rank faulty", int(report["faulty"]))
             elif report["done"]:
                 self._done.add(int(report["done"]))
             elif report["json"]:
@@ -125,13 +176,13 @@ class _Reports:
                 self.wrappers.pop(int(report["ended"]), None)
                 rank, code = int(report["rank"]), int(report["code"])
                 # read here, since other hosts may see the log's end late
-                words = last_lines(rank_log(self._log.parent, rank)) if code and self._log else []
+                words = last_lines(rank_log(self.log.parent, rank)) if code and self.log else []
                 kind: Literal["rank ended", "rank left"] = "rank ended" if code or rank in self._done else "rank left"
                 event = Event(kind, rank, code, tuple(words))
         if line:
             self.last_lines.append(line)
-            if self._log:
-                with contextlib.suppress(OSError), self._log.open("a") as log:
+            if self.log:
+                with contextlib.suppress(OSError), self.log.open("a") as log:
                     print(line, file=log)
         return event
 
@@ -139,4 +190,16 @@ class _Reports:
 def _runs(process: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _children(process: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return list(psutil.Process(process).children())
+    return []
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.status() == psutil.STATUS_STOPPED)
     return False

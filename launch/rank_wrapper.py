@@ -18,9 +18,10 @@ def main(logs: str, reports: str, rank: int, command: list[str]) -> int:
     `command` finds the file descriptor of that stdout in the environment, under the name `reports`.
     """
     launcher = os.dup(1)
-    log = f"{logs}/rank-{rank:05d}"
+    directory: int | None = None
     with contextlib.suppress(OSError):  # then the output goes to the launcher's stdout
-        opened = os.open(f"{log}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        directory = os.open(logs, os.O_RDONLY | os.O_DIRECTORY)  # its name changes when a standby becomes an attempt
+        opened = os.open(f"rank-{rank:05d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644, dir_fd=directory)
         os.dup2(opened, 1)
         os.dup2(opened, 2)
     _say(launcher, f"{STARTED} {os.getppid()} {os.getpid()} {rank}")
@@ -28,8 +29,9 @@ def main(logs: str, reports: str, rank: int, command: list[str]) -> int:
     process = os.posix_spawnp(command[0], command, {**os.environ, reports: str(launcher)})
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     exit_code = code if code >= 0 else _SIGNAL - code
-    with contextlib.suppress(OSError), open(f"{log}.exit", "w") as file:  # noqa: PTH123
-        print(exit_code, file=file)  # for people; the supervisor doesn't read it, since a full disk may lose it
+    with contextlib.suppress(OSError):
+        written = os.open(f"rank-{rank:05d}.exit", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=directory)
+        os.write(written, f"{exit_code}\n".encode())  # for people; a full disk may lose it
     _say(launcher, f"{ENDED} {os.getpid()} {rank} {code}")
     return exit_code
 

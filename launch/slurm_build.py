@@ -13,7 +13,7 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.processes import Process, ProcessGroup
 from data_pipeline.foundation.signals import caught
-from launch.multi_node import Ended
+from launch.attempts import Ended
 from pretrain.run import slurm
 
 _SECONDS_TO_START, _SECONDS_TO_STOP, _POLL_SECONDS = 180.0, 30.0, 0.2

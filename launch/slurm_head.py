@@ -15,7 +15,8 @@ from data_pipeline.foundation.processes import ProcessGroup
 from data_pipeline.foundation.signals import announce, caught
 from launch import corpus_staging, multi_node, slurm_build
 from launch.agent_pool import Agent, AgentPool
-from launch.multi_node import NOTHING_STARTED, Access, Ended, Node, Run
+from launch.attempts import NOTHING_STARTED, Ended, Run
+from launch.multi_node import Access, Node
 from pretrain.config import RunConfig
 from pretrain.run import slurm
 

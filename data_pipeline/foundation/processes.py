@@ -177,13 +177,21 @@ class ProcessGroup:
 
 
 def _members(sessions: Iterable[int]) -> list[psutil.Process]:
-    """The processes of these sessions. Zombies don't count: a container's init may take long to reap them."""
+    """The processes of these sessions that still run."""
     members = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            if os.getsid(process.pid) in sessions and not _is_over(process):
                 members.append(process)
     return members
+
+
+def _is_over(process: psutil.Process) -> bool:
+    """Whether a process is a zombie: a container's init may take long to reap it.
+
+    A process that was killed is one as soon as its first thread has ended; its files and locks are held by the others.
+    """
+    return process.status() == psutil.STATUS_ZOMBIE and len(os.listdir(f"/proc/{process.pid}/task")) <= 1  # noqa: PTH208
 
 
 def _kill_when_closed(pipe: int, session: int) -> None:

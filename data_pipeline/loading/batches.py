@@ -108,12 +108,17 @@ class TrainingBatches(Dataset):
 
     def _batch(self, positions: np.ndarray) -> Batch:
         corpora, epochs, ids = self.row_ids(positions)
-        parts = [
-            (chosen, reader.examples(ids[chosen], epochs[chosen], objective))
+        found = [
+            (chosen, reader.parts(objective), reader.examples(ids[chosen], epochs[chosen], objective))
             for stage, objective in self._stream.objectives(positions)
             for corpus, reader in enumerate(self._readers)
             if len(chosen := stage[corpora[stage] == corpus])
         ]
+        counts = np.ones(len(positions), dtype=np.int64)  # of examples of each row
+        for chosen, of_each, _ in found:
+            counts[chosen] = of_each
+        first = np.cumsum(counts) - counts
+        parts = [((first[chosen, None] + np.arange(of_each)).ravel(), examples) for chosen, of_each, examples in found]
         examples = parts[0][1] if len(parts) == 1 else together(parts, self._pad)
         return as_batch(balanced(examples, self._stream.pack) if self._stream.pack > 1 else examples, self._pad)
 

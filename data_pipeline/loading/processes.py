@@ -84,7 +84,7 @@ def _items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int
             one = next(made)
         except StopIteration:
             return
-        except RuntimeError as error:
+        except (RuntimeError, OSError, EOFError) as error:
             raise FailedError(_death(error)) from None
         if one.error is not None:
             raise one.error
@@ -110,14 +110,15 @@ def _not_at_once(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
 
 
-def _death(error: RuntimeError) -> str:
-    """PyTorch's error about a dead worker, in one line."""
+def _death(error: Exception) -> str:
+    """The error about a dead worker in one line: PyTorch's, or that of fetching a tensor that it had made."""
     message = " ".join(str(error).split())
     found = _PIDS.search(message)
     killed = re.search(r"killed by signal: (\w+)", message)
-    if not found:
+    if not found and isinstance(error, RuntimeError):
         return f"data.workers: {message[:300]}"
-    how = f"was killed ({killed[1]})" if killed else "died"
+    who = f" {found[1].strip()}" if found else ""
+    how = f"was killed ({killed[1]})" if killed else "died" if found else f"died ({message or type(error).__name__})"
     memory = signal.Signals.SIGKILL.name in message or "Killed" in message
     hint = "; the machine may be out of memory: lower data.workers or data.prefetch" if memory or not killed else ""
-    return f"data.workers: the loader's worker process {found[1].strip()} {how}{hint}"
+    return f"data.workers: the loader's worker process{who} {how}{hint}"

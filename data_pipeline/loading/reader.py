@@ -40,6 +40,9 @@ class Reader:
     ) -> Examples:
         """Inputs and targets of the rows with these ids (n,), by `objective` instead of the corpus's, unless None.
 
+        An objective of shorter rows gets each row cut into `parts` of its length, so that there are n × `parts`
+        examples, those of a row one after the other. A part that is too short for it, at the end of a tail, is empty.
+
         `epochs`, one number or (n,), selects the noise if it is applied at load; noise applied at build is fixed.
         Raises UserError for an id that the split doesn't have, and DamagedInput, which names the shard, if a block's
         checksum differs.
@@ -58,21 +61,63 @@ class Reader:
         chosen = [block for block in blocks if block is not None]
         if len(chosen) == len(blocks):
             return self._examples(chosen, inside, ids, epochs, objective)
+        parts = self.parts(objective)
         if not chosen:
-            return _empty(len(ids), self._vocabulary.eos)
+            return _empty(len(ids) * parts, self._vocabulary.eos)
         some = self._examples(chosen, inside[whole], ids[whole], epochs[whole], objective)
-        empty = _empty(len(ids) - len(chosen), self._vocabulary.eos, some)
-        return together([(np.flatnonzero(whole), some), (np.flatnonzero(~whole), empty)], self._vocabulary.pad)
+        return self._with_empty(some, np.repeat(whole, parts))
+
+    def tokens(self, rows: np.ndarray) -> Padded:
+        """The rows with these ids (n,) as they were cut, without the objective. Rows of damaged blocks are left out.
+
+        Raises UserError if the objective was applied at build, since the text is gone then.
+        """
+        if self.corpus.manifest.rows.apply_at == "build":
+            raise UserError(f"{self.corpus.directory}: built with apply_at: build, so that its rows are no longer text")
+        numbers = np.searchsorted(self.blocks.first_row, rows, side="right") - 1
+        blocks = self._blocks(numbers)
+        inside = rows - self.blocks.first_row[numbers]
+        there = [(block, int(row)) for block, row in zip(blocks, inside, strict=True) if block is not None]
+        return rows_in([block for block, _ in there], [row for _, row in there])
+
+    def parts(self, objective: Objective | None) -> int:
+        """Into how many rows `objective` has each row cut."""
+        return self.corpus.manifest.rows.raw_length // objective.raw_length if objective else 1
+
+    def _with_empty(self, examples: Examples, where: np.ndarray) -> Examples:
+        """`examples` at the rows where `where` (n,) is True, and empty rows elsewhere."""
+        empty = _empty(int((~where).sum()), self._vocabulary.eos, examples)
+        return together([(np.flatnonzero(where), examples), (np.flatnonzero(~where), empty)], self._vocabulary.pad)
 
     def _examples(
         self, blocks: list[Block], inside: np.ndarray, ids: np.ndarray, epochs: np.ndarray, objective: Objective | None
     ) -> Examples:
-        rows, objective = inside.tolist(), objective or self.corpus.objective
+        rows, parts, objective = inside.tolist(), self.parts(objective), objective or self.corpus.objective
         if self.corpus.manifest.rows.apply_at == "build":
             return examples_in(blocks, rows)
+        whole = rows_in(blocks, rows)
+        if parts > 1:
+            return self._examples_of_parts(whole, ids, epochs, objective, parts)
         columns = {name: column_in(blocks, rows, name) for name in objective.columns}
-        keys = noise_keys(self.corpus.manifest.seed, self.split, epochs, ids)
-        return objective.apply(rows_in(blocks, rows), keys, self._vocabulary, columns)
+        return objective.apply(whole, self._keys(epochs, ids), self._vocabulary, columns)
+
+    def _examples_of_parts(
+        self, rows: Padded, ids: np.ndarray, epochs: np.ndarray, objective: Objective, parts: int
+    ) -> Examples:
+        length = objective.raw_length
+        values = np.zeros((len(ids), parts * length), dtype=rows.values.dtype)
+        values[:, : rows.values.shape[1]] = rows.values[:, : parts * length]
+        lengths = np.clip(rows.lengths[:, None] - length * np.arange(parts), 0, length).ravel()
+        keys = self._keys(np.repeat(epochs, parts), np.repeat(ids, parts) * parts + np.tile(np.arange(parts), len(ids)))
+        long_enough = np.array([objective.accepts(int(one)) for one in lengths])
+        if not long_enough.any():
+            return _empty(len(lengths), self._vocabulary.eos)
+        cut = Padded(values.reshape(-1, length)[long_enough], lengths[long_enough])
+        examples = objective.apply(cut, keys[long_enough], self._vocabulary, {})
+        return examples if long_enough.all() else self._with_empty(examples, long_enough)
+
+    def _keys(self, epochs: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        return noise_keys(self.corpus.manifest.seed, self.split, epochs, ids)
 
     def _blocks(self, numbers: np.ndarray) -> list[Block | None]:
         """The block of each row, or None if the block is damaged and skipped."""

@@ -62,6 +62,11 @@ def with_texts(batch: Batch) -> Batch:
     return {**batch, **{name: one.pin_memory() if labels.is_pinned() else one for name, one in found.items()}}
 
 
+def without_texts(batch: Batch) -> Batch:
+    """The batch as it was before `with_texts`."""
+    return {name: tensor for name, tensor in batch.items() if name not in TEXTS}
+
+
 def _examples(segments: Tensor, count: int) -> Tensor:
     """A number for each example of each row (rows, width), of which a row has up to `count`."""
     rows = torch.arange(len(segments), device=segments.device)

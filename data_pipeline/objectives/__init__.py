@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from data_pipeline.objectives.causal import CausalLM
+from data_pipeline.objectives.causal_infilling import CausalInfilling
 from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.iid_denoising import IidDenoising
 from data_pipeline.objectives.masked_lm import MaskedLM
@@ -15,7 +16,16 @@ from data_pipeline.objectives.text_to_text import TextToText
 from data_pipeline.objectives.ul2 import UL2
 
 AnyObjective = Annotated[
-    SpanCorruption | IidDenoising | PrefixLM | FullLM | UL2 | Denoising | CausalLM | MaskedLM | TextToText,
+    SpanCorruption
+    | IidDenoising
+    | PrefixLM
+    | FullLM
+    | UL2
+    | Denoising
+    | CausalLM
+    | CausalInfilling
+    | MaskedLM
+    | TextToText,
     Field(discriminator="name"),
 ]
 

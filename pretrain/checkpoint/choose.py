@@ -43,20 +43,26 @@ def is_valid(directory: Path) -> bool:
 
 def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") -> Path | None:
     """The latest checkpoint whose content is verified. Each rank verifies its share; all must call it together."""
-    import torch  # takes a second, and the launcher looks for checkpoints too
-    import torch.distributed as dist
-
-    from pretrain.checkpoint.tensors import StoredTensors
-    from pretrain.zero.ranks import on_rank_0
+    from pretrain.zero.ranks import on_rank_0  # torch takes a second, and the launcher looks for checkpoints too
 
     def damage(directory: Path) -> str | None:
-        own = _damage(directory, lambda one: StoredTensors(one).verify(slice(rank, None, ranks), watchdog.alive))
-        damaged = torch.tensor([int(own is not None)], device=device)
-        dist.all_reduce(damaged)
-        return own if own or not int(damaged) else f"{directory}: damaged, as another rank found"
+        return damage_on_any_rank(directory, rank, ranks, device)
 
     # rank 0's, since a network file system may show other hosts older ones
     return _first_valid(run, damage, on_rank_0(lambda: candidates(run)))
+
+
+def damage_on_any_rank(directory: Path, rank: int, ranks: int, device: "torch.device") -> str | None:
+    """What is wrong with a checkpoint, of which each rank verifies its share; all must call it together."""
+    import torch  # takes a second
+    import torch.distributed as dist
+
+    from pretrain.checkpoint.tensors import StoredTensors
+
+    own = _damage(directory, lambda one: StoredTensors(one).verify(slice(rank, None, ranks), watchdog.alive))
+    damaged = torch.tensor([int(own is not None)], device=device)
+    dist.all_reduce(damaged)
+    return own if own or not int(damaged) else f"{directory}: damaged, as another rank found"
 
 
 def _first_valid(

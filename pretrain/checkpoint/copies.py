@@ -6,12 +6,14 @@ and that step waits for it: on a GPU in a stream of its own, on a CPU in the thr
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pretrain.checkpoint.pinned import pinned_like
 from pretrain.checkpoint.table import Piece
 from pretrain.checkpoint.tensors import PARAMETER
 from pretrain.run import watchdog
@@ -73,11 +75,18 @@ class Copy:
         self.seconds += time.perf_counter() - started
 
 
-class HostCopies:
-    """Copies an engine's state again and again to the same host memory: fresh memory costs more than the copy."""
+def _host_tensor(like: Tensor) -> Tensor:
+    return pinned_like(like) if like.device.type == "cuda" else torch.empty(like.shape, dtype=like.dtype)
 
-    def __init__(self, engine: Engine):
-        self._engine, self._current = engine, Copy()
+
+class HostCopies:
+    """Copies an engine's state again and again to the same host memory: fresh memory costs more than the copy.
+
+    `allocate` makes a tensor on the host of the shape and dtype of the one that it gets.
+    """
+
+    def __init__(self, engine: Engine, allocate: Callable[[Tensor], Tensor] = _host_tensor):
+        self._engine, self._current, self._allocate = engine, Copy(), allocate
         self._memory: dict[tuple[Any, str], Tensor] = {}
         self._current.finish()
         wrapped(engine.deepspeed).register_step_pre_hook(lambda *_: self._current.wait())
@@ -122,8 +131,7 @@ class HostCopies:
 
     def _host_tensor(self, owner: int | str, name: str, value: Tensor) -> Tensor:
         if (owner, name) not in self._memory:
-            pinned = value.device.type == "cuda"
-            self._memory[owner, name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
+            self._memory[owner, name] = self._allocate(value)
         return self._memory[owner, name]
 
 

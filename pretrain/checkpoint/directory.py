@@ -4,6 +4,7 @@ Only names of this form count. Any other name, in the directory or in `latest`, 
 """
 
 import re
+import shutil
 import stat
 from pathlib import Path
 
@@ -40,6 +41,24 @@ def candidates(run: Path) -> tuple[list[Path], str | None]:
     if named is None:
         return [checkpoint_directory(run, step) for step in newest_first], problem if newest_first else None
     return [checkpoint_directory(run, step) for step in (named, *(step for step in newest_first if step < named))], None
+
+
+def set_aside(directory: Path) -> Path:
+    """Renames a checkpoint from which nothing sound was computed, so that no run resumes from it; its new path."""
+    aside = directory.with_name(f"unsound-{directory.name}")
+    if aside.exists():
+        shutil.rmtree(aside)  # of the same step, from an attempt before
+    directory.rename(aside)
+    return aside
+
+
+def set_aside_after(run: Path, step: int) -> list[Path]:
+    """Sets the checkpoints of `run` after `step` aside; returns their new paths. The oldest of all stays."""
+    steps = all_steps(run)
+    kept = [one for one in steps if one <= step] or steps[:1]
+    if len(kept) < len(steps):
+        set_latest(run, kept[-1])
+    return [set_aside(checkpoint_directory(run, one)) for one in steps if one not in kept]
 
 
 def set_latest(run: Path, step: int) -> None:

@@ -38,7 +38,7 @@ class File:
 class Origin:
     """What all checkpoints of `run` have in common, as seen by one of its ranks.
 
-    `mixture` gives the number of rows of each corpus before a position.
+    `mixture` gives the number of rows of each corpus before a position. `resumed`: the step that it has resumed from.
     """
 
     run: Path
@@ -50,6 +50,7 @@ class Origin:
     tokenizer: Tokenizer
     mixture: Mixture
     settings: CheckpointSection
+    resumed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Index:
 
     `step` is the number of steps done, `position` the number of rows consumed over all corpora, and `consumed` that of
     each corpus. `skipped` lists the damaged blocks whose rows had weight 0. `config_fingerprint` is the sha256 of the
-    resolved run file. `files` has a path below the checkpoint as key.
+    resolved run file. `files` has a path below the checkpoint as key. `weights` is the fingerprint of the fp32 weights
+    when they were used, before they were copied. `unlogged` is that of `TrainState`.
     """
 
     step: NonNegativeInt
@@ -71,12 +73,14 @@ class Index:
     zero_stage: Annotated[int, Field(ge=0, le=3)]
     files: dict[PathBelow, File]
     health: Health = field(default_factory=Health)
+    weights: str | None = None
+    unlogged: dict[str, tuple[float, int]] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @property
     def train_state(self) -> TrainState:
         """The progress of the run when it saved the checkpoint."""
-        return TrainState(self.step, self.position, self.skipped, self.health)
+        return TrainState(self.step, self.position, self.skipped, self.health, self.unlogged)
 
     @property
     def model(self) -> ModelConfig:

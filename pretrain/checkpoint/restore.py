@@ -19,16 +19,18 @@ def restore(engine: Engine, directory: Path) -> None:
     """
     stored = StoredTensors(directory)
     state = optimizer_state(engine.deepspeed)
-    for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
-        watchdog.alive()
-        fragment.view(fragment.buffer.data).copy_(stored.read(PARAMETER, fragment.name, fragment.start, fragment.size))
-        slots = state.setdefault(fragment.buffer, {})
-        for name, value in stored.scalars(fragment.name).items():
-            slots[name] = torch.tensor(value, dtype=torch.float32, device=fragment.buffer.device)
-        for name in stored.states(fragment.name):
-            if name not in slots:
-                slots[name] = torch.zeros_like(fragment.buffer.data)
-            fragment.view(slots[name]).copy_(stored.read(name, fragment.name, fragment.start, fragment.size))
+    with stored.kept_open():
+        for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
+            watchdog.alive()
+            elements = (fragment.name, fragment.start, fragment.size)
+            fragment.view(fragment.buffer.data).copy_(stored.read(PARAMETER, *elements))
+            slots = state.setdefault(fragment.buffer, {})
+            for name, value in stored.scalars(fragment.name).items():
+                slots[name] = torch.tensor(value, dtype=torch.float32, device=fragment.buffer.device)
+            for name in stored.states(fragment.name):
+                if name not in slots:
+                    slots[name] = torch.zeros_like(fragment.buffer.data)
+                fragment.view(slots[name]).copy_(stored.read(name, *elements))
     set_factored_state(engine.deepspeed, stored.factored_state())
     update_parameters(engine.deepspeed)
     load_buffers(engine.deepspeed.module, directory)

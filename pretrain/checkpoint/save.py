@@ -7,7 +7,8 @@ means, is written whole by the rank that owns the parameter's first element. Not
 under its name when the files of all ranks are on disk.
 
 Training goes on while its state is copied (`copies.py`). A thread on each rank writes the copy; the thread of rank 0
-waits for the .json files of the other ranks. Ranks exchange failures between two steps, where they communicate anyway.
+waits for the .json files of the other ranks. `latest` names a checkpoint, and older ones are removed, only when a
+finite loss has been computed from its state. Ranks exchange failures between two steps, where they communicate anyway.
 """
 
 import shutil
@@ -35,7 +36,7 @@ from pretrain.checkpoint.index import File, Origin
 from pretrain.checkpoint.table import Table
 from pretrain.checkpoint.write import unfinished, write_index, write_part
 from pretrain.config.run_config import CheckpointSection
-from pretrain.run import watchdog
+from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import from_rank_0
@@ -43,6 +44,7 @@ from pretrain.zero.ranks import from_rank_0
 _POLL_SECONDS, _POLL_SECONDS_PER_RANK = 0.02, 0.001  # the files of many ranks make a long list
 _ROUND_SECONDS = 1.0
 _ABORTED = "another rank failed"
+_PARTS = 2  # of a write: this rank's files, and the rest, which rank 0 does when all ranks' are there
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,11 @@ class Saver:
         """Whether the current save has failed on this rank. `wait` then ends it on all ranks."""
         return self._writing is not None and self._writing.error is not None
 
-    def start(self, train_state: TrainState) -> Saved | None:
-        """Copies the state of the run and begins to write it. Returns the outcome of the previous save."""
+    def start(self, train_state: TrainState, weights: str | None = None) -> Saved | None:
+        """Copies the state of the run and begins to write it. Returns the outcome of the previous save.
+
+        `weights`: their fingerprint.
+        """
         before = self.wait()
         started = time.perf_counter()
         self._number += 1
@@ -87,10 +92,15 @@ class Saver:
         self._copies = self._copies or HostCopies(self._engine)
         copy = self._copies.take()
         buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
-        self._writing = _Writing(self._origin, train_state, temporary, final, copy, buffers)
+        self._writing = _Writing(self._origin, train_state, temporary, final, copy, buffers, weights)
         copy.seconds += time.perf_counter() - started
         self._writing.start()
         return before
+
+    def prove(self) -> None:
+        """Notes that a finite loss was computed from the state that was last saved: `latest` may name it."""
+        if self._writing is not None:
+            self._writing.decide(proven=True)
 
     def done(self) -> Saved | None:
         """The outcome of the current save once it has succeeded. Only rank 0 returns it, and only once."""
@@ -104,14 +114,20 @@ class Saver:
 
         Returns None if there is no save, or if `done` has returned its outcome. The ranks wait in rounds. In each they
         agree on whether any rank has failed and whether any still makes progress, so a save may take longer than
-        `faults.hang_seconds`.
+        `faults.hang_seconds`. The rank whose write hangs stays behind the others' marks.
         """
-        writing, unfinished, failed = self._writing, 1, 0
+        writing, unfinished, failed, marked = self._writing, 1, 0, 0
+        if writing is not None:
+            writing.decide(proven=False)  # unless it is proven already
         with watchdog.slow_phase():
             while unfinished:
                 if writing is not None:
                     writing.join(_ROUND_SECONDS)
                 busy = writing is not None and writing.is_alive()
+                ended = _PARTS if writing is None else writing.parts_ended  # in this order: both have ended then
+                for _ in range(marked, ended):
+                    heartbeat.mark()
+                marked = ended
                 unfinished, failed, advanced = self._count(
                     busy, self.failed, writing is not None and writing.advanced()
                 )
@@ -164,6 +180,7 @@ class _Writing(threading.Thread):
         final: Path,
         copy: Copy,
         buffers: Mapping[str, torch.Tensor],
+        weights: str | None = None,
     ):
         super().__init__(name="checkpoint", daemon=True)
         self.origin, self.train_state, self.temporary, self.final = origin, train_state, temporary, final
@@ -171,11 +188,18 @@ class _Writing(threading.Thread):
         self.warnings: list[str] = []
         self.abort = threading.Event()
         self.write_seconds = self.gigabytes = 0.0
-        self.copy, self._buffers = copy, buffers  # which training never changes
+        self.copy, self._buffers, self._weights = copy, buffers, weights  # training never changes buffers
         self._name = rank_file(origin.rank)
         self._unfinished = unfinished(temporary, origin.rank)
-        self._phases = 0
+        self.parts_ended = self._phases = 0
         self._seen = (0, 0)
+        self._decided, self._proven = threading.Event(), False
+
+    def decide(self, proven: bool) -> None:
+        """Says whether the state has proven sound. Only the first call counts."""
+        if not self._decided.is_set():
+            self._proven = proven
+            self._decided.set()
 
     def advanced(self) -> bool:
         """Whether the save has made progress since the last call."""
@@ -187,9 +211,14 @@ class _Writing(threading.Thread):
         try:
             self.copy.finish()
             write_part(self.temporary, self.origin.rank, self.copy.tensors, self.copy.pieces, self._advance)
+            self.parts_ended = 1
             if self.origin.rank == 0:
                 self._complete()
-                self._clean_up()
+                self._decided.wait()
+                if self._proven:
+                    self._clean_up()
+                else:
+                    self.warnings.append(f"{self.final}: no finite loss was computed from it yet; `latest` stays")
         except (OSError, FailedError) as error:
             self.error = (error.strerror if isinstance(error, OSError) else None) or str(error)
         except BaseException as error:
@@ -201,6 +230,7 @@ class _Writing(threading.Thread):
                 shutil.rmtree(self._unfinished, ignore_errors=True)
                 (self.temporary / f"{self._name}.safetensors").unlink(missing_ok=True)
             self.write_seconds = time.perf_counter() - started
+            self.parts_ended = _PARTS
 
     def _advance(self) -> None:
         self._phases += 1
@@ -233,6 +263,8 @@ class _Writing(threading.Thread):
             world_size=origin.ranks,
             zero_stage=origin.zero_stage,
             health=self.train_state.health,
+            unlogged=self.train_state.unlogged,
+            weights=self._weights,
         )
         self.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
         # from an attempt that got this far, before the run was resumed from an earlier checkpoint
@@ -249,7 +281,7 @@ class _Writing(threading.Thread):
         except OSError as error:
             self.warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
             return  # `latest` may name an old checkpoint, so none may be removed
-        for old in _outdated(all_steps(run), self.train_state.step, settings):
+        for old in _outdated(all_steps(run), self.train_state.step, settings, self.origin.resumed):
             try:
                 directory = checkpoint_directory(run, old)
                 # renamed first, so that the next start removes whatever can't be removed now
@@ -266,14 +298,15 @@ def _disk_blocks(directory: Path) -> int:
         return 0
 
 
-def _outdated(steps: list[int], step: int, settings: CheckpointSection) -> list[int]:
+def _outdated(steps: list[int], step: int, settings: CheckpointSection, resumed: int | None = None) -> list[int]:
     """The steps whose checkpoints are removed once that of `step` exists.
 
     Checkpoints after `step`, from an attempt before the run was resumed further back, stay: they will be overwritten.
+    So does the one that this attempt has `resumed` from: it is known to be sound.
     """
     done = [one for one in steps if one <= step]
     every = settings.keep_every_steps
-    return [one for one in done[: -settings.keep_last] if not every or one % every]
+    return [one for one in done[: -settings.keep_last] if one != resumed and (not every or one % every)]
 
 
 def _union(skipped: list[Skipped]) -> list[Skipped]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from data_pipeline import tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
@@ -24,6 +26,10 @@ class TrainedModel:
         model = models.build(checkpoint_index.read(directory).model)
         load_weights(model, directory)
         return cls(model.eval(), tokenizer.load(directory))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     def on_best_device(self) -> "TrainedModel":
         """The same model, moved to a GPU if there is one."""

@@ -109,10 +109,15 @@ def evaluate(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option(help="For --lm-eval: answer, blank or copy. Default: as the encoder-decoder was trained."),
+        typer.Option(help="Of prompts: answer, blank or copy. Default: as the encoder-decoder was trained."),
     ] = None,
     few_shot: Annotated[int | None, typer.Option(min=0, help="For --lm-eval: examples before each question.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="For --lm-eval: the most rows of each task.")] = None,
+    minimal_pairs: Annotated[
+        Path | None, path_option("--minimal-pairs", "Instead of hooks: a folder of minimal pairs such as BLiMP's.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="The most rows of each task or paradigm, for --lm-eval and its like.")
+    ] = None,
 ) -> None:
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
     from pretrain.config.evaluation import SUITES
@@ -128,8 +133,13 @@ def evaluate(
         settings = LmEvalSettings(lm_eval.split(","), include_path, few_shot, limit)
         command.evaluate_on_tasks(checkpoint_in(checkpoint), settings, form, batch_size, out, json_)
         return
-    if include_path or form or few_shot is not None or limit is not None:
-        raise UserError("--include-path, --form, --few-shot and --limit are for --lm-eval")
+    if include_path or few_shot is not None:
+        raise UserError("--include-path and --few-shot are for --lm-eval")
+    if minimal_pairs is not None:
+        command.evaluate_on_pairs(checkpoint_in(checkpoint), minimal_pairs, form, limit, batch_size, out, json_)
+        return
+    if form or limit is not None:
+        raise UserError("--form and --limit are for --lm-eval and --minimal-pairs")
     command.evaluate(checkpoint_in(checkpoint), corpora or [], suite, hooks or [], batch_size, out, json_)
 
 

@@ -18,17 +18,19 @@ from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
+from pretrain import models
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HOOKS, SUITES, HookSettings
-from pretrain.evaluation import attention, record
+from pretrain.evaluation import attention, minimal_pairs, record
 from pretrain.evaluation.collectives import Collectives
 from pretrain.evaluation.hook import Evaluation, Findings, HeldOut
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
 from pretrain.evaluation.prompt_format import FORMS, PromptFormat
+from pretrain.evaluation.prompt_scores import PromptScores
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import input_ids, prompt_ids
@@ -47,7 +49,7 @@ class Standalone:
 
     @property
     def device(self) -> torch.device:
-        return next(self.trained.model.parameters()).device
+        return self.trained.device
 
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
         return self.trained.model(**{name: values.to(self.device) for name, values in batch.items()})
@@ -159,6 +161,64 @@ def evaluate_on_tasks(
                     file=sys.stderr if as_json else sys.stdout,
                 )
             print(json.dumps(found.metrics, indent=1) if as_json else "\n".join(found.lines), flush=True)
+
+
+def evaluate_on_pairs(
+    checkpoint: Path,
+    directory: Path,
+    form: str | None = None,
+    limit: int | None = None,
+    batch_size: int = 8,
+    out: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Scores the minimal pairs in `directory` by a checkpoint and prints a table of groups × scores, with controls.
+
+    On several ranks if a launcher started them. `limit`: the most pairs of each paradigm. Accuracies of all paradigms
+    go to `out`/minimal_pairs.json. Raises UserError as `evaluate_on_tasks` does, and for wrong pairs.
+    """
+    pairs = minimal_pairs.read_pairs(directory, limit)
+    config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
+    with _ranks() as (rank, ranks):
+        trained = TrainedModel.open(checkpoint).on_best_device()
+        tokenizer, model = trained.tokenizer, trained.model.config
+        prompt_format = PromptFormat.choose(model, tokenizer.vocabulary, form, _trained_on(config))
+        prompts = minimal_pairs.SentencePrompts(prompt_format)
+        torch.manual_seed(0)
+        untrained = TrainedModel(models.build(model).eval(), tokenizer).on_best_device()
+        scores: dict[str, minimal_pairs.Score] = {}
+        for name, score, one in [*((name, name, trained) for name in prompts.scores), ("random", "", untrained)]:
+            data = HeldOut({}, tokenizer, skip_damage=False, layout=BatchLayout(rank, ranks, batch_size, 1))
+            evaluation = Evaluation(Standalone(one), data, 0, Collectives(None, trained.device, alone=ranks == 1))
+            likelihoods = PromptScores(prompt_format, evaluation, batch_size)
+            scores[name] = minimal_pairs.model_score(score or prompts.scores[0], prompts, tokenizer, likelihoods)
+        if config is not None and (corpora := _training_corpora(config)):
+            scores["unigram"] = minimal_pairs.unigram_score(corpora, tokenizer)
+        found = {}
+        for name, by in scores.items():
+            found[name] = minimal_pairs.accuracies(pairs, by)
+            if rank == 0:
+                print(f"{name}: {100 * found[name].of_paradigms:.1f} %", file=sys.stderr, flush=True)
+        if rank == 0:
+            _show_accuracies(found, out, as_json)
+
+
+def _show_accuracies(found: dict[str, minimal_pairs.Accuracies], out: Path | None, as_json: bool) -> None:
+    if out is not None:
+        whole = {name: {"by_group": one.by_group, "by_paradigm": one.by_paradigm} for name, one in found.items()}
+        write_json(out / "minimal_pairs.json", whole)
+    metrics = {f"minimal_pairs/{name}/mean_of_groups": one.of_groups for name, one in found.items()}
+    metrics |= {f"minimal_pairs/{name}/mean_of_paradigms": one.of_paradigms for name, one in found.items()}
+    print(json.dumps(metrics, indent=1) if as_json else "\n".join(minimal_pairs.lines(found)), flush=True)
+
+
+def _training_corpora(config: RunConfig) -> list[Corpus]:
+    """Those of a run that are there."""
+    found = []
+    for entry in config.data.train:
+        with contextlib.suppress(UserError):
+            found.append(open_corpus(entry.corpus))
+    return found
 
 
 def _trained_on(config: RunConfig | None) -> str | None:

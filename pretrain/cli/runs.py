@@ -38,11 +38,13 @@ def train(
     from data_pipeline.foundation.config_file import load
     from data_pipeline.loading import server
     from pretrain.config import RunConfig
-    from pretrain.run import rank_logs
+    from pretrain.run import rank_logs, standby
 
     settings = load(config, overrides or [], RunConfig)
     if settings.data.workers:
         server.fork()  # now, before PyTorch has threads
+    if standby.waited(settings.tracking.mlflow is not None):
+        settings = load(config, overrides or [], RunConfig)  # the file may have changed
     from pretrain.trainer.train import train as run  # slow to import, and not needed to refuse a wrong run file
 
     code = run(settings, stop_at_step, fresh)
@@ -61,7 +63,8 @@ def experiment(
     overrides: Overrides = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each file, with seeds from its run.seed on.")] = 3,
     budget: Annotated[
-        str | None, typer.Option(metavar="STEPS", help="400steps or 5%: shortens every run, warm-up and schedule too.")
+        str | None,
+        typer.Option(metavar="STEPS", help="400steps, 5% or 2e13flops: sets each run's length and schedule."),
     ] = None,
     at_once: AtOnce = None,
     out: Annotated[

@@ -29,6 +29,9 @@ AnswerMetric = Literal[
 ]
 
 
+_INPUTS_ARE_TARGETS = ("causal_lm", "causal_infilling", "full_lm", "masked_lm")
+
+
 class HookSettings(Section):
     """What all hooks have. A subclass adds `hook`, a Literal with its name as the default, and `implementation`."""
 
@@ -90,10 +93,29 @@ class InputUseSettings(HookSettings):
     """The most held-out rows of a corpus that are looked at."""
 
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
-        alike = [name for name, objective in held_out.items() if objective in ("causal_lm", "full_lm", "masked_lm")]
+        alike = [name for name, objective in held_out.items() if objective in _INPUTS_ARE_TARGETS]
         return [
             f"hook: inputs of {name} are its targets ({held_out[name]}), so none can be exchanged" for name in alike
         ]
+
+
+class ContinuationSettings(HookSettings):
+    """How well a model continues texts: the likelihood of the second half of held-out rows after the first half. Of
+    models that fill in blanks, also that of the middle third between the others."""
+
+    implementation: ClassVar[str] = "pretrain.evaluation.continuation.Continuation"
+
+    hook: Literal["continuation"] = "continuation"
+    every_steps: PositiveInt = 1000
+    """Steps from one evaluation to the next."""
+    rows: PositiveInt = 256
+    """The most held-out rows of a corpus that are scored."""
+    form: Literal["answer", "blank", "copy"] | None = None
+    """How an encoder-decoder is asked, as for `pretrain evaluate --form`. null: by the corpus's objective."""
+
+    def problems(self, held_out: Mapping[str, str]) -> list[str]:
+        unfit = [name for name, objective in held_out.items() if objective in ("masked_lm", "text_to_text")]
+        return [f"hook: {name} has no texts to continue ({held_out[name]})" for name in unfit]
 
 
 class AttentionSettings(HookSettings):
@@ -229,6 +251,7 @@ _SHIPPED: tuple[type[HookSettings], ...] = (
     ValidationLossSettings,
     LossBreakdownSettings,
     InputUseSettings,
+    ContinuationSettings,
     SamplesSettings,
     AttentionSettings,
     PositionsSettings,

@@ -90,7 +90,8 @@ class CurriculumStage(Section):
     until_step: PositiveInt
     """The first step that is no longer part of this entry; steps count from 0."""
     objective: AnyObjective
-    """Replaces the corpora's, which must have been built with `apply_at: load`."""
+    """Replaces the corpora's, which must have been built with `apply_at: load`. If its rows are shorter, and divide the
+    corpora's, each row is cut into several: sequences are short at first, and a step has as many tokens."""
 
 
 class DataSection(Section):
@@ -154,7 +155,8 @@ class BatchSection(Section):
     global_batch_size: PositiveInt
     """Rows per step over all ranks."""
     micro_batch_size: PositiveInt | Literal["auto"] | None = None
-    """Rows per forward pass on a rank. `auto`: as many as fit into memory. null: the rank's whole share of a step."""
+    """Rows per forward pass on a rank. `auto`: as many as fit into memory; on a GPU, the fastest of these sizes. null:
+    the rank's whole share of a step."""
     ramp_up: list[RampUp] = []
     """Smaller global batches for the first steps, in order."""
 
@@ -172,6 +174,11 @@ class BatchSection(Section):
     def micro_batch(self, ranks: int) -> int:
         """Rows of a micro-batch; the most if they are still to be measured (`auto`)."""
         return self.micro_batch_size if isinstance(self.micro_batch_size, int) else self.share(ranks)
+
+    def accumulation(self, ranks: int) -> int:
+        """Micro-batches of a rank in a step after the ramp-up. `auto` counts as 2: it is measured later."""
+        rows = max(1, self.global_batch_size // ranks)
+        return 2 if self.micro_batch_size == "auto" else max(1, rows // max(1, self.micro_batch(ranks)))
 
     def problems(self, ranks: int) -> list[str]:
         """Why `ranks` ranks can't share the batches, one line for each reason."""
@@ -206,6 +213,9 @@ class ComputeSection(Section):
     """Round the factors of fp32 products to TF32 on GPUs: 10 bits of mantissa instead of 23, several times as fast."""
     deterministic: bool = False
     """Repeat a run on GPUs to the bit, also after a resume, with slower kernels. A CPU always repeats."""
+    kernel_cache: LocalPath | None = None
+    """Where Triton and torch.compile keep compiled kernels: a directory on the node's own disk. null: one in the
+    system's temporary directory. TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR in the environment come before it."""
 
 
 class CheckpointSection(Section):
@@ -217,6 +227,9 @@ class CheckpointSection(Section):
     """How many of the latest checkpoints are kept."""
     keep_every_steps: PositiveInt | None = None
     """Checkpoints of multiples of this many steps are kept as well. null: only the latest are kept."""
+    memory_every_steps: PositiveInt | Literal["auto"] | None = "auto"
+    """Steps from one checkpoint in the nodes' memory to the next, from which `launch` goes on after a failure. `auto`:
+    as few as cost less than 1 % of the time. null: there are none."""
     on_failure: Literal["go_on", "stop"] = "go_on"
     """What happens when a save fails, for instance on a full disk. `go_on`: training goes on until the next save.
     `stop`: the run ends."""
@@ -262,8 +275,11 @@ class SpikeSection(Section):
 
 
 class FaultsSection(Section):
-    """When a run counts as broken."""
+    """When a run counts as broken, and what follows."""
 
+    restarts: NonNegativeInt = 3
+    """How often within an hour `launch` starts the ranks again after a failure. It doesn't where that can't help: a
+    wrong run file, a full disk, a step that fails again and again."""
     max_skipped_steps: PositiveInt = 20
     """Steps in a row without a finite gradient that end the run."""
     spikes: SpikeSection | None = SpikeSection()
@@ -276,6 +292,12 @@ class FaultsSection(Section):
     it saves or evaluates, if `hang_seconds` is null."""
     dead_rank_seconds: PositiveFloat = 30.0
     """Seconds after one rank has died or failed at which the others are killed."""
+    replay_every_steps: PositiveInt | Literal["auto"] | None = "auto"
+    """Steps from one that is computed twice to the next, to find a processor or GPU that computes wrong. `auto`: as few
+    as add at most 1 % to the forward and backward passes. null: none is."""
+    straggler_factor: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = 1.3
+    """A rank that computes this many times as long as the others, or makes a step as much longer by waiting for rows,
+    is named within 20 steps. null: none is."""
 
 
 class MlflowSection(Section):

@@ -88,7 +88,7 @@ class HookRunner:
         findings, warnings = outcome.value, []
         if collectives.late:
             budget = f"its budget of {settings.budget_seconds:g} s (evaluation.budget_seconds)"
-            warnings = [f"warning: {settings.hook} was cut after {seconds:.0f} s, {budget}; it covers only a part"]
+            warnings = [f"warning: {settings.hook} was cut after {seconds:.1f} s, {budget}; it covers only a part"]
         metrics = {**findings.metrics, f"evaluation/{settings.hook}/seconds": seconds}
         return Findings(metrics, lines=[*findings.lines, *warnings], more_lines=findings.more_lines)
 

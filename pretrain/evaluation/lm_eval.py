@@ -15,13 +15,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from data_pipeline.foundation.config_file import check
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.evaluation.prompt_format import Prompt, PromptFormat, scores
+from pretrain.evaluation.prompt_format import Prompt, PromptFormat
+from pretrain.evaluation.prompt_scores import PromptScores
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded, split_spans
@@ -46,7 +45,8 @@ class LmEvalRequests:
     """Answers lm_eval's requests. All ranks get all of them and divide them; each then has all answers."""
 
     def __init__(self, model: Model, prompt_format: PromptFormat, evaluation: Evaluation, batch_size: int):
-        self._model, self._format, self._evaluation, self._batch_size = model, prompt_format, evaluation, batch_size
+        self._model, self._format, self._evaluation = model, prompt_format, evaluation
+        self._scores = PromptScores(prompt_format, evaluation, batch_size)
         self._tokenizer: Tokenizer = evaluation.held_out.tokenizer
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
@@ -54,12 +54,12 @@ class LmEvalRequests:
 
         For an encoder-decoder both include EOS.
         """
-        return self._scored([self._prompt(*pair) for pair in pairs])
+        return self._scores([self._prompt(*pair) for pair in pairs])
 
     def rolling(self, texts: Sequence[str]) -> list[float]:
         """log p of each text, without an EOS token; see `PromptFormat.windows`."""
         windows = [self._format.windows(ids) for ids in self._tokenizer.encode(list(texts))]
-        found = iter(self._scored([prompt for prompts in windows for prompt in prompts]))
+        found = iter(self._scores([prompt for prompts in windows for prompt in prompts]))
         return [sum(next(found)[0] for _ in prompts) for prompts in windows]
 
     def generate(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
@@ -74,24 +74,6 @@ class LmEvalRequests:
         bare = context.rstrip()  # a space belongs to the word after it
         whole, before = encode([context + continuation, bare])
         return self._format.prompt(before, whole[len(before) :])
-
-    def _scored(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:
-        """Longest first, so that rows of a batch are alike and what needs too much memory fails at once."""
-        order = sorted(range(len(rows)), key=lambda number: -rows[number].length)
-        batches = [order[start : start + self._batch_size] for start in range(0, len(order), self._batch_size)]
-        found = self._evaluation.shared(batches, lambda mine: [self._score([rows[i] for i in one]) for one in mine])
-        by_row = {
-            row: score
-            for batch, batch_scores in zip(batches, found, strict=True)
-            for row, score in zip(batch, batch_scores, strict=True)
-        }
-        return [by_row[row] for row in range(len(rows))]
-
-    @torch.no_grad()
-    def _score(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:
-        batch = self._format.batch(rows)
-        losses, hits = self._evaluation.losses_and_hits(batch, alone=True)
-        return scores(losses["labels"], hits, batch["labels"])
 
     def _answer(self, context: str, given: Mapping[str, Any]) -> str:
         settings, until = _decoding(given)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
@@ -23,6 +21,7 @@ FORMS: dict[str, str] = {
 """The forms of an encoder-decoder's prompt; what stands before the continuation is a prefix, which isn't scored."""
 _OBJECTIVE_FORMS = {"span_corruption": "blank", "iid_denoising": "blank", "ul2": "blank", "denoising": "copy"}
 _FIRST, _PIECE, _PREFIX = 16, 128, 384  # ids of windows
+_PARTS = 3  # of a text whose middle comes last
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Prompt:
     encoder: list[int]
     prefix: list[int]
     scored: list[int]
+    starts: bool = True
+    """Whether the decoder reads its start token before `prefix`. All prompts of a batch have the same."""
 
     @property
     def length(self) -> int:
@@ -56,7 +57,7 @@ class PromptFormat:
         """
         generates = FAMILIES[config.family].generates
         if generates is None:
-            raise UserError(f"--lm-eval: models of the family {config.family} have no likelihood of a text")
+            raise UserError(f"models of the family {config.family} have no likelihood of a text")
         if form is not None and form not in FORMS:
             raise UserError(f"--form: expected one of {', '.join(FORMS)}, got {form!r}")
         if generates == "continuations":
@@ -86,16 +87,51 @@ class PromptFormat:
             kept = self._last(context, len(scored) - 1)  # the last id isn't read
             return Prompt([], kept or eos, scored)
         if self.form == "blank":
-            blank = [vocabulary.first_sentinel]
-            return Prompt([*self._last(context, 2), *blank, *eos], blank, scored)
+            kept = self._last(context, 2)
+            return Prompt(self.with_blank(kept, []), [vocabulary.first_sentinel], scored)
         if self.form == "copy":
             assert vocabulary.bos is not None
-            assert vocabulary.mask is not None
             kept = self._last(context, max(3, len(scored) + 1))
-            return Prompt([vocabulary.bos, *kept, vocabulary.mask, *eos], [vocabulary.bos, *kept], scored)
+            return Prompt(self.with_blank(kept, []), [vocabulary.bos, *kept], scored)
         begins = FAMILIES[self.config.family].inputs_begin_with_bos
         bos = [vocabulary.bos] if begins and vocabulary.bos is not None else []
         return Prompt([*bos, *self._last(context, 1 + len(bos)), *eos], [], scored)
+
+    @property
+    def has_blanks(self) -> bool:
+        """Whether the model fills in blanks: of a decoder-only model, with the middle of a text last."""
+        return self.form in ("blank", "copy") or (self.form == "continuation" and self.vocabulary.sentinels >= _PARTS)
+
+    def with_blank(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
+        """The encoder's input with a blank between two parts, in the form `blank` or `copy`."""
+        vocabulary = self.vocabulary
+        if self.form == "blank":
+            return [*before, vocabulary.first_sentinel, *after, vocabulary.eos]
+        assert vocabulary.bos is not None
+        assert vocabulary.mask is not None
+        return [vocabulary.bos, *before, vocabulary.mask, *after, vocabulary.eos]
+
+    def infilling(
+        self, before: Sequence[int], after: Sequence[int], middle: Sequence[int], ends: bool = False
+    ) -> Prompt:
+        """Asks for `middle` between two parts, and what follows it if it `ends` there: EOS, or in a copy the next id.
+
+        A decoder-only model gets them as `causal_infilling` does: <0> before <1> after <2> middle. It is asked for no
+        end. Without a blank, raises UserError.
+        """
+        vocabulary, following = self.vocabulary, [*after, self.vocabulary.eos][:1]
+        if not self.has_blanks:
+            raise UserError(f"--form {self.form}: it has no blank")
+        if self.form == "continuation":
+            first, second, third = (vocabulary.first_sentinel - number for number in range(_PARTS))
+            return Prompt([], [first, *before, second, *after, third], [*middle])
+        if self.form == "blank":
+            end = [vocabulary.eos] if ends else []
+            return Prompt(self.with_blank(before, after), [vocabulary.first_sentinel], [*middle, *end])
+        assert vocabulary.bos is not None
+        return Prompt(
+            self.with_blank(before, after), [vocabulary.bos, *before], [*middle, *(following if ends else [])]
+        )
 
     def _last(self, context: Sequence[int], others: int) -> list[int]:
         """As many of the last ids of `context` as there is room for beside `others`."""
@@ -114,8 +150,11 @@ class PromptFormat:
             batch = {"encoder_input_ids": inputs, "labels": targets[:, 1:].contiguous()}
         else:
             inputs, mask = padded([one.encoder for one in prompts], pad, left=False)
-            read, _ = padded([[self.config.decoder_start_id, *whole[:-1]] for whole in wholes], pad, left=False)
-            batch = {"encoder_input_ids": inputs, "decoder_input_ids": read, "labels": targets}
+            starts = prompts[0].starts
+            start = [self.config.decoder_start_id] if starts else []
+            read, _ = padded([[*start, *whole[:-1]] for whole in wholes], pad, left=False)
+            labels = targets if starts else targets[:, 1:].contiguous()
+            batch = {"encoder_input_ids": inputs, "decoder_input_ids": read, "labels": labels}
         return batch if mask is None else {**batch, "encoder_attention_mask": mask}
 
     def windows(self, ids: Sequence[int]) -> list[Prompt]:
@@ -133,11 +172,3 @@ class PromptFormat:
             for start, end in zip(starts, ends, strict=True)
             if end > start
         ]
-
-
-def scores(losses: torch.Tensor, hits: torch.Tensor, labels: torch.Tensor) -> list[tuple[float, bool]]:
-    """For each row of a batch, Σ log p of its labels and whether each is the likeliest; all (rows, length)."""
-    labels = labels.to(losses.device)
-    sums = losses.double().sum(dim=1).neg()
-    greedy = (hits | (labels == IGNORE_INDEX)).all(dim=1)
-    return list(zip(sums.tolist(), greedy.tolist(), strict=True))

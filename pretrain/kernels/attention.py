@@ -178,9 +178,9 @@ def _shared(q: Tensor, causal: bool) -> dict[str, object]:
 
 
 def _key(q: Tensor, k: Tensor, bias: Tensor | None, labels: list[Tensor], causal: bool) -> tuple:
-    """What the best tiles depend on; lengths count in powers of two, so that ragged batches aren't measured anew."""
-    sizes = triton.next_power_of_2(q.size(2)), triton.next_power_of_2(k.size(2)), q.size(3)
-    return *sizes, q.dtype, bias is not None, bool(labels), causal
+    """What the best tiles depend on. Rows and lengths count in powers of two: ragged batches aren't measured anew."""
+    sizes = [triton.next_power_of_2(size) for size in (q.size(0), q.size(2), k.size(2))]
+    return *sizes, q.size(1), q.size(3), q.dtype, bias is not None, bool(labels), causal
 
 
 def _margined(diagonals: Tensor | None) -> Tensor | None:

@@ -10,6 +10,7 @@ from pretrain.kernels.tiles import (
     LOG2_E,
     OUTSIDE_KEYS,
     OUTSIDE_QUERIES,
+    UNSPECIALIZED,
     drop,
     keys_seen,
     load_labels,
@@ -44,7 +45,7 @@ def _accumulate_dq(
     return dq
 
 
-@triton.jit
+@triton.jit(**UNSPECIALIZED)
 def backward_queries(
     Q, K, V, DIAGONALS, QUERY_LABELS, KEY_LABELS, RANGES, SEED, OUT, NORMALISERS, DO, DQ, DELTA,
     qb, qh, ql, kb, kh, kl, vb, vh, vl, ob, oh, ol, db, dh, dl, gb, gh, gl, diagonals_stride,
@@ -108,7 +109,7 @@ def _accumulate_dk_dv(
     return dk, dv
 
 
-@triton.jit
+@triton.jit(**UNSPECIALIZED)
 def backward_keys(
     Q, K, V, DIAGONALS, QUERY_LABELS, KEY_LABELS, RANGES, SEED, NORMALISERS, DO, DELTA, DK, DV,
     qb, qh, ql, kb, kh, kl, vb, vh, vl, db, dh, dl, gb, gh, gl, diagonals_stride,
@@ -161,7 +162,7 @@ def backward_keys(
     store_tile(DV + batch * gb + head * gh, at_k, gl, keys, dv, D, BLOCK_D)
 
 
-@triton.jit
+@triton.jit(**UNSPECIALIZED)
 def backward_diagonals(
     Q, K, V, DIAGONALS, QUERY_LABELS, KEY_LABELS, RANGES, SEED, NORMALISERS, DO, DELTA, PARTS,
     qb, qh, ql, kb, kh, kl, vb, vh, vl, db, dh, dl, diagonals_stride, batches, heads, queries, keys, scale,

@@ -7,6 +7,8 @@ from torch import Tensor
 
 _BLOCK = 4096
 _WARPS = 8
+# each number of targets would else begin the second row of the losses at another alignment, and be compiled for it
+_UNALIGNED = ["TARGETS", "LOSSES", "LOG_Z", "GRAD_SOFTMAX", "GRAD_TARGETS"]
 
 
 def losses(logits: Tensor, targets: Tensor, z_loss: float, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -41,7 +43,7 @@ def logits_to_grad_(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_UNALIGNED)
 def forward_rows(LOGITS, TARGETS, LOSSES, LOG_Z, vocabulary, z_loss, smoothing, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     base = LOGITS + row * vocabulary
@@ -65,7 +67,7 @@ def forward_rows(LOGITS, TARGETS, LOSSES, LOG_Z, vocabulary, z_loss, smoothing, 
     tl.store(LOG_Z + row, log_z)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_UNALIGNED)
 def backward_rows(LOGITS, TARGETS, LOG_Z, GRAD_SOFTMAX, GRAD_TARGETS, vocabulary, smoothing, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

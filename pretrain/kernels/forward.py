@@ -7,6 +7,7 @@ from pretrain.kernels.tiles import (
     LOG2_E,
     OUTSIDE_KEYS,
     OUTSIDE_QUERIES,
+    UNSPECIALIZED,
     drop,
     keys_seen,
     load_labels,
@@ -44,7 +45,7 @@ def _attend(
     return total, top, weight
 
 
-@triton.jit
+@triton.jit(**UNSPECIALIZED)
 def forward(
     Q, K, V, DIAGONALS, QUERY_LABELS, KEY_LABELS, RANGES, SEED, OUT, NORMALISERS,
     qb, qh, ql, kb, kh, kl, vb, vh, vl, ob, oh, ol, diagonals_stride, heads, queries, keys, scale, dropout,

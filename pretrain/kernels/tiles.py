@@ -18,6 +18,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 OUTSIDE_QUERIES = tl.constexpr(-2)  # no key has this label
 OUTSIDE_KEYS = tl.constexpr(-1)  # no query has this label
 GRANULE = tl.constexpr(labels.GRANULE)  # tiles are multiples or divisors of it
+# Triton would compile a kernel anew for sizes that are 1 or multiples of 16, which lengths are at random. Here they
+# only decide which elements a tile leaves out, for which it makes no difference.
+UNSPECIALIZED = {
+    "do_not_specialize": ["diagonals_stride", "batches", "heads", "queries", "keys", "splits"],
+    "do_not_specialize_on_alignment": ["DIAGONALS"],
+}
 
 
 @triton.jit

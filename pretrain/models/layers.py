@@ -1,6 +1,7 @@
 """The small layers of all models. Constructors initialise the weights, so that ZeRO-3 can partition them at once."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +20,20 @@ def one_use(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
+@contextlib.contextmanager
+def not_drawn() -> Iterator[None]:
+    """Within the block, `draw_normal` fills with zeros at once: for a model whose weights are then loaded."""
+    global _draws
+    before, _draws = _draws, False
+    try:
+        yield
+    finally:
+        _draws = before
+
+
+_draws = True
+
+
 def draw_normal(weight: Tensor, std: float) -> None:
     """Fills `weight` from N(0, std²).
 
@@ -27,6 +42,9 @@ def draw_normal(weight: Tensor, std: float) -> None:
     """
     if not weight.is_meta:
         with torch.no_grad():
+            if not _draws:
+                weight.zero_()
+                return
             weight.copy_(torch.empty_like(weight, dtype=torch.float32, device="cpu").normal_(std=std))
 
 

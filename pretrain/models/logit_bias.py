@@ -77,9 +77,10 @@ def logit_bias(
 
 def by_kernel(x: Tensor) -> bool:
     """Whether attention in the dtype and on the device of `x` has a kernel for a `Pattern`."""
-    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32) and _has_triton()
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32) and has_triton()
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton is installed, without importing it."""
     return find_spec("triton") is not None

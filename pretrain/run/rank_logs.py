@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import re
+import shutil
 import tempfile
 from collections import deque
 from pathlib import Path
@@ -14,8 +15,9 @@ from pretrain.run import status
 
 SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
 REPORTS = "PRETRAIN_REPORTS"  # there too: a file descriptor that the supervisor reads
-FAILED, DONE = "rank failed:", "rank is done:"
-_LOGS, _ATTEMPT = "logs", "attempt-"
+FAILED, HUNG, DONE = "rank failed:", "rank makes no progress:", "rank is done:"
+FAULTY = "rank computes wrong:"
+_LOGS, _ATTEMPT, _STANDBY = "logs", "attempt-", "standby"
 _DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
 _LAST_LINES = 40  # a stack dump ends with the main thread, its innermost call on top
 _BLOCK = 4096  # bytes; a smaller file may still fit on a full disk
@@ -41,6 +43,17 @@ def new_directory(run: Path) -> Path:
     raise AssertionError
 
 
+def standby_directory(run: Path) -> Path | None:
+    """A new directory for the logs of ranks that wait for their attempt; None if it can't be created."""
+    directory = run / _LOGS / _STANDBY
+    shutil.rmtree(directory, ignore_errors=True)  # left by a supervisor that was killed
+    try:
+        directory.mkdir(parents=True)
+    except OSError:
+        return None
+    return directory
+
+
 def attempt(directory: Path) -> int:
     return int(directory.name.removeprefix(_ATTEMPT))
 
@@ -58,6 +71,16 @@ def rank_log(directory: Path, rank: int) -> Path:
 def note_failure(rank: int) -> None:
     """Reports to the supervisor that a rank fails. Others fail because of it, but may end earlier."""
     _report(FAILED, rank)
+
+
+def note_hang(rank: int) -> None:
+    """Reports to the supervisor that a rank makes no progress, because of itself or because it waits for another."""
+    _report(HUNG, rank)
+
+
+def note_faulty(rank: int) -> None:
+    """Reports to the supervisor that the arithmetic of `rank`, which may be another one, was found wrong."""
+    _report(FAULTY, rank)
 
 
 def note_end(rank: int) -> None:

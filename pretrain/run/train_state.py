@@ -14,12 +14,16 @@ REWINDS = "rewinds.json"
 
 @dataclass(frozen=True)
 class TrainState:
-    """The progress of a run: `step` steps done, `position` rows consumed over all corpora, damaged blocks `skipped`."""
+    """The progress of a run: `step` steps done, `position` rows consumed over all corpora, damaged blocks `skipped`.
+
+    `unlogged`: by the name of a loss, its sum over the steps since the last line of metrics, and the number of tokens.
+    """
 
     step: int = 0
     position: int = 0
     skipped: list[Skipped] = field(default_factory=list)
     health: Health = field(default_factory=Health)
+    unlogged: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

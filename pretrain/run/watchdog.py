@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from pretrain.run import rank_logs
+from pretrain.run import heartbeat, rank_logs
 
 GRACE = 20.0  # seconds that the Python thread has to report a hang before faulthandler does
 LEAST_SECONDS, STEPS = 120.0, 20  # a hang is at least that long, and as long as that number of steps
@@ -39,6 +39,7 @@ def step_done() -> None:
     global _last_step
     if _starting:
         _set_phase(starting=False, compiling=False)
+        heartbeat.first_step_done()
     else:
         _steps.append(time.monotonic() - _last_step)
     _last_step = time.monotonic()
@@ -130,5 +131,5 @@ def _watch(
     message = f"rank {rank}: no progress for {limit:g} s ({setting}); all stacks follow\n"
     os.write(2, message.encode())
     faulthandler.dump_traceback(2, all_threads=True)
-    rank_logs.note_failure(rank)
+    rank_logs.note_hang(rank)
     os._exit(1)

@@ -15,13 +15,15 @@ from rich.live import Live
 from rich.text import Text
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import duration
+from data_pipeline.foundation.formatting import counted, duration
 from pretrain.evaluation import record
+from pretrain.faults import restarts
 from pretrain.huggingface.text_plot import Point, bars, plot
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
 
 _POLL_SECONDS = 1.0
 _LOSS = "train/loss"
+_STRAGGLER = "stragglers/factor"  # above 1 while something is named as slow
 _LOWEST, _HIGHEST = 4, 10  # lines of a curve
 _MOST_POINTS = 2000
 _NARROWEST = 40
@@ -110,6 +112,15 @@ def _head(run_dir: Path, curves: Curves) -> Iterator[Text]:
     ago = max(0.0, time.time() - curves.last.time)
     attempt = f", attempt {curves.last.attempt}" if curves.last.attempt > 1 else ""
     yield Text(f"{run_dir}  step {curves.last.step:,}{attempt}, logged {duration(ago)} ago", style="bold")
+    failures = [one for one in restarts.read(run_dir) if one.outcome == "failed"]
+    if failures:
+        last = failures[-1]
+        where = f"at step {last.step:,}" if last.step else "before its first step"
+        down = f", {duration(restarts.seconds_down(restarts.read(run_dir)))} without training after them"
+        yield Text(f"{counted(len(failures), 'failure')}{down}; the last {where}: {last.cause}", style="yellow")
+    slow = record.table(record.directory(run_dir) / "stragglers.json")
+    if slow and curves.of(_STRAGGLER) and curves.of(_STRAGGLER)[-1][1] > 1:
+        yield Text(f"{slow[-1].get('what')}, since step {slow[-1].get('step')}", style="bold red")
 
 
 def _curve(name: str, points: Sequence[Point], width: int, height: int) -> Iterator[Text]:

@@ -21,6 +21,7 @@ _NAMES = [
     (r"validation/(.+)/(\w+)", r"evaluation/\1.\2"),
     (r"evaluation/(.+)/seconds", r"usage/evaluation.\1.seconds"),
     (r"checkpoint/(\w+)", r"usage/checkpoint.\1"),
+    (r"stragglers/(\w+)", r"usage/stragglers.\1"),
     (r"train/(peak_memory_gigabytes)", r"usage/\1"),
     (r"((?:train|system)/.+)", r"\1"),
     (r"((?:embedding|norms)/.+)", r"model/\1"),

@@ -22,6 +22,7 @@ from pretrain.tracking.store import absolute_uri, answers, one_line
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
+SECONDS_BEFORE_FEEDS = 2.0  # MLflow's client takes seconds of the processor, which the first step needs
 SECONDS_BETWEEN_FEEDS = 2.0
 SECONDS_FOR_THE_REST = 30.0  # at most, at the end of a run
 SECONDS_FOR_A_RETURN = 3.0  # of an MLflow that is away when a run ends
@@ -157,6 +158,7 @@ class _FeedingThread:
 
     def _work(self) -> None:
         pause, last_try = SECONDS_BETWEEN_FEEDS, math.inf
+        self._closing.wait(SECONDS_BEFORE_FEEDS)
         while not self._complete and not self._closed.is_set():
             closing = self._closing.is_set()
             if closing:

@@ -1,27 +1,29 @@
-"""`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory.
+"""`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory; on a GPU, the fastest of those.
 
 Two small micro-batches go forward and backward, and their memory peaks give a linear model, a + b · rows. The search
 never runs out of memory on purpose. It leaves room for the moments that the optimizer has yet to allocate, but not for
-the optimizer's temporary tensors: they exist when those of the rows no longer do. The choice is kept in the run
+the optimizer's temporary tensors: they exist when those of the rows no longer do. On a GPU the largest sizes that fit
+are timed: the time of a row grows again where tiles no longer fill the GPU evenly. The choice is kept in the run
 directory: with another one, a resumed run's losses would differ in their last bits.
 """
 
+import statistics
+import time
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from pydantic import PositiveInt
 
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
+from data_pipeline.loading.batches import Batch
+from data_pipeline.loading.device import with_target_indices
 from pretrain.checkpoint.index import Identity
-from pretrain.models.loss import PARTS
 from pretrain.trainer import teacher_checks
+from pretrain.trainer.trial_passes import discarded_pass, full_rows
 from pretrain.trainer.validate import ValidatedRun
-from pretrain.zero.deepspeed_private import fragments, keeping_counters, optimizer_state
+from pretrain.zero.deepspeed_private import fragments, optimizer_state
 from pretrain.zero.engine import Engine
 from pretrain.zero.memory import SAFE, DeviceMemory
 from pretrain.zero.ranks import least, on_rank_0
@@ -29,6 +31,8 @@ from pretrain.zero.ranks import least, on_rank_0
 FILE = "micro_batch.json"
 PROBES = (1, 4)  # rows
 PASSES = 3  # of each probe: memory that the allocator keeps between passes adds to the peak
+TIMED = 4  # sizes at most, from the largest that fits down
+_VARIES = 0.02  # of a step's time
 _AVERAGE = 4  # bytes per element of the parameters' moving average
 _MOMENTS = 8  # bytes per element: two fp32 moments, the most that any optimizer keeps
 
@@ -61,7 +65,7 @@ def choose(run: ValidatedRun, engine: Engine) -> int:
     They divide a rank's share of a step, so the global batch stays as it is.
     """
     conditions = _conditions(run, engine)
-    rows = on_rank_0(lambda: _earlier_choice(run, conditions)) or _largest(run, engine)
+    rows = on_rank_0(lambda: _earlier_choice(run, conditions)) or _fastest(run, engine)
     if run.rank == 0:
         write_json(run.directory / FILE, asdict(Choice(rows, conditions)))
     return rows
@@ -88,49 +92,60 @@ def _earlier_choice(run: ValidatedRun, conditions: Conditions) -> int | None:
     return choice.micro_batch_size if choice and choice.measured_for == conditions else None
 
 
-def _largest(run: ValidatedRun, engine: Engine) -> int:
+def _fastest(run: ValidatedRun, engine: Engine) -> int:
+    fitting = _fitting(run, engine)
+    if engine.device.type != "cuda":  # there a larger one is never slower by much, and times vary more than that
+        return fitting[-1]
+    share = run.config.batch.share(run.ranks)
+    # each rank must have the same choice: the slowest decides
+    microseconds = {rows: _microseconds(engine, full_rows(run, rows)) for rows in fitting[-TIMED:]}
+    return fastest({rows: float(-least(-taken, engine.device)) for rows, taken in microseconds.items()}, share)
+
+
+def fastest(seconds: dict[int, float], share: int) -> int:
+    """The rows of a micro-batch with which the `share` rows of a step take least time, given the `seconds` of each.
+
+    The largest of those that differ from the least by no more than times vary.
+
+        {16: 0.10, 32: 0.18}, 64 → 32        {16: 0.10, 32: 0.22}, 64 → 16
+    """
+    of_step = {rows: share / rows * taken for rows, taken in seconds.items()}
+    least_time = min(of_step.values())
+    return max(rows for rows, taken in of_step.items() if taken <= (1 + _VARIES) * least_time)
+
+
+def _microseconds(engine: Engine, batch: Batch) -> int:
+    """The median time of a pass on a GPU, without the first, in which kernels are measured and memory is allocated."""
+    batch = {name: tensor.to(engine.device) for name, tensor in with_target_indices(batch).items()}
+    taken = []
+    for _ in range(1 + PASSES):
+        torch.cuda.synchronize(engine.device)
+        started = time.perf_counter()
+        discarded_pass(engine, batch)
+        torch.cuda.synchronize(engine.device)
+        taken.append(time.perf_counter() - started)
+    return round(1e6 * statistics.median(taken[1:]))
+
+
+def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
+    """The divisors of a rank's share that fit into the memory of the rank that has least, in order."""
     share = run.config.batch.share(run.ranks)
     few, more = (min(rows, share) for rows in PROBES)
-    rows = _full_rows(run, more)
+    rows = full_rows(run, more)
     memory = DeviceMemory(engine.device)
     free = SAFE * memory.free() - _moments_to_come(engine)
-    _pass(engine, rows)  # allocates what is allocated once: kernels, buffers of collectives
+    discarded_pass(engine, rows)  # allocates what is allocated once: kernels, buffers of collectives
     peaks = [memory.peak(partial(_passes, engine, _first(rows, count))) for count in (few, more)]
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
-    fitting = [n for n in range(1, share + 1) if share % n == 0 and peaks[1] + each * (n - more) <= free]
-    return least(max(fitting, default=1), engine.device)
+    sizes = [n for n in range(1, share + 1) if share % n == 0]
+    largest = max((n for n in sizes if peaks[1] + each * (n - more) <= free), default=1)
+    agreed = least(largest, engine.device)
+    return [n for n in sizes if n <= agreed]
 
 
 def _passes(engine: Engine, batch: Batch) -> None:
     for _ in range(PASSES):
-        _pass(engine, batch)
-
-
-def _pass(engine: Engine, batch: Batch) -> None:
-    """Runs a step whose gradient isn't finite, so that DeepSpeed discards it; then resets DeepSpeed's counters."""
-    deepspeed = engine.deepspeed
-    with keeping_counters(deepspeed):
-        deepspeed.set_gradient_accumulation_boundary(True)
-        losses = engine.training_losses(batch)
-        loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
-        deepspeed.backward(loss * float("nan"), scale_wrt_gas=False)
-        deepspeed.step()
-
-
-def _full_rows(run: ValidatedRun, count: int) -> Batch:
-    """`count` rows of the run, padded to the greatest width that their objective allows."""
-    inputs, targets = run.lengths
-    batch = TrainingBatches(run.stream, run.layout(count))[0].batch
-    ids = batch["encoder_input_ids"]
-    batch.setdefault("encoder_attention_mask", torch.ones_like(ids))
-    return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}
-
-
-def _widened(name: str, tensor: torch.Tensor, inputs: int, targets: int) -> torch.Tensor:
-    if tensor.dim() == 1:
-        return tensor
-    width = targets if name in LABELS or name.startswith("decoder") else inputs
-    return F.pad(tensor, (0, max(0, width - tensor.size(1))), value=IGNORE_INDEX if name in LABELS else 0)
+        discarded_pass(engine, batch)
 
 
 def _first(batch: Batch, count: int) -> Batch:

@@ -52,9 +52,9 @@ class RunReport:
     def __init__(self, run: ValidatedRun):
         self.run = run
         self._tracker: Tracker | None = None
-        machines = environment.machines()
-        attempt = on_rank_0(lambda: self._open(machines))
-        self._monitor = _system_monitor(run, machines, attempt)
+        self.machines = environment.machines()
+        attempt = on_rank_0(lambda: self._open(self.machines))
+        self._monitor = _system_monitor(run, self.machines, attempt)
         watchdog.alive()
 
     def _open(self, machines: list[Machine]) -> int:

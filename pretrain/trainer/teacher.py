@@ -6,7 +6,7 @@ from typing import cast
 import torch
 
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.texts import TEXTS, with_texts
+from data_pipeline.loading.texts import TEXTS, with_texts, without_texts
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.run_config import DistillationSection
 from pretrain.models.decoder_only import DecoderOnly
@@ -48,10 +48,7 @@ class Teacher:
             self.settings.temperature,
             self.settings.top_k,
         )
-        return {
-            **{name: tensor for name, tensor in batch.items() if name not in TEXTS},
-            "teacher_targets": teacher_targets,
-        }
+        return {**without_texts(batch), "teacher_targets": teacher_targets}
 
 
 def forward_flops(teacher: DecoderOnly, sizes: Sizes) -> float:

@@ -6,6 +6,8 @@ fastest of several measured matrix products for other devices. On GPUs there is 
 products of the model's own shapes.
 """
 
+import contextlib
+import json
 import time
 from collections.abc import Callable
 
@@ -13,10 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.models.model import Model, Sizes
+from pretrain.run import node_memory
 from pretrain.run.gpus import Arithmetic, gpu_of_device
 from pretrain.trainer.matmul_speed import products, products_flops, seconds_of
 
@@ -30,7 +34,21 @@ def peak_flops(config: RunConfig, device: torch.device) -> float:
     if device.type == "cuda":
         arithmetic: Arithmetic = "tf32" if config.precision == "fp32" and config.compute.tf32 else config.precision
         known = data_sheet_peak(torch.cuda.get_device_name(device), arithmetic)
-    return known or measured_peak(_dtype(config), device)
+    return known or _remembered_peak(_dtype(config), device)
+
+
+def _remembered_peak(dtype: torch.dtype, device: torch.device) -> float:
+    """`measured_peak`, as an earlier attempt on this node has measured it, if one has."""
+    node = node_memory.given()
+    if node is None:
+        return measured_peak(dtype, device)
+    path = node / f"peak-{str(dtype).removeprefix('torch.')}.json"
+    found = read_valid_json(path, float)
+    if found is None:
+        found = measured_peak(dtype, device)
+        with contextlib.suppress(OSError):
+            path.write_text(json.dumps(found))
+    return found
 
 
 def peak_of_products(

@@ -3,9 +3,12 @@
 import os
 from pathlib import Path
 
+from pretrain.checkpoint import from_memory
 from pretrain.checkpoint.choose import newest_verified
 from pretrain.config import RunConfig
+from pretrain.faults.restarts import earlier_seconds
 from pretrain.run import arithmetic, lock, slurm, stop_signals
+from pretrain.run.heartbeat import beating
 from pretrain.run.watchdog import watching
 from pretrain.trainer.preflight import move_aside
 from pretrain.trainer.run_report import RunReport
@@ -31,8 +34,10 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     arithmetic.configure(config.compute)
     if "RANK" not in os.environ:
         os.environ |= slurm.rank_environment(os.environ)
+    own = int(os.environ.get("RANK", "0"))
     with (
-        watching(int(os.environ.get("RANK", "0")), hang, start, store),
+        beating(own),
+        watching(own, hang, start, store),
         process_group(config.run.cpu_threads, max(hang or 0.0, start) + store) as (rank, ranks),
     ):
         return train_on(rank, ranks, config, stop_at_step, fresh)
@@ -43,6 +48,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     config = from_rank_0(config)  # a network file system may show other hosts an older run file
     directory = Path(config.run.directory)
     resume = None if fresh else newest_verified(directory, rank, ranks, communication_device())
+    resume = resume if fresh else from_memory.newer(directory, resume, rank, ranks)
     run = validate(config, rank, ranks, resume)
     if fresh:
         on_rank_0(lambda: move_aside(run))
@@ -51,7 +57,10 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
             print(run.nothing_left)
         return 0
     from pretrain.trainer.training import Training  # DeepSpeed chooses its accelerator when it is imported
+    from pretrain.zero import numerics
 
+    if not earlier_seconds():  # an attempt before this one has checked it
+        numerics.check(config)
     with RunReport(run) as report:
         if run.train_state.step >= config.run.max_steps:  # killed after its last checkpoint
             report.finish(run.train_state.step, finished=True)

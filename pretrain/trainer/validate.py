@@ -10,6 +10,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.mixing import rates, rates_of_rows
 from data_pipeline.loading.stream import Stream, differences
+from data_pipeline.objectives import Objective
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
@@ -64,9 +65,11 @@ class ValidatedRun:
     @property
     def train_state(self) -> TrainState:
         """The state that this process resumes from."""
-        if self.resume is None:
-            return TrainState()
-        train_state = checkpoint_index.read(self.resume).train_state
+        return self.state_of(self.resume) if self.resume else TrainState()
+
+    def state_of(self, checkpoint: Path) -> TrainState:
+        """The state that this run resumes from with a checkpoint."""
+        train_state = checkpoint_index.read(checkpoint).train_state
         return replace(train_state, position=position_after(self.directory, train_state))
 
     @property
@@ -93,6 +96,7 @@ class ValidatedRun:
             tokenizer=self.training[0].tokenizer,
             mixture=self.stream.mixture,
             settings=self.config.checkpoint,
+            resumed=self.train_state.step if self.resume else None,
         )
 
     @property
@@ -176,7 +180,7 @@ def validate(
         name_problems + _tokenizer_differences(training, validation) + _objective_problems("data.objective", training)
     )
     for number, corpora in enumerate(stages):
-        problems += _objective_problems(f"data.curriculum.{number}.objective", corpora)
+        problems += _objective_problems(f"data.curriculum.{number}.objective", corpora, cut=True)
     for number, (entry, corpus) in enumerate(zip(data.validation, validation, strict=True)):
         problems += _objective_problems(f"data.validation.{number}.objective", [corpus] if entry.objective else [])
     problems += _without_rows("train", training) + _without_rows("validation", validation)
@@ -341,8 +345,8 @@ def _token_ids(corpus: Corpus) -> str:
     return ", ".join([*words, f"{described.sentinels} sentinels"])
 
 
-def _objective_problems(key: str, corpora: list[Corpus]) -> list[str]:
-    """Corpora whose rows don't suit the objective at `key`, which replaces theirs."""
+def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> list[str]:
+    """Corpora whose rows don't suit the objective at `key`, which replaces theirs. `cut`: rows are cut for it."""
     problems = []
     for corpus in corpora:
         objective, rows = corpus.other_objective, corpus.manifest.rows
@@ -350,7 +354,7 @@ def _objective_problems(key: str, corpora: list[Corpus]) -> list[str]:
             continue
         if rows.apply_at == "build":
             problems.append(f"{corpus.directory} was built with apply_at: build; its objective can't change")
-        elif objective.raw_length != rows.raw_length:
+        elif objective.raw_length != rows.raw_length and not (cut and _divides(objective, rows.raw_length)):
             needs = f"rows of {objective.raw_length} tokens, but {corpus.directory} has rows of {rows.raw_length}"
             problems.append(f"needs {needs}")
         elif objective.columns and objective != rows.objective:
@@ -358,6 +362,11 @@ def _objective_problems(key: str, corpora: list[Corpus]) -> list[str]:
         else:
             problems += objective.problems(corpus.tokenizer.vocabulary)
     return [f"{key}: {problem}" for problem in problems]
+
+
+def _divides(objective: Objective, length: int) -> bool:
+    """Whether rows of so many tokens can be cut for `objective`."""
+    return not objective.columns and length % objective.raw_length == 0
 
 
 def _hook_problems(config: RunConfig, names: list[str], validation: list[Corpus]) -> list[str]:

@@ -10,6 +10,7 @@ from torch import nn
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import ModelConfig
+from pretrain.models.layers import not_drawn
 from pretrain.models.model import Model
 from pretrain.zero.config import deepspeed_config, stage_on
 from pretrain.zero.deepspeed_private import deepspeed
@@ -17,21 +18,22 @@ from pretrain.zero.layers import prepare_layers
 from pretrain.zero.memory import freed_at_once
 
 
-def construct(config: RunConfig, model_config: ModelConfig) -> Model:
-    """Builds the model with new weights; a checkpoint is loaded later.
+def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) -> Model:
+    """Builds the model with new weights, or with some that a checkpoint will replace, unless they are `drawn`.
 
     At ZeRO stage 3 each parameter is partitioned as soon as it is created: no rank ever holds the whole model.
     """
     torch.manual_seed(config.run.seed)
     stage = stage_on(config, dist.get_world_size())
-    with _sharded(config) if stage == 3 else contextlib.nullcontext():
+    nothing = contextlib.nullcontext()
+    with sharded(config) if stage == 3 else nothing, nothing if drawn else not_drawn():
         model = models.build(model_config)
     prepare_layers(model, config.compute, stage)
     return model
 
 
 @contextlib.contextmanager
-def _sharded(config: RunConfig) -> Iterator[None]:
+def sharded(config: RunConfig) -> Iterator[None]:
     with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, dist.get_world_size())):
         yield
 

@@ -7,7 +7,9 @@ parameter. When a run starts, `check` verifies this for its engine.
 """
 
 import contextlib
+import importlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,6 +22,7 @@ from torch.optim import Optimizer
 from data_pipeline.foundation.absent_modules import absent
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment, sum_of_squares
+from pretrain.optimizers.sharded import Sharded
 from pretrain.zero.uncompiled import import_undecorated
 
 with absent("mlflow"):  # DeepSpeed's autotuner would import it, which takes a second and 110 MB on each rank
@@ -27,12 +30,13 @@ with absent("mlflow"):  # DeepSpeed's autotuner would import it, which takes a s
     from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-    from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
-import_undecorated("deepspeed.runtime.zero.muon.muon_optimizer")  # ZeRO asks whether an optimizer is one of these
+with contextlib.suppress(ModuleNotFoundError):  # old versions that `launch doctor --numerics` examines don't have it
+    import_undecorated("deepspeed.runtime.zero.muon.muon_optimizer")  # ZeRO asks whether an optimizer is one of these
 
 TESTED_VERSION = "0.19.8"
 _TESTS = "tests/pretrain/test_deepspeed_traps.py tests/pretrain/test_engine.py tests/pretrain/test_optimizers.py"
 _ENDS = 1000  # elements at each end of a fragment that are compared at the start
+_COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor", "broadcast")
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 
 
@@ -45,12 +49,17 @@ def check_version() -> None:
         )
 
 
+def import_what_engines_need() -> None:
+    """Imports what DeepSpeed imports only when it makes an engine."""
+    importlib.import_module("deepspeed.module_inject.auto_ep_layer")
+
+
 def load_no_extensions() -> None:
     """Keeps DeepSpeed from loading an inference extension that takes 69 MB per rank in /dev/shm.
 
     DeepSpeed looks it up in a table, which it would fill by probing every extension: for one it runs a compiler.
     """
-    deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.ops.__compatible_ops__ = defaultdict(bool)
 
 
 def check(engine: DeepSpeedEngine) -> None:
@@ -113,14 +122,43 @@ def gathered(parameter: nn.Parameter) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def gathered_whole(model: nn.Module) -> Iterator[None]:
-    """Makes all parameters of `model` whole on each rank if ZeRO-3 shards them; they must only be read."""
-    sharded: list[Any] = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")]
-    if any(parameter.ds_status.name != "AVAILABLE" for parameter in sharded):
-        with deepspeed.zero.GatheredParameters(sharded):
-            yield
-    else:
+def gathered_whole(engine: DeepSpeedEngine) -> Iterator[None]:
+    """Makes all parameters whole on each rank if ZeRO-3 shards them; they must only be read.
+
+    All ranks enter together. Within the block each rank may run the model by itself.
+    """
+    if not isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3):
         yield
+        return
+    sharded: list[Any] = [*engine.module.parameters()]
+    offload = engine.optimizer.parameter_offload
+    coordinator = offload.param_coordinator
+    with contextlib.ExitStack() as stack:
+        if any(parameter.ds_status.name != "AVAILABLE" for parameter in sharded):
+            stack.enter_context(deepspeed.zero.GatheredParameters(sharded))
+        offload.param_coordinator = _IdleCoordinator()
+        stack.callback(setattr, offload, "param_coordinator", coordinator)
+        yield
+
+
+class _IdleCoordinator:
+    """Takes the place of ZeRO-3's parameter coordinator while all parameters are whole.
+
+    ZeRO-3's hooks call it before and after each module's forward pass. DeepSpeed's own gathers and releases parameters,
+    and has all ranks compare the order of modules that each has recorded: it waits forever for ranks that don't run
+    the model.
+    """
+
+    def reset_step(self) -> None: ...
+
+    def trace_prologue(self, sub_module: nn.Module) -> None: ...
+
+    def is_record_trace(self) -> bool:
+        return False
+
+    def fetch_sub_module(self, current_submodule: nn.Module, forward: bool) -> None: ...
+
+    def release_sub_module(self, submodule: nn.Module, forward: bool = False) -> None: ...
 
 
 def flat_buffers(engine: DeepSpeedEngine) -> list[FlatBuffer]:
@@ -174,6 +212,26 @@ def keeping_counters(engine: DeepSpeedEngine) -> Iterator[None]:
     yield
     for name, value in before.items():
         setattr(engine, name, value)
+
+
+def local_weights(engine: DeepSpeedEngine) -> Iterator[tuple[Tensor, int, bool]] | None:
+    """What this rank has of each parameter of the model, in the order of their names; None if some are on NVMe.
+
+    Yields the elements (n,), the position of their first in the flattened parameter, and whether they are all of it.
+    """
+    parameters: list[Any] = list(engine.module.parameters())
+    sharded = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
+    if any(parameter.ds_tensor.status.name != "AVAILABLE" for parameter in sharded):
+        return None
+    return (_local(parameter) for parameter in parameters)
+
+
+def _local(parameter: Any) -> tuple[Tensor, int, bool]:
+    if not hasattr(parameter, "ds_id"):
+        return parameter.data.view(-1), 0, True
+    share = parameter.partition_numel()  # the last ranks' share is padded, or all padding
+    start = min(dist.get_rank() * share, parameter.ds_numel)
+    return parameter.ds_tensor.data[: min(share, parameter.ds_numel - start)], start, False
 
 
 def update_parameters(engine: DeepSpeedEngine) -> None:
@@ -271,6 +329,20 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
             optimizer.reduce_independent_p_g_buckets_and_remove_grads = partitions.take
 
 
+def time_waits(engine: DeepSpeedEngine, timed: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Has what this rank waits for `timed`: on a CPU, each of DeepSpeed's collectives, and the step of an optimizer
+    with collectives of its own, in which ranks have different work; on a GPU, the gathering of weights for a module."""
+    if engine.device.type == "cpu":
+        backend = deepspeed.comm.comm.cdb
+        for name in _COLLECTIVES:
+            setattr(backend, name, timed(getattr(type(backend), name).__get__(backend)))
+        if isinstance(optimizer := wrapped(engine), Sharded):
+            setattr(optimizer, "step", timed(optimizer.step))  # noqa: B010
+    elif isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3):
+        coordinator = engine.optimizer.parameter_offload.get_param_coordinator()
+        coordinator.fetch_sub_module = timed(coordinator.fetch_sub_module)
+
+
 def _free_gradient(optimizer: Any, clear: Callable[[Tensor], None], parameter: Tensor) -> None:
     gradient = optimizer.get_gradient_for_reduction(parameter)
     if gradient is not None and gradient.is_cuda:  # it may still be being reduced beside the backward pass
@@ -302,20 +374,20 @@ class _Partitions:
 
     def __init__(self, optimizer: Any):
         self._optimizer, self._build = optimizer, optimizer._build_compact_grad_partition_buffer
-        self._reused: dict[int, tuple[list[Tensor], Tensor]] = {}  # by parameter group
+        self._reused: dict[int, tuple[type, list[Tensor], Tensor]] = {}  # by parameter group
         self._old: dict[int, Tensor] = {}  # pieces that hold an old gradient, by address
 
-    def opened(self, group: int) -> GradPartitionBufferGroup:
+    def opened(self, group: int) -> Any:
         """The partition of a parameter group at the beginning of a step."""
         if group not in self._reused:
             made = self._build(group)
             if made.flat_partition.device.type != "cpu":
                 return made
-            self._reused[group] = list(made), made.flat_partition
+            self._reused[group] = type(made), list(made), made.flat_partition
             return made
-        pieces, buffer = self._reused[group]
+        kind, pieces, buffer = self._reused[group]
         self._old.update((piece.data_ptr(), piece) for piece in pieces)
-        return GradPartitionBufferGroup(pieces, buffer)
+        return kind(pieces, buffer)
 
     def add(self, piece: Tensor | None, gradient: Tensor) -> None:
         """Adds a gradient to a piece; the first of a step replaces what is there."""
@@ -347,7 +419,7 @@ class _Partitions:
 def _norm(buffers: list[Tensor], group: dist.ProcessGroup) -> Tensor:
     """() The L2 norm, fp32, over the flat buffers of all ranks."""
     squares = torch.stack([sum_of_squares(buffer) for buffer in buffers]).sum()
-    dist.all_reduce(squares, group=group)
+    deepspeed.comm.all_reduce(squares, group=group)
     return squares.sqrt().float()
 
 

@@ -9,12 +9,13 @@ import hashlib
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch
@@ -22,12 +23,14 @@ from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.models.loss import PARTS, Losses
 from pretrain.models.model import Model
+from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private
 from pretrain.zero.config import deepspeed_config
 from pretrain.zero.construction import broadcast_buffers
 from pretrain.zero.deepspeed_private import deepspeed
 from pretrain.zero.optimizer import attach, set_rates
 from pretrain.zero.step_norms import StepNorms
+from pretrain.zero.step_times import DeviceTimes, HostTimes, StepTimes
 
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
@@ -49,7 +52,7 @@ class Engine:
     """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients.
 
     `teach` makes the arguments of the model's forward pass in training from a micro-batch: a teacher that adds what it
-    knows. None: they are the micro-batch.
+    knows. None: they are the micro-batch. `optimizer`: instead of that of `config`.
     """
 
     def __init__(
@@ -57,13 +60,14 @@ class Engine:
         model: nn.Module,
         config: RunConfig,
         teach: Callable[[Batch], dict[str, object]] | None = None,
+        optimizer: Optimizer | None = None,
     ):
         self.config, self._teach = config, teach
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         with contextlib.redirect_stdout(io.StringIO()):  # stage 1 prints its memory in bf16
             self.deepspeed, *_ = deepspeed.initialize(
                 model=model,
-                optimizer=optimizers.build(model, config.optimizer),
+                optimizer=optimizer or optimizers.build(model, config.optimizer),
                 config=deepspeed_config(config, self._ranks),
             )
         broadcast_buffers(self.deepspeed.module)
@@ -71,6 +75,9 @@ class Engine:
         attach(self.deepspeed)
         deepspeed_private.check(self.deepspeed)
         self.device = self.deepspeed.device
+        self.times: StepTimes = DeviceTimes() if self.device.type == "cuda" else HostTimes()
+        deepspeed_private.time_waits(self.deepspeed, self.times.waiting)
+        self._all_reduce = self.times.waiting(dist.all_reduce)
         self._rate = 0.0  # of the last step
         self.applied = False
         """Whether the last step changed the weights: a step without a finite gradient is skipped."""
@@ -83,25 +90,23 @@ class Engine:
         Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same masks, even with
         its micro-batches on other ranks.
         """
-        counts = torch.stack([_counts(batch) for batch in batches]).sum(dim=0).to(self.device)
-        agreed = torch.cat([counts, counts.new_tensor([int(request) for request in requests])])
-        dist.all_reduce(agreed)
-        totals = agreed.tolist()
+        heartbeat.mark(step + 1)
+        totals = self._totals(batches, requests)
         counted = dict(zip(LABELS, totals, strict=False))
         sums: dict[str, torch.Tensor] = {}
         deepspeed_private.forget_gradients(self.deepspeed.optimizer)
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.deepspeed.module.begin_step(self.config.run.seed, step)
-        rows = self.config.batch.rows(step) // self._ranks // len(batches)  # of a micro-batch
         for number, batch in enumerate(batches):
-            first = position + (self._rank * len(batches) + number) * rows
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
-            torch.manual_seed(_dropout_seed(self.config.run.seed, step, first))
+            torch.manual_seed(self._dropout_seed(step, position, len(batches), self._rank, number))
             for name, total in self._accumulate(batch, counted).items():
                 sums[name] = sums.get(name, 0) + total
+            heartbeat.mark()
             self.deepspeed.step()
+        heartbeat.mark()
         reduced = torch.stack(list(sums.values()))
-        dist.all_reduce(reduced)
+        self._all_reduce(reduced)
         step_sums = dict(zip(sums, reduced.tolist(), strict=True))
         applied = self.applied = self.deepspeed.was_step_applied()
         if applied:
@@ -110,20 +115,62 @@ class Engine:
         loss = sum(total / max(_count(counted, name), 1) for name, total in step_sums.items() if name not in PARTS)
         return Outcome(loss, applied, tuple(asked > 0 for asked in totals[len(LABELS) :]))
 
+    def counted(self, batches: list[Batch]) -> dict[str, int]:
+        """How many labels of each kind count in the global batch. All ranks call this together."""
+        return dict(zip(LABELS, self._totals(batches), strict=True))
+
+    def replay(self, step: int, position: int, rank: int, batches: int, batch: Batch, counted: dict[str, int]) -> None:
+        """Computes the gradient of the first of the `batches` micro-batches that `rank` has in `step`, once more.
+
+        Only hooks on parameters see it: it is neither added to that of the step nor reduced. Weights, random numbers
+        and times of the step stay as they are. All ranks call this together, between steps. The other arguments are as
+        in `step` and from `counted`.
+        """
+        model = self.deepspeed.module
+        heartbeat.mark()
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(self._dropout_seed(step, position, batches, rank, 0))
+            model.begin_step(self.config.run.seed, step)
+            losses = {name: values.sum() for name, values in self._losses_of(model, batch).items()}
+            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            # unlike `backward`, this runs none of DeepSpeed's hooks on accumulated gradients
+            torch.autograd.grad(self._loss(losses, counted), parameters, allow_unused=True)
+
+    def _totals(self, batches: list[Batch], requests: tuple[bool, ...] = ()) -> list[int]:
+        """The number of labels of each kind that count in the global batch, and of the ranks that make each request."""
+        counts = torch.stack([_counts(batch) for batch in batches]).sum(dim=0).to(self.device)
+        agreed = torch.cat([counts, counts.new_tensor([int(request) for request in requests])])
+        self._all_reduce(agreed)
+        return agreed.tolist()
+
+    def _dropout_seed(self, step: int, position: int, batches: int, rank: int, number: int) -> int:
+        """Of the micro-batch `number` of the `batches` that `rank` has in `step`, whose rows begin at `position`."""
+        rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
+        return _dropout_seed(self.config.run.seed, step, position + (rank * batches + number) * rows)
+
     def _accumulate(self, batch: Batch, counted: dict[str, int]) -> dict[str, torch.Tensor]:
         """Adds the gradient of one micro-batch; returns its sums of losses, by name."""
-        losses = {name: values.sum() for name, values in self.training_losses(batch).items()}
+        with self.times.forward():
+            losses = {name: values.sum() for name, values in self.training_losses(batch).items()}
+        heartbeat.mark()
+        self.deepspeed.backward(self._loss(losses, counted), scale_wrt_gas=False)
+        return {name: total.detach().double() for name, total in losses.items()}
+
+    def _loss(self, losses: dict[str, torch.Tensor], counted: dict[str, int]) -> torch.Tensor:
+        """The part of a micro-batch, whose sums of losses these are, in the loss of the step, × ranks."""
         shares = [total / max(_count(counted, name), 1) for name, total in losses.items() if name not in PARTS]
         share = sum(shares, torch.zeros((), device=self.device))
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
-        self.deepspeed.backward(share * self._ranks, scale_wrt_gas=False)
-        return {name: total.detach().double() for name, total in losses.items()}
+        return share * self._ranks
 
     def training_losses(self, batch: Batch) -> Losses:
         """The model's losses of a micro-batch in training, with dropout and its teacher."""
+        return self._losses_of(self.deepspeed, batch)
+
+    def _losses_of(self, model: nn.Module, batch: Batch) -> Losses:
         batch = self._to_device(batch)
-        return self.deepspeed(**(batch if self._teach is None else self._teach(batch)))
+        return model(**(batch if self._teach is None else self._teach(batch)))
 
     @torch.no_grad()
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
@@ -134,6 +181,12 @@ class Engine:
         finally:
             self.deepspeed.train()
 
+    def has_finite_loss(self, batch: Batch) -> bool:
+        """Whether the losses of a micro-batch are finite on every rank. All ranks must call this together."""
+        wrong = torch.stack([~torch.isfinite(values).all() for values in self.losses(batch).values()]).any().int()
+        dist.all_reduce(wrong)
+        return not int(wrong)
+
     @contextlib.contextmanager
     def whole(self) -> Iterator[Model]:
         """Within the block, the model in evaluation mode with all its weights on each rank.
@@ -142,10 +195,20 @@ class Engine:
         """
         self.deepspeed.eval()
         try:
-            with deepspeed_private.gathered_whole(self.deepspeed.module):
+            with deepspeed_private.gathered_whole(self.deepspeed):
                 yield self.deepspeed.module
         finally:
             self.deepspeed.train()
+
+    @property
+    def unlogged(self) -> dict[str, tuple[float, int]]:
+        """By name, the sum of each loss since the last metrics, and the number of what it is a mean over."""
+        return {name: (total, self._counts[name]) for name, total in self._sums.items()}
+
+    @unlogged.setter
+    def unlogged(self, sums: Mapping[str, tuple[float, int]]) -> None:
+        self._sums = Counter({name: total for name, (total, _) in sums.items()})
+        self._counts = Counter({name: count for name, (_, count) in sums.items()})
 
     def take_metrics(self) -> dict[str, float]:
         """Metrics since the last call.

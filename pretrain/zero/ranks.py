@@ -26,10 +26,11 @@ _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # PyTorch: whether something els
 
 
 @contextlib.contextmanager
-def process_group(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int, int]]:
+def process_group(cpu_threads: int | None, seconds: float, any_version: bool = False) -> Iterator[tuple[int, int]]:
     """Joins the process group for the duration of the block; yields (rank, number of ranks).
 
-    `seconds`: how long the watchdog lets a rank make no progress. Collectives time out later than that.
+    `seconds`: how long the watchdog lets a rank make no progress. Collectives time out later than that. `any_version`:
+    whether DeepSpeed may be another one than the tested one.
 
     Every rank raises a UserError, but only rank 0 reports it, or each rank in its own log. The process group is
     destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for the others
@@ -47,7 +48,8 @@ def process_group(cpu_threads: int | None, seconds: float) -> Iterator[tuple[int
     from pretrain.zero.config import quiet_deepspeed
     from pretrain.zero.uncompiled import keep_compiler_away
 
-    deepspeed_private.check_version()
+    if not any_version:
+        deepspeed_private.check_version()
     quiet_deepspeed()
     # longer than the watchdog's limit, since the watchdog reports more
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
@@ -151,11 +153,16 @@ def on_rank_0(work: Callable[[], T]) -> T:
     return cast(T, result)
 
 
+def of_all_ranks(value: T) -> list[T]:
+    """The values of all ranks, on each of them. They call this together."""
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def first_value(value: T | None) -> T | None:
     """The value of the first rank that has one, on all ranks, which call this together."""
-    values: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return next((value for value in values if value is not None), None)
+    return next((value for value in of_all_ranks(value) if value is not None), None)
 
 
 def least(value: int, device: torch.device) -> int:

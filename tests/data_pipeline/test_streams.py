@@ -1,12 +1,15 @@
 """Streams that are cut anywhere and continued by other ranks, damaged blocks, and workers that die."""
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
+from multiprocessing import resource_sharer
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,7 @@ from data_pipeline.objectives import SpanCorruption
 from tests.slow import slow
 
 LONG_SPANS = SpanCorruption(inputs_length=22, noise_density=0.5, mean_span_length=5.0)  # of rows of 34, as the corpus
+SHORT_ROWS = SpanCorruption(inputs_length=15, noise_density=0.3, mean_span_length=3.0)  # of rows of 17
 
 
 def stream_of(*corpora: Path, **changes) -> Stream:
@@ -120,6 +124,40 @@ def test_a_curriculum_gives_the_first_rows_another_objective(small_corpus):
     )
     assert own_rows[0] != other_rows[0]
     assert rows == other_rows[:40] + own_rows[40:]
+
+
+def test_a_curriculum_of_shorter_rows_cuts_each_row(small_corpus):
+    """Of 34 tokens, into two of 17, with noise of their own. The stage ends within a micro-batch."""
+    own = stream_of(small_corpus)
+    (corpus,) = own.corpora
+    assert corpus.manifest.rows.raw_length % SHORT_ROWS.raw_length == 0
+    parts = corpus.manifest.rows.raw_length // SHORT_ROWS.raw_length
+    assert parts > 1
+    both = replace(own, curriculum=((40, SHORT_ROWS),))
+    own_rows, rows = (
+        [_texts(batch[0]) for batch in TrainingBatches(stream, BatchLayout(0, 1, 16, 1)).loader(5, 0)]
+        for stream in (own, both)
+    )
+    assert [len(batch) for batch in rows] == [16 * parts, 16 * parts, 8 * parts + 8, 16, 16]
+    assert rows[2][8 * parts :] == own_rows[2][8:]
+    assert rows[3:] == own_rows[3:]
+    sentinels = set(corpus.tokenizer.vocabulary.sentinel_ids)
+    whole = [whole_text(*row, sentinels) for batch in own_rows[:2] for row in batch]
+    cut = [whole_text(*row, sentinels) for batch in rows[:2] for row in batch]
+    assert [list(itertools.chain(*cut[first : first + parts])) for first in range(0, len(cut), parts)] == whole
+
+
+def whole_text(inputs, targets, sentinels):
+    """The tokens of a row: those of the inputs, with each sentinel replaced by its span, and without EOS."""
+    spans, text = {}, []
+    for token in targets[:-1]:
+        if token in sentinels:
+            current = spans.setdefault(token, [])
+        else:
+            current.append(token)
+    for token in inputs[:-1]:
+        text += spans[token] if token in sentinels else [token]
+    return text
 
 
 def _texts(batch):
@@ -269,6 +307,24 @@ class Killed(torch.utils.data.Dataset):
 def test_a_worker_that_dies_is_named():
     with pytest.raises(FailedError, match=r"data.workers: the loader's worker process \d+ .*out of memory"):
         list(items(Killed(), range(8), workers=1, prefetch=2))
+
+
+class Unreachable(torch.utils.data.Dataset):
+    """As a worker that has just died, before PyTorch sees it: what it has made can't be fetched from it any more."""
+
+    def __getitem__(self, number):
+        if number == 2:
+            time.sleep(0.2)  # a thread still sends the second
+            resource_sharer.stop()
+        return torch.zeros(4)
+
+
+def test_a_worker_that_dies_before_its_items_are_fetched_is_named():
+    made = items(Unreachable(), range(8), workers=1, prefetch=4)
+    next(made)
+    time.sleep(2)
+    with pytest.raises(FailedError, match=r"data.workers: the loader's worker process died .*out of memory"):
+        list(made)
 
 
 class Numbers(torch.utils.data.Dataset):

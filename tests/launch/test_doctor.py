@@ -12,12 +12,13 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from launch import local
-from launch.multi_node import Run
-from launch.tools.doctor import all_reduce, checks, directory, gpus, run_file, tracking
+from launch.attempts import Ended, Run
+from launch.tools.doctor import all_reduce, checks, directory, gpu_health, gpus, numerics, run_file, tracking
 from launch.tools.doctor.checks import Check
 from launch.tools.doctor.doctor import doctor as examine
 from launch.tools.doctor.doctor import here
@@ -94,7 +95,7 @@ def test_a_run_of_days_without_a_gpu_is_a_warning_before_it_starts(small_corpus,
     (run, time) = run_file.check(Settings(run_file=(str(path),), ranks=1))
     assert (run.level, time.check, time.level) == ("ok", "time", "warning")
     assert "days to step 2,000,000,000 without a GPU" in time.found
-    monkeypatch.setattr(local, "supervise", lambda *given: 0)
+    monkeypatch.setattr(local, "run_attempts", lambda *given: Ended(0, False))
     assert local.launch_local(Run(path, []), 1) == 0
     assert "days to step 2,000,000,000; Ctrl-C saves" in capsys.readouterr().out
     assert local.launch_local(Run(path, ["run.max_steps=8"]), 1) == 0
@@ -262,6 +263,97 @@ def test_gpus_with_nvlink_that_some_pairs_lack_are_a_warning():
     assert gpus.links("NVIDIA A100 80GB PCIe", topology("X SYS", "SYS X")).level == "ok"
 
 
+HEALTHY = """
+<gpu id="00000000:07:00.0"><product_name>NVIDIA H100 80GB HBM3</product_name>
+  <mig_mode><current_mig>Disabled</current_mig><pending_mig>Disabled</pending_mig></mig_mode>
+  <clocks_event_reasons>
+    <clocks_event_reason_sw_power_cap>Active</clocks_event_reason_sw_power_cap>
+    <clocks_event_reason_hw_thermal_slowdown>Not Active</clocks_event_reason_hw_thermal_slowdown>
+    <clocks_event_reason_sw_thermal_slowdown>Not Active</clocks_event_reason_sw_thermal_slowdown>
+  </clocks_event_reasons>
+  <fb_memory_usage><total>81559 MiB</total><reserved>637 MiB</reserved><used>4 MiB</used></fb_memory_usage>
+  <ecc_mode><current_ecc>Enabled</current_ecc><pending_ecc>Enabled</pending_ecc></ecc_mode>
+  <ecc_errors>
+    <volatile>
+      <sram_correctable>7</sram_correctable><sram_uncorrectable_parity>0</sram_uncorrectable_parity>
+      <dram_correctable>9</dram_correctable><dram_uncorrectable>0</dram_uncorrectable>
+    </volatile>
+    <aggregate><dram_uncorrectable>5</dram_uncorrectable></aggregate>
+  </ecc_errors>
+  <retired_pages><pending_retirement>N/A</pending_retirement></retired_pages>
+  <remapped_rows>
+    <remapped_row_corr>0</remapped_row_corr><remapped_row_unc>1</remapped_row_unc>
+    <remapped_row_pending>No</remapped_row_pending><remapped_row_failure>No</remapped_row_failure>
+  </remapped_rows>
+  <fabric><state>Completed</state><status>Success</status></fabric>
+  <processes></processes>
+</gpu>"""
+PROCESS = "<process_info><pid>9</pid><process_name>python</process_name><used_memory>70000 MiB</used_memory>"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "level", "found"),
+    [
+        ("<dram_uncorrectable>0", "<dram_uncorrectable>2", "fault", "2 uncorrectable errors of the memory"),
+        ("<sram_uncorrectable_parity>0", "<sram_uncorrectable_parity>1", "fault", "1 uncorrectable errors"),
+        ("<remapped_row_pending>No", "<remapped_row_pending>Yes", "fault", "waits for a reset"),
+        ("<remapped_row_failure>No", "<remapped_row_failure>Yes", "fault", "could not be remapped"),
+        ("<pending_retirement>N/A", "<pending_retirement>Yes", "fault", "waits for a reset"),
+        ("<current_ecc>Enabled", "<current_ecc>Disabled", "warning", "ECC is off"),
+        ("<current_mig>Disabled", "<current_mig>Enabled", "warning", "divided by MIG"),
+        ("hw_thermal_slowdown>Not Active", "hw_thermal_slowdown>Active", "warning", "too hot"),
+        ("<used>4 MiB", "<used>70004 MiB", "warning", "70,004 MiB in use"),
+        ("<state>Completed", "<state>In Progress", "fault", "NVSwitch: In Progress"),
+    ],
+)
+def test_a_gpu_that_is_broken_slow_or_taken_is_named(old, new, level, found):
+    """Corrected errors, and uncorrectable ones of earlier times, whose rows are remapped, are normal."""
+    assert old in HEALTHY
+    log = ElementTree.fromstring(f"<log>{HEALTHY}{HEALTHY.replace(old, new)}</log>")
+    (finding,) = gpu_health.of_gpus(log.findall("gpu"))
+    assert finding.level == level
+    assert finding.found.startswith("GPUs 1: ")
+    assert found in finding.found
+
+
+def test_a_healthy_gpu_has_no_findings_and_one_that_says_nothing_neither():
+    log = ElementTree.fromstring(f"<log>{HEALTHY}<gpu><remapped_rows>N/A</remapped_rows></gpu></log>")
+    assert gpu_health.of_gpus(log.findall("gpu")) == []
+
+
+def test_a_gpus_users_are_named():
+    taken = HEALTHY.replace("<used>4 MiB", "<used>70004 MiB").replace(
+        "<processes>", f"<processes>{PROCESS}</process_info>"
+    )
+    (finding,) = gpu_health.of_gpus(ElementTree.fromstring(f"<log>{taken}</log>").findall("gpu"))
+    assert finding.found == "GPUs 0: 70,004 MiB in use by python"
+
+
+def test_messages_of_the_driver_about_hardware_are_shown_and_those_about_programs_are_not():
+    log = """[ 1.0] NVRM: Xid (PCI:0000:07:00): 31, pid=9, name=python, Ch 00000008, intr 00000000.
+[ 2.0] NVRM: Xid (PCI:0000:0a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+[ 3.0] NVRM: Xid (PCI:0000:0a:00): 79, GPU has fallen off the bus."""
+    (finding,) = gpu_health.of_kernel_log(log)
+    assert finding.found == "0000:0a:00: Xid 79, the GPU has fallen off the bus"
+    assert gpu_health.of_kernel_log(log.splitlines()[0]) == []
+
+
+def test_gpus_that_cannot_read_each_others_memory_are_a_warning():
+    assert gpus.peer_access(topology("X OK", "OK X")).level == "ok"
+    apart = gpus.peer_access(topology("X OK CNS", "OK X OK", "CNS OK X"))
+    assert apart.level == "warning"
+    assert apart.found == "some GPUs can't read each other's memory (the chipset doesn't support it)"
+
+
+def test_the_state_of_a_machines_gpus_must_fit_into_its_memory():
+    from launch.tools.doctor.run_file import host_memory
+
+    assert host_memory(200 * 10**9, 36 * 10**9, 72 * 10**9).level == "ok"
+    assert host_memory(100 * 10**9, 36 * 10**9, 72 * 10**9).level == "warning"
+    fault = host_memory(30 * 10**9, 36 * 10**9, 0)
+    assert (fault.level, fault.expected) == ("fault", "36.0 GB for the copy that checkpoints are written from")
+
+
 def test_clocks_may_differ_by_two_seconds():
     found = [directory.clock_finding("this machine's", ahead) for ahead in (-1.9, 2.1, -7.04)]
     assert [one.level for one in found] == ["ok", "warning", "warning"]
@@ -329,3 +421,40 @@ def test_in_an_allocation_of_slurm_every_node_is_checked(tmp_path):
     everywhere = {(check, node) for check in ("versions", "GPUs", "memory", "shared memory", "clock") for node in NODES}
     assert {(one.check, one.node) for one in findings} == {*everywhere, ("all-reduce", "")}
     assert findings[-1].found.startswith("2 ranks, ")
+
+
+def test_two_ranks_examine_deepspeed_or_one_on_a_single_gpu():
+    assert [numerics.group(gpus, 1).ranks for gpus in (0, 1, 2, 8)] == [2, 1, 2, 2]
+    settings = Settings(all_ranks=16, run_file=("run.yaml", "precision=fp32"))
+    first, second = numerics.environments(numerics.group(0, 1), settings, on_gpus=False)
+    assert (first["RANK"], second["RANK"], second["WORLD_SIZE"]) == ("0", "1", "2")
+    asked = {"seconds": numerics.SECONDS, "run_file": ["run.yaml", "precision=fp32"], "ranks": 16}
+    assert json.loads(second["LAUNCH_DOCTOR_REQUEST"]) == asked
+
+
+def test_a_deepspeed_that_trains_wrong_or_fails_is_a_fault():
+    said = {"trained": "DeepSpeed 0.18.2, stage 2", "wrong": "wrong from step 1 on: gain (5 elements)", "tested": "1.2"}
+    right = numerics.finding([json.dumps({**said, "wrong": "", "tested": None})], {})
+    assert (right.level, right.found.partition(":")[0]) == ("ok", "DeepSpeed 0.18.2, stage 2")
+    wrong = numerics.finding([json.dumps(said)], {})
+    assert (wrong.level, wrong.found) == ("fault", f"{said['trained']}: {said['wrong']}")
+    assert wrong.remedy == "install deepspeed 1.2 (constraints.txt)"
+    tested = numerics.finding([json.dumps({**said, "tested": None})], {})
+    assert tested.remedy == "don't train with these settings, and report this"
+    failed = numerics.finding([], {"rank 1": "KeyError: torch.bfloat16"})
+    assert (failed.level, failed.found) == ("fault", "the ranks failed: KeyError: torch.bfloat16")
+
+
+def test_deepspeed_is_examined_with_a_run_file():
+    done = run_here("launch", "doctor", "--numerics")
+    assert (done.returncode, "--numerics: missing RUN.yaml" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_the_doctor_compares_deepspeed_with_a_plain_loop(small_corpus, tmp_path):
+    path = write_run_file(tmp_path, small_corpus)
+    done = subprocess.run(doctor(path, "--ranks", "2", "--numerics", "--json"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)[-1]
+    assert (found["check"], found["level"]) == ("numerics", "ok")
+    assert "stage 2, fp32, 2 micro-batches" in found["found"]

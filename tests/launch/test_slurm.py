@@ -48,7 +48,7 @@ def test_a_job_goes_on_at_once_on_the_nodes_that_are_left(cluster, small_corpus,
     cluster.kill_node("n2")
     until(lambda: status(tmp_path)["state"] == "finished")
     assert "going on with 1 node (n1), 1 rank" in said(tmp_path, job)
-    # one rank adds gradients in another order than two, and 150 steps amplify that; other rows differ by percents
-    assert losses(path) == {step: pytest.approx(loss, rel=1e-3) for step, loss in undisturbed.items()}
+    # one rank adds gradients in another order than two: 6e-7 after 150 steps; other rows differ by percents
+    assert losses(path) == {step: pytest.approx(loss, rel=1e-5) for step, loss in undisturbed.items()}
     cluster.start_node("n2")
     cluster.until(job, "COMPLETED")

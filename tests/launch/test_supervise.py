@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -18,8 +19,9 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.signals import STOP_SIGNALS
 from launch import local, multi_node
 from launch.agent_pool import AgentPool
+from launch.attempts import Ended, Run
 from launch.head import Attempt, result, stop_requests, supervise
-from launch.multi_node import Access, Ended, Node, Run
+from launch.multi_node import Access, Node
 from launch.rank_commands import node_options
 from launch.rank_processes import with_own_gpus, wrapped
 from pretrain.run import rank_logs
@@ -158,9 +160,36 @@ def test_the_rank_that_failed_first_is_named_though_others_end_before_it(tmp_pat
     assert supervised(tmp_path, then, first) == 1
     assert capfd.readouterr() == (
         "",
-        f"rank 1 ended with exit code 1; its log: {tmp_path}/logs/attempt-0001/rank-00001.log\n"
+        f"rank 1 ended with exit code 1: ValueError: on purpose; its log: {tmp_path}/logs/attempt-0001/rank-00001.log\n"
         "  ValueError: on purpose\n",
     )
+
+
+def test_the_error_is_named_though_the_rank_aborts_as_it_ends(tmp_path, capfd):
+    """Threads of gloo that find their group gone abort the process."""
+    report = f'echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}'
+    fails = f"echo ValueError: on purpose; {report}; sleep 0.5; kill -ABRT $$"
+    assert supervised(tmp_path, NEVER_STOPS, fails, dead_rank_seconds=1) == 1
+    assert capfd.readouterr().err.startswith("rank 1 failed: ValueError: on purpose; its log: ")
+
+
+def test_the_rank_whose_arithmetic_was_wrong_is_named_though_another_fails_first(tmp_path, capfd):
+    """Every rank knows it from the others."""
+    reports = [
+        f'echo "{report} >&${rank_logs.REPORTS}' for report in (f'{rank_logs.FAULTY} 1"', f'{rank_logs.FAILED} $RANK"')
+    ]
+    fails = f"echo rank 1 computes wrong; {'; '.join(reports)}; exit 1"
+    assert supervised(tmp_path, fails, f"sleep 0.5; {fails}") == 1
+    assert capfd.readouterr().err.startswith("rank 1 ended with exit code 1; its log: ")
+
+
+def test_a_rank_that_lost_its_connection_to_another_is_not_named_for_it(tmp_path, capfd):
+    """It may report earlier, from a host whose reports come sooner."""
+    report = f'echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}'
+    lost = f"echo 'RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:4711'; {report}"
+    own = f"sleep 0.5; echo ValueError: on purpose; {report}; exit 1"
+    assert supervised(tmp_path, f"{lost}; exit 1", own, dead_rank_seconds=3) == 1
+    assert capfd.readouterr().err.startswith("rank 1 ended with exit code 1: ValueError: on purpose; its log: ")
 
 
 def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path, capfd):
@@ -185,6 +214,18 @@ def test_a_rank_that_exits_with_0_in_mid_run_is_the_one_that_failed(tmp_path, ca
     log = tmp_path / "logs/attempt-0001/rank-00001.log"
     said = f"rank 1 exited with code 0 before the run's end; its log: {log}\n  last words\n"
     assert capfd.readouterr().err == said
+
+
+def test_the_rank_that_is_stopped_before_its_first_heartbeat_is_blamed(tmp_path, capfd):
+    """The other beats, and reports that it makes no progress."""
+    beats = (
+        "import os, pretrain.run.heartbeat as heartbeat, pretrain.run.rank_logs as logs, time\n"
+        "with heartbeat.beating(0):\n    time.sleep(4)\n    logs.note_hang(0)\n    time.sleep(60)"
+    )
+    hangs = f"exec {sys.executable} -c '{beats}'"
+    assert supervised(tmp_path, hangs, "kill -STOP $$; true", dead_rank_seconds=1) == 1
+    said = "rank 1 makes no progress, and its process is stopped (SIGSTOP); 1 rank waited for it; its log: "
+    assert capfd.readouterr().err.startswith(said)
 
 
 def test_ranks_that_hang_since_another_died_have_their_time_to_end(tmp_path, capfd):
@@ -334,9 +375,10 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
 
 def test_ranks_of_one_machine_talk_over_loopback(small_corpus, tmp_path, monkeypatch):
     """Gloo takes connections from anybody, and by default at the address of the host's name."""
-    given = {}
+    given = []
     monkeypatch.setattr(local, "count_gpus", lambda: 0)
-    monkeypatch.setattr(local, "supervise", lambda command, environment, *_: given.update(environment) or 0)
+    monkeypatch.setattr(local, "LocalRanks", lambda *arguments: given.append(arguments[-1]) or nullcontext())
+    monkeypatch.setattr(local, "run_attempts", lambda *_: Ended(0, False))
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert local.launch_local(Run(run_file(tmp_path, small_corpus), []), ranks=2) == 0
-    assert given["GLOO_SOCKET_IFNAME"] == "lo"
+    assert given[0]["GLOO_SOCKET_IFNAME"] == "lo"

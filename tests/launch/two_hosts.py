@@ -118,6 +118,16 @@ class Hosts:
         done = subprocess.run(["ip", "netns", "pids", self.names[index]], capture_output=True, text=True)
         return [int(process) for process in done.stdout.split()]
 
+    def busy(self, index: int) -> list[int]:
+        """The processes of a host but its sshd."""
+        return [process for process in self.processes(index) if process != self._daemons[index].pid]
+
+    def kill_all(self, index: int) -> None:
+        """As a host that loses its power and starts again at once: only its sshd is left."""
+        for process in self.busy(index):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
     def stop(self) -> None:
         for index, name in enumerate(self.names):
             for process in self.processes(index):

@@ -1,8 +1,13 @@
 """The attention kernels compiled ahead of time, without a GPU: the interpreter lets errors of types pass."""
 
-from typing import Any
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+
+from pretrain.kernels.tuning import Tiles
 
 KERNELS = ("forward", "backward_queries", "backward_keys", "backward_diagonals")
 _FP32 = ("DIAGONALS", "NORMALISERS", "DELTA", "PARTS")
@@ -10,19 +15,18 @@ _INT32 = ("QUERY_LABELS", "KEY_LABELS", "RANGES", "SEED")
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
-def compiled(kernel: str, architecture: int, dtype: torch.dtype, d_kv: int) -> Any:
-    """A kernel with bias, labels, causality and dropout, at the fixed choice of tiles."""
+def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d_kv: int, whole: bool = True) -> Any:
+    """A kernel with bias, labels, causality and dropout or, unless `whole`, with the bias alone: T5's usual case."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from pretrain.kernels import backward, forward
-    from pretrain.kernels.tuning import choices
 
     function = getattr(forward if kernel == "forward" else backward, kernel)
-    tiles = choices(kernel, dtype, d_kv)[0]
-    constants: dict[str, Any] = {"CAUSAL": True, "PRECISION": "ieee", "D": d_kv, "BLOCK_D": d_kv}
+    constants: dict[str, Any] = {"CAUSAL": whole, "PRECISION": "ieee", "D": d_kv, "BLOCK_D": d_kv}
     constants |= {"BLOCK": tiles.rows, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns}
+    constants |= {} if whole else dict.fromkeys(_INT32)
     constants = {name: constants[name] for name in function.arg_names if name in constants}
 
     def kind(name: str) -> str:
@@ -44,3 +48,23 @@ def compiled(kernel: str, architecture: int, dtype: torch.dtype, d_kv: int) -> A
     )
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+class Usage(NamedTuple):
+    """Of a thread: registers, and bytes of local memory, where what the registers don't hold is spilled to."""
+
+    registers: int
+    spilled: int
+
+
+def usage(kernel: Any, folder: Path) -> Usage:
+    """What a compiled kernel takes, as CUDA's cuobjdump says, which comes with Triton."""
+    import triton
+
+    path = folder / "kernel.cubin"
+    path.write_bytes(kernel.asm["cubin"])
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    done = subprocess.run([program, "--dump-resource-usage", path], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
+    assert found is not None, done.stdout
+    return Usage(int(found[1]), int(found[2]))

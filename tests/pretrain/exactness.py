@@ -141,10 +141,7 @@ def train(engine: Any, steps: range) -> list[float]:
 
 def whole_parameters(engine: Any) -> dict[str, Tensor]:
     """The whole parameters, gathered from all ranks, which call this together."""
-    from pretrain.zero.deepspeed_private import gathered_whole
-
-    module = engine.deepspeed.module
-    with gathered_whole(module):
+    with engine.whole() as module:
         return {name: parameter.detach().float().clone() for name, parameter in module.named_parameters()}
 
 

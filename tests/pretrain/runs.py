@@ -8,7 +8,7 @@ import torch.distributed as dist
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.metrics_file import FILE_NAME, read_metrics, rows_from
 from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
@@ -92,3 +92,8 @@ def train(path: Path, ranks: int, *arguments: str) -> subprocess.CompletedProces
 def losses(path: Path) -> dict[int, float]:
     rows = read_metrics(path.parent / "run")
     return {row.step: row.metrics["train/loss"] for row in rows if "train/loss" in row.metrics}
+
+
+def steps_taken(directory: Path) -> list[int]:
+    """The steps that a run has logged, with those that it took twice: `read_metrics` merges them."""
+    return [row.step for row, _ in rows_from(directory / FILE_NAME) if "train/loss" in row.metrics]

@@ -1,7 +1,9 @@
 """What PyTorch and CUDA's libraries are asked for before they touch a GPU."""
 
 import os
+import tempfile
 
+import pytest
 import torch
 
 from pretrain.config.run_config import ComputeSection
@@ -38,3 +40,21 @@ def test_tf32_and_determinism_are_asked_for_only_where_the_run_file_does():
     assert exact[:3] == ({**growing, **ordered}, True, True)
     assert users[0] == {**ordered, "NCCL_ALGO": "Tree", "PYTORCH_CUDA_ALLOC_CONF": "backend:native"}
     assert plain[3] == exact[3] == users[3]  # a CPU always repeats, and no operation of a step is refused
+
+
+def test_compiled_kernels_are_kept_on_the_nodes_disk_unless_the_environment_says_otherwise(monkeypatch, tmp_path):
+    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+
+    def caches(**given: str) -> list[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in (*names, *NAMES):
+                patch.delenv(name, raising=False)
+            for name, value in given.items():
+                patch.setenv(name, value)
+            patch.setattr(os, "environ", dict(os.environ))
+            configure(ComputeSection(kernel_cache=str(tmp_path)) if "own" not in given else ComputeSection())
+            return [os.environ[name] for name in names]
+
+    assert caches() == [f"{tmp_path}/triton", f"{tmp_path}/inductor"]
+    assert caches(TRITON_CACHE_DIR="/users") == ["/users", f"{tmp_path}/inductor"]
+    assert [one.startswith(tempfile.gettempdir()) for one in caches(own="")] == [True, True]

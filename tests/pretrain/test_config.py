@@ -86,6 +86,14 @@ def test_every_shipped_run_file_is_valid():
         load(path, [], RunConfig)
 
 
+def test_shipped_runs_for_gpus_choose_their_micro_batch():
+    """Runs in bf16 are for GPUs, and what fits differs between them."""
+    files = [*Path("configs/runs").glob("*.yaml"), *Path("configs/speedrun/gpu").glob("*.yaml")]
+    runs = [load(path, [], RunConfig) for path in files if path.name != "experiment.yaml"]
+    chosen = [run.batch.micro_batch_size for run in runs if run.precision == "bf16"]
+    assert chosen == ["auto"] * 18
+
+
 def test_every_shipped_run_file_fits_its_corpus_file():
     """The kind and length of rows and the tokenizer's ids fit, as far as the corpus file determines them."""
     corpora = {}

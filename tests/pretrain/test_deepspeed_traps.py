@@ -20,6 +20,7 @@ from pretrain.config.deepspeed_keys import (
     ZeroSection,
 )
 from pretrain.models.model import Model
+from tests.pretrain.exactness import whole_parameters
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, own_layout, run_config
 
@@ -173,13 +174,6 @@ def rows_of_step(step: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
     return {"encoder_input_ids": ids[part], "labels": ids.flip(1)[part]}
 
 
-def whole_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
-    from pretrain.zero.deepspeed_private import gathered_whole
-
-    with gathered_whole(module):
-        return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-
-
 def trained_with_unused_parameters(stage: int, zero: dict) -> dict[str, torch.Tensor]:
     from pretrain.zero.engine import Engine
 
@@ -188,7 +182,7 @@ def trained_with_unused_parameters(stage: int, zero: dict) -> dict[str, torch.Te
     engine = Engine(SometimesUsed(), config)
     for step in range(6):
         engine.step(step, 0, [rows_of_step(step, dist.get_rank(), dist.get_world_size())])
-    found = whole_parameters(engine.deepspeed.module)
+    found = whole_parameters(engine)
     engine.close()
     return found
 

@@ -15,6 +15,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.models import outline
+from pretrain.models.model import Sizes
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import curves, experiment_file, experiment_table, launches
@@ -22,7 +23,8 @@ from pretrain.tools.experiment.budget import Budget
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import Result
 from pretrain.tools.experiment.run_experiment import experiment
-from pretrain.tools.experiment.statistics import compare
+from pretrain.tools.experiment.statistics import compare, holm
+from pretrain.trainer.validate import validate
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, mlflow, run_file
 
@@ -61,6 +63,13 @@ def test_seeds_are_paired_and_others_are_left_out():
     assert compare({1: 3.0, 2: 3.0}, {1: 2.0, 2: 2.0}).p == 0.0
 
 
+def test_p_values_are_adjusted_for_being_one_of_several():
+    """Those of Holm's step-down method, as R's p.adjust gives them."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([]) == []
+
+
 # Budgets.
 
 
@@ -79,10 +88,40 @@ def test_a_budget_shortens_every_number_of_steps_in_proportion():
     assert load(file, Budget.parse("1step").overrides(whole), RunConfig).run.max_steps == 1
 
 
-@pytest.mark.parametrize("text", ["400", "0steps", "-3steps", "0%", "101%", "2h", "steps"])
+@pytest.mark.parametrize("text", ["400", "0steps", "-3steps", "0%", "101%", "2h", "steps", "0flops", "flops"])
 def test_an_impossible_budget_is_refused(text):
     with pytest.raises(UserError, match="--budget"):
         Budget.parse(text)
+
+
+def test_a_budget_of_flops_gives_each_model_its_steps(small_corpus, tmp_path):
+    """Also where the rows of the first steps are shorter, and where weights come from a run that isn't there yet."""
+    long_spans = {"name": "span_corruption", "inputs_length": 22, "noise_density": 0.5, "mean_span_length": 5.0}
+    corpus = {"train": [{"corpus": str(small_corpus)}], "validation": [], "lanes": 8, "workers": 0}
+    files = {
+        "narrow": run_file(tmp_path / "narrow", small_corpus),
+        "wide": run_file(tmp_path / "wide", small_corpus, model={**MODEL, "d_ff": 256}),
+        "long spans": run_file(
+            tmp_path / "spans",
+            small_corpus,
+            data={**corpus, "curriculum": [{"until_step": 4, "objective": long_spans}]},
+            evaluation=[],
+        ),
+        "adapted": run_file(tmp_path / "adapted", small_corpus, checkpoint={"init_from": "runs/not-there-yet"}),
+    }
+    steps = {}
+    for name, file in files.items():
+        config = load(file, [], RunConfig)
+        steps[name] = load(file, Budget.parse("2e10 FLOPs").overrides(config), RunConfig).run.max_steps
+    setup = validate(load(files["narrow"], [], RunConfig), 0, 1, ranks_are_here=False)
+    inputs, targets = setup.lengths
+    pairs = (inputs**2, targets**2, inputs * targets)
+    of_step = outline(setup.model).flops(Sizes(*(16 * number for number in (1, inputs, targets, *pairs))))
+    assert steps["narrow"] == round(2e10 / of_step) == steps["adapted"]
+    assert steps["wide"] < steps["narrow"]
+    assert steps["long spans"] != steps["narrow"]
+    with pytest.raises(UserError, match="50 at least"):
+        Budget.parse("1e8flops").overrides(load(files["wide"], [], RunConfig))
 
 
 # Folders.
@@ -301,6 +340,38 @@ def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path)
     (out / "a").mkdir()
     with pytest.raises(UserError, match=r"out: has runs of a with other settings or steps; give the same"):
         plan_experiment(found, 2, None, [], out, 1)
+
+
+def test_a_run_waits_for_the_one_whose_weights_it_starts_from(small_corpus, tmp_path, monkeypatch):
+    """Two at once: the second row waits, the third doesn't. Where the first fails, the second isn't started."""
+    rows, out = tmp_path / "rows", tmp_path / "out"
+    rows.mkdir()
+    start = {"init_from": f"{out}/a-first/seed-0"}
+    for name, changes in (("a-first", {}), ("b-then", {"checkpoint": start}), ("c-other", {})):
+        run_file(tmp_path, small_corpus, **changes).rename(rows / f"{name}.yaml")
+    runs = plan_experiment(experiment_file.read(rows), 1, None, [], out, 1)
+    assert [run.row for run in runs if run.follows(runs[0])] == ["b-then"]
+    happened = []
+
+    def started(code):
+        def start(group, run, environment):
+            happened.append(f"{run.row} starts")
+            seconds = 0.6 if run.row == "a-first" else 0.05
+            return group.start([sys.executable, "-c", f"import time; time.sleep({seconds}); exit({code})"], os.environ)
+
+        return start
+
+    def reported(ended):
+        happened.append(f"{ended.run.row} ends")
+
+    monkeypatch.setattr(launches, "start", started(0))
+    launches.run_all(runs, [{}, {}], reported)
+    assert happened[:3] == ["a-first starts", "c-other starts", "c-other ends"]
+    assert happened[3:] == ["a-first ends", "b-then starts", "b-then ends"]
+    happened.clear()
+    monkeypatch.setattr(launches, "start", started(1))
+    launches.run_all(runs, [{}, {}], reported)
+    assert happened == ["a-first starts", "c-other starts", "c-other ends", "a-first ends"]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,7 +166,9 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
         )
     ]
     assert [said[0], said[1], said[3], said[4]] == [*one_time, *one_time]
-    assert "warning: trouble was cut after 2 s, its budget of 1.3 s (evaluation.budget_seconds)" in said[2]
+    cut = re.match(r"warning: trouble was cut after (.*) s, its budget of 1\.3 s \(evaluation\.budget_seconds\)", said[2])
+    assert cut, said[2]
+    assert 1.3 <= float(cut[1]) <= 2.7  # at the end of a batch, and before the hook counts as hung
     kept = tmp_path / "trouble/run/artifacts/evaluation/failures/trouble-step-00000005-rank-1.txt"
     assert "1 // 0" in kept.read_text()
 
@@ -259,9 +262,10 @@ def test_a_breakdown_splits_the_loss_of_the_same_rows(small_corpus, tmp_path, li
 
 @pytest.mark.slow
 def test_pictures_of_attention_positions_and_embedding(small_corpus, tmp_path):
-    """At ZeRO-3, drawn by rank 0 alone. T5 has three kinds of attention and two tables of relative biases."""
-    hooks = [{"hook": "attention"}, {"hook": "positions"}, {"hook": "embedding"}]
-    run = {"max_steps": 2}
+    """At ZeRO-3, drawn by rank 0 alone, in mid-run and at the end. T5 has three kinds of attention and two tables of
+    relative biases."""
+    hooks = [{"hook": name, "every_steps": 3} for name in ("attention", "positions", "embedding")]
+    run = {"max_steps": 6}
     path = run_file(tmp_path, small_corpus, evaluation=hooks, deepspeed=SHARDED, run=run)
     assert train_ranks(path, 2) == [0, 0]
     folder = tmp_path / "run/artifacts/evaluation"
@@ -270,7 +274,7 @@ def test_pictures_of_attention_positions_and_embedding(small_corpus, tmp_path):
         *(f"positions/{stack}.relative_attention_bias" for stack in ("encoder", "decoder")),
     }
     metrics = read_metrics(tmp_path / "run")[-1].metrics
-    trained = TrainedModel.open(tmp_path / "run/checkpoints/step-00000002").model
+    trained = TrainedModel.open(tmp_path / "run/checkpoints/step-00000006").model
     rows = embedding(trained).detach().numpy()
     values = np.linalg.svd(rows, compute_uv=False)
     shares = values / values.sum()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pretrain.kernels.labels import GRANULE, labels
+from pretrain.kernels.tuning import choices
 from tests.pretrain import attention_cases, compiled_kernels
 from tests.pretrain.attention_cases import Case, interpreted
 from tests.slow import slow
@@ -111,6 +112,19 @@ def test_everything_visible_needs_no_labels():
 def test_kernels_compile_for_a100_and_h100(kernel, architecture, shared, product, monkeypatch, tmp_path):
     """With every feature, in bf16: the tensor cores' instructions, and the shared memory that a program may have."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    compiled = compiled_kernels.compiled(kernel, architecture, torch.bfloat16, d_kv=64)
+    tiles = choices(kernel, torch.bfloat16, 64)[0]
+    compiled = compiled_kernels.compiled(kernel, architecture, tiles, torch.bfloat16, d_kv=64)
     assert product in compiled.asm["ptx"]
     assert compiled.metadata.shared <= shared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("d_kv", [64, 128])
+@pytest.mark.parametrize("kernel", compiled_kernels.KERNELS)
+def test_no_choice_of_tiles_spills_registers(kernel, d_kv, architecture, monkeypatch, tmp_path):
+    """With T5's bias in bf16."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for tiles in choices(kernel, torch.bfloat16, d_kv):
+        compiled = compiled_kernels.compiled(kernel, architecture, tiles, torch.bfloat16, d_kv, whole=False)
+        assert compiled_kernels.usage(compiled, tmp_path).spilled == 0, tiles

@@ -64,7 +64,7 @@ def test_the_run_ends_though_the_failed_rank_would_wait_for_a_rank_that_waits_fo
     assert time.monotonic() - began < 120
     lines = capfd.readouterr().err.splitlines()
     logs = tmp_path / "logs/attempt-0001"
-    assert f"rank 1 ended with exit code 1; its log: {logs}/rank-00001.log" in lines
+    assert f"rank 1 ended with exit code 1: ValueError: on purpose; its log: {logs}/rank-00001.log" in lines
     assert lines[-1] == "  ValueError: on purpose"
     assert (logs / "rank-00001.exit").read_text() == "1\n"
 

@@ -211,7 +211,7 @@ def test_tasks_from_a_folder_give_a_table_and_json(small_corpus, tokenizer, tmp_
 
 def test_a_model_without_likelihoods_of_texts_and_a_wrong_form_are_one_line(tokenizer):
     for model, form, message in (
-        (BERT, None, "--lm-eval: models of the family encoder_only have no likelihood of a text"),
+        (BERT, None, "models of the family encoder_only have no likelihood of a text"),
         (CAUSAL, "blank", "--form: models of the family decoder_only continue a text; there is one form"),
         (T5, "blnk", "--form: expected one of answer, blank, copy, got 'blnk'"),
         (T5, "copy", "--form: a copy needs <s> and <mask>, but the model's tokenizer lacks one"),

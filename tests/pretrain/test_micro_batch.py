@@ -2,12 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.memory import left_by_control_groups
+from data_pipeline.loading.batches import TrainingBatches
 from pretrain.config import RunConfig
+from pretrain.config.run_config import BatchSection
+from pretrain.trainer import micro_batch
+from pretrain.trainer.micro_batch import fastest
+from pretrain.trainer.trial_passes import batches_with_all_kernels
+from pretrain.trainer.validate import validate
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_each
 
@@ -46,8 +54,6 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
     """The choice, and the most rows that were tried, where a row takes 100 bytes, all else 500, and `free` are free."""
     import torch.distributed as dist
 
-    from pretrain.trainer import micro_batch
-    from pretrain.trainer.validate import validate
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
 
@@ -67,14 +73,14 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
             work()
             return 500 + 100 * sizes[-1]
 
-    own_pass = micro_batch._pass
+    own_pass = micro_batch.discarded_pass
 
     def noted(engine, batch):
         sizes.append(len(batch["labels"]))
         own_pass(engine, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("DeviceMemory", Memory), ("_pass", noted), ("_MOMENTS", 0)):
+        for name, value in (("DeviceMemory", Memory), ("discarded_pass", noted), ("_MOMENTS", 0)):
             patch.setattr(micro_batch, name, value)
         rows = micro_batch.choose(run, engine)
     layout = run.layout(rows)
@@ -89,6 +95,51 @@ def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(smal
     expected = {10_000: 12, 1_300: 6, 1_100: 4, 950: 3, 0: 1}
     cases = [(path, free) for free in expected]
     assert on_ranks(2, each, chosen_with, cases) == [[(rows, 4) for rows in expected.values()]] * 2
+
+
+def test_the_size_with_the_fastest_step_is_chosen():
+    """64 rows: 4 × 0.10 or 2 × 0.18; then 4 × 0.10 or 2 × 0.22. A gain of 1 % is less than times vary."""
+    assert fastest({16: 0.10, 32: 0.18}, 64) == 32
+    assert fastest({16: 0.10, 32: 0.22}, 64) == 16
+    assert fastest({16: 0.10, 32: 0.202}, 64) == 32
+    assert fastest({1: 0.3}, 64) == 1
+
+
+def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
+    """The slowest rank decides; a rank's own times would let ranks choose different sizes."""
+    timed: list[int] = []
+
+    def microseconds(_: object, rows: int) -> int:
+        timed.append(rows)
+        return 10 * rows + (1000 if rows == 64 else 0)
+
+    run = SimpleNamespace(ranks=2, config=SimpleNamespace(batch=BatchSection(global_batch_size=256)))
+    engine = SimpleNamespace(device=torch.device("cuda"))
+    for name, value in {
+        "_fitting": lambda *_: [1, 2, 4, 8, 16, 32, 64],
+        "full_rows": lambda _, rows: rows,
+        "_microseconds": microseconds,
+        "least": lambda value, _: min(value, -320 if value == -160 else value),  # another rank is slow with 16 rows
+    }.items():
+        monkeypatch.setattr(micro_batch, name, value)
+    assert micro_batch._fastest(run, engine) == 32
+    assert timed == [8, 16, 32, 64]
+    engine.device = torch.device("cpu")
+    assert micro_batch._fastest(run, engine) == 64
+
+
+def test_kernels_are_found_with_rows_as_the_run_has_them(small_corpus, tmp_path):
+    """Layers are compiled for the first sizes they see. Only a size to be measured is measured with padding."""
+    fixed, auto = (
+        validate(load(auto_file(tmp_path / str(micro), small_corpus, micro), [], RunConfig), 0, 1)
+        for micro in (8, "auto")
+    )
+    (own,) = batches_with_all_kernels(fixed)
+    assert torch.equal(own["labels"], TrainingBatches(fixed.stream, fixed.layout(8))[0].batch["labels"])
+    own, padded = batches_with_all_kernels(auto)
+    assert len(own["labels"]) == len(padded["labels"]) == 2
+    assert padded["encoder_input_ids"].shape == padded["encoder_attention_mask"].shape
+    assert padded["labels"].size(1) == auto.lengths[1]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ MATRIX = np.random.default_rng(0).random((1000, 1000), dtype=np.float32)
 
 @pytest.fixture(autouse=True)
 def feed_often(monkeypatch):
+    monkeypatch.setattr(tracking, "SECONDS_BEFORE_FEEDS", 0.05)
     monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 0.05)
     monkeypatch.setattr(tracking, "LONGEST_PAUSE", 1.0)
 

@@ -27,7 +27,7 @@ from pretrain.run.gpus import GPUS, gpu_of_device
 from pretrain.run.hardware import threads_per_rank
 from pretrain.tools.plan.activations import Rows, activations
 from pretrain.tools.plan.live_memory import LiveMemory
-from pretrain.tools.plan.planner import Planner, Question
+from pretrain.tools.plan.planner import Planner, Question, memory_checkpoint_bytes
 from pretrain.tools.plan.step_time import Arithmetic, Cluster, Traffic, step, traffic
 from pretrain.tools.plan.zero_memory import Parameters, Setting, States, states
 from pretrain.zero.layers import layers, recomputed
@@ -367,6 +367,20 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not():
             continue
         above = one.activations(2 * option.rows, option.setting.checkpointing)
         assert option.states.peak(above.total) > one.usable
+
+
+def test_a_copy_of_the_state_is_counted_in_the_memory_of_nodes():
+    """Weights and two moments of 3 billion parameters: 36 GB; on two nodes half of it each. In memory there are two
+    such checkpoints, and on two nodes the neighbour's as well."""
+    parameters = Parameters([[10**9, 2 * 10**9]], moments=24 * 10**9, whole_moments=0, copies=0)
+    assert parameters.state == 36 * 10**9
+    assert [memory_checkpoint_bytes(parameters, nodes) for nodes in (1, 2)] == [72 * 10**9] * 2
+    planned = object.__new__(Planner)
+    planned.parameters, planned._cluster = (
+        parameters,
+        lambda gpus: Cluster(GPUS["a100-80gb"], gpus, max(1, gpus // 8), 25),
+    )
+    assert [planned.copied_bytes(gpus) for gpus in (8, 16)] == [36 * 10**9, 18 * 10**9]
 
 
 def test_collectives_of_two_nodes_use_all_network_cards():

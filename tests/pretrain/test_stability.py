@@ -18,6 +18,7 @@ from tests.pretrain.recorded import digests, scheduled_rows
 from tests.pretrain.runs import run_file
 
 ROWS = 16
+HUGE = 1e30
 
 
 def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfig:
@@ -35,17 +36,22 @@ def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfi
     return RunConfig.model_validate(json.loads(path.read_text()))
 
 
-def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None) -> Any:
+def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, huge: int | None = None) -> Any:
     """Trains a run whose losses are `spoil(loss, position of the step)`.
+
+    After step `huge`, a weight of each parameter is huge on all ranks, as after a wrong update.
 
     Returns the exit code or error, and the row digests of each step in the order they were taken.
     """
     from pretrain.trainer.train import train_on
     from pretrain.zero.engine import Engine
+    from pretrain.zero.exact_model import ExactModel
 
     take_step, taken = Engine.step, []
 
     def step(engine: Any, step: int, position: int, batches: list, *arguments: Any) -> Any:
+        if isinstance(engine.deepspeed.module, ExactModel):  # that of the comparison at a start
+            return take_step(engine, step, position, batches, *arguments)
         taken.append((step, [digest for batch in batches for digest in digests(batch)]))
         hook = engine.deepspeed.module.register_forward_hook(
             lambda _, __, losses: {name: spoil(loss, position) if spoil else loss for name, loss in losses.items()}
@@ -54,6 +60,8 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None) ->
             return take_step(engine, step, position, batches, *arguments)
         finally:
             hook.remove()
+            if step + 1 == huge:
+                make_huge(engine.deepspeed)
 
     Engine.step = step
     try:
@@ -62,6 +70,17 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None) ->
         return str(error), taken
     finally:
         Engine.step = take_step
+
+
+def make_huge(engine: Any) -> None:
+    """Sets the first weight of each parameter, where the model computes with it and in the optimizer's fp32 weights."""
+    from pretrain.zero.deepspeed_private import in_memory
+
+    for parameter in engine.module.parameters():
+        parameter.data.view(-1)[0] = HUGE
+    for fragment in (fragment for owned in in_memory(engine) for fragment in owned):
+        if fragment.start == 0:
+            fragment.view(fragment.buffer.data)[0] = HUGE
 
 
 def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
@@ -90,6 +109,17 @@ def poisoned(folder: Path, corpus: Path) -> dict[str, Any]:
     }
 
 
+def huge_weights(folder: Path, corpus: Path) -> dict[str, Any]:
+    every_4th = {"every_steps": 4, "keep_last": 9}
+    run = settings(folder / "huge", corpus, 13, faults={"max_skipped_steps": 4}, checkpoint=every_4th)
+    failed = train_with(run, huge=8)
+    named = (folder / "huge/run/checkpoints/latest").read_text()
+    dist.barrier()
+    (folder / "huge/run/checkpoints/latest").write_text("step-00000008\n")  # as if it had been moved there
+    dist.barrier()
+    return {"failed": failed, "latest": named, "mended": train_with(run)}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("trouble")
@@ -116,24 +146,35 @@ def taken_by_both(told: list[dict[str, Any]], name: str) -> list[tuple[int, list
 
 
 @pytest.mark.slow
-def test_too_many_steps_without_a_finite_gradient_end_the_run_with_the_state_before_them(
-    folder, small_corpus, schedule
-):
-    """The trouble begins with step 7; the checkpoint is of 6 steps, and training continues from it afterwards."""
+def test_too_many_steps_without_a_finite_gradient_end_the_run(folder, small_corpus, schedule):
+    """The trouble begins with step 7. No finite loss came from the state after step 6: the run resumes from step 4."""
     told = on_ranks(2, poisoned, folder, small_corpus)
     run = folder / "poisoned/run"
     for of_rank in told:
         error, taken = of_rank["poisoned"]
         assert "step 9: the loss or its gradient isn't finite" in error
-        assert f"the state after step 6, the last good one, is saved in {run}/checkpoints/step-00000006" in error
         assert "3 steps in a row (faults.max_skipped_steps)" in error
         assert len(taken) == 9
         assert of_rank["healed"][0] == 0
-    assert taken_by_both(told, "healed") == [(step, schedule[step]) for step in range(6, 12)]
-    kept = checkpoint_index.read(run / "checkpoints/step-00000006")
-    assert (kept.step, kept.position, kept.health.skipped) == (6, 96, 0)
+    assert taken_by_both(told, "healed") == [(step, schedule[step]) for step in range(4, 12)]
     rows = {row.step: row for row in read_metrics(run)}
     assert rows[12].metrics["train/skipped_steps"] == 0
+
+
+@pytest.mark.slow
+def test_a_state_from_which_no_loss_is_finite_is_neither_the_latest_nor_trained_from(folder, small_corpus, schedule):
+    """Weights are huge after step 8, whose checkpoint is finite and whole. `latest` keeps naming that of step 4. Where
+    it names step 8 all the same, three steps show it, and the run goes back."""
+    told = on_ranks(2, huge_weights, folder, small_corpus)
+    checkpoints = folder / "huge/run/checkpoints"
+    for of_rank in told:
+        assert "for 4 steps in a row" in of_rank["failed"][0]
+        assert of_rank["latest"] == "step-00000004\n"
+        assert of_rank["mended"][0] == 0
+    assert taken_by_both(told, "failed") == [(step, schedule[step]) for step in range(12)]
+    assert taken_by_both(told, "mended") == [(step, schedule[step]) for step in (8, 9, 10, *range(4, 13))]
+    assert (checkpoints / "unsound-step-00000008").is_dir()
+    assert (checkpoints / "latest").read_text() == "step-00000013\n"
 
 
 def test_a_spike_sends_the_run_back_and_past_the_offending_rows(folder, told, schedule):

@@ -322,3 +322,25 @@ def test_a_long_run_says_early_when_it_will_end(capsys):
     assert f"a step takes 78 s: 9.0 days left, until about {end:%Y-%m-%d}" in capsys.readouterr().out
     report.forecast(9_990, 78.0)  # 13 minutes
     assert capsys.readouterr().out == ""
+
+
+def test_a_resumed_run_logs_the_same_means(small_corpus, tmp_path):
+    """It is killed after step 6 and goes on from step 3; lines of metrics are of four steps each."""
+    found = []
+    for name, stop in (("whole", None), ("resumed", 6)):
+        path = run_file(
+            tmp_path / name,
+            small_corpus,
+            checkpoint={"every_steps": 3, "keep_last": 9},
+            tracking={"mlflow": None, "log_every_steps": 4},
+            evaluation=[],
+        )
+        assert train_ranks(path, 1, stop=stop) == [75 if stop else 0]
+        if stop:
+            checkpoints = tmp_path / name / "run/checkpoints"
+            shutil.rmtree(checkpoints / "step-00000006")
+            (checkpoints / "latest").write_text("step-00000003\n")
+            assert train_ranks(path, 1) == [0]
+        found.append({step: loss for step, loss in losses(path).items() if step in (4, 8)})
+    assert len(found[0]) == 2
+    assert found[0] == found[1]

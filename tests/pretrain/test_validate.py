@@ -49,8 +49,12 @@ def test_a_family_takes_rows_of_its_kind_alone(prepared, raw_length):
     assert prepared(DECODER, causal).model.family == "decoder_only"
     assert prepared(VANILLA).model.family == "vanilla"
     for model, objective, expected in [
-        (DECODER, None, r"model\.family: decoder_only learns from causal_lm, but .*/corpus has span_corruption"),
-        (DECODER, masked, r"decoder_only learns from causal_lm, but .*/corpus has masked_lm"),
+        (
+            DECODER,
+            None,
+            r"model\.family: decoder_only learns from causal_lm, causal_infilling, but .*/corpus has span_corruption",
+        ),
+        (DECODER, masked, r"decoder_only learns from causal_lm, causal_infilling, but .*/corpus has masked_lm"),
         (ENCODER, causal, r"encoder_only learns from masked_lm, but .*/corpus has causal_lm"),
         (VANILLA, causal, r"vanilla learns from span_corruption, .*text_to_text, but .*/corpus has causal_lm"),
     ]:

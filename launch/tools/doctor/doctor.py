@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
 from launch import hosts, slurm_head
 from launch.agent_pool import Agent, AgentPool
 from launch.config import ClusterConfig
 from launch.multi_node import Access, Node
 from launch.protocol import Event, StartProgram
-from launch.tools.doctor import all_reduce
+from launch.tools.doctor import all_reduce, numerics
 from launch.tools.doctor.all_reduce import Answers, RankGroup
 from launch.tools.doctor.checks import NODE_CHECKS, RUN_CHECKS, Check, failure, request
 from launch.tools.doctor.directory import clock_finding, locked_file
@@ -69,9 +70,21 @@ def in_allocation(ranks: int | None, cluster: ClusterConfig) -> tuple[list[Node]
     return nodes, slurm_head.access(nodes, cluster.srun, cluster.container, cluster.variables)
 
 
-def doctor(nodes: list[Node], access: Access, path: Path | None, overrides: list[str], as_json: bool) -> int:
-    """Prints what was found; returns 0 if nothing would stop a run, else 1. Raises UserError for a wrong run file."""
-    findings = list(_examined(nodes, access, _settings(path, overrides)))
+def doctor(
+    nodes: list[Node],
+    access: Access,
+    path: Path | None,
+    overrides: list[str],
+    as_json: bool,
+    with_numerics: bool = False,
+) -> int:
+    """Prints what was found; returns 0 if nothing would stop a run, else 1. Raises UserError for a wrong run file.
+
+    `with_numerics`: whether DeepSpeed is compared with a plain loop, on the first node.
+    """
+    if with_numerics and path is None:
+        raise UserError("--numerics: missing RUN.yaml, whose settings DeepSpeed is examined with")
+    findings = list(_examined(nodes, access, _settings(path, overrides), with_numerics))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -92,7 +105,7 @@ def _settings(path: Path | None, overrides: list[str]) -> Settings:
     )
 
 
-def _examined(nodes: list[Node], access: Access, settings: Settings) -> Iterator[Finding]:
+def _examined(nodes: list[Node], access: Access, settings: Settings, with_numerics: bool) -> Iterator[Finding]:
     lock = locked_file(Path(settings.directory)) if settings.directory else contextlib.nullcontext()
     with lock as locked, AgentPool([node.name for node in nodes], access.address) as pool:
         access.start(pool, nodes)
@@ -119,6 +132,8 @@ def _examined(nodes: list[Node], access: Access, settings: Settings) -> Iterator
                 first = {0: replace(shared, ranks=nodes[0].ranks or None)}
                 yield from _check(agents, RUN_CHECKS, first, pool)[0].findings
             yield _all_reduce(agents, access, list(ranks.values()), pool)
+            if with_numerics and not pool.problems:
+                yield _numerics(agents[0], shared, pool)
 
 
 def _check(
@@ -174,6 +189,22 @@ def _all_reduce(agents: dict[int, Agent], access: Access, per_node: list[int], p
             answers.errors[f"rank {rank}"] = event.lines[-1] if event.lines else f"ended with {event.code}"
     answers.errors |= pool.problems
     return all_reduce.finding(group, answers)
+
+
+def _numerics(agent: Agent, settings: Settings, pool: AgentPool) -> Finding:
+    """DeepSpeed against a plain loop, on ranks of the first node."""
+    gpus = agent.handshake.gpus
+    reports: list[str] = []
+    errors: dict[str, str] = {}
+    group = numerics.group(gpus, agent.handshake.port)
+    environments = numerics.environments(group, settings, on_gpus=gpus > 0)
+    programs = [Program(0, "numerics_rank", environment, group.seconds) for environment in environments]
+    for rank, event, _ in _run({0: agent}, programs, pool.problems):
+        if event.kind == "report":
+            reports += event.lines
+        elif event.code:
+            errors[f"rank {rank}"] = event.lines[-1] if event.lines else f"ended with {event.code}"
+    return numerics.finding(reports, errors | pool.problems)
 
 
 def _run(

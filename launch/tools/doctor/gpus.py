@@ -4,15 +4,15 @@ import os
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree as ET
 
 from data_pipeline.foundation.formatting import counted
+from launch.tools.doctor import gpu_health
 from launch.tools.doctor.findings import Finding, Settings
 from pretrain.run.cpu_speed import product_flops
 from pretrain.run.gpus import gpu_of_device
 from pretrain.run.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
 
-_QUERY = "name,memory.used,memory.total"
-_BUSY = 1024  # MiB
 _BRIDGES = {  # nvidia-smi's words for the paths between two GPUs, from the shortest to the longest
     "NV": "NVLink",
     "PIX": "one PCIe switch",
@@ -20,6 +20,14 @@ _BRIDGES = {  # nvidia-smi's words for the paths between two GPUs, from the shor
     "PHB": "the PCIe host bridge",
     "NODE": "the host bridges of a CPU socket",
     "SYS": "the link between CPU sockets",
+}
+_REFUSALS = {  # nvidia-smi's words for why there is no access
+    "CNS": "the chipset doesn't support it",
+    "GNS": "the GPU doesn't support it",
+    "TNS": "their places on the bus don't allow it",
+    "NS": "not supported",
+    "DR": "disabled by a registry key",
+    "U": "unknown",
 }
 _FASTEST_PCIE = 64  # GB/s in one direction; a GPU with a faster link has NVLink
 
@@ -36,23 +44,31 @@ def check(settings: Settings) -> list[Finding]:
         return [Finding("GPUs", "fault", f"{number}", f"{ranks}, one for each rank", "ask for fewer ranks")]
     if shutil.which("nvidia-smi") is None:
         return [Finding("GPUs", "warning", f"{number}; nvidia-smi, which would name them, is not on the PATH")]
-    shown = _nvidia_smi(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
+    shown = _nvidia_smi("-q", "-x")
     if isinstance(shown, Finding):
         return [shown]
-    rows = [[word.strip() for word in line.split(",")] for line in shown.splitlines() if line.count(",") == 2]
-    names = sorted({name for name, _, _ in rows})
-    findings = [Finding("GPUs", "ok", f"{len(rows)} × {' and '.join(names)}")]
+    described = ET.fromstring(shown).findall("gpu")
+    names = sorted({gpu.findtext("product_name", "").strip() for gpu in described})
+    findings = [Finding("GPUs", "ok", f"{len(described)} × {' and '.join(names)}")]
     if len(names) > 1:
         findings = [Finding("GPUs", "warning", findings[0].found, "GPUs of one kind", "the slowest sets the pace")]
-    busy = [number for number, (_, used, _) in enumerate(rows) if used.isdigit() and int(used) > _BUSY]
-    if busy:
-        named = ", ".join(map(str, busy))
-        remedy = "see who uses them with nvidia-smi, and end that"
-        findings.append(Finding("GPU memory", "warning", f"GPUs {named} have memory in use", "free GPUs", remedy))
-    if len(rows) > 1:
-        matrix = _nvidia_smi("topo", "-m")
+    findings += gpu_health.of_gpus(described)
+    findings += gpu_health.of_kernel_log(_kernel_log())
+    if len(described) > 1:
+        matrix, peers = _nvidia_smi("topo", "-m"), _nvidia_smi("topo", "-p2p", "r")
         findings.append(matrix if isinstance(matrix, Finding) else links(names[0], matrix))
+        findings.append(peers if isinstance(peers, Finding) else peer_access(peers))
     return findings
+
+
+def peer_access(matrix: str) -> Finding:
+    """Whether each GPU reads the memory of each other, from the output of `nvidia-smi topo -p2p r`."""
+    refused = sorted(cells_between(matrix) - {"OK"})
+    if not refused:
+        return Finding("GPU peer access", "ok", "between all GPUs")
+    reasons = ", ".join(_REFUSALS.get(cell, cell) for cell in refused)
+    remedy = "NCCL copies through the host's memory; look at the IOMMU and ACS settings of the BIOS"
+    return Finding("GPU peer access", "warning", f"some GPUs can't read each other's memory ({reasons})", "all", remedy)
 
 
 def links(name: str, matrix: str) -> Finding:
@@ -72,6 +88,11 @@ def links(name: str, matrix: str) -> Finding:
 
 def paths_between(matrix: str) -> set[str]:
     """The paths between different GPUs in the output of `nvidia-smi topo -m`, such as NV12 or SYS."""
+    return {path for path in cells_between(matrix) if _kind(path) in _BRIDGES}
+
+
+def cells_between(matrix: str) -> set[str]:
+    """What a matrix of nvidia-smi says of pairs of different GPUs."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", matrix)  # the header is underlined
     rows = [line.split("\t") for line in plain.splitlines()]
     header = next((row for row in rows if len(row) > 1 and row[0].strip() == ""), [])
@@ -83,7 +104,7 @@ def paths_between(matrix: str) -> set[str]:
         for place in columns
         if place < len(row)
     }
-    return {path for path in found if _kind(path) in _BRIDGES}
+    return found - {"X", ""}
 
 
 def _kind(path: str) -> str:
@@ -97,3 +118,9 @@ def _nvidia_smi(*arguments: str) -> str | Finding:
         remedy = "the driver must work before a run can"
         return Finding("GPUs", "fault", f"nvidia-smi ended with exit code {done.returncode}: {said}", "", remedy)
     return done.stdout
+
+
+def _kernel_log() -> str:
+    """The kernel's messages; none where only the administrator may read them."""
+    done = subprocess.run(["dmesg"], capture_output=True, text=True) if shutil.which("dmesg") else None
+    return done.stdout if done else ""

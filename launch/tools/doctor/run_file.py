@@ -3,10 +3,14 @@
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
+from data_pipeline.foundation.memory import available
 from launch.tools.doctor.findings import Finding, Settings
+from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.run import cpu_speed
 from pretrain.run.hardware import count_gpus
+from pretrain.tools.plan.planner import memory_checkpoint_bytes
+from pretrain.tools.plan.zero_memory import Parameters
 from pretrain.trainer.preflight import preflight
 from pretrain.trainer.validate import ValidatedRun
 
@@ -22,7 +26,27 @@ def check(settings: Settings) -> list[Finding]:
     ranks = counted(settings.all_ranks, "rank")
     found = [Finding("run file", "ok", f"{path} and its corpora are valid for {ranks}")]
     found += [Finding("run file", "warning", line) for line in setup.warnings]
-    return found if count_gpus() else [*found, _time(setup, settings)]
+    return [*found, _host_memory(setup, settings) if count_gpus() else _time(setup, settings)]
+
+
+def _host_memory(setup: ValidatedRun, settings: Settings) -> Finding:
+    """Whether the state of the GPUs of a machine like this one fits into its memory, for checkpoints."""
+    parameters = Parameters.of(models.outline(setup.model), setup.config)
+    machines = max(1, settings.all_ranks // settings.ranks_here)
+    copied, kept = parameters.state // machines, memory_checkpoint_bytes(parameters, machines)
+    return host_memory(available(), copied, kept if setup.config.checkpoint.memory_every_steps else 0)
+
+
+def host_memory(free: int, copied: int, kept: int) -> Finding:
+    """`copied`: bytes of the copy that checkpoints on disk are written from. `kept`: of checkpoints in memory."""
+    found = f"{free / 1e9:.1f} GB free"
+    expected = f"{copied / 1e9:.1f} GB for the copy that checkpoints are written from"
+    if copied > free:
+        return Finding("host memory", "fault", found, expected, "free some, or take more machines")
+    if copied + kept > free:
+        expected += f" and {kept / 1e9:.1f} GB for checkpoints in memory"
+        return Finding("host memory", "warning", found, expected, "set checkpoint.memory_every_steps: null")
+    return Finding("host memory", "ok", found)
 
 
 def _time(setup: ValidatedRun, settings: Settings) -> Finding:

@@ -4,24 +4,27 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from data_pipeline.foundation import tables
 from data_pipeline.foundation.tables import aligned
 from pretrain.tools.experiment.experiment_file import Experiment, Published
 from pretrain.tools.experiment.results import Result, losses_by_seed
-from pretrain.tools.experiment.statistics import Comparison, Spread, compare
+from pretrain.tools.experiment.statistics import Comparison, Spread, compare, holm
 
 _NOTE = (
     "±: standard deviation over seeds; (n): of n seeds only. Δ: validation loss minus\n"
     "that of the group's baseline (*), paired by seed. p: paired t-test, two-sided,\n"
-    "for this comparison alone."
+    "adjusted for all comparisons of the table (Holm)."
 )
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the experiment in one of its groups. `comparison` is None for the baseline."""
+    """A row of the experiment in one of its groups. `comparison` is None for the baseline.
+
+    `adjusted_p`: its p-value, adjusted for all comparisons of the table.
+    """
 
     group: str
     row: str
@@ -34,15 +37,20 @@ class Line:
     effective_rank: Spread | None
     comparison: Comparison | None
     published: Published | None
+    adjusted_p: float | None = None
 
 
 def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
     """Every row of every group, in order; without values if none of its runs has finished."""
-    return [
+    found = [
         _line(group.title, row, group.baseline, experiment.published.get(row), results)
         for group in experiment.groups
         for row in group.rows
     ]
+    p_values = {number: line.comparison.p for number, line in enumerate(found) if line.comparison}
+    tested = {number: p for number, p in p_values.items() if p is not None}
+    adjusted = dict(zip(tested, holm([*tested.values()]), strict=True))
+    return [replace(line, adjusted_p=adjusted.get(number)) for number, line in enumerate(found)]
 
 
 def _line(group: str, row: str, baseline: str, published: Published | None, results: Sequence[Result]) -> Line:
@@ -85,7 +93,7 @@ def _cells(line: Line, most_seeds: int) -> list[str]:
         _small(line.embedding_loss.mean if line.embedding_loss else None),
         _decimals(line.effective_rank.mean if line.effective_rank else None, 1),
         _decimals(comparison.difference, 3, sign=True) if comparison else "",
-        _p_value(comparison.p) if comparison and comparison.p is not None else "",
+        "" if line.adjusted_p is None else _p_value(line.adjusted_p),
     ]
 
 

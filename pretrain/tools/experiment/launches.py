@@ -93,7 +93,8 @@ def run_all(
 ) -> tuple[list[Ended], bool]:
     """Runs all of `runs`, one at a time in each of `environments`; returns how each ended, and whether a signal came.
 
-    A run that fails doesn't end the others. After a signal no run is started; those that train get it too: they save
+    A run that starts from another's weights waits for it, and isn't started if that one failed. Otherwise a run that
+    fails doesn't end the others. After a signal no run is started; those that train get it too: they save
     and stop, and at a second signal they end at once.
     """
     waiting, free, ended = list(runs), list(environments), list[Ended]()
@@ -107,8 +108,8 @@ def run_all(
 
         with caught(pass_on) as received:
             while working or (waiting and not received):
-                while free and waiting and not received:
-                    run, environment = waiting.pop(0), free.pop(0)
+                while free and not received and (run := _first_ready(waiting, [run for run, _ in working.values()])):
+                    environment = free.pop(0)
                     process = start(group, run, environment)
                     working[process] = run, environment
                     if received:  # a signal that came while it started
@@ -119,7 +120,18 @@ def run_all(
                     group.remove(first)
                     ended.append(Ended(run, first.code or 0, time.monotonic() - first.started))
                     report(ended[-1])
+                    if first.code:
+                        waiting = [one for one in waiting if not one.follows(run)]
             return ended, bool(received)
+
+
+def _first_ready(waiting: list[PlannedRun], working: Sequence[PlannedRun]) -> PlannedRun | None:
+    """Takes the first run out of `waiting` that starts from the weights of no run that is still to end."""
+    for run in waiting:
+        if not any(run.follows(other) for other in (*waiting, *working) if other is not run):
+            waiting.remove(run)
+            return run
+    return None
 
 
 def exit_code(ended: Sequence[Ended], stopped: bool) -> int:

@@ -41,6 +41,11 @@ class PlannedRun:
         """What its launcher prints."""
         return self.directory.with_name(f"{self.directory.name}.log")
 
+    def follows(self, other: "PlannedRun") -> bool:
+        """Whether it starts from weights of the other run."""
+        start = self.config.checkpoint.init_from
+        return start is not None and Path(start).absolute().is_relative_to(other.directory.absolute())
+
     @property
     def finished(self) -> bool:
         now = status.read(self.directory)

@@ -61,3 +61,15 @@ def compare(row: Mapping[int, float], baseline: Mapping[int, float]) -> Comparis
         return Comparison(mean, number, math.copysign(math.inf, mean) if mean else 0.0, float(mean == 0), (mean, mean))
     t, half = mean / error, float(stdtrit(number - 1, 0.975)) * error
     return Comparison(mean, number, t, 2 * float(stdtr(number - 1, -abs(t))), (mean - half, mean + half))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values, adjusted for being one of several (Holm 1979): below α, the chance of any false one is below α.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for place, number in enumerate(sorted(range(len(p_values)), key=lambda number: p_values[number])):
+        highest = adjusted[number] = max(highest, min(1.0, (len(p_values) - place) * p_values[number]))
+    return adjusted

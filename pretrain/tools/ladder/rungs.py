@@ -6,18 +6,13 @@ from pathlib import Path
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.loading.batch_layout import BatchLayout
-from data_pipeline.loading.batches import TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.models.model import Sizes
 from pretrain.tools.experiment.budget import Budget
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_runs
+from pretrain.tools.experiment.training_flops import flops_per_step, rows_per_step
 from pretrain.tools.ladder.ladder_file import LadderFile, Rung
-from pretrain.trainer.throughput import sizes
 from pretrain.trainer.validate import ValidatedRun, validate
-
-_PLACES, _ROWS_COUNTED = 8, 32  # rows at places all over the run, whose lengths stand for all
 
 
 @dataclass(frozen=True)
@@ -87,14 +82,6 @@ def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> 
     return Ladder(file.name or path.stem, file, run, rungs, following)
 
 
-def _rows_per_step(config: RunConfig) -> float:
-    """The mean over the run, whose batch may grow: the ramp is shortened in proportion to the run."""
-    steps = config.run.max_steps
-    return (
-        sum(config.batch.rows(step) for step in range(steps)) / steps if config.batch.ramp_up else config.batch.rows(0)
-    )
-
-
 def _tokens_per_row(setup: ValidatedRun) -> float:
     """Tokens of text, before any noise, in a training row: what the corpora's manifests count, by the run's mixture."""
     means = [corpus.manifest.splits["train"].tokens / corpus.rows("train") for corpus in setup.training]
@@ -102,20 +89,16 @@ def _tokens_per_row(setup: ValidatedRun) -> float:
 
 
 def _sized(rung: Rung, setup: ValidatedRun, overrides: Sequence[str], tokens_per_parameter: float) -> SizedRung:
-    model, config = models.outline(setup.model), setup.config
-    parameters, rows_per_step, tokens_per_row = model.num_parameters(), _rows_per_step(config), _tokens_per_row(setup)
-    steps = max(1, round(tokens_per_parameter * parameters / tokens_per_row / rows_per_step))
-    rows = steps * rows_per_step
-    batches = TrainingBatches(setup.stream, BatchLayout(0, 1, _ROWS_COUNTED, 1))
-    own = config.run.max_steps * rows_per_step  # of the run file, whose curriculum is shortened in proportion
-    firsts = [int(own * (place + 0.5) / _PLACES) for place in range(_PLACES)]
-    counted = sum(model.flops(Sizes(*sizes(batches[first].batch).tolist())) for first in firsts)
-    flops = rows / (_PLACES * _ROWS_COUNTED) * counted
+    parameters, config = models.outline(setup.model).num_parameters(), setup.config
+    of_step, tokens_per_row = rows_per_step(config), _tokens_per_row(setup)
+    steps = max(1, round(tokens_per_parameter * parameters / tokens_per_row / of_step))
+    rows = steps * of_step
+    flops = steps * flops_per_step(setup)  # of the run file's own length, whose curriculum is shortened in proportion
     text = sum(corpus.rows("train") for corpus in setup.training)
     length = Budget(steps=steps).overrides(config)
     given = (*overrides, *rung.overrides, *length)
     return SizedRung(
-        rung.name, parameters, steps, rows_per_step, tokens_per_row, rows * tokens_per_row, flops, rows / text, given
+        rung.name, parameters, steps, of_step, tokens_per_row, rows * tokens_per_row, flops, rows / text, given
     )
 
 

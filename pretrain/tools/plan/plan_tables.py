@@ -36,6 +36,8 @@ def as_json(planner: Planner, gpus: int) -> dict[str, object]:
             "link_efficiency": EFFICIENCY,
             "usable_bytes": int(planner.usable),
         },
+        "copied_bytes_per_node": planner.copied_bytes(gpus),
+        "memory_checkpoint_bytes_per_node": planner.memory_checkpoint_bytes(gpus),
         "options": [_option(option) for option in options],
         "gpu_counts": {count: _option(option) if option else None for count, option in compared.items()},
         "cheapest": _option(cheapest) if cheapest else None,
@@ -103,6 +105,15 @@ def show(planner: Planner, gpus: int, console: Console) -> None:
         console.print(
             f"The teacher's {planner.teacher.num_parameters():,} parameters, {_gib(planner.teacher_bytes)} GiB, are "
             "whole on each GPU and among its weights.",
+            highlight=False,
+        )
+    console.print(
+        f"Checkpoints on disk are written from a copy: {_gib(planner.copied_bytes(gpus))} GiB of each node's memory.",
+        highlight=False,
+    )
+    if in_memory := planner.memory_checkpoint_bytes(gpus):
+        console.print(
+            f"Checkpoints in memory (checkpoint.memory_every_steps): {_gib(in_memory)} GiB of each node's /dev/shm.",
             highlight=False,
         )
     fitting = [option for option in options if option.rows]

@@ -60,6 +60,11 @@ class Option:
     cost: float = 0.0
 
 
+def memory_checkpoint_bytes(parameters: Parameters, nodes: int) -> int:
+    """Of each node's memory for checkpoints there: its ranks' state twice and, if there are more, the next node's."""
+    return 2 * parameters.state // nodes * (2 if nodes > 1 else 1)
+
+
 class Planner:
     """Finds what fits on numbers of GPUs of one kind, how long a run takes there, and what it costs."""
 
@@ -87,6 +92,16 @@ class Planner:
         """On each GPU: a teacher is whole there, and computes in the precision of the run."""
         width = 2 if self.config.precision == "bf16" else FP32
         return 0 if self.teacher is None else width * self.teacher.num_parameters()
+
+    def memory_checkpoint_bytes(self, gpus: int) -> int:
+        """Of each node's memory for its checkpoints there: two of its ranks' states, and of the next node's."""
+        if self.config.checkpoint.memory_every_steps is None:
+            return 0
+        return memory_checkpoint_bytes(self.parameters, self._cluster(gpus).nodes)
+
+    def copied_bytes(self, gpus: int) -> int:
+        """Of each node's memory: the copy of its ranks' state that a checkpoint on disk is written from."""
+        return self.parameters.state // self._cluster(gpus).nodes
 
     def options(self, gpus: int) -> list[Option]:
         """Every setting on `gpus` GPUs. Raises UserError if they can't share the run's batches."""

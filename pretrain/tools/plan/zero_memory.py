@@ -96,6 +96,11 @@ class Parameters:
     def count(self) -> int:
         return sum(map(sum, self.groups))
 
+    @property
+    def state(self) -> int:
+        """Bytes of a checkpoint, of all ranks together: weights in fp32 and the moments that ZeRO shards."""
+        return FP32 * self.count + self.moments
+
     @cached_property
     def largest(self) -> int:
         return max(map(max, self.groups))

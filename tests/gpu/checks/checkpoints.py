@@ -15,16 +15,32 @@ from pretrain.config import RunConfig
 from pretrain.run.train_state import TrainState
 from tests.gpu.corpus import make
 from tests.gpu.report import Json, Report
-from tests.gpu.workload import Workload, seconds_of
+from tests.gpu.workload import Workload, pass_through, seconds_of
 from tests.pretrain.checkpoint_runs import OPTIMIZERS
 from tests.pretrain.rank_processes import on_ranks
 
 STEPS = 3
+MODEL: Json = {
+    "family": "t5",
+    "d_model": 36,
+    "d_kv": 9,
+    "d_ff": 50,
+    "num_heads": 3,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+}
 
 
 def checkpoints(report: Report) -> None:
     device = report.device.type
     path = [(device, 1), ("cpu", 3), (device, 2), ("cpu", 1)]
+    work = Workload(report)
+
+    def launches() -> None:
+        pass_through(MODEL, report.device, 32, 16)
+        work.launch()
+
+    report.compile_ahead(launches)
     report.fact("path", [f"{where}, stage {stage}" for where, stage in path])
     corpus = make(report.folder / "corpus")
     optimizers = list(OPTIMIZERS)
@@ -48,15 +64,7 @@ def checkpoints(report: Report) -> None:
 def _config(folder: Path, corpus: Path, optimizer: str, stage: int, number: int, **changes: Json) -> RunConfig:
     values = {
         "run": {"name": optimizer, "directory": str(folder / f"{optimizer}-{number}"), "max_steps": 9},
-        "model": {
-            "family": "t5",
-            "d_model": 36,
-            "d_kv": 9,
-            "d_ff": 50,
-            "num_heads": 3,
-            "num_encoder_layers": 1,
-            "num_decoder_layers": 1,
-        },
+        "model": MODEL,
         "data": {"train": [{"corpus": str(corpus)}], "lanes": 4, "workers": 0},
         "batch": {"global_batch_size": 8},
         "optimizer": {"name": optimizer, **OPTIMIZERS[optimizer]},

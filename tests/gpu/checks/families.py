@@ -1,5 +1,6 @@
 """Losses and gradients of each family: the device against the CPU in fp32, and bf16 against fp32."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -32,10 +33,18 @@ LIMIT_BF16 = 2e-2  # of the mean loss
 def families(report: Report) -> None:
     if not report.cuda:
         report.skip("CUDA against CPU", "no GPU: the CPU is compared with fp64 on the CPU")
+    report.compile_ahead(lambda: _launches(report.device))
     for name, values in FAMILIES.items():
         for kind in ("full", "padded"):
             with report.part(f"{name}, {kind}"):
                 _compare(report, name, kind, values)
+
+
+def _launches(device: torch.device) -> None:
+    for values, kind, dtype in itertools.product(
+        FAMILIES.values(), ("full", "padded"), (torch.float32, torch.bfloat16)
+    ):
+        _losses_and_gradients(_model(values).to(dtype), _batch(kind), device)
 
 
 def _compare(report: Report, name: str, kind: str, values: Json) -> None:

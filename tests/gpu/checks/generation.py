@@ -21,12 +21,13 @@ CAN_GENERATE = [name for name in FAMILIES if name != "encoder_only"]
 def generation(report: Report) -> None:
     if not report.cuda:
         report.skip("CUDA against CPU", "no GPU: the CPU is compared with itself")
+    work = Workload(report)
+    report.compile_ahead(work.launch)
     for family in CAN_GENERATE:
         for name, changes in SETTINGS.items():
             with report.part(f"{family}, {name}"):
                 found = [_tokens(family, device, changes) for device in ("cpu", report.device.type)]
                 report.expect(f"{family}, {name}: the CPU's tokens", found[0] == found[1])
-    work = Workload(report)
     rows, new = (2, 8) if report.small else (32, 64)
     model = models.build(work.config().model).to(report.device, torch.bfloat16).eval()
     generator = torch.Generator().manual_seed(0)

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from pretrain.run.gpus import gpu_of_device
 from tests.gpu.report import Report
 from tests.gpu.workload import data_sheet_peak, product_rate, seconds_of
 
@@ -60,11 +61,35 @@ def _rates(report: Report) -> None:
         rates[" × ".join(map(str, shape))] = product_rate(*shape, report.device, seconds) / 1e12
     report.fact("bf16_products_tflops", rates)
     report.fact("data_sheet_tflops", (peak := data_sheet_peak(report.device)) and peak / 1e12)
+    largest, *of_model = rates.items()
+    if peak:  # tensor cores reach half of it in TF32, and other cores a fifteenth
+        report.expect("products in bf16 on tensor cores", 0.5 < largest[1] * 1e12 / peak < 1.05, [largest[1], peak])
     source = torch.ones(size, dtype=torch.uint8, device=report.device)
     target = torch.empty_like(source)
     copied = seconds_of(lambda: target.copy_(source), report.device, seconds)
-    report.fact("copy_gb_per_second_read_and_written", 2 * size / copied / 1e9)
+    bandwidth = 2 * size / copied
+    report.fact("copy_gb_per_second_read_and_written", bandwidth / 1e9)
     if report.cuda:
+        gpu = gpu_of_device(torch.cuda.get_device_name(report.device))
+        if gpu:
+            share = bandwidth / 1e9 / gpu.memory_bandwidth
+            report.expect("memory is as fast as its data sheet says", 0.5 < share < 1.05, share)
+        for (name, rate), (_, inner, width) in zip(of_model, shapes[1:], strict=True):
+            most = roofline(rows, inner, width, largest[1] * 1e12, bandwidth) / 1e12
+            report.expect(f"{name} reaches half of its roofline", rate > most / 2, [rate, most])
         pinned = torch.empty(size // 4, dtype=torch.uint8, pin_memory=True)
         copied = seconds_of(lambda: pinned.copy_(target[: size // 4], non_blocking=True), report.device, seconds)
+        pageable = torch.empty_like(pinned, pin_memory=False)
+        slower = seconds_of(lambda: pageable.copy_(target[: size // 4]), report.device, seconds)
         report.fact("copy_to_pinned_gb_per_second", size / 4 / copied / 1e9)
+        report.fact("copy_to_pageable_gb_per_second", size / 4 / slower / 1e9)
+        report.expect("pinned memory is faster", copied < slower, [copied, slower])
+
+
+def roofline(rows: int, inner: int, columns: int, peak: float, bandwidth: float) -> float:
+    """The most FLOP/s of a product in bf16 that reads both matrices once and writes the third (Williams et al. 2009).
+
+    `peak` in FLOP/s, `bandwidth` in bytes/s.
+    """
+    moved = 2 * (rows * inner + inner * columns + rows * columns)
+    return min(peak, 2 * rows * inner * columns / moved * bandwidth)

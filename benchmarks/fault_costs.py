@@ -1,0 +1,97 @@
+"""What does it cost to survive faults?
+
+    python benchmarks/fault_costs.py [--ranks 2] [--stages 1 2] [--steps 240]
+
+A T5 of 12 million parameters trains with AdamW in fp32 on the shipped text. Every eighth step is replayed, or is
+followed by a checkpoint in memory. What that adds is the time of the steps that it may slow down, minus as many times
+the median of the steps that are not near one, both of the same run. The share is of the time at the intervals that
+`auto` chooses.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness import ROOT, Options, Table, main
+from start_up import command
+
+from pretrain.run.metrics_file import read_metrics
+
+LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a
+CPU it takes the processors that these need. A replay is the two passes of a micro-batch once more, and of several ranks
+again for the rank before."""
+EVERY, NEAR = 8, 3  # steps from one to the next; steps that one may slow down
+FIRST = 16  # steps that are left out
+MODEL = {
+    "family": "t5", "d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 704,
+    "num_encoder_layers": 4, "num_decoder_layers": 4, "pad_vocab_to_multiple_of": 8192,
+}  # fmt: skip
+WHAT: dict[str, dict[str, dict[str, Any]]] = {
+    "checkpoint in memory": {"checkpoint": {"memory_every_steps": EVERY}, "faults": {"replay_every_steps": None}},
+    "replay": {"checkpoint": {"memory_every_steps": None}, "faults": {"replay_every_steps": EVERY}},
+}
+
+
+def run_file(folder: Path, corpus: Path, stage: int, steps: int, ranks: int, what: str) -> Path:
+    path = folder / f"{what.replace(' ', '-')}-{stage}.yaml"
+    changes = WHAT[what]
+    config = {
+        "run": {"name": "costs", "directory": str(folder / path.stem), "max_steps": steps},
+        "model": MODEL,
+        "data": {"train": [{"corpus": str(corpus)}], "workers": 0},
+        "batch": {"global_batch_size": 16 * ranks, "micro_batch_size": 16},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-4},
+        "precision": "fp32",
+        "deepspeed": {"zero_optimization": {"stage": stage}},
+        "tracking": {"mlflow": None, "log_every_steps": 1, "system_metrics_seconds": None},
+        "checkpoint": {"every_steps": 10 * steps, **changes["checkpoint"]},
+        "faults": {"restarts": 1, **changes["faults"]},
+    }
+    path.write_text(json.dumps(config))
+    return path
+
+
+def costs(seconds: Mapping[int, float]) -> tuple[list[float], float]:
+    """What each event adds, and the median step without one: of steps and their seconds."""
+    last = max(seconds) - NEAR
+    events = [step for step in seconds if step % EVERY == 0 and FIRST < step < last]
+    near = {step + offset for step in events for offset in range(NEAR)}
+    plain = statistics.median(taken for step, taken in seconds.items() if FIRST < step < last and step not in near)
+    return [sum(seconds[step + offset] for offset in range(NEAR)) - NEAR * plain for step in events], plain
+
+
+def measure(options: Options) -> Iterator[Table]:
+    given = options.arguments
+    columns = ["", "stage", "a step", "added by one", "± standard error", "at most one in", "share of the time"]
+    table = Table(f"Costs on {given.ranks} ranks, {given.steps} steps each", columns)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command("data_pipeline", "build", ROOT / "configs/corpora/quickstart.yaml", f"output={folder / 'corpus'}")
+        for what in WHAT:
+            for stage in given.stages:
+                path = run_file(folder, folder / "corpus", stage, given.steps, given.ranks, what)
+                command("launch", "local", path, "--ranks", str(given.ranks))
+                rows = read_metrics(folder / path.stem)
+                seconds = {row.step: row.metrics["train/seconds"] for row in rows if "train/seconds" in row.metrics}
+                added, plain = costs(seconds)
+                mean, error = statistics.fmean(added), statistics.stdev(added) / math.sqrt(len(added))
+                by_plan = 200 if given.ranks > 1 else 125  # see `interval` of pretrain/faults/replay.py
+                least = by_plan if what == "replay" else max(1, math.ceil(mean / plain / 0.01))
+                cells = [f"{plain * 1e3:.0f} ms", f"{mean * 1e3:.0f} ms", f"{error * 1e3:.0f} ms", f"{least} steps"]
+                table.add(what, stage, *cells, f"{mean / plain / least:.2%}", added=added, plain=plain)
+    yield table
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=240)
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, LIMIT, add)

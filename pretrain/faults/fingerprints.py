@@ -1,0 +1,97 @@
+"""Fingerprints of weights: whether every rank computes with the weights that the optimizer holds, and loads those that
+were saved.
+
+A tensor's fingerprint is two sums over its elements, read as integers, modulo 2**64: of the elements, and of each times
+its position. One changed bit changes the first; that several leave both as they were takes chance. The sums of parts
+add up to those of the whole, so they don't depend on how weights are sharded.
+"""
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pretrain.zero.deepspeed_private import in_memory, local_weights
+from pretrain.zero.engine import Engine
+
+_PART = 2**20  # elements: as integers of 64 bits they take eight times the memory of bf16
+_INTEGERS = {2: torch.int16, 4: torch.int32}  # by the bytes of an element
+_MOST_NAMED = 3
+
+
+def sums(values: Tensor, start: int = 0) -> Tensor:
+    """The fingerprint (2,) int64 of a part of a tensor, whose first element is at `start` of the flattened whole."""
+    found = torch.zeros(2, dtype=torch.int64, device=values.device)
+    for first in range(0, values.numel(), _PART):
+        part = values[first : first + _PART].contiguous().view(_INTEGERS[values.element_size()]).long()
+        position = start + first + 1
+        places = torch.arange(position, position + part.numel(), device=values.device)
+        found += torch.stack([part.sum(), (part * places).sum()])
+    return found
+
+
+def named(names: list[str], wrong: Tensor) -> str:
+    """The first of the tensors `names` that are `wrong` (names,), and how many more there are."""
+    chosen = [name for name, is_wrong in zip(names, wrong.tolist(), strict=True) if is_wrong]
+    more = f" and {len(chosen) - _MOST_NAMED} more" if len(chosen) > _MOST_NAMED else ""
+    return ", ".join(chosen[:_MOST_NAMED]) + more
+
+
+class Fingerprints:
+    """Of the weights of an engine. All ranks call each method together."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._names = [name for name, _ in engine.deepspeed.module.named_parameters()]
+
+    def of_masters(self) -> str:
+        """Of the fp32 weights that the optimizer holds, whatever shards they are in."""
+        return hashlib.blake2b(self._masters(torch.float32).cpu().numpy().tobytes(), digest_size=16).hexdigest()
+
+    def difference(self) -> str | None:
+        """Which ranks compute with other weights than the rest; None if none does, or if weights are on NVMe.
+
+        In fp32, the rank whose optimizer holds a weight computes with that very tensor: if it alone agrees with the
+        optimizer's, it is the one whose weight has changed. Of two ranks it can't be told.
+        """
+        weights = local_weights(self._engine.deepspeed)
+        if weights is None:
+            return None
+        own = torch.zeros(len(self._names), 2, dtype=torch.int64, device=self._engine.device)
+        sharded, dtype = False, torch.float32
+        for number, (values, start, whole) in enumerate(weights):
+            own[number] = sums(values, start)
+            sharded, dtype = sharded or not whole, values.dtype
+        expected = self._masters(dtype)
+        if sharded:  # no rank has them whole, so the sums of all are compared
+            dist.all_reduce(own)
+        right = (own == expected).all(dim=1)
+        gathered = [torch.empty_like(right) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, right)
+        return self._judged(torch.stack(gathered).cpu(), shared=dtype == torch.float32)
+
+    def _judged(self, right: Tensor, shared: bool) -> str | None:
+        """What the table (ranks, parameters) of those that agree with the optimizer's says."""
+        agree, ranks = right.sum(dim=0), right.size(0)
+        if bool((agree == ranks).all()):
+            return None
+        if bool((agree == 0).any()):
+            return f"the ranks compute with other weights than the optimizer's: {named(self._names, agree == 0)}"
+        few = shared and bool((2 * agree < ranks).any())
+        if shared and not few and bool((2 * agree == ranks).any()):
+            return f"the ranks compute with different weights: {named(self._names, agree < ranks)}"
+        odd = right if few else ~right
+        concerned = (2 * agree < ranks) if few else (agree < ranks)
+        rank = int((odd & concerned).any(dim=1).int().argmax())
+        return f"rank {rank} computes with other weights than the others: {named(self._names, odd[rank] & concerned)}"
+
+    def _masters(self, dtype: torch.dtype) -> Tensor:
+        """(parameters, 2): fingerprints of the fp32 weights, rounded to `dtype`."""
+        numbers = {name: number for number, name in enumerate(self._names)}
+        found = torch.zeros(len(self._names), 2, dtype=torch.int64, device=self._engine.device)
+        for fragment in (fragment for owned in in_memory(self._engine.deepspeed) for fragment in owned):
+            values = fragment.view(fragment.buffer.data).to(dtype)
+            found[numbers[fragment.name]] += sums(values, fragment.start).to(found.device)
+        dist.all_reduce(found)
+        return found

@@ -1,0 +1,130 @@
+"""Whether a failed attempt of a run is followed by another, and RUN/attempts.jsonl, the record of all attempts."""
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.json_file import parse_json
+
+FILE_NAME = "attempts.jsonl"
+EARLIER = "PRETRAIN_EARLIER_SECONDS"  # of a rank: for how long earlier attempts of its supervisor took
+_WINDOW = 3600.0  # s: `faults.restarts` counts those of the last hour
+_SAME = 3  # failures of one step with one error, after which it won't succeed
+_LONGEST_WAIT = 60.0  # s
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports and times differ from failure to failure
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """How an attempt went; times are in seconds since 1970.
+
+    `step` is the last that it began, None if none; `trained_from`: when its first step ended. `rank` failed first, for
+    the reason `cause`, and `error` is the last line that it wrote. `killed`: something outside the run ended it, such
+    as a signal or a lost node. `checkpoint` is the newest step that could be resumed from when it ended. `faulty_node`
+    is that of `rank`, if its arithmetic was found wrong.
+    """
+
+    attempt: PositiveInt
+    outcome: Literal["finished", "stopped", "failed", "refused"]
+    began: float
+    ended: float
+    trained_from: float | None = None
+    step: NonNegativeInt | None = None
+    rank: NonNegativeInt | None = None
+    cause: str = ""
+    error: str = ""
+    killed: bool = False
+    checkpoint: NonNegativeInt = 0
+    faulty_node: str = ""
+
+    def same_failure(self, other: "AttemptRecord") -> bool:
+        """Whether both failed at the same step, or both before one, with the same error."""
+        return (self.step, self._kind) == (other.step, other._kind)
+
+    @property
+    def _kind(self) -> str:
+        return _NUMBERS.sub("#", self.cause if self.killed else self.error or self.cause)
+
+
+def refusal(failures: Sequence[AttemptRecord], most: int) -> str | None:
+    """Why no attempt follows the last of `failures`, all of this supervisor, and what to do; None if one does.
+
+    `most`: `faults.restarts`, the greatest number of restarts within an hour.
+    """
+    last = failures[-1]
+    if last.outcome == "refused" or most == 0:
+        return ""
+    if _DISK_FULL.search(last.error):
+        return f"the disk refuses to be written ({last.error}); free some space, then run the same command again"
+    where = f"step {last.step}" if last.step else "the start"
+    before = list(failures[-_SAME:-1])
+    by_chance = last.killed and not last.step  # what kills processes at any time meets a start now and then
+    if len(before) == _SAME - 1 and all(one.same_failure(last) for one in before) and not by_chance:
+        return f"{where} has failed {_SAME} times with the same error, so another attempt would fail too"
+    if before and not last.killed and last.same_failure(before[-1]) and last.checkpoint <= before[-1].checkpoint:
+        return f"{where} has failed twice with the same error and no new checkpoint between, so it would fail again"
+    if not left(failures[:-1], most, last.ended):
+        return f"{most} restarts within an hour are the limit (faults.restarts); the same command resumes the run"
+    return None
+
+
+def faulty_again(failures: Sequence[AttemptRecord]) -> str | None:
+    """The node whose arithmetic the last of `failures` and an earlier one found wrong; None if there is none."""
+    node = failures[-1].faulty_node
+    return node if node and any(one.faulty_node == node for one in failures[:-1]) else None
+
+
+def left(failures: Sequence[AttemptRecord], most: int, now: float) -> int:
+    """How many restarts are left at the time `now`, of `most` within an hour."""
+    return max(0, most - sum(one.ended > now - _WINDOW for one in failures))
+
+
+def seconds_to_wait(failures: Sequence[AttemptRecord]) -> float:
+    """How long to wait before the next attempt: not at all after one that has trained, then 1 s, 2 s, 4 s … 60 s."""
+    idle = 0
+    for failure in reversed(failures):
+        if failure.trained_from is not None:
+            break
+        idle += 1
+    return min(2.0 ** (idle - 1), _LONGEST_WAIT) if idle else 0.0
+
+
+def seconds_down(records: Sequence[AttemptRecord]) -> float:
+    """Seconds from failures to the first step after each, as far as that attempt has ended too."""
+    pairs = itertools.pairwise(records)
+    return sum(after.trained_from - one.ended for one, after in pairs if after.trained_from and one.outcome == "failed")
+
+
+def earlier_seconds() -> float:
+    """For how long earlier attempts of this rank's supervisor took."""
+    return float(os.environ.get(EARLIER, "0"))
+
+
+def add(run: Path, record: AttemptRecord) -> None:
+    """Appends the record of an attempt to the file of `run`. Raises OSError if the disk refuses."""
+    with (run / FILE_NAME).open("a") as file:
+        file.write(json.dumps(asdict(record)) + "\n")
+
+
+def read(run: Path) -> list[AttemptRecord]:
+    """The records of the attempts of `run` that have ended, oldest first. Lines that are damaged are left out."""
+    try:
+        lines = (run / FILE_NAME).read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(parse_json(line.encode(), AttemptRecord, run / FILE_NAME))
+        except FailedError:
+            continue
+    return found

@@ -1,0 +1,203 @@
+"""Whether DeepSpeed trains as a plain loop does, with a run's settings and on the ranks of this process group.
+
+Both train a small model whose arithmetic is exact: after each step their weights must be equal to the bit.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.formatting import counted
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import Batch
+from pretrain.config import RunConfig
+from pretrain.config.deepspeed_keys import DeepSpeedSection
+from pretrain.config.run_config import BatchSection
+from pretrain.optimizers.config import ConstantSchedule
+from pretrain.zero.config import deepspeed_config, stage_on
+from pretrain.zero.construction import sharded
+from pretrain.zero.deepspeed_private import TESTED_VERSION, DeepSpeedEngine, deepspeed, forget_gradients
+from pretrain.zero.engine import Engine
+from pretrain.zero.exact_model import RATE, ROWS, ExactModel, PlainStep, micro_batches, plain_loop, sgd
+from pretrain.zero.layers import prepare_layers
+from pretrain.zero.ranks import first_value
+
+_MOST_MICRO_BATCHES = 4
+_MOST_SUMMANDS = 512  # micro-batches of all ranks: more would take more bits than fp32 has
+_NEVER_CLIPS = 2.0**20
+# What a run's model exceeds, this one must too: elements. A bucket then holds some parameters, and not the largest.
+_SIZES = {
+    "reduce_bucket_size": 32,
+    "allgather_bucket_size": 32,
+    "stage3_prefetch_bucket_size": 32,
+    "stage3_param_persistence_threshold": 20,
+    "sub_group_size": 50,
+}
+_ROUNDING = 2.0**-20  # of the gradient's norm alone: it is a square root, and DeepSpeed adds norms of parts
+_SHOWN = 3  # parameters
+
+
+class Difference(NamedTuple):
+    """A parameter whose weights are wrong: in how many elements, and the gradient at the one that is furthest off.
+
+    `gradient` is None where DeepSpeed shows no fp32 weights, which would tell it.
+    """
+
+    name: str
+    elements: int
+    gradient: float | None
+    expected: float
+
+    def __str__(self) -> str:
+        gradient = "" if self.gradient is None else f", gradient {self.gradient:g} instead of {self.expected:g}"
+        return f"{self.name} ({counted(self.elements, 'element')}{gradient})"
+
+
+class Comparison(NamedTuple):
+    """How DeepSpeed trained: with what, and what was wrong; `wrong` is empty if nothing was."""
+
+    trained: str
+    wrong: str
+
+
+def compare(config: RunConfig, accumulation: int) -> Comparison:
+    """Trains the small model with DeepSpeed, as `config` asks, and without it. All ranks call this together and get the
+    same.
+
+    A step has `accumulation` micro-batches on each rank, four at most. Raises what DeepSpeed raises.
+    """
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    accumulation = min(accumulation, _MOST_MICRO_BATCHES)
+    small, wrong = _small(config, accumulation, ranks), ""
+    with torch.random.fork_rng(devices=[]), _engine(small) as (engine, train):
+        for step, expected in enumerate(plain_loop(accumulation, ranks)):
+            train(step, micro_batches(step, accumulation, ranks)[rank])
+            # what one rank alone finds ends the comparison on all of them
+            if found := first_value(_wrong(engine, expected) or None):
+                wrong = f"wrong from step {step + 1} on: {found}"
+                break
+    return Comparison(_described(small, accumulation), wrong)
+
+
+def check(config: RunConfig) -> None:
+    """Compares once, at a run's start. Raises FailedError if DeepSpeed trains wrong. All ranks call this together.
+
+    It takes about a second, and training doesn't notice it. Among a number of ranks that is no power of two, or very
+    many, sums may round: there `launch doctor --numerics` compares on two.
+    """
+    ranks = dist.get_world_size()
+    accumulation = min(config.batch.accumulation(ranks), _MOST_MICRO_BATCHES)
+    if ranks & (ranks - 1) or ranks * accumulation > _MOST_SUMMANDS:
+        return
+    found = compare(config, accumulation)
+    if found.wrong:
+        raise FailedError(
+            f"{found.trained}: {found.wrong}, where a plain loop is right; install the tested versions "
+            "(constraints.txt), or set another deepspeed.zero_optimization.stage, and report this"
+        )
+
+
+def _described(config: RunConfig, accumulation: int) -> str:
+    """What the comparison was made with, for a report."""
+    ranks, zero = dist.get_world_size(), config.deepspeed.zero_optimization
+    parts = [
+        f"DeepSpeed {deepspeed.__version__}",
+        f"stage {stage_on(config, ranks)}",
+        config.precision,
+        f"{accumulation} micro-batch{'es' if accumulation > 1 else ''}",
+        *(f"{key} to the CPU" for key in zero.offloaded_to("cpu")),
+        f"{counted(ranks, 'rank')} on {'GPUs' if dist.get_backend() == 'nccl' else 'the CPU'}",
+    ]
+    return ", ".join(parts)
+
+
+def _wrong(engine: DeepSpeedEngine, expected: PlainStep) -> str:
+    """What isn't as expected after a step; empty if all is."""
+    differences = list(_differences(engine, expected))
+    shown = [str(difference) for difference in differences[:_SHOWN]]
+    if len(differences) > _SHOWN:
+        shown.append(counted(len(differences) - _SHOWN, "more parameter"))
+    norm = engine.get_global_grad_norm()
+    if norm is not None and abs(float(norm) - expected.norm) > _ROUNDING * expected.norm:
+        shown.append(f"the gradient's norm {float(norm):.6g} instead of {expected.norm:.6g}")
+    return ", ".join(shown)
+
+
+def _small(config: RunConfig, accumulation: int, ranks: int) -> RunConfig:
+    """`config` for the small model, which nothing but ZeRO's own sections, the precision and checkpointing concern."""
+    zero = config.deepspeed.zero_optimization
+    given = zero.model_dump()
+    sizes = {name: min(getattr(zero, name), size) for name, size in _SIZES.items()}
+    on_cpu = {key: {"device": "cpu"} for key in zero.offloaded_to("nvme")}  # so small a model isn't swapped
+    small = {**given, **sizes, **on_cpu, "zero_quantized_weights": False}  # what is gathered quantized isn't exact
+    deepspeed_section = {"zero_optimization": small, "aio": config.deepspeed.aio}
+    rows = ranks * accumulation * ROWS
+    return config.model_copy(
+        update={
+            "batch": BatchSection(global_batch_size=rows, micro_batch_size=ROWS),
+            "optimizer": config.optimizer.model_copy(update={"gradient_clipping": _NEVER_CLIPS, "ema_decay": None}),
+            "schedule": ConstantSchedule(),
+            "deepspeed": DeepSpeedSection.model_validate(deepspeed_section),
+            "compute": config.compute.model_copy(update={"compile": False}),
+        }
+    )
+
+
+Train = Callable[[int, list[Batch]], object]
+
+
+@contextlib.contextmanager
+def _engine(config: RunConfig) -> Iterator[tuple[DeepSpeedEngine, Train]]:
+    """DeepSpeed's engine, and what trains it on a rank's micro-batches of a step."""
+    stage = stage_on(config, dist.get_world_size())
+    with sharded(config) if stage == 3 else contextlib.nullcontext():
+        model = ExactModel()
+    with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
+        model.fill()
+    prepare_layers(model, config.compute, stage)
+    if deepspeed.__version__ == TESTED_VERSION:
+        engine = Engine(model, config, optimizer=sgd(model))
+        yield engine.deepspeed, lambda step, batches: engine.step(step, 0, batches)
+        engine.close()
+    else:
+        alone, *_ = deepspeed.initialize(
+            model=model, optimizer=sgd(model), config=deepspeed_config(config, dist.get_world_size())
+        )
+        yield alone, lambda _, batches: _step(alone, batches)
+        dist.barrier()
+        alone.destroy()
+
+
+def _step(engine: DeepSpeedEngine, batches: list[Batch]) -> None:
+    """A step of DeepSpeed alone: the engine of a run relies on private names of the tested version."""
+    valid = torch.stack([(batch["labels"] != IGNORE_INDEX).sum() for batch in batches]).sum().to(engine.device)
+    dist.all_reduce(valid)
+    with contextlib.suppress(AttributeError):  # another version may keep them elsewhere
+        forget_gradients(engine.optimizer)
+    for number, batch in enumerate(batches):
+        engine.set_gradient_accumulation_boundary(number + 1 == len(batches))
+        losses = engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()})["labels"]
+        engine.backward(losses.sum() * dist.get_world_size() / valid, scale_wrt_gas=False)
+        engine.step()
+
+
+def _differences(engine: DeepSpeedEngine, expected: PlainStep) -> Iterator[Difference]:
+    """The parameters whose weights after a step aren't those expected: the fp32 ones, or what is computed with."""
+    for name, parameter in engine.module.named_parameters():
+        right = expected.weights[name].to(engine.device)
+        with deepspeed.zero.GatheredParameters([parameter]):
+            computed_with = parameter.detach().clone()
+        wrong = computed_with != right.to(computed_with.dtype)
+        gradient, place = None, wrong.view(-1).int().argmax()
+        master_weights = deepspeed.utils.safe_get_full_fp32_param(parameter)
+        if master_weights is not None:
+            excess = master_weights.to(right) - right
+            wrong |= excess != 0
+            place = excess.view(-1).abs().argmax()
+            gradient = float(expected.gradients[name].view(-1)[place] - excess.view(-1)[place] / RATE)
+        if elements := int(wrong.sum()):
+            yield Difference(name, elements, gradient, float(expected.gradients[name].view(-1)[place]))

@@ -1,0 +1,77 @@
+"""What follows an attempt, as the supervisor decides it; no processes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.foundation.config_file import load
+from launch.attempts import Ended, Run, _Attempts
+from launch.head import Attempt, StopRequests
+from launch.multi_node import Access, AgentRanks, Node
+from pretrain.config import RunConfig
+from pretrain.faults import restarts
+from pretrain.run.heartbeat import Heartbeat
+from pretrain.run.status import Status
+from tests.pretrain.runs import run_file
+
+
+class Pool:
+    """Agents that are sent away."""
+
+    def close(self, run_goes_on: bool) -> None:
+        assert run_goes_on
+
+
+def after_findings(folder: Path, found: Sequence[str], min_nodes: int | None) -> tuple[list[Ended | None], list[Node]]:
+    """How the run has ended after each attempt, of which each has found the arithmetic of one of its nodes wrong, and
+    the nodes that are left of a, b and c, each with a rank."""
+    path = run_file(folder, folder / "corpus", batch={"global_batch_size": 12, "micro_batch_size": 2})
+    config, run = load(path, [], RunConfig), Run(path, [], min_nodes=min_nodes)
+    nodes, directory = [Node(name, 1) for name in "abc"], Path(config.run.directory)
+    requests = StopRequests(directory)
+    access = Access(lambda pool, chosen: None, False, "", lambda agent: ("", 0), tries_again=True)
+    ranks = AgentRanks(run, config, nodes, access, requests)
+    ranks._pool = Pool()  # type: ignore[assignment]
+    attempts = _Attempts(ranks, run, config, requests)
+    ends = []
+    for number, node in enumerate(found, 1):
+        logs = directory / f"logs/attempt-{number:04d}"
+        logs.mkdir(parents=True)
+        rank = "abc".index(node)
+        codes = {0: 1, 1: 1, 2: 1}
+        now = 100.0 * number
+        attempt = Attempt(Status("running", number), logs, 3, codes, [0, 1, 2], began=now, ended=now + 9, read=now + 9)
+        attempt.heartbeats = {0: Heartbeat(10 * number, 0, 0.0, 0.0, 5.0)}
+        attempt.faulty, attempt.faulty_node = rank, node
+        attempt.last_lines = {rank: (f"step {10 * number}: rank {rank} computes wrong",)}
+        ends.append(attempts.end_after(attempt))
+    return ends, ranks._nodes
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch) -> None:
+    monkeypatch.setattr("launch.attempts.restarts.seconds_to_wait", lambda failures: 0.0)
+
+
+def test_the_next_attempt_begins_without_a_node_whose_arithmetic_was_wrong_twice(tmp_path, capsys):
+    ends, left = after_findings(tmp_path, "bb", min_nodes=1)
+    assert ends == [None, None]
+    assert [node.name for node in left] == ["a", "c"]
+    assert "going on with 2 nodes (a, c), 2 ranks" in capsys.readouterr().err
+    assert [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")] == [(1, "b"), (1, "b")]
+
+
+def test_findings_on_different_nodes_leave_none_out(tmp_path):
+    ends, left = after_findings(tmp_path, "ba", min_nodes=1)
+    assert ends == [None, None]
+    assert [node.name for node in left] == ["a", "b", "c"]
+
+
+def test_a_run_that_may_not_go_on_with_fewer_nodes_ends_and_says_what_to_do(tmp_path, capsys):
+    ends, left = after_findings(tmp_path, "bb", min_nodes=None)
+    assert ends == [None, Ended(1, False)]
+    assert len(left) == 3
+    assert (
+        "no further attempt: the arithmetic of b was found wrong twice. Take the node away" in capsys.readouterr().err
+    )

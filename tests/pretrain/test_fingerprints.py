@@ -1,0 +1,124 @@
+"""Fingerprints of weights: parts add up, a changed bit shows, and the rank that has it is named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError
+from pretrain.config import RunConfig
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import run_file
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_sums_of_parts_are_those_of_the_whole(dtype):
+    from pretrain.faults.fingerprints import sums
+
+    values = torch.randn(3_000_001, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole = sums(values)
+    parts = [(0, 7), (7, 1_500_000), (1_500_000, len(values))]
+    assert torch.equal(sum(sums(values[first:last], first) for first, last in parts), whole)
+    for bit in range(8 * values.element_size()):
+        flipped = values.clone()
+        integers = torch.int16 if dtype is torch.bfloat16 else torch.int32
+        flipped[2_999_999:3_000_000].view(integers).bitwise_xor_(-(1 << bit) if bit == 31 else 1 << bit)
+        assert not torch.equal(sums(flipped), whole), bit
+    swapped = values.clone()
+    swapped[[5, 6]] = values[[6, 5]]
+    assert not torch.equal(sums(swapped), whole)
+
+
+def differences(path: Path, stage: int, precision: str) -> list[Any]:
+    """Of an engine after a step: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
+    from pretrain.faults.fingerprints import Fingerprints
+    from pretrain.trainer.validate import validate
+    from pretrain.zero.construction import construct
+    from pretrain.zero.deepspeed_private import in_memory
+    from pretrain.zero.engine import Engine
+
+    changes = [f"deepspeed.zero_optimization.stage={stage}", f"precision={precision}"]
+    config = load(path, changes, RunConfig)
+    run = validate(config, dist.get_rank(), dist.get_world_size(), None)
+    engine = Engine(construct(config, run.model), config)
+    prints = Fingerprints(engine)
+    found = [prints.difference()]
+    before = prints.of_masters()
+    if stage < 3:
+        weight = next(iter(engine.deepspeed.module.parameters())).data.view(-1)[:1]
+        integers = torch.int16 if precision == "bf16" else torch.int32
+        flip = (1 << 3) if dist.get_rank() == 1 else 0
+        weight.view(integers).bitwise_xor_(flip)
+        found.append(prints.difference())
+        weight.view(integers).bitwise_xor_(flip)
+    if dist.get_rank() == 1:
+        fragment = next(fragment for owned in in_memory(engine.deepspeed) for fragment in owned)
+        fragment.view(fragment.buffer.data)[:1].view(torch.int32).bitwise_xor_(1 << 25)
+    found.append(prints.difference())
+    return [*found, before != prints.of_masters()]
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision"),
+    [(2, "bf16"), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(1, "bf16"), (2, "fp32"), (3, "bf16")])],
+)
+def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(small_corpus, tmp_path, stage, precision):
+    told = on_ranks(2, differences, run_file(tmp_path, small_corpus), stage, precision)
+    assert told[0] == told[1]
+    clean, *of_model, of_optimizer, changed = told[0]
+    assert clean is None
+    assert changed
+    if precision == "bf16":
+        assert of_optimizer.startswith("the ranks compute with other weights than the optimizer's: ")
+        for line in of_model:
+            assert line.startswith("rank 1 computes with other weights than the others: ")
+    else:
+        for line in [*of_model, of_optimizer]:
+            assert line.startswith("the ranks compute with different weights: ")
+
+
+def judged(right: list[list[int]], shared: bool) -> str | None:
+    from pretrain.faults.fingerprints import Fingerprints
+
+    prints = Fingerprints.__new__(Fingerprints)
+    prints._names = ["a", "b"]
+    return prints._judged(torch.tensor(right, dtype=torch.bool), shared)
+
+
+def test_of_three_ranks_the_odd_one_is_named_whether_or_not_its_optimizer_holds_the_weight():
+    assert judged([[1, 1], [1, 1], [1, 1]], True) is None
+    assert judged([[1, 1], [1, 0], [1, 1]], True) == "rank 1 computes with other weights than the others: b"
+    assert judged([[1, 0], [1, 1], [1, 0]], True) == "rank 1 computes with other weights than the others: b"
+    assert judged([[1, 0], [1, 1], [1, 0]], False) == "rank 0 computes with other weights than the others: b"
+
+
+def loaded_wrong(path: Path) -> str:
+    """The error of a run whose weights change a bit as they are loaded."""
+    from pretrain.trainer import train, training
+    from pretrain.zero.deepspeed_private import in_memory
+
+    config = load(path, [], RunConfig)
+    assert train.train_on(dist.get_rank(), dist.get_world_size(), config, 4) == 75
+    right = training.restore
+
+    def wrong(engine: Any, directory: Path) -> None:
+        right(engine, directory)
+        fragment = next(fragment for owned in in_memory(engine.deepspeed) for fragment in owned)
+        fragment.view(fragment.buffer.data)[:1].view(torch.int32).bitwise_xor_(1)
+
+    training.restore = wrong
+    try:
+        train.train_on(dist.get_rank(), dist.get_world_size(), config, None)
+    except FailedError as error:
+        return str(error)
+    finally:
+        training.restore = right
+    return ""
+
+
+def test_weights_that_change_as_they_are_loaded_end_the_start(small_corpus, tmp_path):
+    (error,) = on_ranks(1, loaded_wrong, run_file(tmp_path, small_corpus, evaluation=[]))
+    assert error.endswith("step-00000004: its weights aren't those that the run had when it saved them")

@@ -1,0 +1,180 @@
+"""Minimal pairs: scores are the sums of the model's own logits, and a random choice is worth one half."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.batch_layout import BatchLayout
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.cli.evaluate import Standalone
+from pretrain.evaluation import minimal_pairs
+from pretrain.evaluation.collectives import Collectives
+from pretrain.evaluation.hook import Evaluation, HeldOut
+from pretrain.evaluation.minimal_pairs import Pair, SentencePrompts
+from pretrain.evaluation.prompt_format import PromptFormat
+from pretrain.evaluation.prompt_scores import PromptScores
+from pretrain.models import build, parse
+from tests.pretrain.forked import run_forked
+from tests.pretrain.runs import run_file, train_ranks
+
+SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}
+T5 = {"family": "t5", **SIZES, "d_kv": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
+CAUSAL = {"family": "decoder_only", **SIZES, "num_layers": 1, "max_positions": 64}
+SENTENCES = ["The cats were asleep.", "No one has seen it", "Rain"]
+CONFIGS = Path(__file__).parents[2] / "configs"
+ROWS = [
+    ("The cats sleep.", "The cats sleeps.", "agreement", "morphology"),
+    ("He saw himself.", "He saw herself.", "anaphor", "binding"),
+    ("She has seen it.", "She has saw it.", "participle", "morphology"),
+    ("They run.", "They runs.", "agreement", "morphology"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_corpus):
+    return open_corpus(small_corpus).tokenizer
+
+
+def scored_by(settings, tokenizer, objective, name):
+    """The model, and the scores of SENTENCES."""
+    vocabulary = tokenizer.vocabulary
+    torch.manual_seed(1)
+    ids = {"pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
+    model = build(parse({**settings, "vocab_size": tokenizer.size, **ids})).eval()
+    data = HeldOut({}, tokenizer, False, BatchLayout(0, 1, 4, 1))
+    subject = Standalone(TrainedModel(model, tokenizer))
+    evaluation = Evaluation(subject, data, 0, Collectives(None, torch.device("cpu"), alone=True))
+    prompt_format = PromptFormat.choose(model.config, vocabulary, None, objective)
+    likelihoods = PromptScores(prompt_format, evaluation, 4)
+    return model, minimal_pairs.model_score(name, SentencePrompts(prompt_format), tokenizer, likelihoods)(SENTENCES)
+
+
+@torch.no_grad()
+def log_p(model, inputs, read, wanted):
+    """Σ log p of `wanted`, the last that the decoder predicts after `read`."""
+    shares = model.decode(torch.tensor([read]), model.encode(torch.tensor([inputs])))[0].log_softmax(dim=-1)
+    return sum(shares[len(read) - len(wanted) + place, id_].item() for place, id_ in enumerate(wanted))
+
+
+@pytest.mark.parametrize("name", ["word", "span", "sentence", "official", "no_input"])
+def test_the_scores_of_a_denoiser_are_sums_of_its_log_probabilities(tokenizer, name):
+    model, found = scored_by(T5, tokenizer, "span_corruption", name)
+    vocabulary, start = tokenizer.vocabulary, model.config.decoder_start_id
+    eos, blank = vocabulary.eos, vocabulary.first_sentinel
+    for score, ids in zip(found, tokenizer.encode(SENTENCES), strict=True):
+        if name == "sentence":
+            expected = log_p(model, [blank, eos], [start, blank, *ids], [*ids, eos])
+        elif name == "official":
+            expected = sum(
+                log_p(model, [*ids[:place], blank, *ids[place + 1 :], eos], [blank], [id_])
+                for place, id_ in enumerate(ids)
+            )
+        else:
+            starts = [place for place in range(len(ids)) if place == 0 or vocabulary.word_starts[ids[place]]]
+            ends, width = [*starts[1:], len(ids)], 3 if name == "span" else 1
+            expected = 0.0
+            for first in range(1 - width, len(starts)):
+                begin, end = starts[max(first, 0)], ends[min(first + width, len(starts)) - 1]
+                shown = [blank, eos] if name == "no_input" else [*ids[:begin], blank, *ids[end:], eos]
+                expected += log_p(model, shown, [start, blank, *ids[begin:end]], [*ids[begin:end], eos]) / width
+        assert score == pytest.approx(expected, rel=1e-5)
+
+
+@torch.no_grad()
+def test_a_decoder_has_the_likelihood_of_the_sentence_alone(tokenizer):
+    model, found = scored_by(CAUSAL, tokenizer, "causal_lm", "sentence")
+    for score, ids in zip(found, tokenizer.encode(SENTENCES), strict=True):
+        read = torch.tensor([[tokenizer.vocabulary.eos, *ids[:-1]]])
+        losses = model(encoder_input_ids=read, labels=torch.tensor([ids]))["labels"]
+        assert score == pytest.approx(-losses.sum().item(), rel=1e-5)
+    assert SentencePrompts(PromptFormat("continuation", tokenizer.vocabulary, model.config)).scores == ["sentence"]
+
+
+def test_each_word_is_in_as_many_blanks_as_a_blank_has_words(tokenizer):
+    for ids in tokenizer.encode(SENTENCES):
+        for words in (1, 3):
+            covered = np.zeros(len(ids), dtype=int)
+            for start, end in minimal_pairs.blanks(ids, tokenizer.vocabulary, words):
+                covered[start:end] += 1
+            assert (covered == words).all()
+
+
+def test_ties_count_half_and_groups_weigh_the_same():
+    pairs = {"a": [Pair("x", "y", "a", "g"), Pair("yy", "x", "a", "g")], "b": [Pair("xx", "yy", "b", "g")]}
+    pairs["c"] = [Pair("xyz", "x", "c", "h")]
+    found = minimal_pairs.accuracies(pairs, lambda sentences: [float(len(one)) for one in sentences])
+    assert found.by_paradigm == {"a": 0.75, "b": 0.5, "c": 1.0}
+    assert found.by_group == {"g": 0.625, "h": 1.0}
+    assert found.of_paradigms == 0.75
+    assert found.of_groups == 0.8125
+
+
+def pairs_in(folder: Path) -> Path:
+    folder.mkdir()
+    keys = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
+    lines = [json.dumps(dict(zip(keys, row, strict=True))) for row in ROWS]
+    (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_wrong_pairs_are_one_line(tmp_path):
+    folder = pairs_in(tmp_path / "pairs")
+    assert {name: len(one) for name, one in minimal_pairs.read_pairs(folder, 1).items()} == {
+        "agreement": 1,
+        "anaphor": 1,
+        "participle": 1,
+    }
+    for line, message in (('{"UID": "a"}', "sentence_good: missing, or not a text"), ("{", "not JSON")):
+        (folder / "wrong.jsonl").write_text(f"{line}\n")
+        with pytest.raises(UserError, match=rf"wrong.jsonl:1: {message}"):
+            minimal_pairs.read_pairs(folder)
+    with pytest.raises(UserError, match=r"no \*\.jsonl with pairs there"):
+        minimal_pairs.read_pairs(tmp_path)
+
+
+def test_the_command_prints_groups_and_scores_beside_their_controls(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
+    assert train_ranks(path, 1) == [0]
+    out = tmp_path / "out"
+    done = run_forked("evaluate", tmp_path / "run", "--minimal-pairs", pairs_in(tmp_path / "pairs"), "--out", out)
+    assert done.returncode == 0, done.stderr
+    first, _, *rows = done.stdout.splitlines()
+    scores = ["word", "span", "official", "no_input", "sentence", "random", "unigram"]
+    assert [cell.strip() for cell in first.strip("| ").split("|")] == scores
+    assert [row.split("|")[1].strip() for row in rows] == [
+        "binding",
+        "morphology",
+        "mean of groups",
+        "mean of paradigms",
+    ]
+    found = json.loads((out / "minimal_pairs.json").read_text())
+    assert list(found) == scores
+    assert set(found["word"]["by_paradigm"]) == {"agreement", "anaphor", "participle"}
+
+
+@pytest.mark.slow
+def test_the_harness_task_chooses_by_the_score_of_the_sentence(small_corpus, tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval", reason="the extra lm-eval isn't installed")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
+    assert train_ranks(path, 1) == [0]
+    pairs = pairs_in(tmp_path / "blimp")
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    task = yaml.safe_load((CONFIGS / "lm_eval/minimal_pairs.yaml").read_text())
+    task["dataset_kwargs"]["data_files"]["test"] = str(pairs / "*.jsonl")
+    (tasks / "minimal_pairs.yaml").write_text(yaml.dump(task))
+    run = tmp_path / "run"
+    by_task = run_forked("evaluate", run, "--lm-eval", "minimal_pairs", "--include-path", tasks, "--json")
+    assert by_task.returncode == 0, by_task.stderr
+    ours = run_forked("evaluate", run, "--minimal-pairs", pairs, "--out", tmp_path / "out", "--json")
+    assert ours.returncode == 0, ours.stderr
+    found = json.loads((tmp_path / "out/minimal_pairs.json").read_text())["sentence"]["by_paradigm"]
+    right = 2 * found["agreement"] + found["anaphor"] + found["participle"]
+    assert json.loads(by_task.stdout)["lm_eval/minimal_pairs/acc"] == pytest.approx(right / len(ROWS))

@@ -1,0 +1,166 @@
+"""The comparison of DeepSpeed with a plain loop: exact, silent where DeepSpeed is right, and loud where it isn't."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.zero.exact_model import RATE, STEPS, ExactModel, micro_batches, plain_loop
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_runs import run_config
+from tests.slow import slow
+
+ON_CPU = {"offload_optimizer": {"device": "cpu"}}
+PARAMETERS_TOO = {**ON_CPU, "offload_param": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize("accumulation", [1, 3, 4])
+def test_gradients_are_exact_however_they_are_computed(accumulation):
+    """In bf16, one micro-batch at a time, added in fp32 from the last to the first, as in fp64 on the whole batch."""
+    for step in range(STEPS):
+        batches = [batch for own in micro_batches(step, accumulation, 2) for batch in own]
+        valid = sum(int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches)
+        assert valid & (valid - 1) == 0
+        model, reference = ExactModel().bfloat16(), ExactModel().double()
+        model.fill()
+        whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+        (reference(**whole)["labels"].sum() / valid).backward()
+        total: dict[str, Tensor] = {}
+        for batch in reversed(batches):
+            model.zero_grad()
+            (model(**batch)["labels"].sum() / valid).backward()
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    total[name] = total.get(name, torch.zeros(())) + parameter.grad.float()
+        for name, parameter in reference.named_parameters():
+            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            assert torch.equal(total.get(name, torch.zeros_like(parameter)).double(), expected), name
+
+
+def test_the_plain_loops_weights_are_exact():
+    """SGD's rule in fp64: momentum 1/2, a decay of 1/4 for matrices, none for vectors."""
+    model = ExactModel()
+    model.fill()
+    weights = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
+    momentum = dict.fromkeys(weights, 0.0)
+    for step in plain_loop(3, 2):
+        for name, weight in weights.items():
+            decay = 0.0 if name in ("gain", "layers.0.bias") else 1 / 4
+            momentum[name] = momentum[name] / 2 + step.gradients[name].double() + decay * weight
+            weights[name] = weight - RATE * momentum[name]
+            assert torch.equal(step.weights[name].double(), weights[name]), name
+
+
+def wrong(stage: int, precision: str, accumulation: int, zero: dict[str, Any]) -> str:
+    from pretrain.zero.numerics import compare
+
+    return compare(run_config(stage, None, zero, precision=precision), accumulation).wrong
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "accumulation", "zero"),
+    [
+        (2, "bf16", 3, {}),
+        *slow(
+            *(
+                (stage, precision, accumulation, {})
+                for stage in (1, 2, 3)
+                for precision in ("fp32", "bf16")
+                for accumulation in (1, 3)
+                if (stage, precision, accumulation) != (2, "bf16", 3)
+            ),
+            *((stage, precision, 3, ON_CPU) for stage in (1, 2, 3) for precision in ("fp32", "bf16")),
+            (3, "bf16", 3, PARAMETERS_TOO),
+            (2, "bf16", 3, {"overlap_comm": True, "reduce_scatter": True}),
+            (2, "fp32", 3, {"contiguous_gradients": False, "allgather_partitions": False}),
+            (2, "bf16", 3, {"parameter_alignment": True, "use_multi_rank_bucket_allreduce": False}),
+            (3, "bf16", 3, {"overlap_comm": True}),
+        ),
+    ],
+)
+def test_the_tested_deepspeed_trains_as_a_plain_loop_does(stage, precision, accumulation, zero):
+    assert on_ranks(2, wrong, stage, precision, accumulation, zero) == ["", ""]
+
+
+def test_one_rank_is_compared_too():
+    assert on_ranks(1, each, wrong, [(1, "bf16", 1, {}), (3, "fp32", 3, {})]) == [["", ""]]
+
+
+@contextlib.contextmanager
+def losing(lost: str) -> Iterator[None]:
+    """Within the block, the engine loses part of the gradient, as some versions of DeepSpeed do."""
+    from pretrain.zero import numerics
+
+    class Broken(numerics.Engine):
+        def __init__(self, model: ExactModel, *given: Any, **named: Any):
+            uses: list[Tensor] = []
+            if lost == "a layer's second use":
+                model.layers[0].register_forward_hook(lambda _, inputs, output: without_second(uses, output))
+            super().__init__(model, *given, **named)
+
+        def step(self, step: int, position: int, batches: list[Any], *given: Any) -> Any:
+            if lost == "a label of step 2" and self._rank == 1 and step == 1:
+                batches[0]["labels"].view(-1)[0] = IGNORE_INDEX
+            return super().step(step, position, batches, *given)
+
+    def without_second(uses: list[Tensor], output: Tensor) -> Tensor:
+        uses.append(output)
+        return output.detach() if len(uses) % 2 == 0 else output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numerics, "Engine", Broken)
+        yield
+
+
+def wrong_with(lost: str, stage: int, precision: str) -> str:
+    with losing(lost):
+        return wrong(stage, precision, 3, {})
+
+
+def test_a_lost_gradient_is_found():
+    cases = [("a layer's second use", 2, "bf16"), ("a layer's second use", 3, "fp32"), ("a label of step 2", 1, "bf16")]
+    for found in on_ranks(2, each, wrong_with, cases):
+        for one in found[:2]:
+            assert one.startswith("wrong from step 1 on: layers.0.weight (36 elements, gradient ")
+            assert "layers.0.bias (6 elements, gradient " in one
+            assert "embedding" not in one
+        assert found[2].startswith("wrong from step 2 on: gain (")
+
+
+def wrong_on_rank_1() -> str:
+    from pretrain.zero import numerics
+
+    right = numerics._wrong
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numerics, "_wrong", lambda *given: right(*given) or ("gain" if dist.get_rank() else ""))
+        return wrong(2, "fp32", 1, {})
+
+
+def test_what_one_rank_finds_all_ranks_report():
+    assert on_ranks(2, wrong_on_rank_1) == ["wrong from step 1 on: gain"] * 2
+
+
+def started(lost: str) -> str:
+    """The error at a run's start; "" for none."""
+    from data_pipeline.foundation.errors import FailedError
+    from pretrain.zero import numerics
+
+    before = torch.get_rng_state()
+    try:
+        with losing(lost):
+            numerics.check(run_config(2, precision="bf16"))
+    except FailedError as error:
+        return str(error)
+    assert torch.equal(torch.get_rng_state(), before)
+    return ""
+
+
+def test_a_run_starts_only_with_a_deepspeed_that_trains_right():
+    for right, wrong in on_ranks(2, each, started, [("nothing",), ("a layer's second use",)]):
+        assert right == ""
+        assert "stage 2, bf16, 1 micro-batch, 2 ranks on the CPU: wrong from step 1 on: layers.0.weight (" in wrong

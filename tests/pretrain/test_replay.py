@@ -1,0 +1,335 @@
+"""Steps that are computed twice: training stays as it is, and wrong arithmetic is found and its rank named."""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.loading.batch_layout import BatchLayout
+from pretrain.config import RunConfig
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.runs import run_file
+from tests.pretrain.small_runs import micro_batches, run_config
+from tests.slow import slow
+
+ROWS = 2  # of a micro-batch
+TENSOR = "decoder.layers.1.feed_forward.wo.weight"
+Plant = Callable[[torch.nn.Module, int], contextlib.AbstractContextManager[None]]
+
+
+def trained(
+    stage: int,
+    precision: str = "fp32",
+    accumulation: int = 1,
+    every: int | None = 1,
+    steps: int = 3,
+    plant: Plant | None = None,
+    repeats: bool = True,
+    **changes: Any,
+) -> tuple[list[tuple[float, float]], dict[str, bytes], list[Any]]:
+    """Losses and norms of a T5 with tied embeddings and dropout, its weights, and what replays found in each step.
+
+    `plant` makes the block in which a step is taken wrong. All ranks call this together.
+    """
+    from pretrain import models
+    from pretrain.faults.replay import Replay
+    from pretrain.run import environment
+    from pretrain.zero.engine import Engine
+    from tests.pretrain.exactness import whole_parameters
+
+    ranks = dist.get_world_size()
+    rows = ROWS * accumulation * ranks
+    model = {"dropout_rate": 0.1, "tie_embeddings": True, **changes.pop("model", {})}
+    zero = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}  # else all parameters would stay whole
+    batch = {"global_batch_size": rows, "micro_batch_size": ROWS}
+    config = run_config(stage, model, zero, precision=precision, batch=batch, **changes)
+    torch.manual_seed(0)
+    engine = Engine(models.build(config.model), config)
+    replay = Replay(engine, every, environment.machines(), repeats)
+    replay.restart(0)
+    layout = BatchLayout(dist.get_rank(), ranks, ROWS, accumulation)
+    numbers, found = [], []
+    for step in range(steps):
+        batches = micro_batches(layout, step)
+        wrong = plant(engine.deepspeed.module, step) if plant else contextlib.nullcontext()
+        with wrong, replay.during(step, step * rows, batches):
+            outcome = engine.step(step, step * rows, batches)
+        numbers.append((outcome.loss, engine.gradient_norm))
+        found.append(replay.found)
+        assert every is None or replay.found or replay.clean == step + 1
+    weights = {name: tensor.numpy().tobytes() for name, tensor in whole_parameters(engine).items()}
+    engine.close()
+    return numbers, weights, found
+
+
+CASES = list(itertools.product((1, 2, 3), ("fp32", "bf16"), (1, 3)))
+QUICK = [(2, "bf16", 3), (3, "fp32", 1)]
+
+
+def with_and_without(*case: Any, **changes: Any) -> tuple[Any, Any]:
+    return trained(*case, every=1, **changes), trained(*case, every=None, **changes)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("cases", [QUICK, *slow([case for case in CASES if case not in QUICK])])
+def test_losses_norms_and_weights_are_those_of_a_run_without_replays(ranks, cases):
+    for of_rank in on_ranks(ranks, each, with_and_without, cases):
+        for case, (replayed, plain) in zip(cases, of_rank, strict=True):
+            assert replayed[2] == [None] * 3, case
+            assert replayed[:2] == plain[:2], case
+
+
+@pytest.mark.slow
+def test_so_they_are_with_layers_that_are_computed_again_in_the_backward_pass():
+    for replayed, plain in on_ranks(2, with_recomputation):
+        assert replayed[2] == [None] * 3
+        assert replayed[:2] == plain[:2]
+
+
+def with_recomputation() -> tuple[Any, Any]:
+    return with_and_without(3, compute={"activation_checkpointing": True})
+
+
+@contextlib.contextmanager
+def flipped(model: torch.nn.Module, step: int, rank: int, bit: int, activation: bool = False) -> Iterator[None]:
+    """In the pass of step 1 that trains, after its replays, flips a bit of a gradient or of an activation on `rank`."""
+    passes, replays = 0, 1 if dist.get_world_size() == 1 else 2
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+
+    def flip(values: Tensor) -> Tensor:
+        if step != 1 or passes != replays + 1 or dist.get_rank() != rank:
+            return values
+        values = values.clone()
+        integers = torch.int16 if values.element_size() == 2 else torch.int32
+        found = (values[0, 0] if activation else values).detach().view(-1)  # the first target always counts
+        place = int(found.abs().argmax())  # elements that are zero, or that are multiplied by zero, would hide it
+        found[place : place + 1].view(integers).bitwise_xor_(
+            -(2**bit) if bit == 31 else 2**bit if bit != 15 else -(2**15)
+        )
+        return values
+
+    handles = [model.register_forward_pre_hook(count)]
+    if activation:
+        layer = model.get_submodule(TENSOR.removesuffix(".weight"))
+        handles.append(layer.register_forward_hook(lambda module, inputs, output: flip(output)))
+    else:
+        handles.append(model.get_parameter(TENSOR).register_hook(flip))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def with_flip(stage: int, precision: str, rank: int, bit: int, activation: bool) -> list[Any]:
+    def plant(model: torch.nn.Module, step: int) -> contextlib.AbstractContextManager[None]:
+        return flipped(model, step, rank, bit, activation)
+
+    model = {"dropout_rate": 0.0 if activation else 0.1}  # dropout may remove the very element
+    return trained(stage, precision, steps=2, plant=plant, model=model)[2]
+
+
+# Low and high bits of the mantissa, bits of the exponent, and signs. The lowest bit of an activation may be lost in the
+# next sum, which leaves gradients as they are.
+BITS = {"fp32": (0, 12, 25, 31), "bf16": (0, 5, 9, 15)}
+FLIPS = [
+    *((stage, precision, bit % 2, bit, False) for stage in (1, 2, 3) for precision in BITS for bit in BITS[precision]),
+    *(
+        (stage, precision, stage % 2, bit, True)
+        for stage in (2, 3)
+        for precision in BITS
+        for bit in BITS[precision][1:]
+    ),
+]
+QUICK_FLIPS = [(2, "bf16", 0, 0, False), (2, "fp32", 1, 31, False), (3, "fp32", 0, 12, False), (3, "fp32", 1, 25, True)]
+
+
+@pytest.mark.parametrize("flips", [QUICK_FLIPS, *slow([flip for flip in FLIPS if flip not in QUICK_FLIPS])])
+def test_a_flipped_bit_is_found_and_its_rank_and_tensor_are_named(flips):
+    told, same = on_ranks(2, each, with_flip, flips)
+    assert told == same
+    for flip, (before, found) in zip(flips, told, strict=True):
+        _, _, rank, _, activation = flip
+        assert before is None, flip
+        assert found is not None, flip
+        assert found.rank == rank, flip
+        assert found.what.startswith(f"rank {rank} ("), flip
+        assert ") computes different gradients from the same micro-batch: " in found.what
+        if not activation:
+            assert found.what.endswith(f": {TENSOR}"), flip
+
+
+@contextlib.contextmanager
+def scaled(model: torch.nn.Module, step: int, rank: int) -> Iterator[None]:
+    """From step 1 on, a layer on `rank` always computes a little more than it should, as a broken core may."""
+
+    def more(module: torch.nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output * (1 + 2**-20) if step and dist.get_rank() == rank else output
+
+    handle = model.get_submodule(TENSOR.removesuffix(".weight")).register_forward_hook(more)
+    yield
+    handle.remove()
+
+
+def always_wrong(stage: int, rank: int) -> list[Any]:
+    return trained(stage, plant=lambda model, step: scaled(model, step, rank), steps=2)[2]
+
+
+@pytest.mark.parametrize("cases", [[(2, 1)], *slow([(1, 0), (2, 2), (3, 1), (3, 2)])])
+def test_of_three_ranks_the_one_that_is_always_wrong_is_named(cases):
+    for told in on_ranks(3, each, always_wrong, cases):
+        for (_, rank), (before, found) in zip(cases, told, strict=True):
+            assert before is None
+            assert found.rank == rank
+            assert ") computes other gradients than other ranks from the same micro-batch: " in found.what
+
+
+@pytest.mark.slow
+def test_of_two_ranks_it_is_one_of_both():
+    for before, found in on_ranks(2, always_wrong, 2, 1):
+        assert before is None
+        assert (found.rank, found.host) == (None, "")
+        assert found.what.startswith("one of rank 0 (")
+        assert "), rank 1 (" in found.what
+
+
+@contextlib.contextmanager
+def noisy(model: torch.nn.Module, step: int, noise: float, wrong: float) -> Iterator[None]:
+    """Adds noise to each gradient of a layer; from step 8 on, it is also too large by `wrong` in each third pass."""
+    draws = torch.Generator().manual_seed(step + 1000 * dist.get_rank())
+    passes = 0
+
+    def hook(gradient: Tensor) -> Tensor:
+        nonlocal passes
+        passes += 1
+        more = 1 + wrong if step >= 8 and passes % 3 == 0 and dist.get_rank() == 1 else 1
+        return gradient * more + noise * gradient.norm() * torch.randn(gradient.shape, generator=draws)
+
+    handle = model.get_parameter(TENSOR).register_hook(hook)
+    yield
+    handle.remove()
+
+
+def through_noise(noise: float, wrong: float) -> list[Any]:
+    return trained(2, plant=lambda model, step: noisy(model, step, noise, wrong), steps=10, repeats=False)[2]
+
+
+def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
+    (clean, found), _ = on_ranks(2, each, through_noise, [(1e-4, 0.0), (1e-4, 0.3)])
+    assert clean == [None] * 10
+    assert found[:8] == [None] * 8
+    assert (found[8].rank, found[8].what.endswith(f": {TENSOR}")) == (1, True)
+
+
+@pytest.mark.slow
+def test_hundreds_of_steps_without_an_error_have_no_finding():
+    cases = [(2, "fp32", 1, 1, 300), (3, "bf16", 1, 1, 100)]
+    for told in on_ranks(2, each, trained, cases):
+        for case, (*_, found) in zip(cases, told, strict=True):
+            assert found == [None] * case[-1]
+
+
+def test_the_interval_adds_a_hundredth_of_the_passes_and_meets_the_saves():
+    from pretrain.faults.replay import interval
+
+    assert interval(7, 1, 8, 1000) == 7
+    assert interval(None, 1, 8, 1000) is None
+    assert interval("auto", 1, 8, 1000) == 200
+    assert interval("auto", 3, 8, 1000) == 100  # 67 steps suffice
+    assert interval("auto", 1, 1, 1000) == 125
+    assert interval("auto", 1, 8, 30) == 210
+    assert interval("auto", 1, 8, 997) == 997
+    assert interval("auto", 4096, 8, 1000) == 1
+
+
+def test_ranks_pass_their_rows_on_to_those_that_round_alike():
+    from pretrain.faults.replay import next_of
+
+    assert next_of(["a", "a", "a"]) == [1, 2, 0]
+    assert next_of(["a", "b", "a", "c", "b"]) == [2, 4, 0, 3, 1]
+
+
+def judged(wrong: list[int], after: list[int]) -> Any:
+    """Of ranks that repeat themselves, and of which the ones after those in `wrong` found something else."""
+    from pretrain.faults.replay import Replay
+
+    replay = Replay.__new__(Replay)
+    replay._names, replay._next = ["a", "b"], after
+    replay._machines = [{"host": "h", "gpus": [], "cpu": {"model": "c"}, "ranks": list(range(len(after)))}]  # type: ignore[list-item, typeddict-item]
+    by_next = torch.tensor([[False, rank in wrong] for rank in range(len(after))])
+    found = replay._judged(torch.zeros_like(by_next), by_next)
+    return found and (found.rank, found.what)
+
+
+def test_the_rank_that_all_differences_have_in_common_is_named():
+    what = "computes other gradients than other ranks from the same micro-batch: b"
+    assert judged([], [1, 2, 3, 0]) is None
+    assert judged([1, 2], [1, 2, 3, 0]) == (2, f"rank 2 (h, c) {what}")
+    assert judged([0, 3], [1, 2, 3, 0]) == (0, f"rank 0 (h, c) {what}")
+    assert judged([1], [1, 2, 3, 0]) == (None, f"one of rank 1 (h, c), rank 2 (h, c) {what}")
+    assert judged([0, 1, 2], [1, 2, 0]) == (None, f"one of rank 0 (h, c), rank 1 (h, c), rank 2 (h, c) {what}")
+
+
+def broken_off(path: Path, node: Path, wrong_at: int) -> str:
+    """The error of a run whose rank 1 computes wrong in step `wrong_at`."""
+    from pretrain.run import node_memory
+    from pretrain.trainer import train, training
+
+    os.environ[node_memory.DIRECTORY] = str(node)
+    right = training.Engine.step
+
+    def wrong(self: Any, step: int, *arguments: Any) -> Any:
+        def more(model: Any, inputs: Any, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+            factor = 1 + 2**-10 if step + 1 == wrong_at and dist.get_rank() == 1 else 1
+            return {name: values * factor for name, values in losses.items()}
+
+        handle = self.deepspeed.module.register_forward_hook(more)
+        try:
+            return right(self, step, *arguments)
+        finally:
+            handle.remove()
+
+    training.Engine.step = wrong  # type: ignore[method-assign]
+    try:
+        train.train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), None)
+    except FailedError as error:
+        return str(error)
+    finally:
+        training.Engine.step = right  # type: ignore[method-assign]
+    return ""
+
+
+@pytest.mark.parametrize(("every", "clean", "latest", "aside"), [(2, 4, 4, []), (3, 3, 2, ["unsound-step-00000004"])])
+def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(
+    small_corpus, tmp_path, every, clean, latest, aside
+):
+    """Wrong is step 6, which is replayed; saved are steps 2 and 4, and in memory is each step."""
+    path = run_file(
+        tmp_path,
+        small_corpus,
+        evaluation=[],
+        faults={"replay_every_steps": every},
+        checkpoint={"every_steps": 2, "keep_last": 9, "memory_every_steps": 1},
+    )
+    (tmp_path / "node").mkdir()
+    error, same = on_ranks(2, broken_off, path, tmp_path / "node", 6)
+    assert error == same
+    assert error.startswith("step 6: rank 1 (")
+    assert ") computes different gradients from the same micro-batch: " in error
+    assert f"; nothing was wrong at step {clean}" in error
+    checkpoints = tmp_path / "run/checkpoints"
+    assert (checkpoints / "latest").read_text() == f"step-{latest:08d}\n"
+    assert sorted(one.name for one in checkpoints.glob("unsound-*")) == aside
+    assert not list((tmp_path / "node").glob("rank-*/shard.json"))

@@ -1,0 +1,251 @@
+"""Stragglers: the judgement over made-up times, and real ranks of which one is slowed down."""
+
+import json
+import math
+import os
+import time
+
+import numpy as np
+import pytest
+
+from data_pipeline.foundation.config_file import load
+from pretrain.config import RunConfig
+from pretrain.faults.slow_ranks import COMPUTE, DATA, WHOLE, WINDOW, Slow, compared, named, waiting
+from pretrain.run.environment import place
+from pretrain.run.metrics_file import MetricLog, read_metrics
+from pretrain.tools.watch import watch
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import run_file
+from tests.slow import slow
+
+EVERY = 4  # steps between two judgements, as in a run
+FACTOR = 1.3
+
+
+def times(steps, ranks, seed, noise=0.05, data=0.01):
+    """(steps, ranks, 3) of ranks that are equally fast. `noise`: the standard deviation of a step's logarithm.
+
+    Steps differ for all ranks together, and one of ten takes some rank several times as long.
+    """
+    random = np.random.default_rng(seed)
+    own = np.exp(random.normal(0, noise, (steps, ranks)) + random.normal(0, 0.1, (steps, 1)))
+    spikes = np.where(random.random((steps, ranks)) < 0.1 / ranks, 1 + random.exponential(1.5, (steps, ranks)), 1.0)
+    made = np.empty((steps, ranks, 3))
+    made[:, :, COMPUTE] = own * spikes
+    made[:, :, DATA] = data * random.exponential(1.0, (steps, ranks))
+    return together(made)
+
+
+def together(made):
+    """With the time of the whole step as it follows: all ranks end with the last one."""
+    ends = (made[:, :, DATA] + made[:, :, COMPUTE]).max(axis=1, keepdims=True)
+    made[:, :, WHOLE] = ends - made[:, :, DATA]
+    return made
+
+
+def judged(made, remote=False):
+    """{step: what is named} as a run finds it, where that changes."""
+    now, found = None, {}
+    for step in range(WINDOW, len(made) + 1, EVERY):
+        before, now = now, named(compared(made[step - WINDOW : step], remote), FACTOR, now)
+        if (now and (now.cause, now.rank)) != (before and (before.cause, before.rank)):
+            found[step] = now
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+@pytest.mark.parametrize("seeds", [range(1), *slow(range(1, 20))])
+def test_nothing_is_named_in_a_thousand_steps_of_equal_ranks(ranks, seeds):
+    for seed in seeds:
+        assert judged(times(1000, ranks, seed, noise=0.1), remote=True) == {}
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+@pytest.mark.parametrize("cause", ["device", "loader", "store"])
+@pytest.mark.parametrize("seeds", [range(4), *slow(range(4, 40))])
+def test_what_slows_the_run_by_three_tenths_is_named_within_twenty_steps_and_its_end_too(ranks, cause, seeds):
+    for seed in seeds:
+        begins, ends, rank = 40 + seed % EVERY, 100, seed % ranks
+        made = times(160, ranks, seed)
+        slowed = made[begins:ends]
+        if cause == "device":
+            slowed[:, rank, COMPUTE] *= FACTOR
+        else:
+            slowed[:, [rank] if cause == "loader" else slice(None), DATA] += FACTOR - 1
+        found = judged(together(made), remote=cause == "store")
+        (first, one), (last, nothing) = found.items()
+        assert begins < first <= begins + 20
+        assert ends < last <= ends + 20
+        assert (one.cause, one.rank) == (cause, None if cause == "store" else rank)
+        assert one.factor == pytest.approx(FACTOR, rel=0.1)
+        assert nothing is None
+
+
+def test_a_rank_that_is_always_slow_is_named_once():
+    made = times(1000, 8, seed=0)
+    made[:, 5, COMPUTE] *= FACTOR
+    assert [one.rank for one in judged(together(made)).values()] == [5]
+
+
+def test_of_two_slow_ranks_the_slowest_is_named_and_kept_while_it_is_slow():
+    made = times(200, 8, seed=0)
+    made[:, 2, COMPUTE] *= 1.32
+    made[:, 6, COMPUTE] *= 1.30
+    assert [one.rank for one in judged(together(made)).values()] in ([2], [6])
+    made[100:, 6, COMPUTE] *= 2
+    assert [one.rank for one in judged(together(made)).values()][-1] == 6
+
+
+def test_a_loader_that_makes_others_wait_is_not_their_device():
+    """The others' steps take longer, their compute doesn't."""
+    made = times(100, 4, seed=0)
+    made[:, 3, DATA] += 1.0
+    found = compared(together(made)[:WINDOW], remote=False)
+    assert max(one.factor for one in found if one.cause == "device") < 1.1
+    loader = max((one for one in found if one.cause == "loader"), key=lambda one: one.factor)
+    assert loader.rank == 3
+    assert loader.factor == pytest.approx(2.0, rel=0.15)
+
+
+def test_two_long_waits_are_no_slow_loader():
+    made = times(100, 4, seed=0)
+    made[[30, 37], 1, DATA] += 20.0
+    assert judged(together(made)) == {}
+
+
+def test_a_difference_without_weight_is_not_named():
+    made = times(100, 2, seed=0) * 1e-4
+    made[:, 1, COMPUTE] *= 3
+    assert judged(together(made)) == {}
+
+
+def test_the_share_of_waiting():
+    """Two ranks, of which one takes half as long: it waits half of the step."""
+    made = np.zeros((WINDOW, 2, 3))
+    made[:, :, COMPUTE] = [1.0, 2.0]
+    assert waiting(made) == pytest.approx(0.25)
+
+
+def test_nothing_replaces_what_is_named_until_it_is_slower_by_as_much():
+    device, loader = Slow("device", 1, 1.4, True), Slow("loader", 0, 1.5, True)
+    assert named([device, loader], FACTOR, None) == loader
+    assert named([device, loader], FACTOR, before=device) == device
+    assert named([device, slower := Slow("loader", 0, 1.8, True)], FACTOR, before=device) == slower
+
+
+def machine(host, ranks, gpus=()):
+    return {"host": host, "cpu": {"model": "Xeon"}, "gpus": list(gpus), "ranks": ranks}
+
+
+def test_the_place_of_a_rank():
+    hosts = [machine("a", [0, 1], ["H100", "H100"]), machine("b", [2, 3], ["A100"]), machine("c", [4])]
+    assert place(1, hosts) == ("a", "GPU 1: H100")
+    assert place(3, hosts) == ("b", "GPU 1: A100")
+    assert place(4, hosts) == ("c", "Xeon")
+
+
+def test_watch_shows_the_straggler_while_there_is_one(tmp_path, capsys):
+    table = tmp_path / "artifacts/evaluation/stragglers.json"
+    table.parent.mkdir(parents=True)
+    row = [20, "rank 1 (node-2, H100) is slow"]
+    table.write_text(json.dumps({"columns": ["step", "what"], "data": [row]}))
+    log = MetricLog(tmp_path, attempt=1)
+    log.log(20, {"train/loss": 1.0, "stragglers/factor": 1.3})
+    watch(tmp_path, once=True)
+    assert "rank 1 (node-2, H100) is slow, since step 20" in " ".join(capsys.readouterr().out.split())
+    log.log(40, {"train/loss": 1.0, "stragglers/factor": 1.0})
+    watch(tmp_path, once=True)
+    assert "node-2" not in capsys.readouterr().out
+
+
+def train_slowed(path, cause, first, share, remote):
+    """Trains on this rank. From step `first` on, a rank's device or loader, or all loaders, take longer by `share`."""
+    from data_pipeline.loading.batches import TrainingBatches
+    from pretrain.faults.stragglers import Stragglers
+    from pretrain.trainer.train import train
+    from pretrain.zero.engine import Engine
+
+    take_step, forward = Engine.step, Engine.training_losses
+    load_batches, create = TrainingBatches.loader, Stragglers.__init__
+    steps, own, whole = [0], [0.0], [0.0]
+
+    def step(self, number, *arguments):
+        steps[0] = number + 1
+        began, processor = time.perf_counter(), time.thread_time()
+        outcome = take_step(self, number, *arguments)
+        whole[0] = time.perf_counter() - began
+        own.append(time.thread_time() - processor)
+        return outcome
+
+    def slow_forward(self, batch):
+        if steps[0] >= first:
+            time.sleep(share / 2 * float(np.median(own[-16:])))  # a step has two micro-batches
+        return forward(self, batch)
+
+    def slow_loader(self, *arguments):
+        for batches in load_batches(self, *arguments):
+            if steps[0] + 1 >= first:
+                time.sleep(share * whole[0])
+            yield batches
+
+    Engine.step = step
+    if cause == "device" and os.environ["RANK"] == "1":
+        Engine.training_losses = slow_forward
+    if cause == "store" or (cause == "loader" and os.environ["RANK"] == "1"):
+        TrainingBatches.loader = slow_loader
+    if remote:
+        Stragglers.__init__ = lambda self, factor, machines, folder, _: create(self, factor, machines, folder, True)
+    return train(load(path, [], RunConfig))
+
+
+def events(path):
+    """[(step, rank, what is slow)] as the run has recorded them."""
+    table = path.parent / "run/artifacts/evaluation/stragglers.json"
+    if not table.exists():
+        return []
+    found = json.loads(table.read_text())
+    rows = [dict(zip(found["columns"], values, strict=True)) for values in found["data"]]
+    return [(row["step"], row["rank"], row["slow"]) for row in rows]
+
+
+def short_run(folder, corpus, stage, steps):
+    """Rows are made without work, so that only what is slowed down counts."""
+    sections = {"evaluation": [], "checkpoint": {"every_steps": 1000}, "tracking": {"mlflow": None}}
+    return run_file(folder, corpus, stage, run={"max_steps": steps, "directory": str(folder / "run")}, **sections)
+
+
+@pytest.mark.parametrize(
+    ("cause", "stage", "share"),
+    [
+        ("device", 2, 0.6),
+        *slow(("device", 3, 0.6), ("loader", 2, 1.0), ("store", 2, 1.0)),
+    ],
+)
+def test_a_rank_that_is_slowed_down_is_named_within_twenty_steps(small_corpus, tmp_path, cause, stage, share):
+    path, first = short_run(tmp_path, small_corpus, stage, 42), 21
+    assert on_ranks(2, train_slowed, path, cause, first, share, cause == "store", joined=False) == [0, 0]
+    ((step, rank, what),) = events(path)
+    assert first < step < first + 20
+    assert (rank, what) == (None if cause == "store" else 1, cause)
+    last = [row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics][-1]
+    assert last["stragglers/rank"] == (-1 if rank is None else 1)
+    assert last["stragglers/factor"] == last[f"stragglers/{cause}"] > FACTOR
+    assert all(math.isfinite(value) for value in last.values())
+
+
+@pytest.mark.slow
+def test_two_equal_ranks_have_no_straggler(small_corpus, tmp_path):
+    path = short_run(tmp_path, small_corpus, 2, 200)
+    assert on_ranks(2, train_slowed, path, "nothing", 0, 0.0, False, joined=False) == [0, 0]
+    assert events(path) == []
+    last = [row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics][-1]
+    assert last["stragglers/rank"] == -1
+    assert last["stragglers/factor"] == 1
+
+
+def test_no_factor_means_no_watching(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus, faults={"straggler_factor": None}, evaluation=[])
+    assert on_ranks(2, train_slowed, path, "nothing", 0, 0.0, False, joined=False) == [0, 0]
+    rows = read_metrics(tmp_path / "run")
+    assert rows
+    assert not any(name.startswith("stragglers/") for row in rows for name in row.metrics)
