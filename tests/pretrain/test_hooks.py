@@ -166,7 +166,8 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
         )
     ]
     assert [said[0], said[1], said[3], said[4]] == [*one_time, *one_time]
-    cut = re.match(r"warning: trouble was cut after (.*) s, its budget of 1\.3 s \(evaluation\.budget_seconds\)", said[2])
+    budget = r"its budget of 1\.3 s \(evaluation\.budget_seconds\)"
+    cut = re.match(rf"warning: trouble was cut after (.*) s, {budget}", said[2])
     assert cut, said[2]
     assert 1.3 <= float(cut[1]) <= 2.7  # at the end of a batch, and before the hook counts as hung
     kept = tmp_path / "trouble/run/artifacts/evaluation/failures/trouble-step-00000005-rank-1.txt"
