@@ -2,11 +2,13 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import scipy.stats
 import yaml
@@ -44,7 +46,7 @@ PUBLISHED = CONFIGS / "autoregressive"
     ],
 )
 def test_a_comparison_is_the_paired_t_test(row, baseline):
-    found = compare(dict(enumerate(row)), dict(enumerate(baseline)))
+    found = compared(dict(enumerate(row)), dict(enumerate(baseline)))
     expected = scipy.stats.ttest_rel(row, baseline)
     assert found.pairs == len(row)
     assert (found.t, found.p) == pytest.approx((expected.statistic, expected.pvalue))
@@ -52,15 +54,40 @@ def test_a_comparison_is_the_paired_t_test(row, baseline):
     assert found.difference == pytest.approx(sum(row) / len(row) - sum(baseline) / len(baseline))
 
 
+def compared(row, baseline):
+    return compare({"row": row, "baseline": baseline}, "baseline").get("row")
+
+
 def test_seeds_are_paired_and_others_are_left_out():
-    found = compare({1: 2.0, 2: 3.0, 9: 100.0}, {2: 2.5, 1: 1.0, 7: -100.0})
-    assert (found.difference, found.pairs) == (0.75, 2)
+    found = compared({1: 2.0, 2: 3.0, 9: 100.0}, {2: 2.5, 1: 1.0, 7: -100.0})
+    assert (found.difference, found.pairs) == (pytest.approx(0.75), 2)
     assert found.t == pytest.approx(3.0)  # differences 1 and ½: mean ¾, standard error ¼
-    assert compare({1: 2.0}, {2: 2.0}) is None
-    alone = compare({1: 2.0}, {1: 1.5})
-    assert (alone.difference, alone.pairs, alone.p) == (0.5, 1, None)
-    assert compare({1: 2.0, 2: 2.0}, {1: 2.0, 2: 2.0}).p == 1.0
-    assert compare({1: 3.0, 2: 3.0}, {1: 2.0, 2: 2.0}).p == 0.0
+    assert compared({1: 2.0}, {2: 2.0}) is None
+    alone = compared({1: 2.0}, {1: 1.5})
+    assert (alone.difference, alone.pairs, alone.p) == (pytest.approx(0.5), 1, None)
+    assert compared({1: 2.0, 2: 2.0}, {1: 2.0, 2: 2.0}).p == 1.0
+    assert compared({1: 3.0, 2: 3.0}, {1: 2.0, 2: 2.0}).p == 0.0
+
+
+def test_the_scatter_of_all_rows_is_pooled():
+    """By hand: residuals of the values without the means of their rows and seeds."""
+    random = np.random.default_rng(0)
+    values = random.normal(size=(5, 3)) + random.normal(size=3) * 10
+    rows = {f"row-{number}": dict(enumerate(row)) for number, row in enumerate(values.tolist())}
+    found = compare(rows, "row-0")["row-3"]
+    residuals = values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
+    error = math.sqrt((residuals**2).sum() / 8 * 2 / 3)
+    t = (values[3].mean() - values[0].mean()) / error
+    assert (found.degrees_of_freedom, found.error, found.t) == (8, pytest.approx(error), pytest.approx(t))
+    assert found.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 8))
+    assert found.resolution(1) == pytest.approx(scipy.stats.t.ppf(0.975, 8) * error)
+
+
+def test_rows_without_a_difference_are_told_apart_as_often_as_p_says():
+    random = np.random.default_rng(1)
+    rows = [{str(row): dict(enumerate(random.normal(size=3))) for row in range(6)} for _ in range(400)]
+    alarms = [one.p < 0.05 for values in rows for one in compare(values, "0").values()]
+    assert np.mean(alarms) == pytest.approx(0.05, abs=0.015)
 
 
 def test_p_values_are_adjusted_for_being_one_of_several():

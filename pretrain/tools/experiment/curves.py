@@ -1,4 +1,4 @@
-"""A picture of an experiment: the curves of its rows over training."""
+"""A picture of an experiment: the curves of its rows over training, or for many rows where they end."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill
@@ -15,18 +15,22 @@ if TYPE_CHECKING:
 
 _COLUMNS = 2
 _TITLE = 46  # characters of a line, as wide as a panel
+_MOST_CURVES = 12  # in a panel; of more rows, or rows that were evaluated once, dots show the ends
 
 
 def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
     """Validation losses of all rows, then a panel for each group: its rows minus their baseline, paired by seed.
 
-    A line is the mean over seeds; the band of a difference reaches one standard deviation to each side.
+    A line is the mean over seeds; the band of a difference reaches one standard deviation to each side. Instead of many
+    lines, and of those with one point, there are the last differences: a dot for each seed and a bar for their mean.
     """
     from matplotlib import colormaps  # slow to import
     from matplotlib.figure import Figure
 
     curves = {row: _curves(results, row) for row in experiment.rows}
     groups = [group for group in experiment.groups if len(group.rows) > 1]
+    if any(len(group.rows) > _MOST_CURVES for group in groups) or not _has_curves(curves):
+        return _ends(groups, curves)
     high = -(-(1 + len(groups)) // _COLUMNS)
     figure = Figure(figsize=(5.4 * _COLUMNS, 3.4 * high), layout="constrained")
     first, *panels = figure.subplots(high, _COLUMNS, squeeze=False).flatten()
@@ -46,6 +50,39 @@ def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
 def _curves(results: Sequence[Result], row: str) -> dict[int, dict[int, float]]:
     """Losses by step, for each seed of a row."""
     return {result.seed: dict(result.curve) for result in results if result.row == row}
+
+
+def _has_curves(curves: Mapping[str, Mapping[int, Mapping[int, float]]]) -> bool:
+    evaluated = [len(curve) for by_seed in curves.values() for curve in by_seed.values()]
+    return not evaluated or max(evaluated) > 1
+
+
+def _ends(groups: Sequence[Group], curves: Mapping[str, Mapping[int, Mapping[int, float]]]) -> "Figure":
+    """A panel for each group: the last loss of each row minus the baseline's, the lowest on top."""
+    from matplotlib.figure import Figure  # slow to import
+
+    rows = [len(group.rows) for group in groups] or [1]
+    figure = Figure(figsize=(8.0, 0.24 * sum(rows) + 0.9 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=[number + 2 for number in rows]).flatten()
+    for group, axes in zip(groups, panels, strict=False):
+        ends = {row: {seed: curve[max(curve)] for seed, curve in curves[row].items() if curve} for row in group.rows}
+        baseline = ends[group.baseline]
+        differences = {
+            row: [end[seed] - baseline[seed] for seed in end.keys() & baseline.keys()] for row, end in ends.items()
+        }
+        drawn = sorted(
+            (row for row in group.rows if differences[row]), key=lambda row: -float(np.mean(differences[row]))
+        )
+        for height, row in enumerate(drawn):
+            axes.plot(differences[row], [height] * len(differences[row]), ".", color="tab:blue", alpha=0.7)
+            axes.plot(np.mean(differences[row]), height, "|", color="black", markersize=10, markeredgewidth=2)
+        axes.axvline(0.0, color="black", linewidth=0.8)
+        axes.set_yticks(range(len(drawn)), drawn, fontsize=8)
+        axes.grid(axis="y", linewidth=0.3)
+        axes.set(
+            title=fill(group.title, 2 * _TITLE), xlabel=f"nats per token above {group.baseline}, each seed and the mean"
+        )
+    return figure
 
 
 def _draw_group(axes: "Axes", group: Group, curves: Mapping[str, Mapping[int, Mapping[int, float]]]) -> None:

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, replace
 
 from data_pipeline.foundation import tables
 from data_pipeline.foundation.tables import aligned
-from pretrain.tools.experiment.experiment_file import Experiment, Published
+from pretrain.tools.experiment.experiment_file import Experiment, Group, Published
 from pretrain.tools.experiment.results import Result, losses_by_seed
 from pretrain.tools.experiment.statistics import Comparison, Spread, compare, holm
 
 _NOTE = (
     "±: standard deviation over seeds; (n): of n seeds only. Δ: validation loss minus\n"
-    "that of the group's baseline (*), paired by seed. p: paired t-test, two-sided,\n"
-    "adjusted for all comparisons of the table (Holm)."
+    "that of the group's baseline (*), paired by seed. p: t-test, two-sided, with the\n"
+    "scatter of all rows of the group, adjusted for all comparisons (Holm)."
 )
 
 
@@ -42,35 +42,35 @@ class Line:
 
 def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
     """Every row of every group, in order; without values if none of its runs has finished."""
-    found = [
-        _line(group.title, row, group.baseline, experiment.published.get(row), results)
-        for group in experiment.groups
-        for row in group.rows
-    ]
+    found = []
+    for group in experiment.groups:
+        compared = compare({row: losses_by_seed(results, row) for row in group.rows}, group.baseline)
+        found += [_line(group, row, compared.get(row), experiment.published.get(row), results) for row in group.rows]
     p_values = {number: line.comparison.p for number, line in enumerate(found) if line.comparison}
     tested = {number: p for number, p in p_values.items() if p is not None}
     adjusted = dict(zip(tested, holm([*tested.values()]), strict=True))
     return [replace(line, adjusted_p=adjusted.get(number)) for number, line in enumerate(found)]
 
 
-def _line(group: str, row: str, baseline: str, published: Published | None, results: Sequence[Result]) -> Line:
+def _line(
+    group: Group, row: str, comparison: Comparison | None, published: Published | None, results: Sequence[Result]
+) -> Line:
     finished = [result for result in results if result.row == row]
-    losses, baseline_losses = losses_by_seed(results, row), losses_by_seed(results, baseline)
 
     def spread(metric: str) -> Spread | None:
         return Spread.of([value for result in finished if (value := getattr(result, metric)) is not None])
 
     return Line(
-        group=group,
+        group=group.title,
         row=row,
-        is_baseline=row == baseline,
+        is_baseline=row == group.baseline,
         seeds=[result.seed for result in finished],
         parameters=finished[0].parameters if finished else None,
         train_loss=spread("train_loss"),
         validation_loss=spread("validation_loss"),
         embedding_loss=spread("embedding_loss"),
         effective_rank=spread("effective_rank"),
-        comparison=None if row == baseline else compare(losses, baseline_losses),
+        comparison=comparison,
         published=published,
     )
 
@@ -112,7 +112,15 @@ def _blocks(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
                 cells.append(_cells(line, most_seeds))
                 if line.published:
                     cells.append(_published_cells(line.published))
-        yield group, cells
+        yield group + _resolution(lines, group), cells
+
+
+def _resolution(lines: Sequence[Line], group: str) -> str:
+    """What the spread of the group's rows lets one tell, for its title."""
+    number = sum(line.comparison is not None for line in lines)
+    compared = [line.comparison for line in lines if line.group == group and line.comparison]
+    least = [found for one in compared if (found := one.resolution(number)) is not None]
+    return f" (differences from {max(least):.3f} nats on can be told)" if least else ""
 
 
 def text(lines: Sequence[Line]) -> str:

@@ -1,9 +1,11 @@
-"""Means, spreads and paired comparisons over seeds."""
+"""Means, spreads and comparisons over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -28,39 +30,76 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The mean of paired differences, a row's minus its baseline's, and its 95 % interval and p-value.
+    """A row's mean minus its baseline's, with its standard error, 95 % interval and p-value.
 
-    The test is Student's, paired, two-sided: t = mean / (deviation / √n) with n − 1 degrees of freedom. It assumes that
-    differences are normal. None with fewer than two pairs.
+    The model is additive: a value is the sum of a row's mean, what its seed adds to every row, and a normal residual
+    whose variance all rows share. So each row's scatter tells about the others', and few seeds suffice where there are
+    many rows; with two rows it is the paired t-test. Student's t, two-sided. None where nothing is left to estimate the
+    variance from.
     """
 
     difference: float
     pairs: int
-    t: float | None
-    p: float | None
-    interval: tuple[float, float] | None
+    error: float | None = None
+    degrees_of_freedom: int = 0
+    t: float | None = None
+    p: float | None = None
+    interval: tuple[float, float] | None = None
+
+    def resolution(self, comparisons: int) -> float | None:
+        """The least difference with a p-value below 0.05 after it is adjusted for being one of `comparisons`."""
+        from scipy.special import stdtrit  # slow to import
+
+        if self.error is None:
+            return None
+        return float(stdtrit(self.degrees_of_freedom, 1 - 0.025 / comparisons)) * self.error
 
 
-def compare(row: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison | None:
-    """Compares values by seed; None if no seed is in both.
+def compare(rows: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, Comparison]:
+    """Compares each row's values, by seed, with those of `baseline`. Left out: rows without a seed that it has too.
 
-    >>> compare({0: 3.0, 1: 3.2, 2: 3.1}, {0: 3.1, 1: 3.3, 2: 3.4})
-    Comparison(difference=-0.1666…, pairs=3, t=-2.5, p=0.1296…, interval=(-0.4535…, 0.1201…))
+    >>> compare({"base": {0: 3.1, 1: 3.3, 2: 3.4}, "row": {0: 3.0, 1: 3.2, 2: 3.1}}, "base")["row"]
+    Comparison(difference=-0.1666…, pairs=3, error=0.0666…, degrees_of_freedom=2, t=-2.5, p=0.1296…,
+    interval=(-0.4535…, 0.1201…))
     """
+    own = rows.get(baseline, {})
+    pairs = {name: len(values.keys() & own.keys()) for name, values in rows.items() if name != baseline}
+    compared = [name for name, number in pairs.items() if number]
+    if not compared:
+        return {}
+    names = [baseline, *compared]
+    seeds = sorted({seed for name in names for seed in rows[name]})
+    cells = [(name, seed) for name in names for seed in rows[name]]
+    design = np.zeros((len(cells), len(names) + len(seeds)))
+    for number, (name, seed) in enumerate(cells):
+        design[number, [names.index(name), len(names) + seeds.index(seed)]] = 1
+    values = np.array([rows[name][seed] for name, seed in cells])
+    inverse = np.linalg.pinv(design.T @ design)
+    effects = inverse @ design.T @ values
+    free = len(cells) - int(np.linalg.matrix_rank(design))
+    squares = float(np.square(values - design @ effects).sum())
+    exact = squares <= 1e-24 * float(np.square(values).sum())  # rounding alone
+    found = {}
+    for place, name in enumerate(names[1:], start=1):
+        contrast = np.zeros(design.shape[1])
+        contrast[[place, 0]] = 1, -1
+        variance = float(contrast @ inverse @ contrast) * (0.0 if exact else squares) / max(free, 1)
+        found[name] = _comparison(float(contrast @ effects), pairs[name], math.sqrt(variance), free)
+    return found
+
+
+def _comparison(difference: float, pairs: int, error: float, free: int) -> Comparison:
     from scipy.special import stdtr, stdtrit  # slow to import
 
-    differences = [row[seed] - baseline[seed] for seed in sorted(row.keys() & baseline.keys())]
-    number = len(differences)
-    if not number:
-        return None
-    mean = fmean(differences)
-    if number < 2:
-        return Comparison(mean, number, None, None, None)
-    error = stdev(differences) / math.sqrt(number)
+    if not free:
+        return Comparison(difference, pairs)
     if error == 0:
-        return Comparison(mean, number, math.copysign(math.inf, mean) if mean else 0.0, float(mean == 0), (mean, mean))
-    t, half = mean / error, float(stdtrit(number - 1, 0.975)) * error
-    return Comparison(mean, number, t, 2 * float(stdtr(number - 1, -abs(t))), (mean - half, mean + half))
+        equal = abs(difference) < 1e-12
+        t = 0.0 if equal else math.copysign(math.inf, difference)
+        return Comparison(difference, pairs, 0.0, free, t, float(equal), (difference, difference))
+    t, half = difference / error, float(stdtrit(free, 0.975)) * error
+    p = 2 * float(stdtr(free, -abs(t)))
+    return Comparison(difference, pairs, error, free, t, p, (difference - half, difference + half))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
