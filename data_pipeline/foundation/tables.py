@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """The rows as lines, the first column to the left and the others to the right. A column that is empty in all rows
-    but the first, the headings, is left out."""
-    columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+    but the first, the headings, is left out; headings alone are kept."""
+    headings, *others = rows
+    columns = [column for column in range(len(headings)) if not others or any(row[column] for row in others)]
     widths = [max(len(row[column]) for row in rows) for column in columns]
     lines = []
     for row in rows:
-        first, *others = (row[column] for column in columns)
-        lines.append(" ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip())
+        first, *numbers = (row[column] for column in columns)
+        lines.append(" ".join([first.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]).rstrip())
     return lines
 
 

@@ -80,6 +80,8 @@ def test_the_table_has_the_fastest_first_and_says_what_a_record_is():
         "A record needs 5 seeds (in brackets) with p < 0.01: the one-sided t-test",
     ]
     assert speedrun.markdown(*found).startswith("| row | params |")
+    head, empty, *_ = speedrun.text(*track(unfinished=[])).split("\n")
+    assert (head.split()[:2], empty) == (["row", "params"], "")
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in TRACKS.iterdir()))
