@@ -78,7 +78,7 @@ def measure(options: Options) -> Iterator[Table]:
                 saves = [row.metrics for row in read_metrics(folder / path.stem)]
                 stall, write, size = (
                     statistics.median(save[f"checkpoint/{key}"] for save in saves if f"checkpoint/{key}" in save)
-                    for key in ("stall_seconds", "write_seconds", "gigabytes")
+                    for key in ("pause_seconds", "write_seconds", "gigabytes")
                 )
                 cells = [f"{size:.2f}", f"{stall:.2f} s", f"{plain:.2f} s", f"{stall / plain:.0%}", f"{write:.2f} s"]
                 table.add(stage, precision, *cells, stall=stall, torch_save=plain, write=write, gigabytes=size)

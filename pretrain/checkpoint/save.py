@@ -49,16 +49,18 @@ _PARTS = 2  # of a write: this rank's files, and the rest, which rank 0 does whe
 
 @dataclass(frozen=True)
 class Saved:
-    """The outcome of a save after `step`. Training paused for `stall_seconds`; the write took `write_seconds`.
+    """The outcome of a save after `step`.
 
-    `gigabytes` is the size over all ranks. `error` is the reason if the save failed; the previous checkpoint is then
-    untouched. `warnings` are problems around a save that succeeded.
+    Training paused for `pause_seconds`, the wait for the save before included. The write then took `write_seconds`, and
+    `write_cpu_seconds` of rank 0. `gigabytes` is the size over all ranks. `error` is the reason if the save
+    failed; the previous checkpoint is then untouched. `warnings` are problems around a save that succeeded.
     """
 
     directory: Path
     step: int
-    stall_seconds: float
+    pause_seconds: float
     write_seconds: float
+    write_cpu_seconds: float = 0.0
     gigabytes: float = 0.0
     error: str | None = None
     warnings: tuple[str, ...] = ()
@@ -83,8 +85,8 @@ class Saver:
 
         `weights`: their fingerprint.
         """
-        before = self.wait()
         started = time.perf_counter()
+        before = self.wait()
         self._number += 1
         final = checkpoint_directory(self._origin.run, train_state.step)
         temporary = temporary_path(final, f"{self._token}-{self._number}")
@@ -154,6 +156,7 @@ class Saver:
             writing.train_state.step,
             writing.copy.seconds,
             writing.write_seconds,
+            writing.write_cpu_seconds,
             writing.gigabytes,
             error and f"{writing.final}: can't be saved: {error}; the previous checkpoint is untouched",
             tuple(writing.warnings),
@@ -187,7 +190,7 @@ class _Writing(threading.Thread):
         self.error: str | None = None
         self.warnings: list[str] = []
         self.abort = threading.Event()
-        self.write_seconds = self.gigabytes = 0.0
+        self.write_seconds = self.write_cpu_seconds = self.gigabytes = 0.0
         self.copy, self._buffers, self._weights = copy, buffers, weights  # training never changes buffers
         self._name = rank_file(origin.rank)
         self._unfinished = unfinished(temporary, origin.rank)
@@ -229,7 +232,7 @@ class _Writing(threading.Thread):
             if self.error is not None:  # frees space at once; the rest is removed when every rank has ended
                 shutil.rmtree(self._unfinished, ignore_errors=True)
                 (self.temporary / f"{self._name}.safetensors").unlink(missing_ok=True)
-            self.write_seconds = time.perf_counter() - started
+            self.write_seconds, self.write_cpu_seconds = time.perf_counter() - started, time.thread_time()
             self.parts_ended = _PARTS
 
     def _advance(self) -> None:

@@ -112,14 +112,15 @@ class RunReport:
         if self._tracker is None:
             return
         times = {
-            "stall_seconds": saved.stall_seconds,
+            "pause_seconds": saved.pause_seconds,
             "write_seconds": saved.write_seconds,
+            "write_cpu_seconds": saved.write_cpu_seconds,
             "gigabytes": saved.gigabytes,
         }
         self._tracker.log(saved.step, {f"checkpoint/{name}": value for name, value in times.items()})
         self._print(
-            f"saved {saved.directory}: {saved.gigabytes:.3g} GB in {saved.write_seconds:.2f} s; "
-            f"training paused for {saved.stall_seconds:.2f} s"
+            f"saved {saved.directory}: {saved.gigabytes:.3g} GB in {saved.write_seconds:.2f} s "
+            f"({saved.write_cpu_seconds:.2f} of a CPU); training paused for {saved.pause_seconds:.2f} s"
         )
         for line in saved.warnings:
             self.warn(line)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from data_pipeline.corpus import open_corpus
@@ -185,6 +186,24 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
     monkeypatch.setattr(watchdog, "alive", lambda: noted.append(time.monotonic()))
     saver.wait()
     assert (len(noted) > 2) == moves  # besides when the waiting begins and when it ends
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_the_pause_of_a_save_has_the_wait_for_the_one_before(tmp_path, monkeypatch):
+    """The write of a save takes as long as training should not have to wait: the next save waits, and says so."""
+
+    class Slow(save._Writing):
+        def run(self) -> None:
+            time.sleep(0.4)
+
+    monkeypatch.setattr(save, "_Writing", Slow)
+    alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)
+    saver = save.Saver(SimpleNamespace(device="cpu", deepspeed=SimpleNamespace(module=torch.nn.Module())), alone)
+    saver._copies = SimpleNamespace(take=Copy)
+    assert saver.start(TrainState()) is None
+    first, second = saver.start(TrainState()), saver.wait()
+    assert first.pause_seconds < 0.2
+    assert second.pause_seconds > 0.3
 
 
 def test_no_pickle_is_read(finished):

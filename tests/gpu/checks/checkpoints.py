@@ -148,13 +148,13 @@ def _stall(folder: Path, corpus: Path, device: str, small: bool) -> Json:
     for step in range(2):
         engine.step(step, step * 8, work.batches(8)[:1])
     saver = Saver(engine, setup.origin)
-    figures: Json = {"stall_seconds": [], "write_seconds": []}
+    figures: Json = {"pause_seconds": [], "write_seconds": []}
     for step in (1, 2, 3):  # the first save may allocate what the later ones reuse
         saver.start(TrainState(step, step * 8))
         saved = saver.wait()
         assert saved is not None
         assert saved.error is None, saved.error
-        figures["stall_seconds"].append(saved.stall_seconds)
+        figures["pause_seconds"].append(saved.pause_seconds)
         figures["write_seconds"].append(saved.write_seconds)
         figures["gigabytes"] = saved.gigabytes
     flat_buffers = {id(one.buffer): one.buffer for one in fragments(engine.deepspeed)}
