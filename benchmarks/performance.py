@@ -5,7 +5,7 @@
 Each runs as a process of its own, one after the other, and leaves its figures in benchmarks/results/DEVICE/NAME.json.
 The page is made from these files: a benchmark that fails or isn't run keeps its older figures, those of the other
 device stay, and --page makes it again without running anything. The CPU set takes less than 20 minutes on two cores,
-without the compiled step: `--only compiled_step` measures that, in five minutes more.
+without the compiled step and serving: `--only compiled_step first_token` measures them, in ten minutes more.
 """
 
 import argparse
@@ -33,8 +33,9 @@ CPU: dict[str, list[str]] = {
     "start_up": ["start_up.py"],
     "saving": ["saving.py", "--model", "t5-v1.1-small", "--stages", "1", "--precision", "bf16"],
     "compiled_step": COMPILED,
+    "first_token": ["first_token.py", "--threads", "1"],
 }
-ASKED_FOR = {"compiled_step"}  # on a CPU only with --only: inductor takes minutes to compile both sides
+ASKED_FOR = {"compiled_step", "first_token"}  # on a CPU only with --only: each takes minutes
 CUDA: dict[str, list[str]] = {
     "training_step": ["training_step.py"],
     "compiled_step": ["training_step.py", "--compiled"],

@@ -157,7 +157,7 @@ def _record(attempt: Attempt, code: int, directory: Path) -> AttemptRecord:
     rank = first_failed(attempt) if code else None
     exited = attempt.codes.get(rank) if rank is not None else None
     by_signal = exited is not None and exited < 0 and rank not in attempt.failed
-    killed = bool(attempt.lost or attempt.vanished or by_signal)
+    killed = bool(attempt.lost or rank in attempt.gone or by_signal)
     lost = ", ".join(f"node {name} was lost: {reason}" for name, reason in attempt.lost.items())
     words = [line for line in last_words(attempt, rank) if line.strip()] if rank is not None and code else []
     steps = [heartbeat.step for heartbeat in attempt.heartbeats.values()]

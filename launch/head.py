@@ -29,6 +29,7 @@ from pretrain.run.status import Status
 _POLL_SECONDS = 0.1
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
 _REFUSED = 2
+_SIGNS = ("rank failed", "rank hung", "rank left", "wrapper killed")  # that a rank fails
 LAUNCHERS_LOG = "launcher.log"
 _SECONDS_FOR_THE_CAUSE = 0.3  # in which a rank that has died is told from those that failed because of it
 _LOST_CONNECTION = re.compile(
@@ -65,10 +66,11 @@ class NodeRanks(Protocol):
 
 @dataclass
 class Attempt:
-    """How one attempt went. `codes` maps ranks to exit codes; it and `failed` are in the order of arrival.
+    """How one attempt went. `codes` maps ranks to exit codes; it and `failed` are in the order of arrival, and so is
+    `signs`: the ranks that have shown in any way that they fail.
 
     `last_lines` has those of ranks that ended with an error. `lost` maps the names of nodes that no longer answer to
-    the reason. `vanished`: how the first rank to fail went, if it just left or its wrapper was killed. `hung` has the
+    the reason. `gone` has the ranks that just left, or whose wrapper was killed. `hung` has the
     ranks that made no progress, `heartbeats` the last ones of all ranks. `faulty` is the rank whose arithmetic was
     found wrong, on `faulty_node`. `training` counts the nodes whose ranks have taken a step. Times are in seconds since
     1970: when it `began`, when it `ended` or first failed, and when the heartbeats were `read`.
@@ -79,9 +81,10 @@ class Attempt:
     ranks: int = 0
     codes: dict[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
+    signs: list[int] = field(default_factory=list)
     last_lines: dict[int, tuple[str, ...]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
-    vanished: Event | None = None
+    gone: dict[int, Event] = field(default_factory=dict)
     hung: list[int] = field(default_factory=list)
     faulty: int | None = None
     faulty_node: str = ""
@@ -101,13 +104,13 @@ class Attempt:
     @property
     def was_killed(self) -> bool:
         """Whether something outside has ended a rank: others fail because of it."""
-        return self.vanished is not None or any(code < 0 for code in self.codes.values())
+        ended = (rank for rank, code in self.codes.items() if code < 0)
+        return first_failed(self) in self.gone or any(rank not in self.failed for rank in ended)
 
     @property
     def has_said_why(self) -> bool:
         """Whether all ranks that have reported a failure have ended, so that their logs are complete."""
-        gone = {self.vanished.number} if self.vanished else set()
-        return set(self.failed) <= {*self.codes, *gone}
+        return set(self.failed) <= {*self.codes, *self.gone}
 
 
 def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
@@ -200,6 +203,8 @@ def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signa
     """Records what a node reports; returns whether its ranks that are left won't end by themselves."""
     over = False
     for event in node.events():
+        if event.kind in _SIGNS or (event.kind == "rank ended" and event.code):
+            attempt.signs.append(event.number)
         if event.kind == "training":
             attempt.training += 1
         elif event.kind in ("rank failed", "rank hung"):
@@ -212,8 +217,7 @@ def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signa
             attempt.last_lines[event.number] = event.lines
             left[node] -= 1
         elif event.kind in ("rank left", "wrapper killed"):
-            if not attempt.failed and not any(attempt.codes.values()):
-                attempt.vanished = event
+            attempt.gone[event.number] = event
             attempt.failed.append(event.number)
             left[node] -= 1
         elif event.kind == "signal":
@@ -253,7 +257,8 @@ def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     """
     now = status.read(run)
     # ranks save and stop when the launcher signals them because a wrapper was killed: nobody has asked for that
-    killed = attempt.vanished is not None and attempt.vanished.kind == "wrapper killed"
+    gone = attempt.gone.get(first) if (first := first_failed(attempt)) is not None else None
+    killed = gone is not None and gone.kind == "wrapper killed"
     trusted = ("finished",) if killed else ("stopped", "finished")
     if now.attempt == rank_logs.attempt(attempt.logs) and now.state in trusted:
         return STOPPED if now.state == "stopped" else 0
@@ -327,7 +332,7 @@ def _report_failure(attempt: Attempt) -> None:
         return  # the rank has printed the reason
     words = last_words(attempt, rank)
     own = rank in attempt.failed or attempt.codes.get(rank, 1) > 0
-    error = _error_in(words) if own and not attempt.hung and not attempt.vanished else ""
+    error = _error_in(words) if own and not attempt.hung and rank not in attempt.gone else ""
     print(f"{how_it_failed(attempt, rank)}{error}; its log: {rank_logs.rank_log(logs, rank)}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already
         for line in words:
@@ -344,20 +349,23 @@ def first_failed(attempt: Attempt) -> int | None:
 
     That is the one whose arithmetic was found wrong. Else it is the first rank to end with an error if a signal killed
     it, else the first to report a failure, which may end later than others that failed because of it. One whose error
-    is a lost connection to another rank failed because of it, even if it reports earlier. Of ranks that hang, it is the
-    one that the others wait for.
+    is a lost connection to another rank failed because of it, even if it reports earlier. A rank that is just gone must
+    have been the first. Of ranks that hang, it is the one that the others wait for.
     """
     if attempt.faulty is not None:
         return attempt.faulty
-    if attempt.vanished:
-        return attempt.vanished.number
-    first = next((rank for rank, code in attempt.codes.items() if code), None)
+    with_error = [rank for rank, code in attempt.codes.items() if code]
+    lost_another = [rank for rank in attempt.failed if rank not in attempt.gone and _lost_another(attempt, rank)]
+    earliest = next((rank for rank in attempt.signs if rank not in lost_another), None)
+    if earliest in attempt.gone:
+        return earliest
+    first = next((rank for rank in with_error if rank not in lost_another), None)
     if first is not None and attempt.codes[first] < 0:
         return first
     if attempt.failed and attempt.failed[0] in attempt.hung:
         awaited = _awaited(attempt.heartbeats)
         return attempt.failed[0] if awaited is None else awaited
-    return next((rank for rank in attempt.failed if not _lost_another(attempt, rank)), (*attempt.failed, first)[0])
+    return next((rank for rank in attempt.failed if rank not in lost_another), (*attempt.failed, *with_error, None)[0])
 
 
 def _lost_another(attempt: Attempt, rank: int) -> bool:
@@ -378,8 +386,8 @@ def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:
 def how_it_failed(attempt: Attempt, rank: int) -> str:
     """In words: "rank 1 was killed by SIGKILL"."""
     code = attempt.codes.get(rank)
-    if attempt.vanished:
-        left = attempt.vanished.kind == "rank left"
+    if rank in attempt.gone:
+        left = attempt.gone[rank].kind == "rank left"
         how = "exited with code 0 before the run's end" if left else "lost its wrapper process, which was killed"
     elif attempt.hung and (code is None or code > 0):
         own = attempt.heartbeats.get(rank)

@@ -3,6 +3,7 @@
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from launch.rank_commands import node_options
 from pretrain.config import RunConfig
 from pretrain.run import rank_logs
 from pretrain.trainer.preflight import is_finished, move_aside, preflight
+
+_WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and can't be reached: it may start anew
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class AgentRanks:
         self._requests = requests
         self._pool: AgentPool | None = None
         self._waiting: Path | None = None  # the logs of the standby
+        self._reached = False  # whether all nodes have been reached before
 
     @property
     def _where(self) -> list[Node]:
@@ -90,16 +95,33 @@ class AgentRanks:
     def ready(self) -> bool:
         if self._pool is not None:
             return True
-        self._pool = AgentPool([node.name for node in self._where], self._access.address)
-        self._access.start(self._pool, self._nodes)
-        self._pool.connect(give_up=lambda: self._requests.signals or (self._pool and self._pool.problems))
+        problem = self._reach()
+        for seconds in _WAITS if self._reached and self._access.tries_again else ():
+            if problem is None or self._requests.signals:
+                break
+            print(f"{problem}; trying again in {seconds} s", file=sys.stderr, flush=True)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline and not self._requests.signals:
+                time.sleep(_POLL_SECONDS)
+            problem = self._reach()
         if self._requests.signals:
             return False
-        if self._pool.problems:
-            raise FailedError("\n".join(f"{name}: {reason}" for name, reason in self._pool.problems.items()))
+        if problem is not None:
+            raise FailedError(problem)
+        self._reached = True
         if not self._access.agent_per_rank:
             _check_gpus(self._nodes, self._agents)
         return True
+
+    def _reach(self) -> str | None:
+        """Starts an agent on each node; returns why that isn't possible, None if it is."""
+        self._pool = pool = AgentPool([node.name for node in self._where], self._access.address)
+        self._access.start(pool, self._nodes)
+        pool.connect(give_up=lambda: self._requests.signals or pool.problems)
+        if not pool.problems:
+            return None
+        self._close(run_goes_on=True)
+        return "\n".join(f"{name}: {reason}" for name, reason in pool.problems.items())
 
     def start(self, logs: Path, environment: dict[str, str]) -> Sequence[NodeRanks]:
         address, port = self._access.master(self._agents[0])

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -66,6 +67,7 @@ class RankProcesses:
     ):
         self.ranks, self._number = ranks, number
         self.heartbeats: dict[int, Heartbeat] = {}
+        self._silent: dict[int, float] | None = None  # s, of each rank when one was first seen to hang
         self._directory = node_memory.for_ranks(run)
         environment = {**environment, heartbeat.DIRECTORY: str(self._directory)}
         if run and (node := node_memory.path(run)):
@@ -99,6 +101,9 @@ class RankProcesses:
         killed = [rank for wrapper in gone if (rank := self._reports.wrappers.pop(wrapper, None)) is not None]
         # first, since other ranks end because of it
         events = [*(Event("wrapper killed", rank) for rank in killed), *reported]
+        if self._silent is None and any(event.kind == "rank hung" for event in events):
+            # DeepSpeed's launcher will signal the others soon, which may wake the one that hangs
+            self._silent = {rank: one.silent for rank, one in heartbeat.read(self._directory).items()}
         events += (Event("signal", number) for number in signals)
         if not self._trains and self.ranks and self._all_train():
             self._trains = True
@@ -116,7 +121,10 @@ class RankProcesses:
         return len(found) == self.ranks and all(one.first_step is not None for one in found.values())
 
     def end(self) -> None:
-        self.heartbeats = {**self._without_heartbeat(), **heartbeat.read(self._directory)}
+        last, silent = {**self._without_heartbeat(), **heartbeat.read(self._directory)}, self._silent or {}
+        self.heartbeats = {
+            rank: replace(one, silent=max(one.silent, silent.get(rank, 0.0))) for rank, one in last.items()
+        }
         self._group.kill()
         if self._gate:
             self._gate.close()

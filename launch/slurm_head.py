@@ -79,7 +79,8 @@ def access(
         tasks = chosen[0].ranks if agent_per_rank else 1
         names = [node.name for node in chosen]
         command = ["srun", f"--nodes={len(chosen)}", f"--nodelist={','.join(names)}", f"--ntasks={len(chosen) * tasks}"]
-        # --overlap: the step of an attempt that has lost a node holds the others, as long as SLURM waits for that node
+        # --overlap: the step of an attempt that has lost a node holds the others, as long as SLURM waits for that node.
+        # --cpu-bind=none: each rank binds itself to the cores beside its GPU.
         command += [f"--ntasks-per-node={tasks}", "--overlap", "--kill-on-bad-exit=0", "--cpu-bind=none", "--no-kill"]
         index = "SLURM_PROCID" if agent_per_rank else "SLURM_NODEID"
         pool.start([*command, *srun, *container, *PYTHON, "agent"], names, index, variables)

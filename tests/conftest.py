@@ -13,10 +13,15 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import data_pipeline
 from data_pipeline.foundation.locks import lock
 from tests.in_process import run_here
+
+# An example may load a model or a library first, and other workers share the cores: no example has 0.2 s alone.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 # Two threads mostly wait for each other over a tiny model, on a busy machine for seconds.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -58,6 +58,6 @@ def test_the_product_imports_all_that_it_declares_and_nothing_else():
 
 
 def test_tests_and_benchmarks_import_what_is_declared_for_development():
-    dependencies = declared(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"])
+    dependencies = declared(PROJECT["dependencies"]).union(*map(declared, PROJECT["optional-dependencies"].values()))
     found = imported("tests", "benchmarks")
     assert {module for module, names in found.items() if not names & dependencies} == set()

@@ -50,8 +50,8 @@ def test_the_parameters_of_every_model_that_ships(name, count):
 
 def test_the_parameters_of_the_small_experiment():
     folder, vocabulary = ROOT / "configs/experiments/autoregressive-small", ids("wikipedia-2014-small")
-    table = page("results/experiments").split("    row                 params ")[1]
-    shown = dict(re.findall(r"^    ([\w-]+)\*? +(\d{3},\d{3}) ", table, re.MULTILINE))
+    table = page("results/experiments").split("| row | parameters |")[1]
+    shown = dict(re.findall(r"^\| `([\w-]+)`\*? \| (\d{3},\d{3}) ", table, re.MULTILINE))
     assert shown == {
         name: f"{parameters(folder / f'{name}.yaml', f'model.vocab_size={vocabulary}'):,}" for name in shown
     }

@@ -132,12 +132,14 @@ def test_verdicts_are_kept_and_summed_up(tmp_path):
     first = Verdict(CELL, [0], detected=0.2, recovered=2.0, steps_twice=1)
     late = Verdict(replace(CELL, number=8), [0], detected=1.5, recovered=4.0)
     wrong = Verdict(replace(CELL, number=9, fault="hang"), [1], ["other losses"], detected=10.5)
+    again = Verdict(replace(CELL, number=10), [1, 0], recovered=14.0)
     for verdict in (first, late, wrong):
         verdicts.append(file, SEED, verdict)
     verdicts.forget(file, 8)
     assert finished(file, SEED) == {7: first, 9: wrong}
     assert finished(file, SEED + 1) == {}
-    found = summary([first, late, wrong])
-    assert (found["cells"], found["same"], found["not_same"], found["detected_late"]) == (3, 2, [9], [8])
-    assert found["mttr"] == {"n": 2, "p50": 3.0, "p95": 4.0}
+    found = summary([first, late, wrong, again])
+    assert (found["cells"], found["same"], found["not_same"], found["detected_late"]) == (4, 3, [9], [8])
+    assert found["mttr_one_host"] == {"n": 2, "p50": 3.0, "p95": 4.0}
+    assert found["recovery_by_another_command"] == {"n": 1, "p50": 14.0, "p95": 14.0}
     assert found["detection_of_hangs"] == {"n": 1, "p50": 10.5, "p95": 10.5}

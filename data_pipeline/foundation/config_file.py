@@ -19,7 +19,7 @@ OmegaConf.register_resolver("samples", lambda: str(Path(data_pipeline.__file__).
 
 
 # The sections that have several kinds, and the key that selects the kind.
-_KINDS = {"objective": "name", "optimizer": "name", "schedule": "name", "model": "family"}
+_KINDS = {"objective": "name", "of": "name", "optimizer": "name", "schedule": "name", "model": "family"}
 
 
 class Section(BaseModel):

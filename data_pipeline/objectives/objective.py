@@ -1,6 +1,6 @@
 """The interface of objectives: pure functions from rows of tokens and their keys to inputs and targets."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ class Examples:
     `predicted` (n, targets) bool marks the targets that have a loss; None means all but padding. If a row holds several
     examples, `input_segments` and `target_segments` (n, width) number each token's example from 1, with 0 at padding.
     `token_types` (n, inputs) is 1 in the second of two texts, 0 elsewhere. `next_sentence` (n,) is 1 if the second text
-    follows the first.
+    follows the first. `prefix_mask` (n, inputs) is 1 at tokens that all tokens of their example may see, 0 elsewhere.
     """
 
     inputs: Padded
@@ -49,6 +49,7 @@ class Examples:
     target_segments: np.ndarray | None = None
     token_types: np.ndarray | None = None
     next_sentence: np.ndarray | None = None
+    prefix_mask: np.ndarray | None = None
 
     def part(self, start: int, stop: int) -> "Examples":
         """The rows from `start` up to, not including, `stop`."""
@@ -71,6 +72,11 @@ class Objective(Section):
     """The objective."""
 
     @property
+    def full_name(self) -> str:
+        """The name, with that of an objective inside it: "in_one_row of text_to_text"."""
+        return self.name
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Names of the values that are stored with each row when it is cut and that `apply` needs ("denoiser")."""
         return ()
@@ -84,6 +90,11 @@ class Objective(Section):
     def shape(self) -> tuple[int, int]:
         """(inputs, targets): the maximum number of tokens of each that a row makes, special tokens included."""
         raise NotImplementedError
+
+    @property
+    def as_cut(self) -> "Objective":
+        """The objective that rows with its `columns` are cut for."""
+        return self
 
     @property
     def sentinels(self) -> int:
@@ -146,11 +157,12 @@ def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
     """Merges sets of examples. Each part comes with the indices (k,) of its rows in the result.
 
-    If some parts have segments, each row of the others is one. Raises ValueError if an optional array is in some parts
-    only.
+    If some parts have segments, each row of the others is one; if some have a prefix mask or leave out predictions, the
+    others have no prefix and leave out none. Raises ValueError if another optional array is in some parts only.
     """
-    if len({part.input_segments is None for _, part in parts}) == 2:
-        parts = [(indices, _with_segments(part)) for indices, part in parts]
+    for name, absent in _ABSENT.items():
+        if len({name in part.optional for _, part in parts}) == 2:
+            parts = [(indices, part if name in part.optional else absent(part)) for indices, part in parts]
     optional = {}
     for name in _OPTIONAL:
         arrays = [(indices, part.optional[name]) for indices, part in parts if name in part.optional]
@@ -171,11 +183,17 @@ def _merged(parts: list[tuple[np.ndarray, Padded]], pad: int) -> Padded:
 
 
 def _with_segments(examples: Examples) -> Examples:
-    """The same examples, with the segment 1 in rows that had none."""
-    if examples.input_segments is not None:
-        return examples
+    """The same examples, each in the segment 1."""
     inputs, targets = (side.filled.astype(np.uint8) for side in (examples.inputs, examples.targets))
     return replace(examples, input_segments=inputs, target_segments=targets)
+
+
+_ABSENT: Mapping[str, Callable[[Examples], Examples]] = {
+    "input_segments": _with_segments,
+    "predicted": lambda examples: replace(examples, predicted=examples.targets.filled),
+    "prefix_mask": lambda examples: replace(examples, prefix_mask=np.zeros_like(examples.inputs.values, np.uint8)),
+}
+"""What examples without an optional array have instead, beside others that have it."""
 
 
 def _scattered(parts: list[tuple[np.ndarray, np.ndarray]], fill: int) -> np.ndarray:

@@ -75,7 +75,9 @@ def _in_rows(one_each: Examples, row: np.ndarray, segment: np.ndarray, count: in
     inputs, input_segments = _side(one_each.inputs, row, segment, count, widths[0])
     targets, target_segments = _side(one_each.targets, row, segment, count, widths[1])
     along = {}
-    for name, like, width in (("token_types", one_each.inputs, widths[0]), ("predicted", one_each.targets, widths[1])):
+    sides = {"token_types": one_each.inputs, "prefix_mask": one_each.inputs, "predicted": one_each.targets}
+    for name, like in sides.items():
+        width = widths[like is one_each.targets]
         if (values := one_each.optional.get(name)) is not None:
             along[name] = _side(Padded(values, like.lengths), row, segment, count, width)[0].values
     return Examples(inputs, targets, input_segments=input_segments, target_segments=target_segments, **along)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _MARKED_WORD = re.compile(r"(?<!\S)[^\s.?!]*+[.?!]\S*+")
 _END_MARK = re.compile("[.?!]")
-_PLAIN_END = re.compile(r"(?<!\S)([a-z]{2,})\.\s+(?=[A-Z])")
+_PLAIN_END = re.compile(r"(?<!\S)([a-z]{2,})\.[ \n]+(?=[A-Z])")  # Punkt sees no end in some other white space
 _NON_WORD = r"""[?!)";}\]*:@'({\[]"""
 _BOUNDARY = re.compile(rf"[.?!](?=(?P<after_tok>{_NON_WORD}|\s+(?P<next_tok>\S+)))")
 

@@ -225,7 +225,7 @@ class _Writing(threading.Thread):
         except (OSError, FailedError) as error:
             self.error = (error.strerror if isinstance(error, OSError) else None) or str(error)
         except BaseException as error:
-            self.error = repr(error)
+            self.error = f"{type(error).__name__}: {error}"
             raise
         finally:
             self.copy.tensors.clear()

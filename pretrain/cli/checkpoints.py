@@ -1,7 +1,7 @@
 """Commands that use a checkpoint or make one: generate, evaluate, export, import and the like."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +30,10 @@ def generate(
     number: Annotated[int, typer.Option("-n", min=1, help="Number of sentences to take from --corpus.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of texts decoded together.")] = 16,
     likeliest: Annotated[int, typer.Option(min=0, help="Likeliest fillings to show for each blank.")] = 0,
+    engine: Annotated[str, typer.Option(help="pytorch, or ctranslate2: faster on CPUs, for T5 and BART.")] = "pytorch",
+    quantization: Annotated[
+        str | None, typer.Option(help="int8: multiply by weights of 8 bits, with CTranslate2.")
+    ] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One object per line: text, generated, whole.")] = False,
     out: Annotated[Path | None, path_option("--out", "A new file, instead of stdout.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer.")] = 128,
@@ -51,6 +55,12 @@ def generate(
 
     given = {name: context.params[name] for name in GenerationSettings.model_fields}
     settings = check(given, GenerationSettings, "generate")
+    if engine not in ("pytorch", "ctranslate2"):
+        raise UserError(f"--engine: expected pytorch or ctranslate2, got {engine!r}")
+    if quantization not in (None, "int8"):
+        raise UserError(f"--quantization: expected int8, got {quantization!r}")
+    if quantization and engine == "pytorch":
+        raise UserError("--quantization is for --engine ctranslate2")
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another file")
     from pretrain.generation.command import new_file, show, texts_of
@@ -71,16 +81,22 @@ def generate(
         blanked = blank_out(open_corpus(corpus), trained.tokenizer, number, seed)
         prompts += [blanks for blanks, _ in blanked]
         originals += [original for _, original in blanked]
+    from pretrain.generation.ctranslate2_engine import ctranslate2_engine
     from pretrain.generation.texts import answer_texts
 
-    trained = trained.on_best_device()
-    written = answer_texts(trained, prompts, settings, batch_size)
-    fillings = None
-    if likeliest:
-        from pretrain.generation.fillings import likeliest_fillings
+    with ExitStack() as stack:
+        other = None
+        if engine == "ctranslate2":
+            other = stack.enter_context(ctranslate2_engine(trained, quantization or "float32", settings))
+        else:
+            trained = trained.on_best_device()
+        written = answer_texts(trained, prompts, settings, batch_size, other)
+        fillings = None
+        if likeliest:
+            from pretrain.generation.fillings import likeliest_fillings
 
-        fillings = partial(likeliest_fillings, trained, number=likeliest)
-    with new_file(out) if out else nullcontext(sys.stdout) as stream:
+            fillings = partial(likeliest_fillings, trained, number=likeliest)
+        stream = stack.enter_context(new_file(out)) if out else sys.stdout
         show(written, originals, jsonl, stream, fillings)
 
 

@@ -111,7 +111,7 @@ def evaluate(
     with _ranks() as (rank, ranks):
         trained = TrainedModel.open(checkpoint).on_best_device()
         held_out = _corpora(corpora, config, trained)
-        objectives = {name: corpus.objective.name for name, corpus in held_out.items()}
+        objectives = {name: corpus.objective.full_name for name, corpus in held_out.items()}
         if not held_out and any(settings.needs_corpus for settings in hooks):
             raise UserError(f"{checkpoint}: no held-out corpus is known; give --corpus")
         if names and (lines := [f"--hook {one.hook}: {line}" for one in hooks for line in one.problems(objectives)]):
@@ -238,10 +238,10 @@ def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedMo
     if given or config is None:
         opened = {corpus.name: corpus for corpus in map(open_corpus, given)}
     else:
-        objective = config.data.objective
+        data = config.data
         pairs = [
-            (entry, open_corpus(entry.corpus).with_objective(entry.objective or objective))
-            for entry in config.data.validation
+            (entry, open_corpus(entry.corpus).with_objective(data.held_out_objective(entry)))
+            for entry in data.validation
         ]
         opened = {entry.name or corpus.name: corpus for entry, corpus in pairs}
     model = trained.model.config

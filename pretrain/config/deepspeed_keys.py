@@ -188,7 +188,7 @@ class ZeroSection(PassedOn):
     offload_param: ParameterOffloadSection | None = None
     """Stage 3: where parameters are kept."""
     overlap_comm: bool | None = None
-    """Reduce gradients during the backward pass. Default on GPUs: true."""
+    """Reduce gradients during the backward pass. Default: true on several GPUs, and on one that offloads at stage 3."""
     override_module_apply: bool = True
     """Stage 3: gather parameters in torch's Module.apply."""
     parameter_alignment: bool = False

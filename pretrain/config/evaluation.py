@@ -29,7 +29,7 @@ AnswerMetric = Literal[
 ]
 
 
-_INPUTS_ARE_TARGETS = ("causal_lm", "causal_infilling", "full_lm", "masked_lm")
+_INPUTS_ARE_TARGETS = ("causal_lm", "causal_infilling", "full_lm", "in_one_row", "masked_lm")
 
 
 class HookSettings(Section):
@@ -51,7 +51,8 @@ class HookSettings(Section):
     limit."""
 
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
-        """One line for each reason why the hook can't evaluate the corpora `held_out`: objectives by corpus's name."""
+        """One line for each reason why the hook can't evaluate the corpora `held_out`: the full names of objectives, by
+        corpus's name."""
         return []
 
 
@@ -93,7 +94,7 @@ class InputUseSettings(HookSettings):
     """The most held-out rows of a corpus that are looked at."""
 
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
-        alike = [name for name, objective in held_out.items() if objective in _INPUTS_ARE_TARGETS]
+        alike = [name for name, objective in held_out.items() if objective.split()[0] in _INPUTS_ARE_TARGETS]
         return [
             f"hook: inputs of {name} are its targets ({held_out[name]}), so none can be exchanged" for name in alike
         ]
@@ -101,7 +102,7 @@ class InputUseSettings(HookSettings):
 
 class ContinuationSettings(HookSettings):
     """How well a model continues texts: the likelihood of the second half of held-out rows after the first half. Of
-    models that fill in blanks, also that of the middle third between the others."""
+    models that fill in blanks, also that of the row's middle between what stands before and after it."""
 
     implementation: ClassVar[str] = "pretrain.evaluation.continuation.Continuation"
 
@@ -110,11 +111,15 @@ class ContinuationSettings(HookSettings):
     """Steps from one evaluation to the next."""
     rows: PositiveInt = 256
     """The most held-out rows of a corpus that are scored."""
+    infilling_length: PositiveInt | None = None
+    """Tokens of the middle that is to be filled in. null: a third of the row."""
     form: Literal["answer", "blank", "copy"] | None = None
     """How an encoder-decoder is asked, as for `pretrain evaluate --form`. null: by the corpus's objective."""
+    mode: str | None = None
+    """A special token before every input, such as UL2's `[R]`. null: none."""
 
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
-        unfit = [name for name, objective in held_out.items() if objective in ("masked_lm", "text_to_text")]
+        unfit = [name for name, objective in held_out.items() if objective.split()[-1] in ("masked_lm", "text_to_text")]
         return [f"hook: {name} has no texts to continue ({held_out[name]})" for name in unfit]
 
 
@@ -242,7 +247,8 @@ class TextToTextSettings(HookSettings):
         there = ", ".join(held_out) or "none"
         if self.corpus is not None and self.corpus not in held_out:
             return [f"corpus: no held-out corpus is named {self.corpus!r}; there is {there}"]
-        if "text_to_text" not in (held_out.values() if self.corpus is None else [held_out[self.corpus]]):
+        objectives = [*held_out.values()] if self.corpus is None else [held_out[self.corpus]]
+        if not any(objective.endswith("text_to_text") for objective in objectives):
             return [f"corpus: {self.corpus or there} has no text-to-text pairs"]
         return []
 

@@ -15,7 +15,7 @@ from pydantic import (
 
 from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
-from data_pipeline.objectives import AnyObjective
+from data_pipeline.objectives import Objective, TrainingObjective
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
 from pretrain.models import AnyModelConfig
@@ -39,6 +39,9 @@ class RunSection(Section):
     cpu_threads: PositiveInt | None = None
     """Threads of each rank on a CPU. null: cores ÷ ranks. Sums depend on it in their last bit, so fix it for bit-equal
     runs."""
+    bind_cores: bool = True
+    """On GPUs: each rank runs on the cores nearest to its GPU, so that its memory is near too. Where Linux doesn't say
+    which these are, or the rank may use none of them, it runs on all that it may use."""
 
 
 class TrainingCorpus(Section):
@@ -57,7 +60,7 @@ class ValidationCorpus(Section):
     """A finished corpus, of which the held-out rows are used: its directory or fsspec URL."""
     name: Annotated[str, Field(min_length=1)] | None = None
     """The corpus's name in the names of its metrics. null: its own name."""
-    objective: AnyObjective | None = None
+    objective: TrainingObjective | None = None
     """Replaces its objective where it is evaluated, though the run trains with another; the corpus must have been built
     with `apply_at: load`. null: `data.objective`, or else the corpus's own."""
 
@@ -89,7 +92,7 @@ class CurriculumStage(Section):
 
     until_step: PositiveInt
     """The first step that is no longer part of this entry; steps count from 0."""
-    objective: AnyObjective
+    objective: TrainingObjective
     """Replaces the corpora's, which must have been built with `apply_at: load`. If its rows are shorter, and divide the
     corpora's, each row is cut into several: sequences are short at first, and a step has as many tokens."""
 
@@ -107,7 +110,7 @@ class DataSection(Section):
     of short rows is drawn more often."""
     validation: list[ValidationCorpus] = []
     """The corpora whose held-out rows are evaluated."""
-    objective: AnyObjective | None = None
+    objective: TrainingObjective | None = None
     """Replaces the objective of the corpora, which must have been built with `apply_at: load`. null: their own."""
     curriculum: list[CurriculumStage] = []
     """Other objectives for the first steps, in order. Held-out rows keep theirs."""
@@ -132,6 +135,10 @@ class DataSection(Section):
         if steps != sorted(set(steps)):
             raise ValueError("curriculum: until_step must grow from one entry to the next")
         return self
+
+    def held_out_objective(self, entry: ValidationCorpus) -> Objective | None:
+        """The objective with which the rows of `entry` are evaluated; None: their corpus's own."""
+        return entry.objective or self.objective
 
     @property
     def remote(self) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Continuation:
     continuation/NAME/loss: nats per token of the second halves, after their first halves. No EOS is scored.
     continuation/NAME/other_context_loss: the same after the first half of another row.
     continuation/NAME/bits_per_byte: the loss in bits per byte of the second halves' text.
-    infilling/NAME/…: the same of the middle thirds between the first and the last, for models that fill in blanks.
+    infilling/NAME/…: the same of the rows' middles in their contexts, for models that fill in blanks.
     """
 
     def __init__(self, settings: ContinuationSettings):
@@ -38,26 +39,43 @@ class Continuation:
                     model.config, corpus.tokenizer.vocabulary, self._settings.form, corpus.objective.name
                 )
                 texts = _texts(corpus, self._settings.rows)
-                for task in ("continuation", "infilling") if form.has_blanks else ("continuation",):
-                    score = PromptScores(form, evaluation, evaluation.held_out.layout.micro_batch)
-                    found = _scored(texts, task, form, score, corpus.tokenizer)
+                begin = self._mode(corpus)
+                score = PromptScores(form, evaluation, evaluation.held_out.layout.micro_batch)
+                cuts = {"continuation": [_halves(text) for text in texts]}
+                if form.has_blanks:
+                    cuts["infilling"] = [_middle(text, self._settings.infilling_length) for text in texts]
+                for task, parts in cuts.items():
+                    found = _scored(parts, form, begin, score, corpus.tokenizer)
                     metrics |= {f"{task}/{name}/{metric}": value for metric, value in found.items()}
                     losses = f"{found['loss']:.3f} nats a token, {found['other_context_loss']:.3f} with another context"
                     lines.append(f"{task} of {name}: {found['bits_per_byte']:.3f} bits a byte; {losses}")
         return Findings(metrics, lines=lines)
 
+    def _mode(self, corpus: Corpus) -> list[int]:
+        """The id before every input, if any."""
+        mode, special = self._settings.mode, corpus.tokenizer.vocabulary.special
+        if mode is None:
+            return []
+        if mode not in special:
+            raise UserError(f"{corpus.directory}: the vocabulary has no special token {mode} (continuation, mode)")
+        return [special[mode]]
+
+
+Parts = tuple[list[int], list[int], list[int]]
+"""What stands before the part of a text to score, that part, and what stands after it."""
+
 
 def _scored(
-    texts: Sequence[list[int]], task: str, form: PromptFormat, score: PromptScores, tokenizer: Tokenizer
+    own: Sequence[Parts], form: PromptFormat, begin: list[int], score: PromptScores, tokenizer: Tokenizer
 ) -> dict[str, float]:
-    """Of the second half or the middle third of each text, in its own context and in that of another text."""
-    own = [_cut(text, task) for text in texts]
+    """Of a part of each text, in its own context and in that of another text. Inputs of an encoder `begin` so."""
     others = [*own[len(own) // 2 :], *own[: len(own) // 2]]
     pairs = [*zip(own, own, strict=True), *zip(others, own, strict=True)]
     prompts = [
-        form.prompt(before, text, ends=False) if task == "continuation" else form.infilling(before, after, text)
+        form.infilling(before, after, text) if after else form.prompt(before, text, ends=False)
         for (before, _, after), (_, text, _) in pairs
     ]
+    prompts = [replace(prompt, encoder=[*begin, *prompt.encoder]) for prompt in prompts] if begin else prompts
     log_p = [found for found, _ in score(prompts)]
     loss, other = -sum(log_p[: len(own)]), -sum(log_p[len(own) :])
     tokens = sum(len(text) for _, text, _ in own)
@@ -65,10 +83,17 @@ def _scored(
     return {"loss": loss / tokens, "other_context_loss": other / tokens, "bits_per_byte": loss / math.log(2) / size}
 
 
-def _cut(text: list[int], task: str) -> tuple[list[int], list[int], list[int]]:
-    """What stands before the part to score, that part, and what stands after it."""
-    start, end = (len(text) // 2, len(text)) if task == "continuation" else (len(text) // 3, 2 * len(text) // 3)
-    return text[:start], text[start:end], text[end:]
+def _halves(text: list[int]) -> Parts:
+    half = len(text) // 2
+    return text[:half], text[half:], []
+
+
+def _middle(text: list[int], tokens: int | None) -> Parts:
+    """`tokens` in the middle of a text, at most a third of it."""
+    third = 2 * len(text) // 3 - len(text) // 3
+    size = third if tokens is None else min(tokens, third)
+    start = (len(text) - size) // 2
+    return text[:start], text[start : start + size], text[start + size :]
 
 
 def _texts(corpus: Corpus, most: int) -> list[list[int]]:

@@ -32,6 +32,7 @@ from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.prompt_format import Prompt, PromptFormat
 
 BLANKS = ("word", "span", "official", "no_input")  # scores that need a blank
+_GROUPS = {"s-selection": "argument_structure"}  # BLiMP's files have 13 groups; its paper and BabyLM count 12
 _SPAN = 3  # words
 _TRAINING_ROWS = 20_000
 _TIE = 1e-9  # of a score: sums of the same numbers in another order
@@ -81,11 +82,16 @@ def read_pairs(directory: Path, limit: int | None = None) -> dict[str, list[Pair
     """The pairs of each paradigm, in the order of the files *.jsonl in `directory`; at most `limit` of a paradigm.
 
     Lines have `sentence_good`, `sentence_bad`, `UID` and `linguistics_term`, as BLiMP's have. Raises UserError for a
-    directory without such files, and for a line that lacks one of them.
+    directory without such files, and for a line that lacks one of them. Hidden files are left out: macOS puts some into
+    archives.
     """
     found: dict[str, list[Pair]] = defaultdict(list)
-    for path in sorted(directory.glob("*.jsonl")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for path in sorted(path for path in directory.glob("*.jsonl") if not path.name.startswith(".")):
+        try:
+            read = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not UTF-8: {error}") from None
+        for number, line in enumerate(read, start=1):
             pair = _pair(line, f"{path}:{number}")
             if limit is None or len(found[pair.paradigm]) < limit:
                 found[pair.paradigm].append(pair)
@@ -103,7 +109,8 @@ def _pair(line: str, where: str) -> Pair:
     for key in keys:
         if not isinstance(values, dict) or not isinstance(values.get(key), str) or not values[key]:
             raise UserError(f"{where}: {key}: missing, or not a text")
-    return Pair(*(values[key] for key in keys))
+    good, bad, paradigm, group = (values[key] for key in keys)
+    return Pair(good, bad, paradigm, _GROUPS.get(group, group))
 
 
 def accuracies(pairs: Mapping[str, Sequence[Pair]], score: Score) -> Accuracies:

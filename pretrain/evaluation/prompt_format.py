@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
@@ -46,6 +48,8 @@ class PromptFormat:
     form: Form
     vocabulary: Vocabulary
     config: ModelConfig
+    separated: bool = False
+    """Whether a continuation follows its context after EOS, and ends with EOS, as in the objective `in_one_row`."""
 
     @classmethod
     def choose(
@@ -63,7 +67,7 @@ class PromptFormat:
         if generates == "continuations":
             if form is not None:
                 raise UserError(f"--form: models of the family {config.family} continue a text; there is one form")
-            return cls("continuation", vocabulary, config)
+            return cls("continuation", vocabulary, config, separated=objective == "in_one_row")
         chosen = form or _OBJECTIVE_FORMS.get(objective or "", "answer")
         if chosen == "blank" and not vocabulary.sentinels:
             raise UserError("--form: a blank needs sentinels, but the model's tokenizer has none")
@@ -79,13 +83,15 @@ class PromptFormat:
     def prompt(self, context: Sequence[int], continuation: Sequence[int], ends: bool = True) -> Prompt:
         """Asks for `continuation` after `context`, both without BOS and EOS, and for EOS if it `ends` there.
 
-        A causal model isn't asked for EOS. A context that is too long loses its beginning.
+        A causal model isn't asked for EOS, unless its texts are `separated`. A context that is too long loses its
+        beginning.
         """
         vocabulary, eos = self.vocabulary, [self.vocabulary.eos]
-        scored = [*continuation, *(eos if ends and self.form != "continuation" else [])]
+        scored = [*continuation, *(eos if ends and (self.separated or self.form != "continuation") else [])]
         if self.form == "continuation":
-            kept = self._last(context, len(scored) - 1)  # the last id isn't read
-            return Prompt([], kept or eos, scored)
+            end = eos if self.separated else []
+            kept = self._last(context, len(scored) + len(end) - 1)  # the last id isn't read
+            return Prompt([], [*kept, *end] or eos, scored)
         if self.form == "blank":
             kept = self._last(context, 2)
             return Prompt(self.with_blank(kept, []), [vocabulary.first_sentinel], scored)
@@ -100,7 +106,8 @@ class PromptFormat:
     @property
     def has_blanks(self) -> bool:
         """Whether the model fills in blanks: of a decoder-only model, with the middle of a text last."""
-        return self.form in ("blank", "copy") or (self.form == "continuation" and self.vocabulary.sentinels >= _PARTS)
+        causal = self.form == "continuation" and not self.separated
+        return self.form in ("blank", "copy") or (causal and self.vocabulary.sentinels >= _PARTS)
 
     def with_blank(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
         """The encoder's input with a blank between two parts, in the form `blank` or `copy`."""
@@ -147,7 +154,8 @@ class PromptFormat:
         )
         if self.form == "continuation":
             inputs, mask = padded([whole[:-1] for whole in wholes], pad, left=False)
-            batch = {"encoder_input_ids": inputs, "labels": targets[:, 1:].contiguous()}
+            seen = torch.arange(inputs.size(1)) < torch.tensor([[len(one.prefix)] for one in prompts])
+            batch = {"encoder_input_ids": inputs, "labels": targets[:, 1:].contiguous(), "prefix_mask": seen.long()}
         else:
             inputs, mask = padded([one.encoder for one in prompts], pad, left=False)
             starts = prompts[0].starts

@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-import torch
-
 from data_pipeline.corpus import Corpus
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from data_pipeline.objectives import TextToText
+from data_pipeline.objectives import InOneRow, Objective, TextToText
 from data_pipeline.sources import READERS, Input, Intake
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS
 from pretrain.evaluation.hook import Evaluation, Findings, Row
+from pretrain.evaluation.prompt_format import Prompt, PromptFormat
 from pretrain.generation.decoding import generate
 from pretrain.generation.incremental import PackedModel
 from pretrain.generation.settings import GenerationSettings
@@ -95,13 +93,14 @@ class TextToTextAnswers:
     def _read(self, evaluation: Evaluation) -> list[Task]:
         settings, corpora = self._settings, evaluation.held_out.corpora
         if settings.file is not None:
-            objectives = (one.objective for one in corpora.values() if isinstance(one.objective, TextToText))
+            objectives = filter(None, (_of_pairs(one.objective) for one in corpora.values()))
             return [Task(settings.name, next(objectives, TextToText()), _file_questions(settings))]
         found = []
         for name, corpus in corpora.items():
-            if settings.corpus in (None, name) and isinstance(corpus.objective, TextToText):
+            objective = _of_pairs(corpus.objective)
+            if settings.corpus in (None, name) and objective is not None:
                 questions = list(islice(_corpus_questions(corpus), settings.rows))
-                found.append(Task(name, corpus.objective, _with_choices(questions, settings)))
+                found.append(Task(name, objective, _with_choices(questions, settings)))
         return found
 
     def _metrics(self, questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, float]:
@@ -150,6 +149,8 @@ class _Answerer:
     settings: TextToTextSettings
 
     def __post_init__(self) -> None:
+        self._form = PromptFormat.choose(self.model.config, self.tokenizer.vocabulary, None, self.objective.name)
+        self._causal = self._form.form == "continuation"
         self._packed = PackedModel.of(self.model) if self.settings.writes else None
         self._device = next(self.model.parameters()).device
         most = self.settings.longest_answer(self.objective.targets_length)
@@ -173,7 +174,7 @@ class _Answerer:
 
     def _written(self, inputs: Sequence[list[int]]) -> list[Answer]:
         vocabulary = self.tokenizer.vocabulary
-        ids, mask = padded(inputs, vocabulary.pad, left=False)
+        ids, mask = padded(inputs, vocabulary.pad, left=self._causal)
         mask = None if mask is None else mask.to(self._device)
         rows = generate(self.model, ids.to(self._device), mask, self._decoding, packed=self._packed).tolist()
         ended = [vocabulary.eos in row for row in rows]
@@ -186,12 +187,19 @@ class _Answerer:
         sums: list[float] = []
         at_once = max(1, _TOKENS_AT_ONCE // (len(inputs) + max(map(len, targets))))
         for start in range(0, len(targets), at_once):
-            labels, _ = padded(targets[start : start + at_once], IGNORE_INDEX, left=False)
-            given = torch.tensor([inputs]).expand(len(labels), -1)
-            losses = self.model(encoder_input_ids=given.to(self._device), labels=labels.to(self._device))
+            some = targets[start : start + at_once]
+            prompts = [Prompt([], inputs, target) if self._causal else Prompt(inputs, [], target) for target in some]
+            batch = {name: tensor.to(self._device) for name, tensor in self._form.batch(prompts).items()}
+            losses = self.model(**batch)
             sums += losses["labels"].double().sum(dim=1).tolist()
         means = [loss / len(target) for loss, target in zip(sums, targets, strict=True)]
         return choices[sums.index(min(sums))], choices[means.index(min(means))]
+
+
+def _of_pairs(objective: Objective) -> TextToText | None:
+    """The objective of pairs that a corpus has, whether a row holds both texts or not."""
+    inner = objective.of if isinstance(objective, InOneRow) else objective
+    return inner if isinstance(inner, TextToText) else None
 
 
 def _corpus_questions(corpus: Corpus) -> Iterator[Question]:

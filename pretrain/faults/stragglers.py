@@ -6,7 +6,7 @@ together anyway; rank 0 judges.
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +27,19 @@ _EVERY = 4  # steps from one exchange to the next
 class Stragglers:
     """Watches the ranks of a run on `machines`; `factor` None: doesn't.
 
-    `folder`: of the run's tables. `remote`: whether rows come from a remote store, which may be slow too.
+    `folder`: of the run's tables. `remote`: whether rows come from a remote store, which may be slow too. `busy`:
+    whether rank 0 now does more than train; its steps then don't count.
     """
 
-    def __init__(self, factor: float | None, machines: Sequence[Machine], folder: Path, remote: bool):
-        self._machines, self._folder, self._remote = machines, folder, remote
+    def __init__(
+        self,
+        factor: float | None,
+        machines: Sequence[Machine],
+        folder: Path,
+        remote: bool,
+        busy: Callable[[], bool] = lambda: False,
+    ):
+        self._machines, self._folder, self._remote, self._busy = machines, folder, remote, busy
         self._factor = factor if remote or dist.get_world_size() > 1 else None
         self._named: Slow | None = None
         self.metrics: dict[str, float] = {}
@@ -54,7 +62,9 @@ class Stragglers:
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, own)
         self._own = []
-        if dist.get_rank() == 0:
+        if self._busy():
+            self._window.clear()
+        elif dist.get_rank() == 0:
             self._window.extend(torch.stack(gathered, dim=1).cpu().numpy())
             if len(self._window) == WINDOW:
                 yield from self._judge(step, np.stack(self._window), self._factor)

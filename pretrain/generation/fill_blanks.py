@@ -9,6 +9,7 @@ import numpy as np
 from data_pipeline.corpus import Corpus
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.objectives import Denoising
 from data_pipeline.objectives.randomness import random_bits, row_keys
 from data_pipeline.tokenizer import Tokenizer
 
@@ -21,12 +22,14 @@ def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> l
     """Pairs (sentence with blanks, sentence) from the first `number` suitable held-out documents.
 
     A hash of `seed` and of the sentence's number chooses the words to blank out: one in seven of those that have a
-    space on each side, and never two neighbours. Blanks are <extra_id_k>, or <mask> if the tokenizer has no sentinels.
-    Raises UserError if it has no mask either.
+    space on each side, and never two neighbours. Blanks are <extra_id_k>, or <mask> if the corpus is for denoising or
+    the tokenizer has no sentinels. Raises UserError if it has no mask either.
     """
     if not can_blank_out(tokenizer):
         raise UserError("--corpus: blanks need sentinels or a mask, but the model's tokenizer has neither")
     found = []
+    has_mask = tokenizer.vocabulary.mask is not None
+    masks = has_mask and (isinstance(corpus.objective, Denoising) or not tokenizer.sentinels)
     for position, sentence in enumerate(itertools.islice(_held_out_sentences(corpus), number)):
         words = list(_WORD.finditer(sentence))
         keys = row_keys(seed, "blanks", 0, np.array([position]))
@@ -34,7 +37,7 @@ def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> l
         for word in np.argsort(random_bits(keys, 0, len(words))[0]).tolist():
             if len(chosen) < max(1, len(words) // _WORDS_PER_BLANK) and not {word - 1, word + 1} & set(chosen):
                 chosen.append(word)
-        marks = (f"<extra_id_{blank}>" if tokenizer.sentinels else "<mask>" for blank in itertools.count())
+        marks = ("<mask>" if masks else f"<extra_id_{blank}>" for blank in itertools.count())
         blanked, end = "", 0
         for word in sorted(chosen):
             blanked += sentence[end : words[word].start()] + next(marks)

@@ -101,7 +101,7 @@ class Incremental:
         """Reads the prompts (examples, length) of a decoder without an encoder; returns the next token's logits."""
         model = self.packed.model
         caches: list[KeyValueCache] = model.new_cache()
-        states = self.decoder(model.embedding(prompts), AttentionInputs(mask), caches)
+        states = self.decoder(model.embedding(prompts), model.of_prompt(prompts, mask), caches)
         self.cache.fill(torch.stack([torch.stack(cache.entries) for cache in caches if cache.entries]), mask)
         self.position = prompts.size(1)
         self.padding = None if mask is None else (mask == 0).sum(dim=1, keepdim=True)

@@ -1,7 +1,7 @@
 """Text in, text out: what `pretrain generate` does with a model."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -29,13 +29,22 @@ class Answer:
     has_blanks: bool
 
 
+Engine = Callable[[Sequence[list[int]], range], Sequence[list[int]]]
+"""From the ids of some inputs, and the numbers of their texts, to those of their answers."""
+
+
 def answer_texts(
-    trained: TrainedModel, texts: Sequence[str], settings: GenerationSettings, batch_size: int = 16
+    trained: TrainedModel,
+    texts: Sequence[str],
+    settings: GenerationSettings,
+    batch_size: int = 16,
+    engine: Engine | None = None,
 ) -> Iterator[Answer]:
     """Generates an answer to each text, in order, `batch_size` texts at a time.
 
     An encoder-decoder reads a text and answers; a causal model continues it. The seed and a text's number determine its
-    samples. Raises UserError at once for what the model doesn't support, for example a text that is too long.
+    samples. `engine`: what generates, by default this project. Raises UserError at once for what the model doesn't
+    support, for example a text that is too long.
     """
     model, tokenizer = trained.model, trained.tokenizer
     family = FAMILIES[model.config.family]
@@ -44,7 +53,19 @@ def answer_texts(
     causal = family.generates == "continuations"
     inputs = [prompt_ids(tokenizer, text) if causal else input_ids(tokenizer, text, family) for text in texts]
     _check_lengths(inputs, causal, settings.max_new_tokens, model.config.longest_sequence)
-    return _answers(trained, texts, inputs, causal, settings, batch_size)
+    return _answers(trained, texts, inputs, causal, engine or _own_engine(trained, causal, settings), batch_size)
+
+
+def _own_engine(trained: TrainedModel, causal: bool, settings: GenerationSettings) -> Engine:
+    model, pad = trained.model, trained.tokenizer.vocabulary.pad
+    device, packed = next(model.parameters()).device, PackedModel.of(model)
+
+    def write(inputs: Sequence[list[int]], numbers: range) -> list[list[int]]:
+        ids, mask = padded(inputs, pad, left=causal)
+        mask = None if mask is None else mask.to(device)
+        return generate(model, ids.to(device), mask, settings, numbers=numbers, packed=packed).tolist()
+
+    return write
 
 
 def _answers(
@@ -52,20 +73,16 @@ def _answers(
     texts: Sequence[str],
     inputs: Sequence[list[int]],
     causal: bool,
-    settings: GenerationSettings,
+    engine: Engine,
     batch_size: int,
 ) -> Iterator[Answer]:
-    model, tokenizer, vocabulary = trained.model, trained.tokenizer, trained.tokenizer.vocabulary
-    device = next(model.parameters()).device
-    packed = PackedModel.of(model)
+    tokenizer, vocabulary = trained.tokenizer, trained.tokenizer.vocabulary
     for start in range(0, len(texts), batch_size):
         batch = inputs[start : start + batch_size]
-        ids, mask = padded(batch, vocabulary.pad, left=causal)
         numbers = range(start, start + len(batch))
-        mask = None if mask is None else mask.to(device)
-        rows = generate(model, ids.to(device), mask, settings, numbers=numbers, packed=packed).tolist()
-        for number, given, row in zip(numbers, batch, rows, strict=True):
+        for number, given, row in zip(numbers, batch, engine(batch, numbers), strict=True):
             new = list(takewhile(lambda id_: id_ != vocabulary.eos, row))
+            new = new[1:] if new[:1] == [vocabulary.bos] else new  # BART's answers begin with it
             generated = tokenizer.decode(new)
             has_blanks = not causal and any(id_ in vocabulary.sentinel_ids for id_ in given)
             if has_blanks:

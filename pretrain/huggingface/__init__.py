@@ -51,13 +51,14 @@ def export(
     `state_dict` holds whole fp32 tensors under the names of the model's `state_dict()`. `out` must be new or empty, and
     appears only once it is complete. Weights above `shard_bytes` are split into several files. `engine`: the one whose
     converter will read the directory. `encoder_only`: leaves out the decoder. `lineage`: where the model comes from,
-    for its card. Raises UserError if weights, config and tokenizer don't fit together, or transformers or the engine
-    has no such model.
+    for its card and the tokenizer's mask token. Raises UserError if weights, config and tokenizer don't fit together,
+    or transformers or the engine has no such model.
     """
     conversion = conversion_for(config)
     exported = rewriting.exported(conversion, state_dict, config, tokenizer, engine, encoder_only)
-    readme = card.page(lineage or Lineage(), config, conversion, engine, encoder_only)
-    directory.write(exported, conversion, tokenizer, readme, out, shard_bytes)
+    lineage = lineage or Lineage()
+    readme = card.page(lineage, config, conversion, engine, encoder_only)
+    directory.write(exported, conversion, tokenizer, lineage.objective, readme, out, shard_bytes)
     name = conversion.encoder.class_name if encoder_only and conversion.encoder else conversion.class_name
     permission = ", both with trust_remote_code=True" if conversion.remote_code else ""
     return f"{name}.from_pretrained and AutoTokenizer.from_pretrained load it{permission}"

@@ -102,6 +102,7 @@ GPT2 = Conversion(
     can_be={
         "positions": ("learned",),
         "subtract_positions": ("none",),
+        "prefix_attention": ("causal",),
         "activation": tuple(ACTIVATIONS),
         "norm": ("layer",),
         "norm_after": (False,),

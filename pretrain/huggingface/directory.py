@@ -24,14 +24,23 @@ _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_
 
 
 def write(
-    exported: Exported, conversion: Conversion, tokenizer: Tokenizer, readme: str, out: Path, shard_bytes: int
+    exported: Exported,
+    conversion: Conversion,
+    tokenizer: Tokenizer,
+    objective: str | None,
+    readme: str,
+    out: Path,
+    shard_bytes: int,
 ) -> None:
-    """Writes `out`, which appears only once it is complete. Weights above `shard_bytes` go into several files."""
+    """Writes `out`, which appears only once it is complete. Weights above `shard_bytes` go into several files.
+
+    `objective`: the name of what the model has learnt, if it is known.
+    """
     from huggingface_hub import save_torch_state_dict  # takes a second to import
 
     with new_directory(out) as partial:
         (partial / README).write_text(readme, encoding="utf-8")
-        tokenizer_export.write(tokenizer, conversion, partial)
+        tokenizer_export.write(tokenizer, conversion, objective, partial)
         write_json(partial / CONFIG, exported.config)
         if exported.generation_config is not None:
             write_json(partial / GENERATION, exported.generation_config)

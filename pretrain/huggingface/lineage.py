@@ -46,6 +46,7 @@ class Lineage:
     - `missing_corpora`: the number of training corpora that aren't there any more.
     - `curve`: (step, train/loss). `results`: metrics of held-out texts up to the checkpoint, by name.
     - `settings`: those of the run that shape the model, with defaults.
+    - `objective`: the name of what it has learnt at last; None if that isn't known.
     """
 
     name: str | None = None
@@ -57,6 +58,7 @@ class Lineage:
     curve: list[tuple[int, float]] = field(default_factory=list)
     results: dict[str, float] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    objective: str | None = None
 
     @property
     def tokens(self) -> float | None:
@@ -91,14 +93,17 @@ def lineage(checkpoint: Path) -> Lineage:
         ),
         **({"distillation": teacher} if (teacher := index.identity.get("distillation")) else {}),
     }
+    known_corpora = [one for one in corpora if one is not None]
+    objectives = [config.data.objective, *(one.corpus.objective for one in known_corpora)]
     return replace(
         known,
         name=config.run.name,
-        corpora=[one for one in corpora if one is not None],
+        corpora=known_corpora,
         missing_corpora=corpora.count(None),
         curve=curve,
         results=results,
         settings=masked_values(settings),
+        objective=next((one.name for one in objectives if one is not None), None),
     )
 
 

@@ -31,7 +31,12 @@ GEMMA_NORMS = {
     "feed_forward_norm": "pre_feedforward_layernorm",
     "feed_forward_norm_after": "post_feedforward_layernorm",
 }
-ALL = {"positions": ("rotary",), "activation": tuple(ACTIVATIONS), "subtract_positions": ("none",)}
+ALL = {
+    "positions": ("rotary",),
+    "activation": tuple(ACTIVATIONS),
+    "subtract_positions": ("none",),
+    "prefix_attention": ("causal",),
+}
 PLAIN = {
     **ALL,
     "norm": ("rms",),

@@ -19,6 +19,7 @@ from pretrain.huggingface.conversion import Conversion, Json
 
 TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 ROLES = ("bos", "eos", "unk", "pad", "mask")
+_FIRST_SENTINEL = "<extra_id_0>"
 # T5Tokenizer has no byte fallback, so it is added. Byte tokens never match text: "<0x41>" isn't taken for one.
 NO_BYTES = {
     "type": "Split",
@@ -28,12 +29,13 @@ NO_BYTES = {
 }
 
 
-def write(tokenizer: Tokenizer, conversion: Conversion, directory: Path) -> None:
-    """Writes the tokenizer's files into `directory`, for a model of the family of `conversion`.
+def write(tokenizer: Tokenizer, conversion: Conversion, objective: str | None, directory: Path) -> None:
+    """Writes the tokenizer's files into `directory`, for a model of the family of `conversion` that learnt `objective`.
 
     A text gets the same ids as here, within the family's begin and EOS tokens; if the family has none, a tokenizer.json
     keeps its own. A special token or sentinel spelled out in a text becomes that token, as sentinels do in
-    `Tokenizer.encode_with_sentinels`.
+    `Tokenizer.encode_with_sentinels`. The mask token, which programs put in place of a word, is the first sentinel for
+    a model that fills in spans.
     """
     model, vocabulary, sentinels = tokenizer.model, tokenizer.vocabulary, _sentinels(tokenizer)
     as_t5s = isinstance(model, SentencePiece) and conversion.model_type == "t5" and not model.byte_ids
@@ -42,7 +44,8 @@ def write(tokenizer: Tokenizer, conversion: Conversion, directory: Path) -> None
 
         # transformers prefers tokenizer.json and needs tokenizer_config.json; other programs read spiece.model
         (directory / MODEL).write_bytes(model.files[MODEL])
-        T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels).save_pretrained(directory)
+        mask = {"mask_token": _FIRST_SENTINEL} if tokenizer.sentinels else {}
+        T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels, **mask).save_pretrained(directory)
         _write_added(tokenizer, directory)
         return
     backend, config = _in_transformers(model, directory)
@@ -60,11 +63,15 @@ def write(tokenizer: Tokenizer, conversion: Conversion, directory: Path) -> None
             for role in ROLES
             if (id_ := getattr(vocabulary, role)) is not None and (token := backend.id_to_token(id_))
         }
+        if _fills_spans(tokenizer, conversion, objective):
+            roles["mask_token"] = _FIRST_SENTINEL
         backend.post_processor = _template(vocabulary, roles, conversion)
         flags = {"add_bos_token": conversion.begins, "add_eos_token": conversion.ends}  # transformers 4 reads them
         config = {**config, **roles, **{key: value for key, value in flags.items() if key in config}}
     if isinstance(model, WordPiece):
         config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}  # their names in BERT
+    if conversion.model_type == "t5gemma2":  # else AutoProcessor looks for the image processor, which isn't exported
+        config |= {"processor_class": "PreTrainedTokenizerFast"}
     backend.save(str(directory / TOKENIZER))
     write_json(directory / CONFIG, config)
     if isinstance(model, SentencePiece) and conversion.model_type == "t5":
@@ -94,6 +101,16 @@ def _in_transformers(model: TextModel, directory: Path) -> tuple[tokenizers.Toke
             (directory / LISTING).write_bytes(model.files[LISTING])
             return model.backend(), config
     raise UserError(f"a tokenizer of kind {model.kind} can't be exported")
+
+
+def _fills_spans(tokenizer: Tokenizer, conversion: Conversion, objective: str | None) -> bool:
+    """Whether a sentinel is the model's blank. If `objective` isn't known, it is where the tokenizer has no mask.
+
+    Of sentencepiece models alone: elsewhere transformers' mask token would no longer absorb the space before it.
+    """
+    learnt = objective in ("span_corruption", "iid_denoising", "ul2")
+    likely = objective is None and tokenizer.vocabulary.mask is None and conversion.encoder_decoder
+    return isinstance(tokenizer.model, SentencePiece) and tokenizer.sentinels > 0 and (learnt or likely)
 
 
 def _to_add(model: TextModel) -> list[str]:

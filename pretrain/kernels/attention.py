@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from pretrain.kernels.backward import backward_diagonals, backward_keys, backward_queries
@@ -26,19 +25,29 @@ def flash_attention(
     diagonals: Tensor | None = None,
     labels: Labels | None = None,
     causal: bool = False,
+    window: tuple[int, int] | None = None,
     scale: float = 1.0,
+    softcap: float | None = None,
     dropout: float = 0.0,
-) -> Tensor:
-    """softmax(scale · queries · keysᵀ + bias) · values, each (batch, heads, length, d_kv), d_kv up to 128.
+) -> tuple[Tensor, Tensor]:
+    """softmax(capped(scale · queries · keysᵀ) + bias) · values, each (batch, heads, length, d_kv), d_kv up to 256; and
+    log2 of the softmax's normalisers (batch, heads, queries) in fp32.
 
-    `diagonals` (heads, queries + keys − 1) holds the bias of query i and key j at queries − 1 − i + j. Under `causal`
-    the last query is aligned with the last key. `labels` hides padding and other examples. A query that sees no key
-    gives zeros; it and what it would see get no gradient. `dropout` drops weights by a seed from PyTorch's generator of
-    the device.
+    `diagonals` (heads, queries + keys − 1) holds the bias of query i and key j at queries − 1 − i + j. Under `causal`,
+    and with a `window` of keys before a query's position and after it, the last query is aligned with the last key.
+    `labels` hides padding and other examples. `capped` is softcap · tanh(· / softcap). `dropout` drops weights by a
+    seed from PyTorch's generator of the device; normalisers are those before it.
+
+    A query that sees no key gives zeros, and a normaliser of ∞; it and what it would see get no gradient.
     """
     seed = torch.randint(1 << 31, (1,), dtype=torch.int32, device=queries.device) if dropout else None
     label_tensors = [] if labels is None else list(labels)
-    return _flash_attention(queries, keys, values, diagonals, label_tensors, seed, causal, scale, dropout)[0]
+    before, after = window or (None, None)
+    if causal and after is not None:
+        causal, after = False, min(after, 0)
+    return _flash_attention(
+        queries, keys, values, diagonals, label_tensors, seed, causal, before, after, scale, softcap, dropout
+    )
 
 
 @torch.library.custom_op("encdec::flash_attention", mutates_args=())
@@ -50,7 +59,10 @@ def _flash_attention(
     labels: list[Tensor],
     seed: Tensor | None,
     causal: bool,
+    before: int | None,
+    after: int | None,
     scale: float,
+    softcap: float | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     q, k, v = (_rows_whole(tensor) for tensor in (q, k, v))
@@ -58,16 +70,17 @@ def _flash_attention(
     out, normalisers = _like_rows(q), q.new_empty(batch, heads, queries, dtype=torch.float32)
     bias = _margined(diagonals)
     query_labels, key_labels, ranges, _ = labels or (None, None, None, None)
+    settings = before, after, scale, softcap, dropout
     shared = _shared(q, causal)
 
     def launch(block: Tiles) -> None:
-        forward[triton.cdiv(queries, block.rows), batch * heads](
+        forward[_ceil_div(queries, block.rows), batch * heads](
             q, k, v, _from_last_query(bias, queries), query_labels, key_labels, ranges, seed, out, normalisers,
-            *_strides(q, k, v, out), _stride(bias), heads, queries, keys, scale, dropout,
+            *_strides(q, k, v, out), _stride(bias), heads, queries, keys, *settings,
             **shared, BLOCK_M=block.rows, BLOCK_N=block.columns, num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
 
-    fastest("forward", q, _key(q, k, bias, labels, causal), launch)
+    fastest("forward", q, _key(q, k, bias, labels, causal, before, after, softcap), launch)
     return out, normalisers
 
 
@@ -87,8 +100,12 @@ def _flash_attention_backward(
     out: Tensor,
     normalisers: Tensor,
     gradient: Tensor,
+    grad_normalisers: Tensor | None,
     causal: bool,
+    before: int | None,
+    after: int | None,
     scale: float,
+    softcap: float | None,
     dropout: float,
     needs_grad_diagonals: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -99,19 +116,22 @@ def _flash_attention_backward(
     bias = _margined(diagonals)
     at, stride = _from_last_query(bias, queries), _stride(bias)
     query_labels, key_labels, key_ranges, query_ranges = labels or (None, None, None, None)
-    shared, key = _shared(q, causal), _key(q, k, bias, labels, causal)
+    grad_normalisers = None if grad_normalisers is None else grad_normalisers.contiguous()
+    settings = before, after, scale, softcap, dropout
+    shared, key = _shared(q, causal), _key(q, k, bias, labels, causal, before, after, softcap)
 
     def launch_queries(block: Tiles) -> None:
-        backward_queries[triton.cdiv(queries, block.rows), batch * heads](
-            q, k, v, at, query_labels, key_labels, key_ranges, seed, out, normalisers, gradient, dq, delta,
-            *_strides(q, k, v, out, gradient, dq), stride, heads, queries, keys, scale, dropout,
+        backward_queries[_ceil_div(queries, block.rows), batch * heads](
+            q, k, v, at, query_labels, key_labels, key_ranges, seed, out, normalisers, gradient,
+            grad_normalisers, dq, delta,
+            *_strides(q, k, v, out, gradient, dq), stride, heads, queries, keys, *settings,
             **shared, BLOCK_M=block.rows, BLOCK_N=block.columns, num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
 
     def launch_keys(block: Tiles) -> None:
-        backward_keys[triton.cdiv(keys, block.columns), batch * heads](
+        backward_keys[_ceil_div(keys, block.columns), batch * heads](
             q, k, v, at, query_labels, key_labels, query_ranges, seed, normalisers, gradient, delta, dk, dv,
-            *_strides(q, k, v, gradient, dk), stride, heads, queries, keys, scale, dropout,
+            *_strides(q, k, v, gradient, dk), stride, heads, queries, keys, *settings,
             **shared, BLOCK_M=block.rows, BLOCK_N=block.columns, num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
 
@@ -119,7 +139,7 @@ def _flash_attention_backward(
         parts = _empty_parts(q, keys, block.rows)
         backward_diagonals[parts.size(1), parts.size(2), heads](
             q, k, v, at, query_labels, key_labels, key_ranges, seed, normalisers, gradient, delta, parts,
-            *_strides(q, k, v, gradient), stride, batch, heads, queries, keys, scale, dropout, parts.size(2),
+            *_strides(q, k, v, gradient), stride, batch, heads, queries, keys, *settings, parts.size(2),
             **shared, BLOCK=block.rows, num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
         return _summed_parts(parts, queries, keys)
@@ -136,7 +156,8 @@ def _flash_attention_backward(
 @_flash_attention_backward.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, diagonals: Any, labels: Any, seed: Any, out: Any, normalisers: Any, gradient: Any,
-    causal: bool, scale: float, dropout: float, needs_grad_diagonals: bool,
+    grad_normalisers: Any, causal: bool, before: Any, after: Any, scale: float, softcap: Any, dropout: float,
+    needs_grad_diagonals: bool,
 ) -> tuple:  # fmt: skip
     grad_bias = (
         torch.empty_like(diagonals, memory_format=torch.contiguous_format) if needs_grad_diagonals else q.new_empty(0)
@@ -150,15 +171,17 @@ def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(q, k, v, diagonals, seed, *output, *labels)
 
 
-def _differentiate(ctx: Any, gradient: Tensor | None, _: Any) -> tuple:
+def _differentiate(ctx: Any, gradient: Tensor | None, grad_normalisers: Tensor | None) -> tuple:
     q, k, v, diagonals, seed, out, normalisers, *labels = ctx.saved_tensors
-    none = [None] * len(labels), None, None, None, None
-    if gradient is None:
+    none = [None] * len(labels), *[None] * (1 + len(ctx.settings))
+    if gradient is None and grad_normalisers is None:
         return None, None, None, None, *none
+    gradient = torch.zeros_like(out) if gradient is None else gradient
     needs_grad_diagonals = diagonals is not None and ctx.needs_input_grad[3]
     dq, dk, dv, grad_bias = _flash_attention_backward(
-        q, k, v, diagonals, labels, seed, out, normalisers, gradient, *ctx.settings, needs_grad_diagonals
-    )
+        q, k, v, diagonals, labels, seed, out, normalisers, gradient, grad_normalisers, *ctx.settings,
+        needs_grad_diagonals,
+    )  # fmt: skip
     return dq, dk, dv, grad_bias if needs_grad_diagonals else None, *none
 
 
@@ -173,14 +196,34 @@ def _shared(q: Tensor, causal: bool) -> dict[str, object]:
         "CAUSAL": causal,
         "PRECISION": "tf32" if tf32 else "ieee",
         "D": d_kv,
-        "BLOCK_D": max(16, triton.next_power_of_2(d_kv)),
+        "BLOCK_D": max(16, _power_of_two(d_kv)),
     }
 
 
-def _key(q: Tensor, k: Tensor, bias: Tensor | None, labels: list[Tensor], causal: bool) -> tuple:
+def _key(
+    q: Tensor,
+    k: Tensor,
+    bias: Tensor | None,
+    labels: list[Tensor],
+    causal: bool,
+    before: int | None,
+    after: int | None,
+    softcap: float | None,
+) -> tuple:
     """What the best tiles depend on. Rows and lengths count in powers of two: ragged batches aren't measured anew."""
-    sizes = [triton.next_power_of_2(size) for size in (q.size(0), q.size(2), k.size(2))]
-    return *sizes, q.size(1), q.size(3), q.dtype, bias is not None, bool(labels), causal
+    sizes = [_power_of_two(size) for size in (q.size(0), q.size(2), k.size(2))]
+    forms = bias is not None, bool(labels), causal, before, after, softcap is not None
+    return *sizes, q.size(1), q.size(3), q.dtype, *forms
+
+
+# Triton's own are for kernels too, and take 2 µs a call on the host: 30 in a forward and a backward pass.
+def _ceil_div(number: int, by: int) -> int:
+    return -(-number // by)
+
+
+def _power_of_two(number: int) -> int:
+    """The least that isn't below `number`."""
+    return 1 << (number - 1).bit_length()
 
 
 def _margined(diagonals: Tensor | None) -> Tensor | None:
@@ -216,8 +259,8 @@ _VISITS = 32  # tiles that a program of the diagonals' kernel adds up, at most: 
 
 def _empty_parts(q: Tensor, keys: int, block: int) -> Tensor:
     batch, heads, queries, _ = q.shape
-    tiles_q, tiles_k = triton.cdiv(queries, block), triton.cdiv(keys, block)
-    splits = triton.cdiv(min(tiles_q, tiles_k) * batch, _VISITS)
+    tiles_q, tiles_k = _ceil_div(queries, block), _ceil_div(keys, block)
+    splits = _ceil_div(min(tiles_q, tiles_k) * batch, _VISITS)
     return q.new_empty(heads, tiles_q + tiles_k - 1, splits, 2 * block, dtype=torch.float32)
 
 

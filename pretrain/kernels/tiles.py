@@ -7,6 +7,9 @@ Index names: `at_q` and `at_k` are positions of queries and keys, already shaped
 read by its diagonal at_k − at_q, so a tile of M × N touches M + N − 1 neighbouring values, which the first-level cache
 holds. Queries and keys see each other if their labels are equal (`pretrain.kernels.labels`); `MASKED` is off where a
 tile is known to be visible as a whole.
+
+`settings` are (queries, keys, before, after, scale, softcap): the lengths; how many keys a query sees before its own
+position and after it, None without a window; the factor of logits; and their soft cap, None without.
 """
 
 import triton
@@ -21,7 +24,7 @@ GRANULE = tl.constexpr(labels.GRANULE)  # tiles are multiples or divisors of it
 # Triton would compile a kernel anew for sizes that are 1 or multiples of 16, which lengths are at random. Here they
 # only decide which elements a tile leaves out, for which it makes no difference.
 UNSPECIALIZED = {
-    "do_not_specialize": ["diagonals_stride", "batches", "heads", "queries", "keys", "splits"],
+    "do_not_specialize": ["diagonals_stride", "batches", "heads", "queries", "keys", "splits", "before", "after"],
     "do_not_specialize_on_alignment": ["DIAGONALS"],
 }
 
@@ -63,21 +66,29 @@ def load_labels(labels, at, length, OUTSIDE: tl.constexpr):
 
 @triton.jit
 def tile_of_logits(
-    rows, columns, at_q, at_k, label_q, label_k, diagonals, queries, keys, scale,
+    rows, columns, at_q, at_k, label_q, label_k, diagonals, settings,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """rows · columnsᵀ with the bias, −∞ at hidden pairs. Rows may be queries or keys."""
+    """(rows · columnsᵀ with the bias, −∞ at hidden pairs; the slope of the soft cap). Rows may be queries or keys."""
+    queries, keys, before, after, scale, softcap = settings
     logits = tl.dot(rows, tl.trans(columns), input_precision=PRECISION) * scale
+    slope = 1.0
+    if softcap is not None:
+        share = 1 - 2 / (1 + tl.exp2(logits * (2 * LOG2_E / softcap)))  # tanh(logits / softcap)
+        logits, slope = softcap * share, 1 - share * share
     if diagonals is not None:
         logits += tl.load(diagonals + (at_k - at_q))
     if MASKED:
         seen = (at_k < keys) & (at_q < queries)
-        if CAUSAL:
+        if before is not None:
+            distance = at_k - at_q - (keys - queries)
+            seen = seen & (distance >= -before) & (distance <= after)
+        elif CAUSAL:
             seen = seen & (at_k <= at_q + keys - queries)
         if label_q is not None:
             seen = seen & (label_q == label_k)
         logits = tl.where(seen, logits, float("-inf"))
-    return logits
+    return logits, slope
 
 
 @triton.jit
@@ -123,14 +134,27 @@ def range_of_tile(ranges, batch, first, length, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def keys_seen(ranges, batch, first, queries, keys, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def keys_seen(
+    ranges, batch, first, queries, keys, before, after, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """(start, whole, end): a tile of queries sees no key before `start` or from `end` on, and all before `whole`."""
     start, whole, end = 0, keys // BLOCK_N * BLOCK_N, keys
-    if CAUSAL:
+    if before is not None:
+        start = tl.maximum(first + keys - queries - before, 0) // BLOCK_N * BLOCK_N
+        end = tl.maximum(tl.minimum(end, first + BLOCK_M + keys - queries + after), 0)
+        whole = start
+    elif CAUSAL:
         end = tl.maximum(tl.minimum(end, first + BLOCK_M + keys - queries), 0)
         whole = tl.maximum(tl.minimum(whole, (first + 1 + keys - queries) // BLOCK_N * BLOCK_N), 0)
     if ranges is not None:
         low, high = range_of_tile(ranges, batch, first, queries, BLOCK_M)
-        start, end = low // BLOCK_N * BLOCK_N, tl.minimum(end, high)
+        start, end = tl.maximum(start, low // BLOCK_N * BLOCK_N), tl.minimum(end, high)
         whole = start
     return start, whole, end
+
+
+# Triton's key of a kernel has the constants of a function that it calls only if that function's own key was asked for
+# before. Asked for here, keys are the same in every process, whichever kernel it compiles first.
+for _function in (load_tile, store_tile, load_labels, tile_of_logits, seed_of_head, drop, range_of_tile, keys_seen):
+    _ = getattr(_function, "cache_key", None)  # functions of Triton's interpreter have none

@@ -30,12 +30,19 @@ _CHOICES = {
     "backward_keys": [Tiles(64, 64, 8, 2), Tiles(64, 128, 8, 3)],
     "backward_diagonals": [Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3), Tiles(64, 64, 8, 3)],
 }
-# Heads of more than 64 numbers take twice the memory and registers; fp32 has no tensor cores besides.
+# Heads of more than 64 numbers take twice the memory and registers, and those of more than 128 four times; fp32 has no
+# tensor cores besides.
 _CHOICES_OF_WIDE_HEADS = {
     "forward": [Tiles(64, 64, 4, 2), Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2)],
     "backward_queries": [Tiles(64, 64, 8, 2), Tiles(64, 32, 4, 2)],
     "backward_keys": [Tiles(64, 64, 8, 2)],
     "backward_diagonals": [Tiles(32, 32, 4, 2)],
+}
+_CHOICES_OF_WIDEST_HEADS = {
+    "forward": [Tiles(64, 32, 8, 2), Tiles(64, 64, 8, 2)],
+    "backward_queries": [Tiles(64, 32, 8, 2)],
+    "backward_keys": [Tiles(32, 32, 8, 2)],
+    "backward_diagonals": [Tiles(32, 32, 8, 2)],
 }
 _CHOICES_OF_FP32 = [Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 1)]
 _chosen: dict[tuple, Tiles] = {}
@@ -45,6 +52,8 @@ def choices(kernel: str, dtype: torch.dtype, d_kv: int) -> list[Tiles]:
     """The tiles worth trying, the fixed choice first."""
     if dtype == torch.float32:
         return _CHOICES_OF_FP32
+    if d_kv > 128:
+        return _CHOICES_OF_WIDEST_HEADS[kernel]
     return (_CHOICES_OF_WIDE_HEADS if d_kv > 64 else _CHOICES)[kernel]
 
 

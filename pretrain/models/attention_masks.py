@@ -7,7 +7,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.config_file import Section
 from pretrain.models.config.blocks import LocalAndGlobal
-from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.models.logit_bias import MergedPattern, Pattern, logit_bias
 from pretrain.models.positions import Rotary
 from pretrain.models.visibility import Window
 
@@ -18,6 +18,7 @@ class AttentionInputs(NamedTuple):
 
     Masks (batch, length) are nonzero at real tokens. Segments keep the examples of a packed row apart. Positions count
     within an example; relative positions don't need them, since packing keeps distances inside an example.
+    `prefix_mask` (batch, length) is nonzero at tokens that all tokens of their example may see, before them or after.
     """
 
     encoder_attention_mask: Tensor | None = None
@@ -25,6 +26,7 @@ class AttentionInputs(NamedTuple):
     encoder_positions: Tensor | None = None
     decoder_segment_ids: Tensor | None = None
     decoder_positions: Tensor | None = None
+    prefix_mask: Tensor | None = None
 
 
 class AttentionMask(NamedTuple):
@@ -35,7 +37,7 @@ class AttentionMask(NamedTuple):
     for those of the states that cross-attention reads.
     """
 
-    bias: Tensor | Pattern | None = None
+    bias: Tensor | Pattern | MergedPattern | None = None
     rotary: Rotary | None = None
     is_causal: bool = False
     memory_rotary: Rotary | None = None
@@ -51,15 +53,16 @@ def self_attention_mask(
     diagonals: Tensor | None = None,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
+    prefix: Tensor | None = None,
 ) -> AttentionMask:
     """The mask of `x` (batch, queries, d_model), the last of `keys` tokens. The arguments are those of `logit_bias`."""
     queries = x.size(1)
-    if causal and window is None and diagonals is None and key_mask is None and segments is None:
+    if causal and all(one is None for one in (window, diagonals, key_mask, segments, prefix)):
         if queries == 1:
             return AttentionMask(None, rotary)
         if queries == keys:
             return AttentionMask(None, rotary, is_causal=True)
-    masks = {"key_mask": key_mask, "query_segments": segments, "key_segments": segments}
+    masks = {"key_mask": key_mask, "query_segments": segments, "key_segments": segments, "prefix": prefix}
     return AttentionMask(logit_bias(x, keys, diagonals, causal=causal and queries > 1, window=window, **masks), rotary)
 
 

@@ -69,6 +69,9 @@ class Decoder(Encoder):
             return real_positions(inputs.encoder_attention_mask)[:, past_length:]
         return inputs.encoder_positions
 
+    def prefix(self, inputs: AttentionInputs) -> Tensor | None:
+        return inputs.prefix_mask if self.config.prefix_attention == "bidirectional" else None
+
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         if self.config.positions == "sinusoidal":  # scaled to the initial std of learned positions
             x = times_root(x, self.widening) if self.scale_embedding else x
@@ -128,9 +131,15 @@ class DecoderOnly(Model):
         """Maps ids (batch, length) to logits (batch, length, padded_vocab_size). With a cache, ids follow its tokens.
 
         `attention_mask` (batch, past length + length), nonzero at real tokens, covers the cached tokens too. Positions
-        count from the first real token of a prompt padded on the left.
+        count from the first real token of a prompt padded on the left. Ids that go into an empty cache are a prefix.
         """
-        return self.lm_head(self.decoder(self.embedding(input_ids), AttentionInputs(attention_mask), cache))
+        begins = cache is not None and not cache[0].length
+        inputs = self.of_prompt(input_ids, attention_mask) if begins else AttentionInputs(attention_mask)
+        return self.lm_head(self.decoder(self.embedding(input_ids), inputs, cache))
+
+    def of_prompt(self, prompts: Tensor, mask: Tensor | None) -> AttentionInputs:
+        """What attention is given with prompts (batch, length), which `mask` tells from padding."""
+        return AttentionInputs(mask, prefix_mask=torch.ones_like(prompts) if mask is None else mask)
 
     def new_cache(self) -> list[KeyValueCache]:
         """An empty cache for `decode`, one for each layer."""

@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from pretrain.models.asynchronous import to_device
 from pretrain.models.attention import KeysAndValues, KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask, self_attention_mask
 from pretrain.models.blocks import Block, EncoderLayer
@@ -43,8 +44,8 @@ def blocks_of(positions: Tensor, shares: Sequence[float], lengths: Tensor | int)
 
     `positions` (…,) count from 0 in texts of `lengths` (…,) tokens.
     """
-    lengths = torch.as_tensor(lengths, device=positions.device)[..., None]
-    boundaries = 2 + (torch.tensor(shares, device=positions.device) * (lengths - 3)).long()
+    lengths = lengths[..., None] if isinstance(lengths, Tensor) else lengths
+    boundaries = 2 + (to_device(shares, positions.device) * (lengths - 3)).long()
     return ((positions[..., None] >= boundaries) & (lengths >= _SHORTEST)).sum(dim=-1)
 
 

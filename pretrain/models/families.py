@@ -49,7 +49,7 @@ class Family:
 
 
 def _causal(config: type[ModelConfig], model: str, conversion: str) -> Family:
-    return Family(config, model, conversion, ("causal_lm", "causal_infilling"), "continuations")
+    return Family(config, model, conversion, ("causal_lm", "causal_infilling", "in_one_row"), "continuations")
 
 
 FAMILIES: dict[str, Family] = {

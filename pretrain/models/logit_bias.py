@@ -10,7 +10,8 @@ from torch import Tensor
 from pretrain.kernels.labels import Labels, labels
 from pretrain.models.visibility import Window, masked, visible
 
-LONGEST_HEAD = 128  # d_kv; the tiles of wider heads don't fit a GPU's registers
+WIDEST_HEAD = 256  # d_kv; the tiles of wider heads don't fit a GPU's registers
+WIDEST_HEAD_IN_FP32 = 128
 
 
 class Pattern(NamedTuple):
@@ -19,11 +20,13 @@ class Pattern(NamedTuple):
     - `diagonals` (heads, queries + keys − 1): the bias; that of query i and key j stands at queries − 1 − i + j.
     - `labels`: which keys each query sees; None: all.
     - `causal`: no query sees a later key; the last of each are aligned.
+    - `window`: no query sees a key outside it.
     """
 
     diagonals: Tensor | None
     labels: Labels | None
     causal: bool
+    window: Window | None = None
 
     def matrix(self, queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """The bias that means the same, broadcasting to (batch, heads, queries, keys)."""
@@ -31,15 +34,22 @@ class Pattern(NamedTuple):
         if self.labels is not None:
             seen = self.labels.queries[:, None, :, None] == self.labels.keys[:, None, None, :]
             bias = masked(bias, seen, dtype)
-        if self.causal:
-            past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-            bias = masked(bias, past, dtype)
-        return bias
+        return masked(bias, visible(queries, keys, device, causal=self.causal, window=self.window), dtype)
+
+
+class MergedPattern(NamedTuple):
+    """The patterns of keys of two kinds under one softmax. A query sees one of the targets at least: its own."""
+
+    targets: Pattern
+    inputs: Pattern
 
 
 def toeplitz(diagonals: Tensor, keys: int) -> Tensor:
-    """(1, heads, queries, keys) from (heads, queries + keys − 1): the row of a query is a window over its diagonals."""
-    return diagonals.unfold(1, keys, 1).flip(1)[None]
+    """(1, heads, queries, keys) from (heads, queries + keys − 1): the row of a query is a window over its diagonals.
+
+    A query's keys lie side by side: PyTorch's attention copies any other layout in each layer.
+    """
+    return diagonals.contiguous().unfold(1, keys, 1).flip(1).contiguous()[None]
 
 
 def logit_bias(
@@ -52,16 +62,18 @@ def logit_bias(
     key_mask: Tensor | None = None,
     query_segments: Tensor | None = None,
     key_segments: Tensor | None = None,
+    prefix: Tensor | None = None,
 ) -> Tensor | Pattern | None:
     """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
 
     `diagonals` as in `Pattern`, the rest as in `visible`. Made once for all layers of a stack that see the same. No
-    kernel of ours skips what a window hides.
+    kernel of ours knows prefixes.
     """
     queries = x.size(1)
-    if queries > 1 and window is None and by_kernel(x):
+    if queries > 1 and prefix is None and by_kernel(x):
         seen = labels(queries, key_mask, query_segments, key_segments)
-        return None if diagonals is None and seen is None and not causal else Pattern(diagonals, seen, causal)
+        everything = diagonals is None and seen is None and window is None and not causal
+        return None if everything else Pattern(diagonals, seen, causal, window)
     mask = visible(
         queries,
         keys,
@@ -71,6 +83,7 @@ def logit_bias(
         key_mask=key_mask,
         query_segments=query_segments,
         key_segments=key_segments,
+        prefix=prefix,
     )
     return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
 

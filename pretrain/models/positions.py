@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretrain.models.asynchronous import to_device
 from pretrain.models.layers import Embedding, draw_normal
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines, each broadcasting to (batch, heads, length, d_kv)
@@ -68,7 +69,7 @@ class LinearBias(nn.Module):
 
     def forward(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Returns the diagonals (heads, queries + keys − 1), as `RelativePositionBias` does."""
-        slopes = torch.tensor(linear_bias_slopes(self.num_heads), device=device, dtype=torch.float32)[:, None]
+        slopes = to_device(linear_bias_slopes(self.num_heads), device)[:, None]
         distances = torch.arange(1 - keys, queries, device=device)
         after = 2.0 ** (4 / _power_of_two(self.num_heads)) if self.bidirectional else 1.0
         return (-slopes * torch.where(distances > 0, after * distances, -distances)).to(dtype)

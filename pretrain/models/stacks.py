@@ -120,6 +120,10 @@ class Encoder(Stack):
         """The positions (batch, length) of tokens after `past_length` others; None: they follow one another."""
         return inputs.encoder_positions
 
+    def prefix(self, inputs: AttentionInputs) -> Tensor | None:
+        """(batch, length) Nonzero at tokens that a causal stack sees before it comes to them; None: there are none."""
+        return None
+
     def forward(
         self, x: Tensor, inputs: AttentionInputs = AttentionInputs(), cache: list[KeyValueCache] | None = None
     ) -> Tensor:
@@ -142,6 +146,7 @@ class Encoder(Stack):
                 diagonals=self.diagonals(queries, keys, x),
                 key_mask=inputs.encoder_attention_mask,
                 segments=inputs.encoder_segment_ids,
+                prefix=self.prefix(inputs) if queries == keys else None,
             )
 
         masks = self.layer_masks.for_layers(new_mask, queries, keys)

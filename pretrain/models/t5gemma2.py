@@ -8,54 +8,25 @@ embeddings and the output.
 
 from typing import cast
 
-import torch
 from torch import Tensor
 
-from pretrain.models.attention import Attention, KeysAndValues, KeyValueCache
+from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask
 from pretrain.models.blocks import Block, Layer
 from pretrain.models.config.t5gemma import T5Gemma2Config
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder, length_of
-from pretrain.models.layers import Embedding, one_use
+from pretrain.models.layers import Embedding
 from pretrain.models.loss_head import Head
+from pretrain.models.merged_attention import MergedAttention, merged_bias
 from pretrain.models.model import Sizes, matrix_weights
 from pretrain.models.positions import positions_from, rotary_embedding
 from pretrain.models.stacks import Encoder, Stack, block_of
-from pretrain.models.visibility import Window, masked, visible
+from pretrain.models.visibility import Window
 
 
 def around(tokens: int) -> Window:
     """The encoder's window, `tokens` wide: half of them on each side, where the last of an even number is after."""
     return Window((tokens + 1) // 2 - 1, tokens // 2)
-
-
-class MergedAttention(Attention):
-    """Attention to the targets so far and to the encoder's states at once."""
-
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        states: Tensor,
-        mask: AttentionMask,
-        cache: tuple[KeyValueCache, KeyValueCache] | None = None,
-    ) -> Tensor:
-        """`x` (batch, queries, d_model) attends to itself and to `states` (batch, inputs, d_model).
-
-        The mask's bias broadcasts to (batch, heads, queries, targets + inputs). With a cache, `x` are new tokens only.
-        """
-        x, states = one_use(x), one_use(states)
-        queries = self.queries(x, mask.rotary)
-
-        def project() -> KeysAndValues:
-            return self.keys_and_values(x, mask.rotary)
-
-        def project_memory() -> KeysAndValues:
-            return self.keys_and_values(states, mask.memory_rotary)
-
-        own = project() if cache is None else cache[0].update(project)
-        memory = project_memory() if cache is None else cache[1].update(project_memory)
-        keys, values = (torch.cat(both, dim=2) for both in zip(own, memory, strict=True))
-        return self._attend(queries, keys, values, mask)
 
 
 class MergedLayer(Layer):
@@ -102,33 +73,6 @@ class Decoder(Stack):
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, masks[i], cache[i] if cache else None)
         return self.dropout(self.final_norm(x))
-
-
-def merged_bias(x: Tensor, keys: int, length: int, window: Window | None, inputs: AttentionInputs) -> Tensor:
-    """(1 or batch, 1, queries, keys + length) The bias of merged attention to `keys` targets and `length` inputs, for
-    `x` (batch, queries, d_model).
-
-    A query always sees its own token, so one without any input sees no padding instead.
-    """
-    queries, device, segments = x.size(1), x.device, inputs.decoder_segment_ids
-    targets = visible(queries, keys, device, causal=True, window=window, query_segments=segments, key_segments=segments)
-    memory = visible(
-        queries,
-        length,
-        device,
-        key_mask=inputs.encoder_attention_mask,
-        query_segments=segments,
-        key_segments=inputs.encoder_segment_ids,
-        allow_empty=True,
-    )
-    assert targets is not None
-    if memory is None:
-        memory = targets.new_ones(1, 1, 1, 1)
-    rows = max(targets.size(0), memory.size(0))
-    both = targets.expand(rows, 1, queries, keys), memory.expand(rows, 1, queries, length)
-    bias = masked(None, torch.cat(both, dim=-1), x.dtype)
-    assert bias is not None
-    return bias
 
 
 class T5Gemma2(EncoderDecoder):

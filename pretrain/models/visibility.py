@@ -29,13 +29,14 @@ def visible(
     key_mask: Tensor | None = None,
     query_segments: Tensor | None = None,
     key_segments: Tensor | None = None,
+    prefix: Tensor | None = None,
     allow_empty: bool = False,
 ) -> Tensor | None:
     """True where a query sees a key, broadcasting to (batch, heads, queries, keys); None if every query sees every key.
 
     With `causal`, a query sees no future key, and with a `window` no distant one; the last query is aligned with the
     last key. `key_mask` (batch, keys) is nonzero at real keys. With segments (batch, queries) and (batch, keys), an
-    example of a packed row sees only itself.
+    example of a packed row sees only itself. Keys in a `prefix` (batch, keys), where it is nonzero, aren't future ones.
 
     Unless `allow_empty`, a query that would see no key, of padding or without any input, sees every key. Kernels that
     compute the softmax a second time, from the logarithm of its sum, would give a wrong gradient for it: that logarithm
@@ -43,7 +44,8 @@ def visible(
     """
     masks = []
     if causal:
-        masks.append(_band(queries, keys, device, after=0))
+        past = _band(queries, keys, device, after=0)
+        masks.append(past if prefix is None else past | prefix[:, None, None, :].bool())
     if window is not None:
         masks.append(_band(queries, keys, device, *window))
     if key_mask is not None:

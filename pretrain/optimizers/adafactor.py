@@ -103,7 +103,9 @@ class _SecondMoments:
         self._sizes, self._device = sizes, buffer.tensor.device
         self._lengths = torch.tensor(sizes, device=self._device)
         self._is_row = torch.tensor([part == ROWS for names in self._names for part in names], device=self._device)
-        self._counts = torch.tensor(counts, device=self._device).repeat_interleave(self._lengths)
+        self._counts = torch.tensor(counts, device=self._device).repeat_interleave(
+            self._lengths, output_size=sum(sizes)
+        )
         self._vector = torch.zeros(sum(sizes), device=self._device)
         self._tiles = [
             (tile, self._index(tile, ROWS), self._index(tile, COLUMNS), tile.index(self._device))
@@ -135,7 +137,7 @@ class _SecondMoments:
     def scales(self) -> Tensor:
         """What elements of the gradient are multiplied by for g / √V, laid out like the vector: those of a matrix by
         their row's and by their column's."""
-        means = torch.segment_reduce(self._vector.double(), "mean", lengths=self._lengths)
+        means = torch.segment_reduce(self._vector.double(), "mean", lengths=self._lengths, unsafe=True)
         roots = torch.where(self._is_row, means.sqrt(), 1.0).float()
         return self._vector.rsqrt().mul_(roots.repeat_interleave(self._lengths, output_size=len(self._vector)))
 

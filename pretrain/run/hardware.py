@@ -104,6 +104,26 @@ def threads_per_rank(local_ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
+def cores_beside(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> set[int]:
+    """The cores nearest to the device at a PCI address, say 0000:17:00.0; none if Linux doesn't say."""
+    try:
+        ranges = (devices / address / "local_cpulist").read_text().strip().split(",")
+        ends = [[int(end) for end in one.split("-")] for one in ranges if one]
+    except (OSError, ValueError):
+        return set()
+    return {core for one in ends for core in range(one[0], one[-1] + 1)}
+
+
+def bind_to(cores: set[int]) -> bool:
+    """Runs this process, and the threads and processes that it will start, on those of `cores` that it may use. Returns
+    whether that changes anything; if it may use none of them, it doesn't."""
+    allowed = os.sched_getaffinity(0)
+    if not cores & allowed or allowed <= cores:
+        return False
+    os.sched_setaffinity(0, cores & allowed)
+    return True
+
+
 def free_port() -> int:
     """A TCP port of this machine that nothing listens on. It lies below the ports that Linux hands out by itself
     (32768 and up), so that no other program gets it before a rank listens there."""

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Sequence
 
 from pretrain.run import heartbeat, rank_logs
 
+SECONDS_TO_LOOK = 0.3  # that the supervisor has to see how the ranks stand before this one's end changes it
 GRACE = 20.0  # seconds that the Python thread has to report a hang before faulthandler does
 LEAST_SECONDS, STEPS = 120.0, 20  # a hang is at least that long, and as long as that number of steps
 _last = _last_step = time.monotonic()
 _steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest steps; of the first after a start, none
-_starting, _compiling, _in_slow_phase = True, False, False
+_starting, _compiling, _in_slow_phase, _unwatched = True, False, False, False
 _changed = threading.Event()  # set when one of these changes, and with it the limit
 
 
@@ -57,6 +58,20 @@ def slow_phase() -> Iterator[None]:
         yield
     finally:
         _in_slow_phase, _last_step = before, time.monotonic()
+        alive()
+        _changed.set()
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Within the block, nothing counts as a hang: for waits that have a limit of their own."""
+    global _unwatched
+    _unwatched = True
+    _changed.set()
+    try:
+        yield
+    finally:
+        _unwatched = False
         alive()
         _changed.set()
 
@@ -120,6 +135,10 @@ def _watch(
         _changed.clear()
         if done.is_set():
             return
+        if _unwatched:
+            faulthandler.cancel_dump_traceback_later()
+            _changed.wait()
+            continue
         setting, limit = _limit(hang_seconds, start_seconds)
         limit += store_seconds
         left = _last + limit - time.monotonic()
@@ -132,4 +151,5 @@ def _watch(
     os.write(2, message.encode())
     faulthandler.dump_traceback(2, all_threads=True)
     rank_logs.note_hang(rank)
+    time.sleep(SECONDS_TO_LOOK)
     os._exit(1)

@@ -66,7 +66,7 @@ def _cross_attention(run: Path) -> Pattern | None:
     checkpoint = checkpoint_in(run)
     config = load(checkpoint / CONFIG, [], RunConfig)
     entry = config.data.validation[0]
-    corpus = open_corpus(entry.corpus).with_objective(entry.objective or config.data.objective)
+    corpus = open_corpus(entry.corpus).with_objective(config.data.held_out_objective(entry))
     row = next(validation_batches(corpus, BatchLayout(0, 1, 1, 1)))
     trained = TrainedModel.open(checkpoint)
     return attention_patterns(trained.model, row, trained.tokenizer, _TOKENS).get("cross")

@@ -16,7 +16,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation import key_meanings
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives import AnyObjective
+from data_pipeline.objectives import TrainingObjective
 from data_pipeline.sources import OPTIONS
 from pretrain.config import RunConfig
 from pretrain.tools.experiment.experiment_file import ExperimentFile
@@ -128,7 +128,7 @@ def _parts() -> Iterator[Part]:
         "What a model learns from a row: `rows.objective` of a corpus file, or `data.objective` of a run file. "
         "[How they compare](../explanation/objectives.md).",
         "objective",
-        AnyObjective,
+        TrainingObjective,
     )
     yield from _file("Run files", RunConfig)
     yield from _file("Experiment files", ExperimentFile)

@@ -24,6 +24,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 SECONDS_BEFORE_FEEDS = 2.0  # MLflow's client takes seconds of the processor, which the first step needs
 SECONDS_BETWEEN_FEEDS = 2.0
+MOST_SECONDS_TO_CONNECT = 30.0  # in which importing the client and the first feed take this rank's processor
 SECONDS_FOR_THE_REST = 30.0  # at most, at the end of a run
 SECONDS_FOR_A_RETURN = 3.0  # of an MLflow that is away when a run ends
 LONGEST_PAUSE = 120.0
@@ -75,6 +76,11 @@ class Tracker:
             self._run.key, self._run.started = before.key, before.started
         self._run.save(run_dir)
         self._feeding = _FeedingThread(run_dir, self._run, uri) if uri else None
+
+    @property
+    def connects(self) -> bool:
+        """Whether MLflow's client is imported or feeds for the first time, which takes seconds of the processor."""
+        return self._feeding is not None and self._feeding.connects
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a row to the log of metrics. If the disk refuses it, warns once and keeps the row for later."""
@@ -138,9 +144,14 @@ class _FeedingThread:
         self._uri, self._address = masked(uri), uri
         self._feeder = MlflowFeeder(run_dir, run, uri)
         self._closing, self._closed = threading.Event(), threading.Event()
-        self._failing = self._complete = False
+        self._failing = self._complete = self._tried = False
+        self._began = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="mlflow-feeder", daemon=True)
         self._thread.start()
+
+    @property
+    def connects(self) -> bool:
+        return not self._tried and time.monotonic() - self._began < MOST_SECONDS_TO_CONNECT
 
     def close(self, timeout: float) -> bool:
         """Has the feeder send the rest. Returns whether MLflow has everything.
@@ -176,6 +187,7 @@ class _FeedingThread:
                     logger.warning("MLflow at %s: %s; training goes on, will try again", self._uri, one_line(error))
                 self._failing = True
                 pause = min(2 * pause, LONGEST_PAUSE)
+            self._tried = True
             if not closing:
                 self._closing.wait(pause)
             elif not self._complete:

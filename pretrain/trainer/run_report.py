@@ -63,6 +63,10 @@ class RunReport:
             self._tracker = _tracker(self.run, attempt)
         return attempt
 
+    def connects_to_mlflow(self) -> bool:
+        """Whether this rank's processor also makes the first connection to MLflow now."""
+        return self._tracker is not None and self._tracker.connects
+
     def announce(self, parameters: int, layout: BatchLayout) -> None:
         config = self.run.config
         self._print(
@@ -131,13 +135,14 @@ class RunReport:
     def finish(self, step: int, finished: bool) -> None:
         """Records that the run has `finished`, or stopped on request, after `step` steps. All ranks call it."""
         self._end_monitor()
+        dist.barrier()  # before MLflow, for which only rank 0 waits
         if self._tracker is not None:
             with _naming_directory(self.run.directory):
                 self._end(self._tracker, step, finished)
-        dist.barrier()
 
     def _end(self, tracker: Tracker, step: int, finished: bool) -> None:
-        tracker.close("FINISHED" if finished else "KILLED")
+        with watchdog.unwatched():
+            tracker.close("FINISHED" if finished else "KILLED")
         directory = self.run.directory
         attempt, stop_file = status.read(directory).attempt, status.stop_requested(directory)
         status.clear_stop(directory)
@@ -155,7 +160,8 @@ class RunReport:
             rank_logs.note_failure(self.run.rank)  # now: MLflow may take its time
         self._end_monitor()
         if kind is not None and self._tracker is not None:
-            self._tracker.close("FAILED")
+            with watchdog.unwatched():
+                self._tracker.close("FAILED")
 
     def _end_monitor(self) -> None:
         if self._monitor is not None:

@@ -123,9 +123,11 @@ class ThroughputMeter:
 
     def restart(self) -> None:
         """Begins a stretch of steps; what came before it, an evaluation or a save, doesn't count."""
-        self._started = self._last = time.perf_counter()
-        self._processor = time.process_time()
-        self._steps = 0
+        self._last, self._processor = time.perf_counter(), time.process_time()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._started, self._steps = self._last, 0
         self._waited = 0.0
         self._sizes: list[Tensor] = []  # of this rank's micro-batches
 
@@ -140,7 +142,8 @@ class ThroughputMeter:
         self._sizes += [sizes(batch) for batch in batches]
 
     def take(self) -> dict[str, float]:
-        """Returns the metrics since the last restart, and restarts. All ranks call it, after one step or more.
+        """Returns the metrics of the steps since the last restart or the last metrics. All ranks call it, after one
+        step or more. The time that this and the log take counts with the next step.
 
         train/seconds, train/processor_seconds: of the steps since the last metrics, without evaluations and saves, by
         the clock, and of all ranks' processors with the loading of their rows unless `data.workers` do that.
@@ -150,7 +153,7 @@ class ThroughputMeter:
         dist.all_reduce(total)
         *counts, processor = total.tolist()
         examples = Sizes(*counts)
-        seconds = time.perf_counter() - self._started
+        seconds = self._last - self._started
         tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
         flops = (self._model.flops(examples) + (self._other_flops(examples) if self._other_flops else 0.0)) / seconds
         metrics = {
@@ -164,5 +167,5 @@ class ThroughputMeter:
         self._seconds = self._processor_seconds = 0.0
         if self._products:
             metrics["train/mfu_of_products"] = flops / self._products
-        self.restart()
+        self._begin()
         return metrics

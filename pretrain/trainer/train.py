@@ -38,7 +38,10 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     with (
         beating(own),
         watching(own, hang, start, store),
-        process_group(config.run.cpu_threads, max(hang or 0.0, start) + store) as (rank, ranks),
+        process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, bind_cores=config.run.bind_cores) as (
+            rank,
+            ranks,
+        ),
     ):
         return train_on(rank, ranks, config, stop_at_step, fresh)
 

@@ -99,7 +99,7 @@ class Training:
         )
         repeats = self.engine.device.type == "cpu" or config.compute.deterministic
         self.replay = Replay(self.engine, every, report.machines, repeats)
-        self.stragglers = Stragglers(factor, report.machines, tables, config.data.remote)
+        self.stragglers = Stragglers(factor, report.machines, tables, config.data.remote, report.connects_to_mlflow)
 
     def run(self) -> int:
         """Returns the exit code: 0 if the run has finished, 75 if it stopped on request."""

@@ -168,7 +168,7 @@ def validate(
     data = config.data
     training = [_opened(entry.corpus, data.cache).with_objective(data.objective) for entry in data.train]
     validation = [
-        _opened(entry.corpus, data.cache).with_objective(entry.objective or data.objective) for entry in data.validation
+        _opened(entry.corpus, data.cache).with_objective(data.held_out_objective(entry)) for entry in data.validation
     ]
     stages = [[corpus.with_objective(stage.objective) for corpus in training] for stage in data.curriculum]
     every_use = [*itertools.chain(*stages), *training, *validation]
@@ -357,7 +357,7 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
         elif objective.raw_length != rows.raw_length and not (cut and _divides(objective, rows.raw_length)):
             needs = f"rows of {objective.raw_length} tokens, but {corpus.directory} has rows of {rows.raw_length}"
             problems.append(f"needs {needs}")
-        elif objective.columns and objective != rows.objective:
+        elif objective.columns and objective.as_cut != rows.objective:
             problems.append(f"{objective.name} needs rows cut for it with the same settings")
         else:
             problems += objective.problems(corpus.tokenizer.vocabulary)
@@ -371,7 +371,7 @@ def _divides(objective: Objective, length: int) -> bool:
 
 def _hook_problems(config: RunConfig, names: list[str], validation: list[Corpus]) -> list[str]:
     """Hooks that can't evaluate the held-out corpora."""
-    held_out = {name: corpus.objective.name for name, corpus in zip(names, validation, strict=True)}
+    held_out = {name: corpus.objective.full_name for name, corpus in zip(names, validation, strict=True)}
     return [
         f"evaluation.{number}.{problem}"
         for number, hook in enumerate(config.evaluation)

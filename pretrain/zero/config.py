@@ -46,8 +46,11 @@ def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
     given = config.deepspeed.model_dump()
     given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
     stage = stage_on(config, ranks)
+    defaults = zero_defaults(stage, deepspeed.accelerator.get_accelerator().device_name())
+    if ranks == 1 and stage < 3:  # nothing is reduced, but DeepSpeed would wait for the GPU after each backward pass
+        defaults.pop("overlap_comm", None)
     given["zero_optimization"] = {
-        **zero_defaults(stage, deepspeed.accelerator.get_accelerator().device_name()),
+        **defaults,
         **given["zero_optimization"],
         "stage": stage,
     }

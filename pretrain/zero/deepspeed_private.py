@@ -307,6 +307,7 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
     deepspeed.utils.nvtx.enable_nvtx = False  # marks for a profiler, thousands in a step at stage 3
     optimizer, group = engine.optimizer, engine.optimizer.dp_process_group
     if isinstance(optimizer, BF16_Optimizer):  # stage 1: its spare passes take 1 % of a step
+        deepspeed.runtime.bf16_optimizer.get_global_norm_of_tensors = _norm_of_tensors
         return
     _share_weights(optimizer)
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
@@ -327,6 +328,43 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
         if dist.get_world_size(group) == 1:
             optimizer.partition_gradients = True  # stage 1 then takes a gradient at once, while it is in the cache
             optimizer.reduce_independent_p_g_buckets_and_remove_grads = partitions.take
+
+
+def order_streams(engine: DeepSpeedEngine) -> None:
+    """Has streams of a GPU wait for one another where DeepSpeed would have the host wait for all of them: at stages 1
+    and 2, after each backward pass, for the reductions beside it.
+
+    At stage 3, the stream that gathers weights waits for their update, which the host no longer waits for.
+    """
+    optimizer = engine.optimizer
+    if engine.device.type != "cuda" or isinstance(optimizer, BF16_Optimizer):
+        return
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        gathering, finish = optimizer.parameter_offload._DeepSpeedZeRoOffload__allgather_stream, optimizer._post_step
+
+        def finish_in_order(*arguments: Any) -> None:
+            finish(*arguments)
+            gathering.wait_stream(torch.cuda.current_stream())
+
+        optimizer._post_step = finish_in_order
+    elif optimizer.overlap_comm and not optimizer.cpu_offload:
+        epilogue = optimizer.independent_gradient_partition_epilogue
+        optimizer.independent_gradient_partition_epilogue = partial(_without_host, optimizer.reduction_stream, epilogue)
+
+
+def _without_host(beside: torch.cuda.Stream, call: Callable[[], None]) -> None:
+    """`call`, in which the current stream and the one `beside` it wait for each other instead of the host for both."""
+    accelerator, current = deepspeed.accelerator.get_accelerator(), torch.cuda.current_stream()
+
+    def join() -> None:
+        current.wait_stream(beside)
+        beside.wait_stream(current)
+
+    accelerator.synchronize = join
+    try:
+        call()
+    finally:
+        del accelerator.synchronize
 
 
 def time_waits(engine: DeepSpeedEngine, timed: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -396,7 +434,7 @@ class _Partitions:
         if self._old.pop(piece.data_ptr(), None) is not None:
             piece.copy_(gradient)
         else:
-            piece.add_(gradient.to(piece.dtype))
+            piece.add_(gradient)
 
     def take(self, parameter: Tensor, group: int) -> None:
         """Adds the gradient of a parameter, which lies in the only rank's partition whole."""
@@ -417,10 +455,16 @@ class _Partitions:
 
 
 def _norm(buffers: list[Tensor], group: dist.ProcessGroup) -> Tensor:
-    """() The L2 norm, fp32, over the flat buffers of all ranks."""
+    """() The L2 norm, fp32, over the flat buffers of all ranks. It is on the host: whoever asks about it doesn't wait
+    for the device again."""
     squares = torch.stack([sum_of_squares(buffer) for buffer in buffers]).sum()
     deepspeed.comm.all_reduce(squares, group=group)
-    return squares.sqrt().float()
+    return squares.sqrt().float().cpu()
+
+
+def _norm_of_tensors(input_tensors: list[Tensor], **_: object) -> Tensor:
+    """As `_norm`, but over tensors that each rank has whole."""
+    return torch.stack(torch._foreach_norm(input_tensors)).square().sum().sqrt().cpu()
 
 
 def _clip(optimizer: Any, gradients: list[Tensor], norm: Tensor) -> None:

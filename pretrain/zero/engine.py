@@ -10,7 +10,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch
 from pretrain import optimizers
 from pretrain.config import RunConfig
+from pretrain.models.asynchronous import OnHost, to_device
 from pretrain.models.loss import PARTS, Losses
 from pretrain.models.model import Model
 from pretrain.run import heartbeat
@@ -32,6 +33,7 @@ from pretrain.zero.optimizer import attach, set_rates
 from pretrain.zero.step_norms import StepNorms
 from pretrain.zero.step_times import DeviceTimes, HostTimes, StepTimes
 
+Count = TypeVar("Count", int, torch.Tensor)
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
 
@@ -72,6 +74,7 @@ class Engine:
             )
         broadcast_buffers(self.deepspeed.module)
         deepspeed_private.spare_passes(self.deepspeed)
+        deepspeed_private.order_streams(self.deepspeed)
         attach(self.deepspeed)
         deepspeed_private.check(self.deepspeed)
         self.device = self.deepspeed.device
@@ -103,23 +106,30 @@ class Engine:
             for name, total in self._accumulate(batch, counted).items():
                 sums[name] = sums.get(name, 0) + total
             heartbeat.mark()
+            if number + 1 == len(batches):
+                reduced = torch.stack(list(sums.values()))
+                self._all_reduce(reduced)
+                # before the update, for which the host waits for the gradient's norm: the copy is there by then
+                found = OnHost(torch.cat([reduced, totals]))
             self.deepspeed.step()
         heartbeat.mark()
-        reduced = torch.stack(list(sums.values()))
-        self._all_reduce(reduced)
-        step_sums = dict(zip(sums, reduced.tolist(), strict=True))
+        values = iter(found.tolist())
+        step_sums = dict(zip(sums, values, strict=False))
+        step_counts = {name: int(next(values)) for name in LABELS}
         applied = self.applied = self.deepspeed.was_step_applied()
         if applied:
             self._sums.update(step_sums)
-            self._counts.update({name: _count(counted, name) for name in step_sums})
-        loss = sum(total / max(_count(counted, name), 1) for name, total in step_sums.items() if name not in PARTS)
-        return Outcome(loss, applied, tuple(asked > 0 for asked in totals[len(LABELS) :]))
+            self._counts.update({name: _count(step_counts, name) for name in step_sums})
+        loss = sum(total / max(_count(step_counts, name), 1) for name, total in step_sums.items() if name not in PARTS)
+        return Outcome(loss, applied, tuple(asked > 0 for asked in values))
 
-    def counted(self, batches: list[Batch]) -> dict[str, int]:
-        """How many labels of each kind count in the global batch. All ranks call this together."""
+    def counted(self, batches: list[Batch]) -> dict[str, torch.Tensor]:
+        """How many labels of each kind count in the global batch, on the device. All ranks call this together."""
         return dict(zip(LABELS, self._totals(batches), strict=True))
 
-    def replay(self, step: int, position: int, rank: int, batches: int, batch: Batch, counted: dict[str, int]) -> None:
+    def replay(
+        self, step: int, position: int, rank: int, batches: int, batch: Batch, counted: dict[str, torch.Tensor]
+    ) -> None:
         """Computes the gradient of the first of the `batches` micro-batches that `rank` has in `step`, once more.
 
         Only hooks on parameters see it: it is neither added to that of the step nor reduced. Weights, random numbers
@@ -136,19 +146,19 @@ class Engine:
             # unlike `backward`, this runs none of DeepSpeed's hooks on accumulated gradients
             torch.autograd.grad(self._loss(losses, counted), parameters, allow_unused=True)
 
-    def _totals(self, batches: list[Batch], requests: tuple[bool, ...] = ()) -> list[int]:
+    def _totals(self, batches: list[Batch], requests: tuple[bool, ...] = ()) -> torch.Tensor:
         """The number of labels of each kind that count in the global batch, and of the ranks that make each request."""
         counts = torch.stack([_counts(batch) for batch in batches]).sum(dim=0).to(self.device)
-        agreed = torch.cat([counts, counts.new_tensor([int(request) for request in requests])])
+        agreed = torch.cat([counts, to_device([int(request) for request in requests], self.device, counts.dtype)])
         self._all_reduce(agreed)
-        return agreed.tolist()
+        return agreed
 
     def _dropout_seed(self, step: int, position: int, batches: int, rank: int, number: int) -> int:
         """Of the micro-batch `number` of the `batches` that `rank` has in `step`, whose rows begin at `position`."""
         rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
         return _dropout_seed(self.config.run.seed, step, position + (rank * batches + number) * rows)
 
-    def _accumulate(self, batch: Batch, counted: dict[str, int]) -> dict[str, torch.Tensor]:
+    def _accumulate(self, batch: Batch, counted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Adds the gradient of one micro-batch; returns its sums of losses, by name."""
         with self.times.forward():
             losses = {name: values.sum() for name, values in self.training_losses(batch).items()}
@@ -156,9 +166,9 @@ class Engine:
         self.deepspeed.backward(self._loss(losses, counted), scale_wrt_gas=False)
         return {name: total.detach().double() for name, total in losses.items()}
 
-    def _loss(self, losses: dict[str, torch.Tensor], counted: dict[str, int]) -> torch.Tensor:
+    def _loss(self, losses: dict[str, torch.Tensor], counted: dict[str, torch.Tensor]) -> torch.Tensor:
         """The part of a micro-batch, whose sums of losses these are, in the loss of the step, × ranks."""
-        shares = [total / max(_count(counted, name), 1) for name, total in losses.items() if name not in PARTS]
+        shares = [total / _count(counted, name).clamp(min=1) for name, total in losses.items() if name not in PARTS]
         share = sum(shares, torch.zeros((), device=self.device))
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
@@ -257,7 +267,7 @@ def _counts(batch: Batch) -> torch.Tensor:
     return torch.stack([(batch[name] != IGNORE_INDEX).sum() if name in batch else none for name in LABELS])
 
 
-def _count(counted: dict[str, int], name: str) -> int:
+def _count(counted: dict[str, Count], name: str) -> Count:
     """The number of labels that a loss is averaged over: those of its name, or else the targets."""
     return counted.get(name, counted["labels"])
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,16 @@ import torch.distributed as dist
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import UserError
 from pretrain.run import rank_logs, watchdog
-from pretrain.run.hardware import ACCELERATOR, device_type, free_port, local_gpu, local_ranks, threads_per_rank
+from pretrain.run.hardware import (
+    ACCELERATOR,
+    bind_to,
+    cores_beside,
+    device_type,
+    free_port,
+    local_gpu,
+    local_ranks,
+    threads_per_rank,
+)
 from pretrain.zero.memory import keep_freed_memory
 
 T = TypeVar("T")
@@ -26,8 +35,11 @@ _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # PyTorch: whether something els
 
 
 @contextlib.contextmanager
-def process_group(cpu_threads: int | None, seconds: float, any_version: bool = False) -> Iterator[tuple[int, int]]:
-    """Joins the process group for the duration of the block; yields (rank, number of ranks).
+def process_group(
+    cpu_threads: int | None, seconds: float, any_version: bool = False, bind_cores: bool = True
+) -> Iterator[tuple[int, int]]:
+    """Joins the process group for the duration of the block; yields (rank, number of ranks). `bind_cores` as in a run
+    file.
 
     `seconds`: how long the watchdog lets a rank make no progress. Collectives time out later than that. `any_version`:
     whether DeepSpeed may be another one than the tested one.
@@ -43,6 +55,8 @@ def process_group(cpu_threads: int | None, seconds: float, any_version: bool = F
         # A CPU takes up to a hundred times as long for numbers below 1e-38, which the attention of a trained model has.
         torch.set_flush_denormal(True)  # before there are other threads, which take it over
     torch.set_num_threads(cpu_threads or threads_per_rank(local_ranks()))
+    if on_gpu and bind_cores:
+        bind_to(cores_beside(_pci_address(int(os.environ["LOCAL_RANK"]))))  # before there are other threads
     # DeepSpeed chooses its accelerator when it is imported
     from pretrain.zero import deepspeed_private
     from pretrain.zero.config import quiet_deepspeed
@@ -183,6 +197,13 @@ def _choose_device() -> bool:
     if kind == "cuda":
         os.environ["LOCAL_RANK"] = str(local_gpu(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()))
     return kind == "cuda"
+
+
+def _pci_address(gpu: int) -> str:
+    """Where a visible GPU is on the PCI bus: 0000:17:00.0; "" if PyTorch doesn't say. Makes no context on it."""
+    found: Any = torch.cuda.get_device_properties(gpu)  # PyTorch's stubs lack these
+    domain, bus, device = (getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device"))
+    return "" if None in (domain, bus, device) else f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 def _environment_of_one_process() -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data_pipeline.text.sentences import _english, count_sentences
@@ -57,6 +57,7 @@ WORDS = 'word etc st co vs dr inc u.s he. The No Inc. 12 12. 3rd J J. a.m p.m. T
 JOINTS = [" ", "  ", ". ", ". ", ".\n", ".\u00a0", ".\x1c", "! ", ".) ", '." ', "-", ".. "]
 
 
+@example([("word", ".\x1c"), ("The", " ")], 2)
 @given(st.lists(st.tuples(st.sampled_from(WORDS.split(" ")), st.sampled_from(JOINTS)), max_size=12), st.integers(2, 5))
 def test_plain_ends_of_sentences_are_ends_to_the_whole_model_too(words, at_most):
     text = "".join(word + joint for word, joint in words)

@@ -135,10 +135,11 @@ def line(verdict: Verdict) -> str:
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Counts, and quantiles of times in seconds."""
+    """Counts, and quantiles of times in seconds. MTTR is of runs that went on by themselves."""
     detected = [one for one in verdicts if one.detected is not None]
     deaths = [one.detected for one in detected if not one.cell.hangs]
     hangs = [one.detected for one in detected if one.cell.hangs]
+    unattended = [one for one in verdicts if len(one.codes) == 1]
     late = [one.cell.number for one in detected if (one.detected or 0) > one.cell.seconds_to_detect]
     return {
         "cells": len(verdicts),
@@ -147,8 +148,9 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "detection_of_deaths": _quantiles(deaths),
         "detection_of_hangs": _quantiles(hangs),
         "detected_late": late,
-        "mttr": _quantiles([one.recovered for one in verdicts]),
-        "mttr_two_hosts": _quantiles([one.recovered for one in verdicts if one.cell.hosts == 2]),
+        "mttr_one_host": _quantiles([one.recovered for one in unattended if one.cell.hosts == 1]),
+        "mttr_two_hosts": _quantiles([one.recovered for one in unattended if one.cell.hosts == 2]),
+        "recovery_by_another_command": _quantiles([one.recovered for one in verdicts if len(one.codes) > 1]),
         "steps_twice": sum(one.steps_twice for one in verdicts),
         "most_steps_twice": max((one.steps_twice for one in verdicts), default=0),
     }

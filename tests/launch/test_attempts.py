@@ -1,11 +1,14 @@
-"""What follows an attempt, as the supervisor decides it; no processes."""
+"""What follows an attempt, as the supervisor decides it."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError
+from launch.agent_pool import AgentPool
 from launch.attempts import Ended, Run, _Attempts
 from launch.head import Attempt, StopRequests
 from launch.multi_node import Access, AgentRanks, Node
@@ -75,3 +78,30 @@ def test_a_run_that_may_not_go_on_with_fewer_nodes_ends_and_says_what_to_do(tmp_
     assert (
         "no further attempt: the arithmetic of b was found wrong twice. Take the node away" in capsys.readouterr().err
     )
+
+
+def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monkeypatch):
+    """The first time it can't be reached, a run ends: its name may be wrong."""
+    monkeypatch.setattr("launch.multi_node._WAITS", (0.1, 0.2))
+    path = run_file(tmp_path, tmp_path / "corpus")
+    config, run, left = load(path, [], RunConfig), Run(path, []), ["works", "fails", "fails", "works", *["fails"] * 4]
+
+    def start(pool: AgentPool, _: list[Node]) -> None:
+        agent = [sys.executable, "-P", "-m", "launch", "agent"]
+        broken = ["sh", "-c", "echo No route to host; exit 255"]
+        pool.start(agent if left.pop(0) == "works" else broken, ["a"], 0, {})
+
+    access = Access(start, False, "127.0.0.1", lambda agent: ("", 0), tries_again=True)
+    with AgentRanks(run, config, [Node("a", 1)], access, StopRequests(Path(config.run.directory))) as ranks:
+        assert ranks.ready()
+        assert ranks.leave_out(["a"])
+        assert ranks.ready()
+        said = "a: sh ended with exit code 255: No route to host"
+        assert capsys.readouterr().err == f"{said}; trying again in 0.1 s\n{said}; trying again in 0.2 s\n"
+        assert ranks.leave_out(["a"])
+        with pytest.raises(FailedError, match="No route to host"):
+            ranks.ready()
+    again = AgentRanks(run, config, [Node("a", 1)], access, StopRequests(Path(config.run.directory)))
+    with again, pytest.raises(FailedError, match="No route to host"):
+        again.ready()
+    assert left == []

@@ -18,6 +18,7 @@ import pytest
 
 from launch import local
 from launch.attempts import Ended, Run
+from launch.rank_processes import PROGRAM_REPORT
 from launch.tools.doctor import all_reduce, checks, directory, gpu_health, gpus, numerics, run_file, tracking
 from launch.tools.doctor.checks import Check
 from launch.tools.doctor.doctor import doctor as examine
@@ -245,6 +246,49 @@ def test_bandwidth_is_that_of_a_ring_and_compared_with_the_data_sheet():
     )
     assert (fast.level, slow.level) == ("ok", "warning")
     assert slow.found == "8 ranks, 256 MiB at 23 GB/s (NVIDIA A100-SXM4-80GB)"
+
+
+def test_a_slow_node_and_a_slow_link_are_named():
+    group, names = all_reduce.RankGroup([4] * 4, "127.0.0.1", 1), ["n0", "n1", "n2", "n3"]
+
+    def found(within, between):
+        parts = [all_reduce.Part([node], 2**28, seconds) for node, seconds in enumerate(within)]
+        parts += [all_reduce.Part([node, node + 1], 2**28, seconds) for node, seconds in enumerate(between)]
+        return [(one.node, one.found, one.expected) for one in all_reduce.slow_parts(group, parts, names)]
+
+    assert found([0.010, 0.012, 0.019, 0.011], [0.02, 0.03, 0.039]) == []
+    assert found([0.010, 0.010, 0.021, 0.010], [0.02, 0.02, 0.02]) == [
+        ("n2", "19 GB/s within the node", "about 40 GB/s, as elsewhere")
+    ]
+    ends = found([0.01] * 4, [0.02, 0.02, 0.05])
+    assert [(node, text) for node, text, _ in ends] == [("", "9.4 GB/s between n2 and n3")]
+    both = found([0.01] * 4, [0.05, 0.05, 0.02])
+    assert [(node, text) for node, text, _ in both] == [
+        ("n1", "9.4 GB/s between n0 and n1"),
+        ("n1", "9.4 GB/s between n1 and n2"),
+    ]
+
+
+@pytest.mark.slow
+def test_nodes_and_neighbours_are_measured_besides_the_whole():
+    """Three nodes of one, two and one ranks, as processes of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    group = all_reduce.RankGroup([1, 2, 1], "127.0.0.1", port, seconds=120)
+    program = [sys.executable, "-m", "launch.tools.doctor.all_reduce_rank"]
+    ranks = [
+        subprocess.Popen(program, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+        for node in range(3)
+        for environment in group.environments(node, on_gpus=False)
+    ]
+    answers = all_reduce.Answers()
+    for said in [rank.communicate()[0] for rank in ranks]:
+        for line in said.splitlines():
+            answers.add_report(line.removeprefix(PROGRAM_REPORT))
+    assert [rank.returncode for rank in ranks] == [0] * 4
+    assert sorted(answers.joined) == [0, 1, 2, 3]
+    assert sorted(part.nodes for part in answers.parts) == [[0, 1], [1], [1, 2]]
+    assert all(part.seconds > 0 and part.bytes == answers.measured.bytes for part in answers.parts)
 
 
 def topology(*rows: str) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from launch.rank_commands import node_options
 from launch.rank_processes import with_own_gpus, wrapped
 from pretrain.run import rank_logs
 from pretrain.run.status import Status
+from pretrain.run.watchdog import SECONDS_TO_LOOK
 from tests.launch import shell_ranks
 from tests.launch.shell_ranks import DONE, LAUNCHER, supervised
 from tests.pretrain.runs import run_file
@@ -183,12 +185,13 @@ def test_the_rank_whose_arithmetic_was_wrong_is_named_though_another_fails_first
     assert capfd.readouterr().err.startswith("rank 1 ended with exit code 1; its log: ")
 
 
-def test_a_rank_that_lost_its_connection_to_another_is_not_named_for_it(tmp_path, capfd):
-    """It may report earlier, from a host whose reports come sooner."""
+@pytest.mark.parametrize("ends", ["exit 1", "kill -ABRT $$"])
+def test_a_rank_that_lost_its_connection_to_another_is_not_named_for_it(tmp_path, capfd, ends):
+    """It may report and end earlier, from a host whose reports come sooner. Destructors may abort it."""
     report = f'echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}'
     lost = f"echo 'RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:4711'; {report}"
     own = f"sleep 0.5; echo ValueError: on purpose; {report}; exit 1"
-    assert supervised(tmp_path, f"{lost}; exit 1", own, dead_rank_seconds=3) == 1
+    assert supervised(tmp_path, f"{lost}; {ends}", own, dead_rank_seconds=3) == 1
     assert capfd.readouterr().err.startswith("rank 1 ended with exit code 1: ValueError: on purpose; its log: ")
 
 
@@ -226,6 +229,25 @@ def test_the_rank_that_is_stopped_before_its_first_heartbeat_is_blamed(tmp_path,
     assert supervised(tmp_path, hangs, "kill -STOP $$; true", dead_rank_seconds=1) == 1
     said = "rank 1 makes no progress, and its process is stopped (SIGSTOP); 1 rank waited for it; its log: "
     assert capfd.readouterr().err.startswith(said)
+
+
+def test_the_rank_that_was_silent_is_blamed_though_it_wakes_before_the_end(tmp_path, capfd):
+    """DeepSpeed's launcher signals the others when one has ended, which interrupts native code that hangs."""
+    beats = "import os, pretrain.run.heartbeat as heartbeat, pretrain.run.rank_logs as logs, signal, time\n"
+    hangs = f"with heartbeat.beating(1):\n    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+    hangs += "    os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(60)"
+    waits = f"with heartbeat.beating(0):\n    time.sleep(6)\n    logs.note_hang(0)\n    time.sleep({SECONDS_TO_LOOK})\n"
+    waits += f"    os.kill(int(open({str(tmp_path / 'pid')!r}).read()), signal.SIGCONT)\n    time.sleep(60)"
+    scripts = [f"exec {sys.executable} -c {shlex.quote(beats + one)}" for one in (waits, hangs)]
+    assert supervised(tmp_path, *scripts, dead_rank_seconds=2) == 1
+    assert capfd.readouterr().err.startswith("rank 1 makes no progress; 1 rank waited for it; its log: ")
+
+
+def test_a_rank_that_exits_with_0_is_named_though_another_reports_first_that_it_is_gone(tmp_path, capfd):
+    report = f'echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}'
+    lost = f"echo 'RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer'; {report}"
+    assert supervised(tmp_path, f"{lost}; {NEVER_STOPS}", "sleep 0.5; exit 0", dead_rank_seconds=1) == 1
+    assert capfd.readouterr().err.startswith("rank 1 exited with code 0 before the run's end; its log: ")
 
 
 def test_ranks_that_hang_since_another_died_have_their_time_to_end(tmp_path, capfd):

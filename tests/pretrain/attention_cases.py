@@ -16,10 +16,10 @@ from torch import Tensor
 
 from pretrain import models
 from pretrain.kernels.labels import labels
-from pretrain.models import logit_bias
+from pretrain.models import attention, logit_bias, merged_attention
 from pretrain.models.attention import eager, flash
 from pretrain.models.logit_bias import Pattern
-from pretrain.models.visibility import MASKED
+from pretrain.models.visibility import MASKED, Window
 
 BATCH, HEADS = 2, 2
 
@@ -33,6 +33,8 @@ class Case(NamedTuple):
     bias: bool = True
     masking: str = "all"
     causal: bool = False
+    window: Window | None = None
+    softcap: float | None = None
     dtype: torch.dtype = torch.float32
 
 
@@ -86,7 +88,7 @@ def drawn(case: Case, device: str) -> tuple[list[Tensor | None], Pattern, Tensor
     inputs: list[Tensor | None] = [draw(BATCH, n, HEADS, case.d_kv).transpose(1, 2).requires_grad_() for n in lengths]
     inputs.append(draw(HEADS, case.queries + case.keys - 1).requires_grad_() if case.bias else None)
     seen = labels(case.queries, *(None if one is None else one.to(device) for one in masks_of(case)))
-    pattern = Pattern(None, seen, case.causal)
+    pattern = Pattern(None, seen, case.causal, case.window)
     along = draw(BATCH, HEADS, case.queries, case.d_kv)
     mask = pattern.matrix(case.queries, case.keys, torch.float32, along.device)
     if mask is not None:
@@ -115,16 +117,18 @@ def results(
 ) -> dict[str, Tensor]:
     """The output of `attend` in one form, and its gradients."""
     *vectors, diagonals = inputs
-    output = form(*vectors, pattern._replace(diagonals=diagonals), case.d_kv**-0.5, 0.0)
+    output = form(*vectors, pattern._replace(diagonals=diagonals), case.d_kv**-0.5, 0.0, case.softcap)
     names = ["queries", "keys", "values", "diagonals"][: 3 + case.bias]
     gradients = torch.autograd.grad(output, inputs[: len(names)], along)
     counted = along.abs().sum(dim=-1, keepdim=True) > 0
     return {"output": (output * counted).detach(), **dict(zip(names, gradients, strict=True))}
 
 
-def by_definition(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, scale: float, _: float) -> Tensor:
+def by_definition(
+    queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, scale: float, _: float, softcap: float | None
+) -> Tensor:
     bias = pattern.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
-    return eager(queries, keys, values, bias, False, scale, 0.0)
+    return eager(queries, keys, values, bias, False, scale, 0.0, softcap)
 
 
 def of_queries_that_see_nothing(device: str) -> tuple[float, bool]:
@@ -198,19 +202,23 @@ def peak_memory(length: int) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+_STACK = {"num_layers": 2, "d_model": 32, "num_heads": 2, "num_key_value_heads": 1, "d_ff": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "t5": {"num_heads": 2, "d_kv": 16, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1},
     "bart": {"num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_positions": 64},
     "autoregressive": {"num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_positions": 64},
     "decoder_only": {"num_heads": 2, "d_ff": 32, "num_layers": 1, "positions": "alibi"},
     "encoder_only": {"num_heads": 2, "d_ff": 32, "num_layers": 1, "max_positions": 64},
+    "t5gemma": {"encoder": _STACK, "decoder": _STACK, "sliding_window": 5, "attention_softcap": 0.5},
+    "t5gemma2": {**_STACK, "sliding_window": 5, "full_attention_every": 2},
 }
 
 
 def of_model(family: str, device: str) -> dict[str, float]:
     """For each parameter, the relative difference of gradients with the kernel and without it, on a packed row."""
     torch.manual_seed(0)
-    settings = {"family": family, "vocab_size": 50, "d_model": 32, "dropout_rate": 0.0, **MODELS[family]}
+    settings = {"family": family, "vocab_size": 50, "dropout_rate": 0.0, **MODELS[family]}
+    settings |= {} if family == "t5gemma" else {"d_model": 32}
     model = models.build(models.parse(settings)).to(device)
     segments = torch.tensor([[1] * 9 + [2] * 11 + [3] * 4 + [0] * 6, [1] * 30])
     positions = (segments[:, :, None] == segments[:, None]).tril().sum(dim=-1) - 1
@@ -227,7 +235,8 @@ def of_model(family: str, device: str) -> dict[str, float]:
     gradients = []
     for used in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(logit_bias, "by_kernel", lambda _, used=used: used)
+            for module in (logit_bias, attention, merged_attention):
+                patch.setattr(module, "by_kernel", lambda _, used=used: used)
             loss = model(**batch)["labels"].sum()
         model.zero_grad()
         loss.backward()

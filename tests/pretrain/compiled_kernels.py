@@ -15,8 +15,34 @@ _INT32 = ("QUERY_LABELS", "KEY_LABELS", "RANGES", "SEED")
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
-def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d_kv: int, whole: bool = True) -> Any:
-    """A kernel with bias, labels, causality and dropout or, unless `whole`, with the bias alone: T5's usual case."""
+class Form(NamedTuple):
+    """What a kernel computes besides products and softmax."""
+
+    bias: bool = False
+    labels: bool = False
+    dropout: bool = False
+    causal: bool = False
+    window: bool = False
+    softcap: bool = False
+
+    def absent(self) -> list[str]:
+        """The arguments that are None."""
+        by_feature = {
+            "bias": ["DIAGONALS"],
+            "labels": ["QUERY_LABELS", "KEY_LABELS", "RANGES"],
+            "dropout": ["SEED"],
+            "window": ["before", "after"],
+            "softcap": ["softcap"],
+        }
+        return [name for feature, names in by_feature.items() if not getattr(self, feature) for name in names]
+
+
+EVERYTHING = Form(bias=True, labels=True, dropout=True, causal=True)
+EVERYTHING_IN_A_WINDOW = EVERYTHING._replace(causal=False, window=True, softcap=True)
+
+
+def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d_kv: int, form: Form) -> Any:
+    """A kernel in one form."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -24,9 +50,9 @@ def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d
     from pretrain.kernels import backward, forward
 
     function = getattr(forward if kernel == "forward" else backward, kernel)
-    constants: dict[str, Any] = {"CAUSAL": whole, "PRECISION": "ieee", "D": d_kv, "BLOCK_D": d_kv}
+    constants: dict[str, Any] = {"CAUSAL": form.causal, "PRECISION": "ieee", "D": d_kv, "BLOCK_D": d_kv}
     constants |= {"BLOCK": tiles.rows, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns}
-    constants |= {} if whole else dict.fromkeys(_INT32)
+    constants |= dict.fromkeys([*form.absent(), "GRAD_NORMALISERS"])
     constants = {name: constants[name] for name in function.arg_names if name in constants}
 
     def kind(name: str) -> str:
@@ -34,7 +60,7 @@ def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d
             return "constexpr"
         if name.isupper():
             return "*fp32" if name in _FP32 else "*i32" if name in _INT32 else f"*{_NAMES[dtype]}"
-        return "fp32" if name in ("scale", "dropout") else "i32"
+        return "fp32" if name in ("scale", "softcap", "dropout") else "i32"
 
     names = list(enumerate(function.arg_names))
     # the diagonals start anywhere; other pointers, and strides, are multiples of 16

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import fingerprint, sha256
@@ -28,12 +29,30 @@ from pretrain.checkpoint.copies import Copy
 from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.checkpoint.index import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
+from pretrain.checkpoint.write import write_part
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
 from tests.pretrain.checkpoint_runs import STEPS, config, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, train, train_ranks
+
+
+def test_a_file_is_read_by_safetensors_and_has_the_sha256_that_was_computed_on_the_way(tmp_path):
+    tensors = {
+        "fp32": torch.randn(1000, 1100),  # more than one block
+        "bf16": torch.randn(7).bfloat16(),
+        "empty": torch.zeros(0),
+        "scalar": torch.tensor(3),
+        "transposed": torch.randn(4, 6).t(),
+    }
+    (file,) = write_part(tmp_path, 0, given := dict(tensors), {}).values()
+    (path,) = tmp_path.glob("*.safetensors")
+    assert given == {}
+    assert (file.bytes, file.sha256) == (path.stat().st_size, sha256(path))
+    found = load_file(path)
+    assert found.keys() == tensors.keys()
+    assert all(found[name].dtype == one.dtype and torch.equal(found[name], one) for name, one in tensors.items())
 
 
 @pytest.mark.slow

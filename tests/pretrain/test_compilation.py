@@ -46,7 +46,7 @@ def attend(rows: int, queries: int, keys: int, *, causal: bool = False, bias: bo
     inputs += [torch.zeros(HEADS, queries + keys - 1, dtype=torch.bfloat16)] if bias else []
     inputs = [one.requires_grad_() for one in inputs]
     seen = labels(queries, torch.ones(rows, keys), None, None) if padded else None
-    out = flash_attention(*inputs[:3], inputs[3] if bias else None, seen, causal)
+    out = flash_attention(*inputs[:3], inputs[3] if bias else None, seen, causal)[0]
     torch.autograd.grad(out, inputs, torch.zeros_like(out))
 
 

@@ -77,6 +77,16 @@ def test_it_is_the_sum_of_the_models_log_probabilities(small_corpus, settings, f
     tokens = sum(len(middle) for _, middle, _ in thirds)
     assert found["infilling/small/loss"] == pytest.approx(loss / tokens, rel=1e-5)
     assert found["infilling/small/other_context_loss"] != found["infilling/small/loss"]
+    hook = Continuation(check({"rows": ROWS, "form": form, "infilling_length": 2}, ContinuationSettings, "hook"))
+    starts = [(len(one) - 2) // 2 if len(one) > 4 else len(one) // 3 for one in texts]
+    sizes = [min(2, 2 * len(one) // 3 - len(one) // 3) for one in texts]
+    parts = [
+        (one[:start], one[start : start + size], one[start + size :])
+        for one, start, size in zip(texts, starts, sizes, strict=True)
+    ]
+    loss = -sum(infilled(model, *three, form, vocabulary) for three in parts)
+    shorter = hook.evaluate(evaluation).metrics
+    assert shorter["infilling/small/loss"] == pytest.approx(loss / sum(sizes), rel=1e-5)
 
 
 @torch.no_grad()

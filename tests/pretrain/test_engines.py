@@ -11,6 +11,10 @@ from ctranslate2.converters import TransformersConverter
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.generation.ctranslate2_engine import ctranslate2_engine
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import answer_texts
 from pretrain.huggingface import export, load_state
 from pretrain.models import BartConfig, DecoderOnlyConfig, T5Config, build
 
@@ -95,6 +99,49 @@ def test_ctranslate2_gives_the_same_tokens_and_probabilities(kind, engine, spiec
     equal, difference = agreement(tmp_path, directory)
     assert equal
     assert difference < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["v1.0", "v1.1", "bart"])
+def test_answers_by_ctranslate2_are_those_of_pytorch(kind, spiece):
+    tokenizer = tokenizer_of(spiece, kind)
+    trained = TrainedModel(model_of(tokenizer, kind, pad_vocab_to_multiple_of=128), tokenizer)
+    for settings in (GenerationSettings(max_new_tokens=9), GenerationSettings(max_new_tokens=9, num_beams=3)):
+        with ctranslate2_engine(trained, "float32", settings) as engine:
+            theirs = list(answer_texts(trained, TEXTS, settings, engine=engine))
+        assert theirs == list(answer_texts(trained, TEXTS, settings))
+    with ctranslate2_engine(trained, "int8", settings) as engine:
+        assert engine.precision.startswith("int8")
+        assert [one.text for one in answer_texts(trained, TEXTS, settings, engine=engine)] == TEXTS
+
+
+def test_the_mark_at_an_answers_beginning_is_no_text(spiece):
+    tokenizer = tokenizer_of(spiece, "bart")
+    trained = TrainedModel(model_of(tokenizer, "bart"), tokenizer)
+    ids = tokenizer.encode(["a license"])[0]
+    written = answer_texts(
+        trained,
+        ["a"],
+        GenerationSettings(max_new_tokens=8),
+        engine=lambda rows, _: [[tokenizer.vocabulary.bos, *ids] for _ in rows],
+    )
+    assert [one.generated for one in written] == ["a license"]
+
+
+def test_what_ctranslate2_can_not_answer_is_refused_in_one_line(spiece):
+    tokenizer = tokenizer_of(spiece, "v1.1")
+    trained = TrainedModel(model_of(tokenizer, "v1.1"), tokenizer)
+    decoder = TrainedModel(
+        build(DecoderOnlyConfig(vocab_size=50, d_model=8, d_ff=8, num_heads=2, num_layers=1, max_positions=8)),
+        tokenizer,
+    )
+    refused = {
+        "samples aren't": (trained, GenerationSettings(temperature=1.0)),
+        "ends beam search": (trained, GenerationSettings(num_beams=2, early_stopping=True)),
+        "not decoder_only": (decoder, GenerationSettings()),
+    }
+    for message, (model, settings) in refused.items():
+        with pytest.raises(UserError, match=message), ctranslate2_engine(model, "float32", settings):
+            pass
 
 
 def test_ctranslate2_scales_the_outputs_of_every_t5(spiece, tmp_path):

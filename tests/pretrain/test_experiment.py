@@ -6,7 +6,9 @@ import math
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from pretrain.models import outline
 from pretrain.models.model import Sizes
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment import curves, experiment_file, experiment_table, launches
+from pretrain.tools.experiment import curves, experiment_file, experiment_table, launches, results
 from pretrain.tools.experiment.budget import Budget
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import Result
@@ -278,6 +280,38 @@ def test_the_picture_has_the_mean_over_seeds_and_differences_by_seed():
     assert difference.get_ydata().tolist() == pytest.approx([-0.02, -0.02])
     (band,) = published.collections
     assert band.get_paths()[0].get_extents().intervaly.tolist() == pytest.approx([-0.03, -0.01])
+
+
+def test_a_group_may_compare_rows_by_another_metric(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text("run: {}")
+    groups = "[{title: one, baseline: a, rows: [a, b]}, {title: two, baseline: a, rows: [a, b], metric: infilling/x}]"
+    (tmp_path / "experiment.yaml").write_text(f"groups: {groups}")
+    found = experiment_file.read(tmp_path)
+    made = [
+        replace(made_up(row, seed, 3.0), others={"infilling/x": [(200, value + seed / 100)]})
+        for row, value in (("a", 2.0), ("b", 1.5))
+        for seed in (1, 2)
+    ]
+    lines = experiment_table.lines(found, made)
+    assert [line.comparison.difference for line in lines if line.comparison] == pytest.approx([0.0, -0.5])
+    assert lines[3].compared.mean == pytest.approx(1.515)
+    assert lines[3].validation_loss.mean == 3.0
+    text = experiment_table.text(lines)
+    assert "two, infilling/x in place of the validation loss" in text
+    assert "1.515±0.007" in text
+    rows = list(csv.DictReader(experiment_table.as_csv(made).splitlines()))
+    assert [float(row["infilling/x"]) for row in rows] == pytest.approx([2.01, 2.02, 1.51, 1.52])
+    ends = curves.picture(found, made).axes[1]
+    assert ends.get_xlabel() == "step"
+    labels = [axes.get_ylabel() for axes in curves.picture(found, made).axes]
+    assert labels[1:] == ["nats per token above a", "infilling/x above a"]
+
+
+def test_every_run_has_the_metrics_of_groups(monkeypatch):
+    monkeypatch.setattr(results, "_result", lambda run, metrics: metrics)
+    runs = [SimpleNamespace(finished=True)] * 2
+    assert results.results(runs, iter(["b", "a", "b"])) == [["a", "b"], ["a", "b"]]
 
 
 # Runs.

@@ -174,7 +174,7 @@ IDS = {"vocab_size", "pad_id", "eos_id", "bos_id"}
 NOT_THERE = {
     "t5": {"positions", "max_positions"},
     "t5gemma": {"window_rope_base"},
-    "decoder_only": {"subtract_positions"},
+    "decoder_only": {"subtract_positions", "prefix_attention"},
 }
 PROMPTS, ANSWER = (3, 9, 6), 8
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.objectives import Denoising
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
@@ -748,7 +749,7 @@ def test_blanks_are_whole_words_that_a_hash_chooses(small_corpus):
     assert blank_out(corpus, corpus.tokenizer, 4, seed=1) != pairs
 
 
-def test_blanks_are_masks_where_there_are_no_sentinels(small_corpus):
+def test_blanks_are_masks_for_denoising_and_where_there_are_no_sentinels(small_corpus):
     """Of the words that are left, none has moved or changed."""
     corpus = open_corpus(str(small_corpus))
     pieces = corpus.tokenizer.model
@@ -760,5 +761,6 @@ def test_blanks_are_masks_where_there_are_no_sentinels(small_corpus):
         assert all(word in rest for word in given.split() if "<mask>" not in word)
         assert with_masks.vocabulary.mask in with_masks.encode_with_sentinels(given)
     assert len(pairs) == 3
+    assert blank_out(corpus.with_objective(Denoising()), Tokenizer(pieces, ["<mask>", "<s>"], 9), 3, seed=0) == pairs
     with pytest.raises(UserError, match="neither"):
         blank_out(corpus, Tokenizer(pieces, [], 0), 3, seed=0)

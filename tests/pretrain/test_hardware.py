@@ -1,5 +1,8 @@
 """Which GPUs count, compared with PyTorch's own reading of CUDA_VISIBLE_DEVICES."""
 
+import os
+import subprocess
+import sys
 from itertools import takewhile
 
 import pytest
@@ -90,6 +93,39 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees():
     assert [local_gpu(rank, 1) for rank in range(4)] == [0, 0, 0, 0]
     with pytest.raises(UserError, match="LOCAL_RANK 2: only 2 GPUs are visible"):
         local_gpu(2, 2)
+
+
+def test_a_rank_is_bound_to_the_cores_beside_its_gpu(tmp_path, monkeypatch):
+    """Two sockets of 8 cores with two threads each, as a DGX lists them."""
+    for address, cores in {"0000:07:00.0": "0-7,16-23\n", "0000:b7:00.0": "8-15,24-31\n", "0001:00:00.0": "\n"}.items():
+        (tmp_path / address).mkdir()
+        (tmp_path / address / "local_cpulist").write_text(cores)
+    near = hardware.cores_beside("0000:b7:00.0", tmp_path)
+    assert near == {*range(8, 16), *range(24, 32)}
+    assert hardware.cores_beside("0001:00:00.0", tmp_path) == hardware.cores_beside("none", tmp_path) == set()
+    bound = []
+    monkeypatch.setattr(hardware.os, "sched_setaffinity", lambda process, cores: bound.append(cores))
+    for allowed, expected in (
+        (set(range(32)), [near]),
+        (set(range(12)), [{8, 9, 10, 11}]),  # a container's
+        (set(range(8)), []),  # the scheduler has chosen others
+        ({8, 9}, []),  # and these are near already
+    ):
+        bound.clear()
+        monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process, allowed=allowed: allowed)
+        assert hardware.bind_to(near) == bool(expected)
+        assert bound == expected
+    assert not hardware.bind_to(set())
+
+
+def test_a_process_and_its_children_stay_on_the_cores():
+    core = min(os.sched_getaffinity(0))
+    code = (
+        "import os, subprocess, sys; from pretrain.run.hardware import bind_to; "
+        f"bind_to({{{core}}}); assert os.sched_getaffinity(0) == {{{core}}}; "
+        "print(subprocess.check_output([sys.executable, '-c', 'import os; print(os.sched_getaffinity(0))'], text=True))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == str({core})
 
 
 def test_ranks_of_a_machine_share_its_cores(monkeypatch):

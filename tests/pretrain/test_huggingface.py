@@ -19,7 +19,7 @@ from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.huggingface import conversions, export, import_, load_state, tokenizer_export, tokenizer_import
-from pretrain.models import BartConfig, T5Config, build
+from pretrain.models import BartConfig, T5Config, build, parse
 from pretrain.trainer.validate import validate
 from tests.in_process import run_here
 from tests.pretrain.forked import run_forked
@@ -164,6 +164,45 @@ def test_a_failed_export_leaves_nothing(spiece, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("family", "objective", "special", "sentinels", "mask"),
+    [
+        ("t5", "span_corruption", (), 20, "<extra_id_0>"),
+        ("t5gemma2", "span_corruption", ("<mask>", "<s>"), 20, "<extra_id_0>"),
+        ("t5gemma2", None, (), 20, "<extra_id_0>"),
+        ("bart", "denoising", ("<mask>", "<s>"), 20, "<mask>"),
+        ("bart", None, ("<mask>", "<s>"), 20, "<mask>"),
+        ("t5", "prefix_lm", (), 0, None),
+    ],
+)
+def test_the_mask_token_is_the_blank_that_the_model_has_learnt_to_fill(
+    family, objective, special, sentinels, mask, spiece, tmp_path
+):
+    ours = Tokenizer(SentencePiece.read(spiece), special, sentinels)
+    tokenizer_export.write(ours, conversions(family)[0], objective, tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.mask_token == mask
+    if mask:
+        text = theirs("Subject to the " + mask + " of this License", add_special_tokens=False).input_ids
+        assert text.count(theirs.mask_token_id) == 1
+        expected = ours.vocabulary.first_sentinel if mask == "<extra_id_0>" else ours.vocabulary.mask
+        assert theirs.mask_token_id == expected
+    assert same(tokenizer_import.read(tmp_path), ours)
+
+
+def test_a_program_that_asks_for_a_processor_gets_the_tokenizer_of_a_t5gemma2(spiece, tmp_path):
+    sizes = {"d_model": 32, "d_ff": 64, "num_heads": 2, "num_layers": 2, "full_attention_every": 2}
+    values = {"family": "t5gemma2", "vocab_size": PIECES + 20, "pad_vocab_to_multiple_of": 64, **sizes}
+    model = build(parse(values))
+    export(model.state_dict(), model.config, tokenizer_of(spiece, 20), tmp_path / "out")
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "out")
+    assert (
+        processor("a text").input_ids
+        == transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("a text").input_ids
+    )
+    assert processor.mask_token == "<extra_id_0>"
+
+
 def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
     model = new_model()
     with pytest.raises(UserError, match="300 tokens, 0 special tokens and 99 sentinels make 399 ids"):
@@ -179,7 +218,7 @@ def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
 
 def in_transformers(tokenizer, family, tmp_path):
     """The tokenizer that AutoTokenizer loads from the export of `tokenizer`, and the one that is read back."""
-    tokenizer_export.write(tokenizer, conversions(family)[0], tmp_path)
+    tokenizer_export.write(tokenizer, conversions(family)[0], None, tmp_path)
     return transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_import.read(tmp_path)
 
 

@@ -11,8 +11,10 @@ import torch
 
 from pretrain.kernels.labels import GRANULE, labels
 from pretrain.kernels.tuning import choices
+from pretrain.models.visibility import Window
 from tests.pretrain import attention_cases, compiled_kernels
 from tests.pretrain.attention_cases import Case, interpreted
+from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW, Form
 from tests.slow import slow
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
@@ -26,6 +28,7 @@ GRID = [
     Case(40, 100, masking="nothing"),
     Case(40, 40, bias=False, causal=True),
     Case(150, 100, d_kv=64, masking="padding", dtype=torch.float16),
+    Case(140, 140, masking="packed", window=Window(20, 3), softcap=0.7),
 ]
 OTHER_SHAPES = [
     *(Case(*lengths) for lengths in [(2, 3), (64, 128)]),
@@ -34,6 +37,10 @@ OTHER_SHAPES = [
     Case(70, 70, masking="packed"),
     Case(40, 100, bias=False, masking="packed"),
     *(Case(40, 40, d_kv=d_kv) for d_kv in (24, 64, 128)),
+    *(Case(*lengths, window=Window(5, 40)) for lengths in [(70, 200), (200, 70), (33, 33)]),
+    *(Case(140, 140, bias=bias, causal=True, window=Window(33)) for bias in (True, False)),
+    Case(70, 40, causal=True, softcap=0.7),
+    Case(150, 100, d_kv=256, window=Window(20, 20), softcap=3.0, dtype=torch.float16),
     Case(100, 150, d_kv=80, causal=True, dtype=torch.float16),
 ]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -52,7 +59,9 @@ def test_outputs_and_gradients_are_those_of_the_definition(run, case):
     assert max(errors.values()) < TOLERANCE[case.dtype], errors
 
 
-@pytest.mark.parametrize("family", ["t5", "decoder_only", *slow("bart", "autoregressive", "encoder_only")])
+@pytest.mark.parametrize(
+    "family", ["t5", "t5gemma2", *slow("t5gemma", "decoder_only", "bart", "autoregressive", "encoder_only")]
+)
 def test_models_have_the_same_gradients_with_the_kernel_and_without(run, family):
     differences = run(attention_cases.of_model, family, "cpu")
     assert len(differences) > 5
@@ -108,23 +117,34 @@ def test_everything_visible_needs_no_labels():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "shared", "product"), [(80, 166_912, "mma.sync"), (90, 232_448, "wgmma")])
+@pytest.mark.parametrize("form", [EVERYTHING, EVERYTHING_IN_A_WINDOW], ids=["causal", "window"])
 @pytest.mark.parametrize("kernel", compiled_kernels.KERNELS)
-def test_kernels_compile_for_a100_and_h100(kernel, architecture, shared, product, monkeypatch, tmp_path):
+def test_kernels_compile_for_a100_and_h100(kernel, form, architecture, shared, product, monkeypatch, tmp_path):
     """With every feature, in bf16: the tensor cores' instructions, and the shared memory that a program may have."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     tiles = choices(kernel, torch.bfloat16, 64)[0]
-    compiled = compiled_kernels.compiled(kernel, architecture, tiles, torch.bfloat16, d_kv=64)
+    compiled = compiled_kernels.compiled(kernel, architecture, tiles, torch.bfloat16, 64, form)
     assert product in compiled.asm["ptx"]
     assert compiled.metadata.shared <= shared
 
 
+BIAS, WINDOW = Form(bias=True), Form(window=True)
+CAPPED_WINDOW = Form(window=True, softcap=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [80, 90])
-@pytest.mark.parametrize("d_kv", [64, 128])
+@pytest.mark.parametrize(
+    ("form", "d_kv"),
+    [(BIAS, 64), (BIAS, 128), (WINDOW, 64), (WINDOW, 256), (CAPPED_WINDOW, 256)],
+    ids=["t5", "t5, wide", "t5gemma2", "t5gemma2, wide", "t5gemma"],
+)
 @pytest.mark.parametrize("kernel", compiled_kernels.KERNELS)
-def test_no_choice_of_tiles_spills_registers(kernel, d_kv, architecture, monkeypatch, tmp_path):
-    """With T5's bias in bf16."""
+def test_no_choice_of_tiles_spills_registers(kernel, form, d_kv, architecture, monkeypatch, tmp_path):
+    """In bf16, with what these models' attention is made of."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    if kernel == "backward_diagonals" and not form.bias:
+        pytest.skip("without a bias, it has no gradient")
     for tiles in choices(kernel, torch.bfloat16, d_kv):
-        compiled = compiled_kernels.compiled(kernel, architecture, tiles, torch.bfloat16, d_kv, whole=False)
+        compiled = compiled_kernels.compiled(kernel, architecture, tiles, torch.bfloat16, d_kv, form)
         assert compiled_kernels.usage(compiled, tmp_path).spilled == 0, tiles

@@ -123,6 +123,18 @@ def pairs_in(folder: Path) -> Path:
     return folder
 
 
+def test_selection_belongs_to_argument_structure_as_in_blimps_paper(tmp_path):
+    pair = {
+        "sentence_good": "a",
+        "sentence_bad": "b",
+        "UID": "animate_subject_trans",
+        "linguistics_term": "s-selection",
+    }
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
+    (found,) = minimal_pairs.read_pairs(tmp_path)["animate_subject_trans"]
+    assert found.group == "argument_structure"
+
+
 def test_wrong_pairs_are_one_line(tmp_path):
     folder = pairs_in(tmp_path / "pairs")
     assert {name: len(one) for name, one in minimal_pairs.read_pairs(folder, 1).items()} == {
@@ -134,6 +146,11 @@ def test_wrong_pairs_are_one_line(tmp_path):
         (folder / "wrong.jsonl").write_text(f"{line}\n")
         with pytest.raises(UserError, match=rf"wrong.jsonl:1: {message}"):
             minimal_pairs.read_pairs(folder)
+    (folder / "wrong.jsonl").write_bytes(b"\x00\x05\x16\x07\xb0")
+    with pytest.raises(UserError, match=r"wrong.jsonl: not UTF-8"):
+        minimal_pairs.read_pairs(folder)
+    (folder / "wrong.jsonl").rename(folder / "._agreement.jsonl")  # as macOS puts it beside the file in an archive
+    assert len(minimal_pairs.read_pairs(folder)) == 3
     with pytest.raises(UserError, match=r"no \*\.jsonl with pairs there"):
         minimal_pairs.read_pairs(tmp_path)
 

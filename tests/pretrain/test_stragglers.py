@@ -11,7 +11,7 @@ import pytest
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
 from pretrain.faults.slow_ranks import COMPUTE, DATA, WHOLE, WINDOW, Slow, compared, named, waiting
-from pretrain.run.environment import place
+from pretrain.run.environment import machines, place
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
 from tests.pretrain.rank_processes import on_ranks
@@ -202,7 +202,9 @@ def train_slowed(path, cause, first, share, remote):
     if cause == "store" or (cause == "loader" and os.environ["RANK"] == "1"):
         TrainingBatches.loader = slow_loader
     if remote:
-        Stragglers.__init__ = lambda self, factor, machines, folder, _: create(self, factor, machines, folder, True)
+        Stragglers.__init__ = lambda self, factor, machines, folder, _, busy: create(
+            self, factor, machines, folder, True, busy
+        )
     return train(load(path, [], RunConfig))
 
 
@@ -249,6 +251,26 @@ def test_two_equal_ranks_have_no_straggler(small_corpus, tmp_path):
     last = [row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics][-1]
     assert last["stragglers/rank"] == -1
     assert last["stragglers/factor"] == 1
+
+
+def named_while_busy_for(folder, steps):
+    """The steps at which something is named, if rank 0 does something else too for so many steps."""
+    from pretrain.faults.stragglers import Stragglers
+    from pretrain.zero.step_times import StepTimes
+
+    now, times, found = [0], StepTimes(), []
+    rank = int(os.environ["RANK"])
+    stragglers = Stragglers(FACTOR, machines(), folder, False, lambda: rank == 0 and now[0] <= steps)
+    for now[0] in range(1, 3 * WINDOW + 1):
+        times.compute = 0.2 if rank == 0 else 0.1
+        found += [now[0] for _ in stragglers.step(now[0], times)]
+    return found
+
+
+def test_steps_in_which_rank_0_does_something_else_too_dont_count(tmp_path):
+    """MLflow's client is imported beside the first ones."""
+    assert on_ranks(2, named_while_busy_for, tmp_path, WINDOW - EVERY) == [[2 * WINDOW - EVERY], []]
+    assert on_ranks(2, named_while_busy_for, tmp_path, 0) == [[WINDOW], []]
 
 
 def test_no_factor_means_no_watching(small_corpus, tmp_path):

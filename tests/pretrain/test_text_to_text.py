@@ -197,6 +197,62 @@ def _check_choices(trained: TrainedModel, shown: list[dict[str, str]]) -> None:
         assert row["choice per token"] == choices[means.index(min(means))]
 
 
+DECODER = {
+    "family": "decoder_only",
+    "d_model": 64,
+    "d_ff": 128,
+    "num_heads": 4,
+    "num_layers": 2,
+    "positions": "rotary",
+    "prefix_attention": "bidirectional",
+}
+
+
+def test_a_decoder_learns_a_task_in_one_row(tmp_path_factory, tmp_path):
+    """It swaps two words of which it has seen no pair, and its choices are the likeliest by its own loss."""
+    words = ["red", "dog", "the", "of", "and", "in"]
+    pairs = [(f"{first} {second}", f"{second} {first}") for first in words for second in words if first != second]
+
+    def make(folder: Path) -> None:
+        for name, some in (("train", [*pairs[:7], *pairs[9:]] * 20), ("held-out", pairs[7:9])):
+            (folder / f"{name}.tsv").write_text("".join(f"{first}\t{second}\n" for first, second in some))
+        config = write_corpus_file(
+            folder / "corpus.yaml",
+            name="swap",
+            sources=[
+                {"format": "pairs", "name": name, "path": str(folder / f"{name}.tsv"), "split": split}
+                for name, split in (("train", "train"), ("held-out", "validation"))
+            ],
+            tokenizer={"kind": "sentencepiece", "vocab_size": 20, "byte_fallback": False, "sentinels": 0},
+            rows={
+                "packing": "complete_documents",
+                "objective": {"name": "text_to_text", "inputs_length": 12, "targets_length": 12},
+            },
+        )
+        done = run("data-pipeline", "build", config)
+        assert done.returncode == 0, done.stderr
+
+    corpus = made_once(tmp_path_factory, "swapped", make) / "corpus"
+    data = {
+        "train": [{"corpus": str(corpus)}],
+        "validation": [{"corpus": str(corpus)}],
+        "objective": {
+            "name": "in_one_row",
+            "of": {"name": "text_to_text", "inputs_length": 12, "targets_length": 12},
+        },
+        "lanes": 4,
+        "workers": 0,
+    }
+    optimizer = {"name": "muon", "learning_rate": 1e-2, "newton_schulz_dtype": "fp32"}
+    hook = {"hook": "text_to_text", "metrics": ["exact_match", "rank_accuracy"]}
+    path = run_file(
+        tmp_path, corpus, model=DECODER, data=data, optimizer=optimizer, evaluation=[hook], run={"max_steps": 150}
+    )
+    assert train_ranks(path, 1) == [0]
+    found = read_metrics(tmp_path / "run")[-1].metrics
+    assert found["text_to_text/swap/exact_match"] == found["text_to_text/swap/rank_accuracy"] == 1
+
+
 def test_a_file_gives_several_right_answers_and_choices(pairs_corpus, tmp_path):
     lines = [
         {"inputs": "red dog", "targets": ["dog red", "a dog"], "choices": ["dog red", "no"]},

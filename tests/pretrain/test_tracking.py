@@ -58,6 +58,18 @@ def points(client, run_dir, name):
     return [(metric.step, metric.value) for metric in client.get_metric_history(run_id(run_dir), name)]
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_first_connection_ends_when_mlflow_has_answered_or_refused(tmp_path, uri, answers, monkeypatch):
+    monkeypatch.setattr(tracking, "MOST_SECONDS_TO_CONNECT", 3600.0)
+    with start(tmp_path, uri if answers else "http://127.0.0.1:9") as tracker:
+        assert tracker.connects
+        deadline = time.monotonic() + 60
+        while tracker.connects and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not tracker.connects
+    assert not start(tmp_path / "local", None).connects
+
+
 # ---- the local log
 
 

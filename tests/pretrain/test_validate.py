@@ -46,15 +46,12 @@ def raw_length(small_corpus):
 
 def test_a_family_takes_rows_of_its_kind_alone(prepared, raw_length):
     causal, masked = {"name": "causal_lm", "length": raw_length - 1}, {"name": "masked_lm", "length": raw_length + 2}
+    of_decoders = "causal_lm, causal_infilling, in_one_row"
     assert prepared(DECODER, causal).model.family == "decoder_only"
     assert prepared(VANILLA).model.family == "vanilla"
     for model, objective, expected in [
-        (
-            DECODER,
-            None,
-            r"model\.family: decoder_only learns from causal_lm, causal_infilling, but .*/corpus has span_corruption",
-        ),
-        (DECODER, masked, r"decoder_only learns from causal_lm, causal_infilling, but .*/corpus has masked_lm"),
+        (DECODER, None, rf"model\.family: decoder_only learns from {of_decoders}, but .*/corpus has span_corruption"),
+        (DECODER, masked, rf"decoder_only learns from {of_decoders}, but .*/corpus has masked_lm"),
         (ENCODER, causal, r"encoder_only learns from masked_lm, but .*/corpus has causal_lm"),
         (VANILLA, causal, r"vanilla learns from span_corruption, .*text_to_text, but .*/corpus has causal_lm"),
     ]:

@@ -72,6 +72,16 @@ def test_native_code_that_hangs_with_the_interpreters_lock_is_caught_as_well():
     assert 'File "<string>", line 2 in <module>' in done.stderr
 
 
+def test_a_wait_with_a_limit_of_its_own_is_no_hang_and_what_follows_it_can_be_one():
+    done = python(
+        "import time; from pretrain.run import watchdog\n"
+        "with watchdog.watching(0, 1, 1):\n"
+        "    with watchdog.unwatched(): time.sleep(3)\n"
+        "    print('waited', flush=True); time.sleep(3600)"
+    )
+    assert (done.returncode, done.stdout) == (1, "waited\n")
+
+
 def test_compiling_a_layer_takes_longer_than_a_hang():
     assert on_ranks(1, survives_a_compilation, 3.0, joined=False) == [3.0]
 

@@ -1,6 +1,8 @@
 """An all-reduce over all ranks of a run: how its ranks are started, and what their answers mean."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from launch.tools.doctor.findings import REQUEST, Finding
@@ -8,7 +10,7 @@ from pretrain.run.gpus import gpu_of_device
 from pretrain.run.hardware import VISIBLE
 
 SECONDS = 180.0  # with starting Python and importing torch, which a network file system makes slow
-_SHARE = 0.5  # of what the data sheet gives; NCCL's own tests reach about 0.8 of it
+_SHARE = 0.5  # of what the data sheet gives, or other nodes; NCCL's own tests reach about 0.8 of the former
 _LONGEST_LINE = 200
 
 
@@ -29,7 +31,7 @@ class RankGroup:
         """The environment of each rank of a node, for `all_reduce_rank`."""
         local, first = self.per_node[node], sum(self.per_node[:node])
         shared = {
-            REQUEST: json.dumps(self.seconds),
+            REQUEST: json.dumps([self.seconds, self.per_node]),
             "WORLD_SIZE": str(self.ranks),
             "LOCAL_SIZE": str(local),
             "MASTER_ADDR": self.address,
@@ -49,12 +51,23 @@ class Measured:
     gpu: str | None
 
 
+@dataclass(frozen=True)
+class Part:
+    """The same over the ranks of one node or of two neighbours, by their numbers."""
+
+    nodes: list[int]
+    bytes: int
+    seconds: float
+
+
 @dataclass
 class Answers:
-    """What the ranks have said: those that have joined, what rank 0 measured, and a line for each that failed."""
+    """What the ranks have said: those that have joined, what rank 0 measured, single nodes and pairs of them, and a
+    line for each rank that failed."""
 
     joined: list[int] = field(default_factory=list)
     measured: Measured | None = None
+    parts: list[Part] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
 
     def add_report(self, line: str) -> None:
@@ -62,6 +75,8 @@ class Answers:
         report = json.loads(line)
         if "joined" in report:
             self.joined.append(report["joined"])
+        elif "nodes" in report:
+            self.parts.append(Part(**report))
         else:
             self.measured = Measured(**report)
 
@@ -85,6 +100,32 @@ def finding(group: RankGroup, answers: Answers) -> Finding:
         where = "the network (NCCL_DEBUG=INFO shows what NCCL uses)" if nodes > 1 else "nvidia-smi topo -m"
         return Finding(name, "warning", found, f"about {expected:.3g} GB/s by the data sheet", f"look at {where}")
     return Finding(name, "ok", found + (f" of {expected:.3g} GB/s by the data sheet" if expected else ""))
+
+
+def slow_parts(group: RankGroup, parts: Sequence[Part], names: Sequence[str]) -> Iterator[Finding]:
+    """Warnings of nodes, and of pairs of neighbours, that take more than twice as long as the fastest of their kind.
+
+    A node with two slow neighbours is named: its own link is the likelier cause than both of theirs.
+    """
+    for size, remedy in ((1, "nvidia-smi topo -m there"), (2, "network cards, cables and switch ports (ibstat)")):
+        kind = [part for part in parts if len(part.nodes) == size]
+        slow = [part for part in kind if part.seconds * _SHARE > min(one.seconds for one in kind)]
+        counts = Counter(node for part in slow for node in part.nodes)
+        for part in slow:
+            speeds = [
+                bus_bandwidth(sum(group.per_node[node] for node in one.nodes), one.bytes, one.seconds)
+                for one in (part, min(kind, key=lambda one: one.seconds))
+            ]
+            where = "within the node" if size == 1 else f"between {' and '.join(names[node] for node in part.nodes)}"
+            blamed = part.nodes if size == 1 else [node for node in part.nodes if counts[node] > 1]
+            yield Finding(
+                "all-reduce",
+                "warning",
+                f"{speeds[0]:.2g} GB/s {where}",
+                f"about {speeds[1]:.2g} GB/s, as elsewhere",
+                f"look at {remedy}",
+                names[blamed[0]] if blamed else "",
+            )
 
 
 def bus_bandwidth(ranks: int, size: int, seconds: float) -> float:

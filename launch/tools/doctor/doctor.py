@@ -131,7 +131,7 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
             if settings.run_file:
                 first = {0: replace(shared, ranks=nodes[0].ranks or None)}
                 yield from _check(agents, RUN_CHECKS, first, pool)[0].findings
-            yield _all_reduce(agents, access, list(ranks.values()), pool)
+            yield from _all_reduce(agents, access, list(ranks.values()), pool)
             if with_numerics and not pool.problems:
                 yield _numerics(agents[0], shared, pool)
 
@@ -174,7 +174,7 @@ def _differences(names: list[str], versions: dict[int, dict[str, str]]) -> Itera
                 yield Finding("versions", "fault", found, where, remedy, names[index])
 
 
-def _all_reduce(agents: dict[int, Agent], access: Access, per_node: list[int], pool: AgentPool) -> Finding:
+def _all_reduce(agents: dict[int, Agent], access: Access, per_node: list[int], pool: AgentPool) -> Iterator[Finding]:
     group = RankGroup(per_node, access.master(agents[0])[0], agents[0].handshake.port)
     programs = [
         Program(index, "all_reduce_rank", environment, group.seconds)
@@ -188,7 +188,8 @@ def _all_reduce(agents: dict[int, Agent], access: Access, per_node: list[int], p
         elif event.code:
             answers.errors[f"rank {rank}"] = event.lines[-1] if event.lines else f"ended with {event.code}"
     answers.errors |= pool.problems
-    return all_reduce.finding(group, answers)
+    yield all_reduce.finding(group, answers)
+    yield from all_reduce.slow_parts(group, answers.parts, [agent.name for agent in agents.values()])
 
 
 def _numerics(agent: Agent, settings: Settings, pool: AgentPool) -> Finding:

@@ -17,6 +17,9 @@ class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
     """Layers of the model."""
     positions: Literal["learned", "rotary", "alibi", "sinusoidal"] = "learned"
     """How positions are encoded; GPT-2's are learned."""
+    prefix_attention: Literal["causal", "bidirectional"] = "causal"
+    """How the inputs of the objective `in_one_row`, and prompts, are read. `bidirectional`: their tokens see one
+    another, as in a prefix LM (Raffel et al. 2020, section 3.2.1)."""
     max_positions: Count | None = None
     """The longest row with learned positions, in tokens. null with any other positions, which have no limit."""
     subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
@@ -61,4 +64,8 @@ class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
             raise ValueError(f"max_positions: {self.positions} positions have no limit; leave it out")
         if self.positions != "learned" and self.subtract_positions != "none":
             raise ValueError(f"subtract_positions: needs learned positions, not {self.positions} ones")
+        if self.prefix_attention == "bidirectional" and (self.sliding_window is not None or self.positions == "alibi"):
+            raise ValueError(
+                "prefix_attention: bidirectional goes with neither windows nor alibi, which look back alone"
+            )
         return self

@@ -11,6 +11,7 @@ STYLES: dict[str, type[ModelConfig]] = {"t5gemma": T5GemmaConfig, "t5gemma2": T5
 _GEMMA = {
     "positions": ("rotary",),
     "subtract_positions": ("none",),
+    "prefix_attention": ("causal",),
     "activation": ("geglu",),
     "norm": ("rms_around_one",),
     "norm_after": (True,),
@@ -22,7 +23,11 @@ _GEMMA = {
 _CAN_BE: dict[str, Mapping[str, tuple]] = {
     "t5gemma": {**_GEMMA, "qk_norm": (False,)},
     "t5gemma2": {**_GEMMA, "qk_norm": (True,), "attention_softcap": (None,), "output_softcap": (None,)},
-    "modern": {"positions": ("rotary", "learned"), "subtract_positions": ("none",)},
+    "modern": {
+        "positions": ("rotary", "learned"),
+        "subtract_positions": ("none",),
+        "prefix_attention": ("causal",),
+    },
 }
 _STACK_KEYS = frozenset(StackConfig.model_fields)
 # Settings in which two decoders may differ: those of the adapted model are the decoder's, or don't matter.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pretrain.tools.experiment.experiment_file import Experiment, Group
-from pretrain.tools.experiment.results import Result
+from pretrain.tools.experiment.results import Result, ends_by_seed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,8 @@ _MOST_CURVES = 12  # in a panel; of more rows, or rows that were evaluated once,
 
 
 def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
-    """Validation losses of all rows, then a panel for each group: its rows minus their baseline, paired by seed.
+    """Validation losses of all rows, then a panel for each group: what its rows are compared by, minus that of their
+    baseline, paired by seed.
 
     A line is the mean over seeds; the band of a difference reaches one standard deviation to each side. Instead of many
     lines, and of those with one point, there are the last differences: a dot for each seed and a bar for their mean.
@@ -27,10 +28,10 @@ def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
     from matplotlib import colormaps  # slow to import
     from matplotlib.figure import Figure
 
-    curves = {row: _curves(results, row) for row in experiment.rows}
+    curves = {row: _curves(results, row, None) for row in experiment.rows}
     groups = [group for group in experiment.groups if len(group.rows) > 1]
     if any(len(group.rows) > _MOST_CURVES for group in groups) or not _has_curves(curves):
-        return _ends(groups, curves)
+        return _ends(groups, results)
     high = -(-(1 + len(groups)) // _COLUMNS)
     figure = Figure(figsize=(5.4 * _COLUMNS, 3.4 * high), layout="constrained")
     first, *panels = figure.subplots(high, _COLUMNS, squeeze=False).flatten()
@@ -41,15 +42,19 @@ def picture(experiment: Experiment, results: Sequence[Result]) -> "Figure":
     if any(curves.values()):
         first.legend(fontsize=5, ncols=2)
     for group, axes in zip(groups, panels, strict=False):
-        _draw_group(axes, group, curves)
+        _draw_group(axes, group, {row: _curves(results, row, group.metric) for row in group.rows})
     for axes in panels[len(groups) :]:
         axes.remove()
     return figure
 
 
-def _curves(results: Sequence[Result], row: str) -> dict[int, dict[int, float]]:
-    """Losses by step, for each seed of a row."""
-    return {result.seed: dict(result.curve) for result in results if result.row == row}
+def _curves(results: Sequence[Result], row: str, metric: str | None) -> dict[int, dict[int, float]]:
+    """Values by step, for each seed of a row."""
+    return {result.seed: dict(result.curve_of(metric)) for result in results if result.row == row}
+
+
+def _unit(group: Group) -> str:
+    return group.metric or "nats per token"
 
 
 def _has_curves(curves: Mapping[str, Mapping[int, Mapping[int, float]]]) -> bool:
@@ -57,15 +62,15 @@ def _has_curves(curves: Mapping[str, Mapping[int, Mapping[int, float]]]) -> bool
     return not evaluated or max(evaluated) > 1
 
 
-def _ends(groups: Sequence[Group], curves: Mapping[str, Mapping[int, Mapping[int, float]]]) -> "Figure":
-    """A panel for each group: the last loss of each row minus the baseline's, the lowest on top."""
+def _ends(groups: Sequence[Group], results: Sequence[Result]) -> "Figure":
+    """A panel for each group: the last value of each row minus the baseline's, the lowest on top."""
     from matplotlib.figure import Figure  # slow to import
 
     rows = [len(group.rows) for group in groups] or [1]
     figure = Figure(figsize=(8.0, 0.24 * sum(rows) + 0.9 * len(rows)), layout="constrained")
     panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=[number + 2 for number in rows]).flatten()
     for group, axes in zip(groups, panels, strict=False):
-        ends = {row: {seed: curve[max(curve)] for seed, curve in curves[row].items() if curve} for row in group.rows}
+        ends = {row: ends_by_seed(results, row, group.metric) for row in group.rows}
         baseline = ends[group.baseline]
         differences = {
             row: [end[seed] - baseline[seed] for seed in end.keys() & baseline.keys()] for row, end in ends.items()
@@ -80,7 +85,7 @@ def _ends(groups: Sequence[Group], curves: Mapping[str, Mapping[int, Mapping[int
         axes.set_yticks(range(len(drawn)), drawn, fontsize=8)
         axes.grid(axis="y", linewidth=0.3)
         axes.set(
-            title=fill(group.title, 2 * _TITLE), xlabel=f"nats per token above {group.baseline}, each seed and the mean"
+            title=fill(group.title, 2 * _TITLE), xlabel=f"{_unit(group)} above {group.baseline}, each seed and the mean"
         )
     return figure
 
@@ -97,7 +102,7 @@ def _draw_group(axes: "Axes", group: Group, curves: Mapping[str, Mapping[int, Ma
             for seed in by_seed.keys() & baseline.keys()
         }
         _draw(axes, row, pairs)
-    axes.set(title=fill(group.title, _TITLE), xlabel="step", ylabel=f"nats above {group.baseline}")
+    axes.set(title=fill(group.title, _TITLE), xlabel="step", ylabel=f"{_unit(group)} above {group.baseline}")
     if axes.lines[1:]:
         axes.legend(fontsize=7)
 

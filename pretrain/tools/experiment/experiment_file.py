@@ -40,6 +40,8 @@ class Group(Section):
     """The row that the others are compared with."""
     rows: Annotated[list[str], Field(min_length=1)]
     """The names of run files without .yaml, in the order of the table. A row may stand in several groups."""
+    metric: str | None = None
+    """What rows are compared by, as metrics are named: `infilling/NAME/bits_per_byte`. null: the validation loss."""
 
     @model_validator(mode="after")
     def _baseline_is_a_row(self) -> "Group":

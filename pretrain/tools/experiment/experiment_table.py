@@ -5,25 +5,28 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from textwrap import wrap
 
 from data_pipeline.foundation import tables
 from data_pipeline.foundation.tables import aligned
 from pretrain.tools.experiment.experiment_file import Experiment, Group, Published
-from pretrain.tools.experiment.results import Result, losses_by_seed
+from pretrain.tools.experiment.results import Result, ends_by_seed
 from pretrain.tools.experiment.statistics import Comparison, Spread, compare, holm
 
 _NOTE = (
-    "±: standard deviation over seeds; (n): of n seeds only. Δ: validation loss minus\n"
-    "that of the group's baseline (*), paired by seed. p: t-test, two-sided, with the\n"
-    "scatter of all rows of the group, adjusted for all comparisons (Holm)."
+    "±: standard deviation over seeds; (n): of n seeds only. Δ: validation loss, or what is in its place, minus the "
+    "baseline's (*), paired by seed. p: t-test, two-sided, with the scatter of all rows of the group, adjusted for all "
+    "comparisons (Holm)."
 )
+_COLUMNS = 80  # of a terminal
 
 
 @dataclass(frozen=True)
 class Line:
     """A row of the experiment in one of its groups. `comparison` is None for the baseline.
 
-    `adjusted_p`: its p-value, adjusted for all comparisons of the table.
+    `compared`: what rows of the group are compared by, `metric` or the validation loss. `adjusted_p`: its p-value,
+    adjusted for all comparisons of the table.
     """
 
     group: str
@@ -38,13 +41,15 @@ class Line:
     comparison: Comparison | None
     published: Published | None
     adjusted_p: float | None = None
+    metric: str | None = None
+    compared: Spread | None = None
 
 
 def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
     """Every row of every group, in order; without values if none of its runs has finished."""
     found = []
     for group in experiment.groups:
-        compared = compare({row: losses_by_seed(results, row) for row in group.rows}, group.baseline)
+        compared = compare({row: ends_by_seed(results, row, group.metric) for row in group.rows}, group.baseline)
         found += [_line(group, row, compared.get(row), experiment.published.get(row), results) for row in group.rows]
     p_values = {number: line.comparison.p for number, line in enumerate(found) if line.comparison}
     tested = {number: p for number, p in p_values.items() if p is not None}
@@ -72,6 +77,8 @@ def _line(
         effective_rank=spread("effective_rank"),
         comparison=comparison,
         published=published,
+        metric=group.metric,
+        compared=Spread.of([*ends_by_seed(results, row, group.metric).values()]),
     )
 
 
@@ -89,7 +96,7 @@ def _cells(line: Line, most_seeds: int) -> list[str]:
         line.row + ("*" if line.is_baseline else "") + (f"({number})" if number < most_seeds else ""),
         _count(line.parameters),
         str(line.train_loss or ""),
-        str(line.validation_loss or ""),
+        str(line.compared or ""),
         _small(line.embedding_loss.mean if line.embedding_loss else None),
         _decimals(line.effective_rank.mean if line.effective_rank else None, 1),
         _decimals(comparison.difference, 3, sign=True) if comparison else "",
@@ -112,7 +119,13 @@ def _blocks(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
                 cells.append(_cells(line, most_seeds))
                 if line.published:
                     cells.append(_published_cells(line.published))
-        yield group + _resolution(lines, group), cells
+        yield group + _instead(lines, group) + _resolution(lines, group), cells
+
+
+def _instead(lines: Sequence[Line], group: str) -> str:
+    """What stands in the place of the validation loss, for the group's title."""
+    metric = next(line.metric for line in lines if line.group == group)
+    return f", {metric} in place of the validation loss" if metric else ""
 
 
 def _resolution(lines: Sequence[Line], group: str) -> str:
@@ -120,7 +133,8 @@ def _resolution(lines: Sequence[Line], group: str) -> str:
     number = sum(line.comparison is not None for line in lines)
     compared = [line.comparison for line in lines if line.group == group and line.comparison]
     least = [found for one in compared if (found := one.resolution(number)) is not None]
-    return f" (differences from {max(least):.3f} nats on can be told)" if least else ""
+    unit = " nats" if compared and not any(line.metric for line in lines if line.group == group) else ""
+    return f" (differences from {max(least):.3f}{unit} on can be told)" if least else ""
 
 
 def text(lines: Sequence[Line]) -> str:
@@ -129,9 +143,9 @@ def text(lines: Sequence[Line]) -> str:
     head, *printed = aligned([_HEADINGS, *(cells for _, block in blocks for cells in block)])
     text = [head]
     for title, block in blocks:
-        text += ["", title, *printed[: len(block)]]
+        text += ["", *wrap(title, _COLUMNS), *printed[: len(block)]]
         del printed[: len(block)]
-    return "\n".join([*text, "", _NOTE])
+    return "\n".join([*text, "", *wrap(_NOTE, _COLUMNS)])
 
 
 def markdown(lines: Sequence[Line]) -> str:
@@ -140,16 +154,21 @@ def markdown(lines: Sequence[Line]) -> str:
     for title, block in _blocks(lines):
         rows.append([f"**{title}**", *[""] * (len(_HEADINGS) - 1)])
         rows += [[cell.strip() for cell in cells] for cells in block]
-    return "\n".join([*tables.markdown(_HEADINGS, rows), "", _NOTE.replace("\n", " "), ""])
+    return "\n".join([*tables.markdown(_HEADINGS, rows), "", _NOTE, ""])
 
 
 def as_csv(results: Sequence[Result]) -> str:
     """One line a run, for other programs' statistics."""
     stream = io.StringIO()
-    names = [name for name in Result.__dataclass_fields__ if name != "curve"]
+    names = [name for name in Result.__dataclass_fields__ if name not in ("curve", "others")]
+    others = sorted({name for result in results for name in result.others})
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([getattr(result, name) for name in names] for result in results)
+    writer.writerow([*names, *others])
+    for result in results:
+        curves = [result.curve_of(name) for name in others]
+        writer.writerow(
+            [*(getattr(result, name) for name in names), *(curve[-1][1] if curve else "" for curve in curves)]
+        )
     return stream.getvalue()
 
 

@@ -1,8 +1,8 @@
 """What the runs of an experiment have reached, from their own files."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
@@ -21,6 +21,7 @@ class Result:
     - `validation_loss`: after the last step, on the first validation corpus. `curve`: (step, loss) of all evaluations.
     - `text_loss`: the same on text tokens alone. `input_worth`: by how much it rises with another row's input.
     - `embedding_loss`: without its coefficient, like `train_loss`. `effective_rank`: of the embedding matrix.
+    - `others`: the curves of other metrics, by name.
     - `tokens`: of text that were trained on. `seconds`, `processor_seconds`: of the steps alone, by the clock
       and of all ranks' processors.
     """
@@ -39,20 +40,26 @@ class Result:
     tokens: float | None = None
     seconds: float | None = None
     processor_seconds: float | None = None
+    others: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+
+    def curve_of(self, metric: str | None) -> list[tuple[int, float]]:
+        """(step, value) of all evaluations of `metric`; None: of the validation loss."""
+        return self.curve if metric is None else self.others.get(metric, [])
 
 
-def results(runs: Iterable[PlannedRun]) -> list[Result]:
-    """The results of those of `runs` that have finished."""
-    return [_result(run) for run in runs if run.finished]
+def results(runs: Iterable[PlannedRun], metrics: Iterable[str] = ()) -> list[Result]:
+    """The results of those of `runs` that have finished, with these `metrics` besides their own."""
+    others = sorted({*metrics})
+    return [_result(run, others) for run in runs if run.finished]
 
 
-def losses_by_seed(results: Iterable[Result], row: str) -> dict[int, float]:
-    """The validation losses of a row."""
-    found = ((result.seed, result.validation_loss) for result in results if result.row == row)
-    return {seed: loss for seed, loss in found if loss is not None}
+def ends_by_seed(results: Iterable[Result], row: str, metric: str | None = None) -> dict[int, float]:
+    """The last values of a row's `metric`; None: its validation losses."""
+    curves = {result.seed: result.curve_of(metric) for result in results if result.row == row}
+    return {seed: curve[-1][1] for seed, curve in curves.items() if curve}
 
 
-def _result(run: PlannedRun) -> Result:
+def _result(run: PlannedRun, others: Sequence[str]) -> Result:
     checkpoint = newest(run.directory)
     assert checkpoint is not None, "a finished run has saved"
     model, metrics = checkpoint_index.read(checkpoint).model, read_metrics(run.directory)
@@ -71,13 +78,18 @@ def _result(run: PlannedRun) -> Result:
         _last(metrics, validation),
         embedding_loss,
         _last(metrics, "embedding/effective_rank"),
-        [(row.step, row.metrics[validation]) for row in metrics if validation in row.metrics] if validation else [],
+        _curve(metrics, validation),
         _last(metrics, f"validation/{corpus}/text_loss"),
         _last(metrics, f"input_use/{corpus}/worth"),
         _last(metrics, "train/tokens"),
         _sum(metrics, "train/seconds"),
         _sum(metrics, "train/processor_seconds"),
+        {name: _curve(metrics, name) for name in others},
     )
+
+
+def _curve(metrics: Sequence[Row], name: str | None) -> list[tuple[int, float]]:
+    return [(row.step, row.metrics[name]) for row in metrics if name in row.metrics]
 
 
 def _last(metrics: Sequence[Row], name: str | None) -> float | None:

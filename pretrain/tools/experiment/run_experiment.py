@@ -32,7 +32,7 @@ def experiment(
     runs = plan_experiment(found, seeds, budget, overrides, out, threads)
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
     trained = train_all(runs, at_once, f"{out}: {size}", train)
-    ended = results(runs)
+    ended = results(runs, filter(None, (group.metric for group in found.groups)))
     files, lines = write(found, ended, out)
     losses = {line.row: line.validation_loss.mean for line in lines if line.validation_loss}
     text = experiment_table.text(lines) if found.speedrun is None else speedrun.text(found, ended)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_pipeline.foundation import tables
-from pretrain.tools.experiment.results import Result, losses_by_seed
+from pretrain.tools.experiment.results import Result, ends_by_seed
 from pretrain.tools.experiment.statistics import Spread
 from pretrain.tools.ladder.compared import Other
 from pretrain.tools.ladder.rungs import Ladder, SizedRung
@@ -49,7 +49,7 @@ class Report:
     @classmethod
     def of(cls, ladder: Ladder, results: Sequence[Result], other: Other | None = None) -> "Report":
         """The law is fitted to the mean over seeds of each rung, so that its scatter is that of rungs."""
-        losses = {rung.name: losses_by_seed(results, rung.name) for rung in ladder.all}
+        losses = {rung.name: ends_by_seed(results, rung.name) for rung in ladder.all}
         if not all(losses[rung.name] for rung in ladder.rungs):
             return cls(ladder, losses, None, None, other)
         means = [fmean(losses[rung.name].values()) for rung in ladder.rungs]

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from pretrain.models.attention import attend
+from pretrain.models.layers import soft_capped
 from pretrain.models.logit_bias import logit_bias, toeplitz
 from pretrain.models.visibility import MASKED, Window, visible
 from tests.gpu.report import Report
 
 LENGTHS = (63, 64, 114, 128, 192, 320, 512)  # 64 and 192 leave 64 after tiles of 128
-OURS = ("causal", "bias", "bias and padding", "padding", "packed", "masked whole")  # on a GPU, by this project's kernel
-MASKS = ("none", "window", *OURS)
+OURS = ("causal", "bias", "bias and padding", "padding", "packed", "masked whole", "window", "soft cap")
+MASKS = ("none", *OURS)  # OURS: on a GPU, by this project's kernel
 # Relative L2 of outputs and of gradients. bf16 rounds by up to 2⁻⁹, the inputs of the second product of each result and
 # the result itself. On a CPU the logits are rounded as well, of which some are as large as 4.
 LIMITS = {torch.float32: 3e-5, torch.bfloat16: 2**-8}
@@ -78,6 +79,7 @@ class _Case:
             self.blind[0] = True
         elif mask == "packed":
             segments = 1 + (torch.arange(length, device=device) >= length // 3).long().expand(batch, length)
+        self.softcap = 2.0 if mask == "soft cap" else None
         window = Window(before=length // 4, after=length // 4) if mask == "window" else None
         self.masks = {"causal": mask == "causal", "window": window, "key_mask": seen}
         self.masks |= {"query_segments": segments, "key_segments": segments}
@@ -89,7 +91,7 @@ class _Case:
         queries, keys, values = (self.inputs[name] for name in "qkv")
         x = queries.transpose(1, 2).flatten(2)
         bias = logit_bias(x, keys.size(2), self.inputs.get("bias"), **self.masks)
-        found = attend(queries, keys, values, bias, False, self.scale, 0.0)
+        found = attend(queries, keys, values, bias, False, self.scale, 0.0, self.softcap)
         return found, torch.autograd.grad(found, list(self.inputs.values()), self.upstream)
 
     def compare(self) -> tuple[str, dict[str, float], bool]:
@@ -107,6 +109,8 @@ class _Case:
 
     def _in_fp64(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         logits = self.scale * (q @ k.transpose(-1, -2))
+        if self.softcap is not None:
+            logits = soft_capped(logits, self.softcap)
         if bias is not None:
             logits = logits + toeplitz(bias, k.size(2))
         if self.mask is not None:

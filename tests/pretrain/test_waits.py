@@ -1,0 +1,168 @@
+"""In a training step the host waits for a GPU once, for the norm of the gradient.
+
+A CPU plays the GPU: the test follows which tensors the host holds and which would be on the GPU.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from data_pipeline.loading.batches import Batch
+from data_pipeline.loading.device import with_target_indices
+from pretrain.models import loss_head
+from pretrain.models.asynchronous import OnHost, to_device
+from pretrain.optimizers import flat_buffers
+from tests.gpu.checks.families import FAMILIES
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_runs import T5, micro_batches, own_layout, run_config
+from tests.slow import slow
+
+GPU = torch.device("cpu")  # plays one; the host is called "cpu"
+READ = {"item", "tolist", "numpy", "nonzero", "masked_select", "equal", "allclose", "is_nonzero", "unique"}
+READ |= {"__bool__", "__int__", "__float__", "__index__", "__contains__"}
+MADE_OF_VALUES = {"tensor", "as_tensor", "new_tensor"}
+
+
+class Waits(TorchFunctionMode):
+    """Within the block, notes in `places` where the host would wait for the GPU, as "function in file.py".
+
+    A tensor is on the GPU unless it was made without a device, was read from there, or comes only from such tensors.
+    Waits are reading, taking what a mask chooses, copying without `non_blocking`, and checks of operations' arguments.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        name, given = function.__name__, [one for one in tree_leaves((args, options)) if isinstance(one, Tensor)]
+        result = function(*args, **options)
+        hosts = all(_on_host(one) for one in given)
+        to_host = name == "cpu" or (name == "to" and "cpu" in args)
+        to_gpu = (name == "to" and GPU in args) or (options.get("device") is not None and hosts)
+        if _waits(name, args, options, hosts, to_host, to_gpu):
+            self.places.append(_place())
+        if to_host or (hosts and not to_gpu):
+            result = result.clone() if to_host else result
+            for one in tree_leaves(result):
+                if isinstance(one, Tensor):
+                    one._on_host = True
+        elif to_gpu and given:
+            result = result.clone()
+        return result
+
+
+def _on_host(tensor: Tensor) -> bool:
+    return getattr(tensor, "_on_host", False)
+
+
+def _waits(name: str, args: Any, options: dict[str, Any], hosts: bool, to_host: bool, to_gpu: bool) -> bool:
+    if to_gpu:
+        return ((hosts and name == "to") or name in MADE_OF_VALUES) and not options.get("non_blocking")
+    if hosts:
+        return False
+    if name == "new_tensor":
+        return True
+    if name == "repeat_interleave":
+        return options.get("output_size") is None and isinstance(args[1], Tensor)
+    if name == "segment_reduce":
+        return not options.get("unsafe")
+    if name == "__getitem__":
+        return any(isinstance(one, Tensor) and one.dtype == torch.bool for one in tree_leaves(args[1]))
+    if name == "copy_":
+        return _on_host(args[0]) != _on_host(args[1]) and not options.get("non_blocking")
+    return (name in READ or to_host) and not options.get("non_blocking")
+
+
+def _place() -> str:
+    """The innermost function outside of PyTorch and of this file."""
+    frame: Any = sys._getframe(2)
+    while "/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return f"{frame.f_code.co_name} in {Path(frame.f_code.co_filename).name}"
+
+
+X = torch.arange(6.0)
+WAIT: dict[str, Callable[[], object]] = {
+    "a value": lambda: X.sum().item(),
+    "a list": lambda: X.tolist(),
+    "a condition": lambda: 1 if X.sum() > 3 else 2,
+    "a mask": lambda: X[X > 3],
+    "indices": lambda: (X > 3).nonzero(),
+    "a copy to the host": lambda: (X * 2).to("cpu"),
+    "a copy from the host": lambda: torch.arange(3).to(GPU),
+    "values": lambda: torch.tensor([1.0, 2.0], device=GPU),
+    "more values": lambda: X.new_tensor([1.0]),
+    "an unknown size": lambda: X.repeat_interleave(X.long()),
+}
+DO_NOT_WAIT: dict[str, Callable[[], object]] = {
+    "the host's value": lambda: float(torch.tensor(3.0) + 1),
+    "a filled tensor": lambda: torch.full((3,), 2.0, device=GPU) + torch.arange(3, device=GPU) + X.new_zeros(3),
+    "a known size": lambda: X.repeat_interleave(X.long(), output_size=15),
+    "pinned values": lambda: to_device([1.0, 2.0], GPU) * 2,
+    "a copy for later": lambda: OnHost(X * 2).tolist(),
+}
+
+
+@pytest.mark.parametrize("case", [*WAIT, *DO_NOT_WAIT])
+def test_what_waits(case):
+    with Waits() as found:
+        result = {**WAIT, **DO_NOT_WAIT}[case]()
+    assert len(found.places) == (case in WAIT), found.places
+    if case in ("pinned values", "values"):
+        with found:
+            float(result.sum())
+        assert len(found.places) == 1 + (case == "values")
+
+
+ALIBI = {"family": "decoder_only", "d_model": 64, "d_ff": 128, "num_heads": 4, "num_layers": 2, "positions": "alibi"}
+MODELS = {**FAMILIES, "t5": {**T5, "dropout_rate": 0.1}, "alibi": ALIBI}
+CASES = [
+    *(("t5", optimizer, stage) for optimizer in ("adafactor", "muon") for stage in (1, 2)),
+    ("t5", "adamw_scale", 2),
+    *((name, "adamw", 2) for name in ("autoregressive", "double_decoder", "bart", "alibi")),
+]
+OTHERS = [(name, "adamw", 2) for name in MODELS if (name, "adamw", 2) not in CASES]
+
+
+@pytest.mark.parametrize("cases", [CASES, *slow(OTHERS)])
+def test_a_step_waits_for_the_norm_alone(cases):
+    for case, found in zip(cases, on_ranks(1, each, _waits_of_a_step, cases)[0], strict=True):
+        norm = "_norm_of_tensors" if case[-1] == 1 else "_norm"
+        assert found == [f"{norm} in deepspeed_private.py"], case
+
+
+def _waits_of_a_step(name: str, optimizer: str, stage: int) -> list[str]:
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_buffers, "IN_PARTS", frozenset())  # as on a GPU
+        patch.setattr(loss_head, "_indices_worth_selecting", lambda labels: None)
+        settings = {"name": optimizer, "learning_rate": 1e-2, "gradient_clipping": 0.01}
+        config = run_config(stage, {"vocab_size": 100, **MODELS[name]}, optimizer=settings, precision="bf16")
+        engine = Engine(construct(config, config.model), config)
+        for step in range(3):
+            batches = [with_target_indices(packed(batch)) for batch in micro_batches(own_layout(), step, 16, 16)]
+            with Waits() as found:
+                engine.step(step, 8 * step, batches, (False, True))
+        assert engine.applied
+        assert engine.gradient_norm > 0.01  # so it was clipped
+        engine.close()
+    return found.places
+
+
+def packed(batch: Batch) -> Batch:
+    """Each row as one packed example."""
+    segments = torch.ones_like(batch["labels"])
+    sides = {"encoder_segment_ids": segments, "decoder_segment_ids": segments}
+    positions = segments.cumsum(1) - 1
+    return {**batch, **sides, "encoder_positions": positions, "decoder_positions": positions}
