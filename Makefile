@@ -25,12 +25,12 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	@echo "Curves, samples and pictures: $(BIN)/pretrain dashboard runs/quickstart"
 
 unexport PYTHONDONTWRITEBYTECODE # else pytest compiles every test again in each worker
-PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+WORKERS := --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(INSTALLED)  ## every part, with the real pipeline and real ranks on the shipped text
-	$(PYTEST) -m "not slow"
+	$(BIN)/python .ci/pytest test 25 $(WORKERS) -m "not slow"
 
 test-all: $(INSTALLED)  ## what takes longer: each family compiled, lost nodes, builds and runs under kills, soaks
-	$(PYTEST) -m slow
+	$(BIN)/python .ci/pytest test-all 50 $(WORKERS) -m slow
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
 
