@@ -1,12 +1,12 @@
 # Every target works on a fresh clone: it makes .venv and installs what it needs. PYTHON chooses the interpreter.
 PYTHON ?= python3
-# Test files that run beside one another; more than cores, since tests wait for processes to start.
-TEST_WORKERS ?= 3
+# Test files that run beside one another. Ranks make load enough.
+TEST_WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test test-all install lint bench gpu gpu-wheels clean
+.PHONY: quickstart test test-all timing install lint bench gpu gpu-wheels clean
 
 # two ranks and the same losses on every machine
 quickstart: export DS_ACCELERATOR = cpu
@@ -27,10 +27,13 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 unexport PYTHONDONTWRITEBYTECODE # else pytest compiles every test again in each worker
 WORKERS := --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(INSTALLED)  ## every part, with the real pipeline and real ranks on the shipped text
-	$(BIN)/python .ci/pytest test 25 $(WORKERS) -m "not slow"
+	$(BIN)/python .ci/pytest test 25 $(WORKERS) -m "not slow and not timing"
 
 test-all: $(INSTALLED)  ## what takes longer: each family compiled, lost nodes, builds and runs under kills, soaks
-	$(BIN)/python .ci/pytest test-all 50 $(WORKERS) -m slow
+	$(BIN)/python .ci/pytest test-all 50 $(WORKERS) -m "slow and not timing"
+
+timing: $(INSTALLED)  ## what asks how fast the machine is, and how full: for a quiet one, never in CI
+	$(BIN)/python -m pytest -m timing
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
 

@@ -1,30 +1,37 @@
 """A small corpus of real text, built once by the real pipeline, and helpers to run the commands as users do."""
 
 import gzip
+import hashlib
 import json
 import lzma
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import data_pipeline
 from data_pipeline.foundation.locks import lock
 from tests.in_process import run_here
 
-# An example may load a model or a library first, and other workers share the cores: no example has 0.2 s alone.
-settings.register_profile("suite", deadline=None)
+# The same examples each time, however long one takes: it may load a library first, and others share the cores.
+slow_examples = [HealthCheck.too_slow]
+settings.register_profile("suite", derandomize=True, deadline=None, database=None, suppress_health_check=slow_examples)
 settings.load_profile("suite")
 
 # Two threads mostly wait for each other over a tiny model, on a busy machine for seconds.
 os.environ["OMP_NUM_THREADS"] = "1"
+# PyTorch's own loops give the same bits on all machines with these instructions.
+os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
 # Ranks are on the CPU also on a machine with GPUs; what needs a GPU is in tests/gpu.
 os.environ["DS_ACCELERATOR"] = "cpu"
 # A shell starts what it puts into the background with Ctrl-C ignored, and tests send it to what they start.
@@ -32,6 +39,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Each of the hundreds of processes that tests start would compile this project's modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+TOP = Path(__file__).parent.parent
+CODE = ("data_pipeline", "pretrain", "launch", "configs", "tests")
 DATA = Path(__file__).parent / "data"
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
@@ -76,6 +85,7 @@ LONGEST = [
 
 
 DEVICES = ("cpu", "cuda")
+DAY = 86_400  # seconds
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,12 +94,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: left out of `make test`; `make test-all` runs it")
+    config.addinivalue_line("markers", "timing: asks how fast the machine is; `make timing` runs it, CI does not")
     config.addinivalue_line("markers", "on_device: runs on each device that is here; `--device` selects these tests")
+    for folder in MADE.parent.glob("*"):
+        if time.time() - folder.stat().st_mtime > DAY:
+            shutil.rmtree(folder, ignore_errors=True)  # of other code
     if "PYTEST_XDIST_WORKER" in os.environ:
         import tests.pretrain.rank_processes  # noqa: F401  says what the server imports
 
         # Before a loader of a test does: the server that ranks are forked from would then have none of their imports.
         forkserver.ensure_running()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    _seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    _seed()
+
+
+def _seed() -> None:
+    """Every fixture and every test draws the same numbers, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)  # what draws without a generator of its own
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -110,6 +142,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         without = [item for item in items if item.get_closest_marker("on_device") is None]
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
@@ -149,13 +184,21 @@ def write_corpus_file(path: Path, **changes: object) -> Path:
     return path
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A directory that `make` fills. Under pytest-xdist one worker makes it, and all of them read it."""
-    session = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        session = session.parent
-    folder, made = session / name, session / f"{name}.made"
-    with (session / f"{name}.lock").open("w") as file:
+def _of_this_code() -> str:
+    """A name that changes with any file that what tests make may depend on."""
+    files = [path for folder in CODE for path in (TOP / folder).rglob("*") if path.suffix != ".pyc" and path.is_file()]
+    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()[:16]
+
+
+MADE = TOP / "build/tests/made" / _of_this_code()
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """A directory that `make` fills. One worker makes it, and all read it, as do later runs of the same code."""
+    MADE.mkdir(parents=True, exist_ok=True)
+    folder, made = MADE / name, MADE / f"{name}.made"
+    with (MADE / f"{name}.lock").open("w") as file:
         lock(file, None, wait=True)
         if not made.exists():
             shutil.rmtree(folder, ignore_errors=True)  # another worker has failed to make it
@@ -171,7 +214,7 @@ def build(config: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def small_corpus(tmp_path_factory) -> Path:
+def small_corpus() -> Path:
     """The directory of a finished corpus: 3 input files, noise applied at load."""
 
     def make(folder: Path) -> None:
@@ -179,11 +222,11 @@ def small_corpus(tmp_path_factory) -> Path:
             write_c4(folder / f"c4-{part}.json.gz", records=60, skip=60 * part)
         build(write_corpus_file(folder / "corpus.yaml"))
 
-    return made_once(tmp_path_factory, "small", make) / "corpus"
+    return made_once("small", make) / "corpus"
 
 
 @pytest.fixture(scope="session")
-def corpus_built_with_noise(small_corpus, tmp_path_factory) -> Path:
+def corpus_built_with_noise(small_corpus) -> Path:
     """The same corpus with span corruption applied at build."""
 
     def make(folder: Path) -> None:
@@ -194,11 +237,11 @@ def corpus_built_with_noise(small_corpus, tmp_path_factory) -> Path:
         )
         build(config)
 
-    return made_once(tmp_path_factory, "built_with_noise", make) / "corpus"
+    return made_once("built_with_noise", make) / "corpus"
 
 
 @pytest.fixture(scope="session")
-def byte_level_bpe(tmp_path_factory) -> Path:
+def byte_level_bpe() -> Path:
     """A directory with two tokenizers: gpt2, GPT-2's files, and bart, the same with fairseq's dictionary."""
 
     def make(folder: Path) -> None:
@@ -211,11 +254,11 @@ def byte_level_bpe(tmp_path_factory) -> Path:
                 content = lzma.decompress((DATA / "tokenizers" / f"{name}.xz").read_bytes())
                 (folder / kind / name).write_bytes(content)
 
-    return made_once(tmp_path_factory, "byte_level_bpe", make)
+    return made_once("byte_level_bpe", make)
 
 
 @pytest.fixture(scope="session")
-def published_tokenizers(tmp_path_factory) -> Path:
+def published_tokenizers() -> Path:
     """A directory with one directory for each of `published_tokenizers.KINDS`."""
     from tests.published_tokenizers import KINDS, write
 
@@ -223,11 +266,11 @@ def published_tokenizers(tmp_path_factory) -> Path:
         for kind in KINDS:
             write(kind, folder / kind)
 
-    return made_once(tmp_path_factory, "published", make)
+    return made_once("published", make)
 
 
 @pytest.fixture(scope="session")
-def bart_corpus(byte_level_bpe, tmp_path_factory) -> Path:
+def bart_corpus(byte_level_bpe) -> Path:
     """The directory of a finished corpus with BART's ids, a special token and sentinels."""
     tokenizer = {
         "kind": "byte_level_bpe",
@@ -240,4 +283,4 @@ def bart_corpus(byte_level_bpe, tmp_path_factory) -> Path:
         write_c4(folder / "c4.json.gz", records=60)
         build(write_corpus_file(folder / "corpus.yaml", tokenizer=tokenizer))
 
-    return made_once(tmp_path_factory, "bart", make) / "corpus"
+    return made_once("bart", make) / "corpus"

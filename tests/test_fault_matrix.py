@@ -36,8 +36,8 @@ ROWS = {step: [f"row {step}"] for step in range(STEPS)}
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory):
-    with Matrix(made_once(tmp_path_factory, "fault_matrix", lambda folder: None)) as matrix:
+def matrix():
+    with Matrix(made_once("fault_matrix", lambda folder: None)) as matrix:
         yield matrix
 
 

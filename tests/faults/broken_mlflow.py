@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from pretrain.run.hardware import free_port
+from tests.ports import free_port
 
 
 @contextlib.contextmanager

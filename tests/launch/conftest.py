@@ -18,13 +18,13 @@ def a_run(folder: Path, corpus: Path, steps: int = STEPS) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(small_corpus, tmp_path_factory) -> dict[int, float]:
+def undisturbed(small_corpus) -> dict[int, float]:
     """The losses of `a_run` on two ranks of this machine."""
 
     def make(folder: Path) -> None:
         assert train_ranks(a_run(folder, small_corpus), 2) == [0, 0]
 
-    return losses(made_once(tmp_path_factory, "undisturbed", make) / "run.yaml")
+    return losses(made_once("undisturbed", make) / "run.yaml")
 
 
 @pytest.fixture(scope="module")

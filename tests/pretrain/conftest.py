@@ -14,13 +14,13 @@ from tests.pretrain.checkpoint_runs import OPTIMIZERS, trained
 
 
 @pytest.fixture(scope="session")
-def whole(small_corpus, tmp_path_factory) -> Path:
+def whole(small_corpus) -> Path:
     """Uninterrupted runs of one rank at stage 1, one with each optimizer."""
 
     def make(folder: Path) -> None:
         assert trained(1, folder, small_corpus, 1, None) == [[0] * len(OPTIMIZERS)]
 
-    return made_once(tmp_path_factory, "whole", make)
+    return made_once("whole", make)
 
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
@@ -45,14 +45,14 @@ def spiece(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def empty_mlflow(tmp_path_factory) -> Callable[[Path], str]:
+def empty_mlflow() -> Callable[[Path], str]:
     """Puts MLflow's database without runs into a folder, and returns its URI: creating the tables takes seconds."""
 
     def make(folder: Path) -> None:
         with store_lock(f"sqlite:///{folder}/mlflow.db"):
             pass
 
-    database = made_once(tmp_path_factory, "mlflow", make) / "mlflow.db"
+    database = made_once("mlflow", make) / "mlflow.db"
 
     def put(folder: Path) -> str:
         shutil.copy(database, folder)

@@ -172,7 +172,7 @@ class Case:
 
 def measure(ranks: int, cases: list[Case], steps: int, device: str = "cpu") -> dict[Case, float]:
     """The difference of each case, on `ranks` processes on `device`."""
-    return dict(zip(cases, on_ranks(ranks, _measure, cases, steps, seconds=1800, device=device)[0], strict=True))
+    return dict(zip(cases, on_ranks(ranks, _measure, cases, steps, seconds=800, device=device)[0], strict=True))
 
 
 def _measure(cases: list[Case], steps: int) -> list[float]:

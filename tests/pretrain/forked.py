@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from pretrain.run.hardware import free_port
+from tests.ports import free_port
 from tests.pretrain.rank_processes import PROCESSES
 
 

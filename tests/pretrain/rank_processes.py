@@ -4,16 +4,17 @@ import contextlib
 import gc
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 
-from pretrain.run.hardware import free_port
+from tests.ports import free_port
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # DeepSpeed asks for GPUs when it is imported; CUDA, if it answered that in the server, would fail in forked processes
@@ -42,11 +43,11 @@ def on_ranks(
     ranks: int,
     function: Callable[..., Any],
     *arguments: Any,
-    seconds: float = 1500,
+    seconds: float = 180,
     joined: bool = True,
     device: str = "cpu",
 ) -> list[Any]:
-    """Returns the result of `function(*arguments)` on each rank. Raises if a rank fails or takes longer than `seconds`.
+    """Returns the result of `function(*arguments)` on each rank. Raises if a rank fails, or all take over `seconds`.
 
     `joined`: whether the process group exists when `function` is called; otherwise `function` creates it.
 
@@ -70,7 +71,7 @@ def on_ranks(
                 process.start()
         for _, sender in pipes:
             sender.close()  # so that a rank that dies ends its pipe
-        received = [_received(rank, receiver, seconds) for rank, (receiver, _) in enumerate(pipes)]
+        received = _received([receiver for receiver, _ in pipes], seconds)
     finally:
         for process in started:
             process.kill()
@@ -95,14 +96,26 @@ def each(function: Callable[..., Any], cases: list[tuple[Any, ...]]) -> list[Any
     return [function(*case) for case in cases]
 
 
-def _received(rank: int, receiver: Connection, seconds: float) -> tuple[bool, Any]:
-    """(whether the rank succeeded, its result or its error)"""
-    try:
-        if receiver.poll(seconds):
-            return pickle.loads(receiver.recv_bytes())
-    except EOFError:
-        return False, "died"
-    return False, f"gave nothing in {seconds} s"
+_PATIENCE = 10  # seconds that the others have after a rank has failed: they may say more
+
+
+def _received(receivers: list[Connection], seconds: float) -> list[tuple[bool, Any]]:
+    """For each rank: whether it succeeded, and its result or its error."""
+    found: dict[Connection, tuple[bool, Any]] = {}
+    end = time.monotonic() + seconds
+    while waiting := [receiver for receiver in receivers if receiver not in found]:
+        ready = wait(waiting, max(end - time.monotonic(), 0))
+        if not ready:
+            return [found.get(receiver, (False, "gave nothing in time")) for receiver in receivers]
+        for receiver in ready:
+            assert isinstance(receiver, Connection)
+            try:
+                found[receiver] = pickle.loads(receiver.recv_bytes())
+            except EOFError:
+                found[receiver] = False, "died"
+            if not found[receiver][0]:
+                end = min(end, time.monotonic() + _PATIENCE)
+    return [found[receiver] for receiver in receivers]
 
 
 def _on_rank(
@@ -121,7 +134,7 @@ def _on_rank(
     from pretrain.zero.ranks import process_group
 
     try:
-        with process_group(cpu_threads=1, seconds=1500) if join else contextlib.nullcontext():
+        with process_group(cpu_threads=1, seconds=180) if join else contextlib.nullcontext():
             result = True, function(*arguments)
     except BaseException as error:
         trouble = traceback.format_exception(error)

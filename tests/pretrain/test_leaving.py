@@ -17,7 +17,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from launch.head import supervise
 from launch.rank_processes import wrapped
 from pretrain.run import rank_logs
-from pretrain.run.hardware import free_port
+from tests.ports import free_port
 from tests.pretrain.rank_processes import PROCESSES, on_ranks
 
 LAUNCHER = """

@@ -15,10 +15,10 @@ from pretrain.checkpoint.choose import newest
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.evaluation import norms, record
 from pretrain.evaluation.hook import Findings
-from pretrain.run.hardware import free_port
 from pretrain.tracking.mlflow_run import TrackedRun
 from pretrain.tracking.registry import Registration
 from pretrain.tracking.tracker import sync
+from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server
 
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))

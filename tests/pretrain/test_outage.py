@@ -7,12 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from pretrain.run.hardware import free_port
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tracking import tracker as tracking
 from pretrain.tracking.mlflow_run import FeedState
 from pretrain.tracking.store import answers
 from pretrain.tracking.tracker import Tracker, sync
+from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server
 
 STEPS = 20

@@ -89,7 +89,7 @@ LONG = "red " * 30
 
 
 @pytest.fixture(scope="session")
-def pairs_corpus(small_corpus, tmp_path_factory) -> Path:
+def pairs_corpus(small_corpus) -> Path:
     """Pairs with a prefix in two files, one of them held out, and the tokenizer of the small corpus."""
 
     def make(folder: Path) -> None:
@@ -117,7 +117,7 @@ def pairs_corpus(small_corpus, tmp_path_factory) -> Path:
         (folder / "stdout").write_text(done.stdout)
         (folder / "stderr").write_text(done.stderr)
 
-    return made_once(tmp_path_factory, "pairs", make) / "corpus"
+    return made_once("pairs", make) / "corpus"
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ DECODER = {
 }
 
 
-def test_a_decoder_learns_a_task_in_one_row(tmp_path_factory, tmp_path):
+def test_a_decoder_learns_a_task_in_one_row(tmp_path):
     """It swaps two words of which it has seen no pair, and its choices are the likeliest by its own loss."""
     words = ["red", "dog", "the", "of", "and", "in"]
     pairs = [(f"{first} {second}", f"{second} {first}") for first in words for second in words if first != second]
@@ -232,7 +232,7 @@ def test_a_decoder_learns_a_task_in_one_row(tmp_path_factory, tmp_path):
         done = run("data-pipeline", "build", config)
         assert done.returncode == 0, done.stderr
 
-    corpus = made_once(tmp_path_factory, "swapped", make) / "corpus"
+    corpus = made_once("swapped", make) / "corpus"
     data = {
         "train": [{"corpus": str(corpus)}],
         "validation": [{"corpus": str(corpus)}],
