@@ -98,8 +98,13 @@ class Attempt:
 
     @property
     def broken(self) -> bool:
-        """Whether a rank has failed."""
-        return bool(self.failed or self.lost or any(self.codes.values()))
+        """Whether a rank has failed. One that has saved and stopped hasn't, and others may take a while to follow."""
+        return bool(self.failed or self.lost or self.with_error)
+
+    @property
+    def with_error(self) -> list[int]:
+        """The ranks that ended with an error, in the order of arrival."""
+        return [rank for rank, code in self.codes.items() if code not in (0, STOPPED)]
 
     @property
     def was_killed(self) -> bool:
@@ -203,7 +208,7 @@ def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signa
     """Records what a node reports; returns whether its ranks that are left won't end by themselves."""
     over = False
     for event in node.events():
-        if event.kind in _SIGNS or (event.kind == "rank ended" and event.code):
+        if event.kind in _SIGNS or (event.kind == "rank ended" and event.code not in (0, STOPPED)):
             attempt.signs.append(event.number)
         if event.kind == "training":
             attempt.training += 1
@@ -354,7 +359,7 @@ def first_failed(attempt: Attempt) -> int | None:
     """
     if attempt.faulty is not None:
         return attempt.faulty
-    with_error = [rank for rank, code in attempt.codes.items() if code]
+    with_error = attempt.with_error
     lost_another = [rank for rank in attempt.failed if rank not in attempt.gone and _lost_another(attempt, rank)]
     earliest = next((rank for rank in attempt.signs if rank not in lost_another), None)
     if earliest in attempt.gone:
