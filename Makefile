@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test test-all timing install lint bench gpu gpu-wheels clean
+.PHONY: quickstart test test-all timing faults soak fuzz install lint bench gpu gpu-wheels clean
 
 # two ranks and the same losses on every machine
 quickstart: export DS_ACCELERATOR = cpu
@@ -25,7 +25,7 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	@echo "Curves, samples and pictures: $(BIN)/pretrain dashboard runs/quickstart"
 
 unexport PYTHONDONTWRITEBYTECODE # else pytest compiles every test again in each worker
-WORKERS := --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+WORKERS := --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 test: $(INSTALLED)  ## every part, with the real pipeline and real ranks on the shipped text
 	$(BIN)/python .ci/pytest test 25 $(WORKERS) -m "not slow and not timing"
 
@@ -34,6 +34,23 @@ test-all: $(INSTALLED)  ## what takes longer: each family compiled, lost nodes, 
 
 timing: $(INSTALLED)  ## what asks how fast the machine is, and how full: for a quiet one, never in CI
 	$(BIN)/python -m pytest -m timing
+
+# What is in checks/ gates no change: it takes hours, or draws what happens.
+CELLS ?= 200
+faults: $(INSTALLED)  ## CELLS faults of runs, drawn, against the undisturbed run, then 30 of builds: hours
+	$(BIN)/python -m checks.faults --cells $(CELLS)
+	$(BIN)/python -m checks.faults --builds --cells 30
+
+MINUTES ?= 20
+soak: $(INSTALLED)  ## training and builds, killed at random moments for MINUTES each of three; what `make gpu` compiles
+	$(BIN)/python -m checks.soak.training same --minutes $(MINUTES)
+	$(BIN)/python -m checks.soak.training change --minutes $(MINUTES)
+	$(BIN)/python -m checks.soak.build --minutes $(MINUTES)
+	$(BIN)/python -m checks.gpu.compilations
+
+CASES ?= 100000
+fuzz: $(INSTALLED)  ## CASES damaged files for the readers and the cleaner: half an hour on two cores
+	$(BIN)/python -m checks.fuzz --cases $(CASES)
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
 
@@ -58,7 +75,7 @@ OUT ?= build/gpu.jsonl
 WHEELS := build/gpu-wheels
 gpu:  ## the checks of training on a GPU, in BUDGET seconds; DEVICE=cpu runs them small, ONLY="…" some of them
 	test ! -d $(WHEELS) || $(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu $(WHEELS)/*.whl
-	PYTHONPATH=$(CURDIR)/build/gpu:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m tests.gpu --budget $(BUDGET) \
+	PYTHONPATH=$(CURDIR)/build/gpu:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m checks.gpu --budget $(BUDGET) \
 		--out $(OUT) $(if $(DEVICE),--device $(DEVICE)) $(if $(ONLY),--only $(ONLY))
 
 # For a machine without network, of x86-64 and with Python GPU_PYTHON. HAVE: names that it has already.
@@ -66,7 +83,7 @@ GPU_PYTHON ?= 3.12
 gpu-wheels:  ## wheels to carry to such a machine, in build/gpu-wheels
 	mkdir -p $(WHEELS)
 	grep --invert-match --line-regexp --fixed-strings --regexp=deepspeed --regexp=hjson $(HAVE:%=--regexp=%) \
-		tests/gpu/requirements.txt > $(WHEELS)/requirements.txt
+		checks/gpu/requirements.txt > $(WHEELS)/requirements.txt
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --implementation cp \
 		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 \
 		--dest $(WHEELS) --constraint constraints.txt --requirement $(WHEELS)/requirements.txt

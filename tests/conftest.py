@@ -32,7 +32,7 @@ settings.load_profile("suite")
 os.environ["OMP_NUM_THREADS"] = "1"
 # PyTorch's own loops give the same bits on all machines with these instructions.
 os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
-# Ranks are on the CPU also on a machine with GPUs; what needs a GPU is in tests/gpu.
+# Ranks are on the CPU also on a machine with GPUs; what needs a GPU is in checks/gpu.
 os.environ["DS_ACCELERATOR"] = "cpu"
 # A shell starts what it puts into the background with Ctrl-C ignored, and tests send it to what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -49,35 +49,33 @@ C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 # The files that take longest begin first, so that at the end no worker is left alone with one of them. The first three
 # need one corpus at most: workers would wait for the one that builds it.
 LONGEST = [
-    "launch/test_slurm.py",
-    "data_pipeline/test_cluster.py",
-    "pretrain/test_plan.py",
-    "pretrain/test_layerwise.py",
     "launch/test_hosts.py",
+    "launch/test_slurm.py",
+    "pretrain/test_layerwise.py",
+    "data_pipeline/test_cluster.py",
+    "launch/test_slurm_chain.py",
+    "launch/test_supervision.py",
+    "checks/test_fault_matrix.py",
+    "data_pipeline/test_kills.py",
+    "pretrain/test_kernels.py",
+    "pretrain/test_families.py",
+    "pretrain/test_plan.py",
+    "pretrain/test_checkpoints.py",
+    "pretrain/test_optimizers.py",
     "pretrain/test_sharded_construction.py",
     "pretrain/test_training.py",
-    "pretrain/test_optimizers.py",
-    "data_pipeline/test_kills.py",
-    "launch/test_supervision.py",
-    "launch/test_slurm_chain.py",
-    "pretrain/test_kernels.py",
-    "pretrain/test_hooks.py",
     "pretrain/test_soak.py",
-    "launch/test_slurm_jobs.py",
-    "launch/test_shared_files.py",
+    "pretrain/test_hooks.py",
     "pretrain/test_tracking.py",
-    "pretrain/test_checkpoints.py",
     "pretrain/test_passes.py",
-    "pretrain/test_mlflow_pages.py",
     "pretrain/test_norms.py",
     "pretrain/test_text_to_text.py",
-    "pretrain/test_outage.py",
+    "pretrain/test_memory_checkpoints.py",
+    "pretrain/test_numerics.py",
     "pretrain/test_offload.py",
     "launch/test_doctor.py",
     "pretrain/test_uncompiled.py",
     "pretrain/test_stability.py",
-    "data_pipeline/test_streams.py",
-    "pretrain/test_throughput.py",
     "pretrain/test_micro_batch.py",
     "pretrain/test_lm_eval.py",
     "pretrain/test_experiment.py",

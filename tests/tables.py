@@ -52,8 +52,8 @@ def _alone(number: int, fixtures: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if isinstance(folder := own.get("tmp_path"), Path):
         own["tmp_path"] = folder / str(number)
         own["tmp_path"].mkdir()
-    if "capsys" in own:
-        own["capsys"].readouterr()
+    for captured in {"capsys", "capfd"} & own.keys():
+        own[captured].readouterr()
     if "caplog" in own:
         own["caplog"].clear()
     with own["monkeypatch"].context() if "monkeypatch" in own else contextlib.nullcontext() as patch:

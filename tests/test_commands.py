@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
@@ -14,6 +13,7 @@ from typer.testing import CliRunner
 import data_pipeline.cli
 import launch.cli
 import pretrain.cli
+from tests.tables import each
 
 APPS = {"data-pipeline": data_pipeline.cli.app, "pretrain": pretrain.cli.app, "launch": launch.cli.app}
 
@@ -29,7 +29,7 @@ def commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 ALL = [words for name, app in APPS.items() for words in commands(typer.main.get_command(app), (name,))]
 
 
-@pytest.mark.parametrize("words", ALL, ids=" ".join)
+@each("words", ALL)
 def test_help_ends_with_an_example_that_the_command_accepts(words):
     shown = CliRunner().invoke(APPS[words[0]], [*words[1:], "--help"], env={"COLUMNS": "1000"}).output
     assert len(re.findall(r"^ *Example: ", shown, re.MULTILINE)) == 1

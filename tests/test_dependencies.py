@@ -16,6 +16,7 @@ OWN = {
     "pretrain",
     "launch",
     "tests",
+    "checks",
     "benchmarks",
     *(path.stem for path in (ROOT / "benchmarks").glob("*.py")),
 }
@@ -57,7 +58,7 @@ def test_the_product_imports_all_that_it_declares_and_nothing_else():
     assert dependencies - set().union(*found.values()) == FOR_OTHERS
 
 
-def test_tests_and_benchmarks_import_what_is_declared_for_development():
+def test_tests_checks_and_benchmarks_import_what_is_declared_for_development():
     dependencies = declared(PROJECT["dependencies"]).union(*map(declared, PROJECT["optional-dependencies"].values()))
-    found = imported("tests", "benchmarks")
+    found = imported("tests", "checks", "benchmarks")
     assert {module for module, names in found.items() if not names & dependencies} == set()

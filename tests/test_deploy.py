@@ -41,9 +41,8 @@ def pins(path: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("lock", ["docker/requirements.txt", "docker/build-requirements.txt"])
-def test_every_requirement_of_the_image_is_locked_by_hashes(lock):
-    for line in requirements(lock):
+def test_every_requirement_of_the_image_is_locked_by_hashes():
+    for line in [*requirements("docker/requirements.txt"), *requirements("docker/build-requirements.txt")]:
         hashes = line.split("--hash=")[1:]
         assert hashes, line
         for kind, _, digest in (word.strip().partition(":") for word in hashes):
@@ -76,26 +75,19 @@ def manifest(path: str) -> dict:
     return yaml.safe_load((ROOT / "deploy" / path).read_text())
 
 
-@pytest.mark.parametrize("path", ["kubeflow/runtime.yaml", "kubeflow/trainjob.yaml"])
-def test_manifests_for_kubeflow_pass_trainers_schema(path):
-    document = manifest(path)
-    schema = json.loads((SCHEMAS / "kubeflow-trainer.json").read_text())[document["kind"]]
-    jsonschema.validate(document, schema)
-    with pytest.raises(jsonschema.ValidationError, match="numNode"):
-        jsonschema.validate({**document, "spec": {**document["spec"], "numNode": 2}}, schema)
-
-
-def test_the_manifest_for_skypilot_passes_its_schemas():
+def test_manifests_pass_their_schemas():
+    names = ("kubeflow-trainer.json", "skypilot.json")
+    kubeflow, skypilot = (json.loads((SCHEMAS / name).read_text()) for name in names)
+    for document in map(manifest, ("kubeflow/runtime.yaml", "kubeflow/trainjob.yaml")):
+        jsonschema.validate(document, kubeflow[document["kind"]])
+        with pytest.raises(jsonschema.ValidationError, match="numNode"):
+            jsonschema.validate({**document, "spec": {**document["spec"], "numNode": 2}}, kubeflow[document["kind"]])
     task = manifest("skypilot/run.yaml")
-    schemas = json.loads((SCHEMAS / "skypilot.json").read_text())
-    for part, document in (
-        ("task", task),
-        ("resources", task["resources"]),
-        ("storage", task["file_mounts"]["/bucket"]),
-    ):
-        jsonschema.validate(document, schemas[part])
+    parts = {"task": task, "resources": task["resources"], "storage": task["file_mounts"]["/bucket"]}
+    for part, document in parts.items():
+        jsonschema.validate(document, skypilot[part])
         with pytest.raises(jsonschema.ValidationError, match="nodes"):
-            jsonschema.validate({**document, "nodes": 2}, schemas[part])
+            jsonschema.validate({**document, "nodes": 2}, skypilot[part])
 
 
 def test_the_parts_of_the_kubeflow_manifests_fit_each_other_and_the_image():
@@ -114,18 +106,15 @@ def test_the_parts_of_the_kubeflow_manifests_fit_each_other_and_the_image():
     assert f"Port {node['readinessProbe']['tcpSocket']['port']}" in sshd
     assert "sshd_config /etc/encdec-pretrain/sshd_config" in (ROOT / "docker/Dockerfile").read_text()
     assert node["args"][-1] == "/etc/encdec-pretrain/sshd_config"
-
-
-def test_the_run_files_that_manifests_name_ship():
-    (run,) = manifest("kubeflow/trainjob.yaml")["spec"]["trainer"]["args"]
+    (run,) = job["spec"]["trainer"]["args"]
     assert Path(paths.config(run)).exists()
-    assert (ROOT / manifest("skypilot/run.yaml")["envs"]["RUN"]).exists()
 
 
 def test_skypilots_variables_become_a_hostfile(tmp_path):
     """The line of the manifest, as its shell runs it, gives what `launch hosts` reads."""
-    script = manifest("skypilot/run.yaml")["run"]
-    (line,) = [line.strip() for line in script.splitlines() if "SKYPILOT_NODE_IPS" in line]
+    task = manifest("skypilot/run.yaml")
+    assert (ROOT / task["envs"]["RUN"]).exists()
+    (line,) = [line.strip() for line in task["run"].splitlines() if "SKYPILOT_NODE_IPS" in line]
     line = line.replace("/tmp/hostfile", shlex.quote(str(tmp_path / "hostfile")))
     environment = {
         "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",

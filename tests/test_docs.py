@@ -13,6 +13,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.tools.ladder.ladder_file import read as read_ladder
 from pretrain.tools.ladder.scaling_law import fit
+from tests.tables import each
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,7 +40,7 @@ def rows_of(table: str) -> list[list[str]]:
 COUNTS = rows_of(page("results/models").split("## Parameters of configs/models")[1].split("\n## ")[0])[1:]
 
 
-@pytest.mark.parametrize(("name", "count"), [row[:2] for row in COUNTS], ids=[row[0] for row in COUNTS])
+@each("name, count", [row[:2] for row in COUNTS])
 def test_the_parameters_of_every_model_that_ships(name, count):
     file, _, without = name.partition(", without ")
     values = yaml.safe_load((ROOT / f"configs/models/{file}.yaml").read_text())["model"]

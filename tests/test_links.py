@@ -5,18 +5,29 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.tables import each
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CODE = re.compile(r"(?ms)^```.*?^```|^(?: {4}|\t)[^\n]*|`[^`\n]+`")
 # a file of the repository by its path, or a Python file by its name alone
-FOLDERS = ("configs", "data_pipeline", "pretrain", "launch", "tests", "benchmarks", "docs", "docker", "deploy")
+FOLDERS = (
+    "configs",
+    "data_pipeline",
+    "pretrain",
+    "launch",
+    "tests",
+    "checks",
+    "benchmarks",
+    "docs",
+    "docker",
+    "deploy",
+)
 PATH = re.compile(rf"(?<![\w./~:-])(?:{'|'.join(FOLDERS)})/[\w./*-]+")
 PYTHON_FILE = re.compile(r"(?<![\w./-])\w+\.py\b")
 SHIPPED = re.compile(r"configs:([\w./-]+)")
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b")  # FAMILY.py, configs:NAME
-MODULE = re.compile(r"python -m (tests[\w.]+)")
+MODULE = re.compile(r"python -m ((?:tests|checks)[\w.]+)")
 ELSEWHERE = {"convert_hf_to_gguf.py"}  # llama.cpp's
 
 
@@ -41,7 +52,7 @@ def names(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names)
+@each("page", PAGES)
 def test_every_link_leads_to_a_file_and_a_heading(page):
     prose = CODE.sub("", text_of(page)) if "reference" not in page.parts else text_of(page)
     lost = []
@@ -57,11 +68,11 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 
 @cache
 def python_files() -> set[str]:
-    return {path.name for folder in ("data_pipeline", "pretrain", "launch", "tests", "benchmarks", "docker")
+    return {path.name for folder in ("data_pipeline", "pretrain", "launch", "tests", "checks", "benchmarks", "docker")
             for path in (ROOT / folder).rglob("*.py")} | ELSEWHERE  # fmt: skip
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names)
+@each("page", PAGES)
 def test_every_file_in_code_font_exists(page):
     lost = []
     for code in CODE.findall(text_of(page)):

@@ -93,10 +93,22 @@ def test_tools_are_reached_through_commands_alone(graph):
     assert reached == set()
 
 
-def test_packages_know_nothing_of_those_above_them(graph):
+def test_packages_and_the_bottom_room_know_nothing_of_what_is_above_them(graph):
     for module, others in graph.items():
         above = PACKAGES[: PACKAGES.index(module.split(".")[0])]
         assert [other for other in others if other.split(".")[0] in above] == [], module
+        if room(module) == "data_pipeline.foundation":
+            assert {room(other) for other in others} <= {"data_pipeline", "data_pipeline.foundation"}, module
+
+
+def test_nothing_needs_what_is_in_checks_but_its_short_forms():
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for folder in (*PACKAGES, "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"(?m)^\s*(from|import) checks\b", path.read_text())
+    }
+    assert [path for path in importing if not path.startswith("tests/checks/")] == ["tests/data_pipeline/test_fuzz.py"]
 
 
 def test_private_names_of_deepspeed_stand_in_one_module():
@@ -126,9 +138,3 @@ def test_triton_is_imported_by_the_kernels_alone():
         if isinstance(node, ast.Import | ast.ImportFrom) and re.match(r"(import|from) triton\b", ast.unparse(node))
     }
     assert importing == {"pretrain.kernels"}
-
-
-def test_the_bottom_room_imports_nothing_of_this_project_but_itself(graph):
-    for module, others in graph.items():
-        if room(module) == "data_pipeline.foundation":
-            assert {room(other) for other in others} <= {"data_pipeline", "data_pipeline.foundation"}, module

@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.tables import each
 
 ROOT = Path(__file__).parent.parent
 # What was once said here, and what the field says.
@@ -44,7 +44,7 @@ def texts() -> dict[Path, str]:
     return {path: path.read_text(errors="replace") for path in files}
 
 
-@pytest.mark.parametrize("words", REPLACED)
+@each("words", REPLACED)
 def test_a_word_of_our_own_does_not_come_back(words):
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"

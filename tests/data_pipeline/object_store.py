@@ -1,10 +1,9 @@
-"""A real S3 server (moto's) in a process of its own, behind a proxy that is slow, breaks off and answers 503."""
+"""A real S3 server (moto's) in a process of its own, behind a proxy that breaks off and answers 503."""
 
 import http.client
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import forkserver
@@ -27,7 +26,6 @@ server.serve_forever()
 """
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-_PIECE = 1 << 15
 _OWN_HEADERS = ("connection", "server", "date")
 
 
@@ -36,18 +34,16 @@ class ObjectStore:
 
     `faults`: every fourth request is answered 503, and every third answer breaks off in the middle. `away`: every
     connection is closed without an answer, also once `blocks_left` ranges of shards have been asked for. `denied`:
-    every answer is 403. `puts` counts the objects and parts received.
+    every answer is 403. `puts` counts the objects and parts received. After `puts_left` of them, those that follow have
+    no answer before `released` is set, and are then lost.
     """
 
     def __init__(self) -> None:
         self._server = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True)
         assert self._server.stdout
         self.port = int(self._server.stdout.readline())
-        self.faults = self.away = self.denied = False
-        self.blocks_left: int | None = None
-        self.seconds_per_piece = 0.0
-        self.requests = self.busy = self.broken = self.puts = 0
-        self.lock = threading.Lock()
+        self.lock, self.released = threading.Lock(), threading.Event()
+        self.calm()
         store = self
 
         class Proxied(_Proxied):
@@ -67,8 +63,10 @@ class ObjectStore:
 
     def calm(self) -> None:
         self.faults = self.away = self.denied = False
-        self.blocks_left, self.seconds_per_piece = None, 0.0
+        self.blocks_left: int | None = None
+        self.puts_left: int | None = None
         self.requests = self.busy = self.broken = self.puts = 0
+        self.released.set()
 
     def filesystem(self) -> Any:
         return stores.filesystem("s3://")[0]
@@ -87,14 +85,21 @@ class _Proxied(BaseHTTPRequestHandler):
             if store.blocks_left is not None and "/shards/" in self.path and "Range" in self.headers:
                 store.blocks_left -= 1
                 store.away |= store.blocks_left < 0
-        if store.away:
+            held = False
+            if store.puts_left is not None and self.command == "PUT":
+                store.puts_left -= 1
+                held = store.puts_left < 0
+        if held:
+            store.released.wait()
+        if store.away or held:
             self.close_connection = True
             return
         if store.denied:
             self._answer(403, {"Content-Type": "application/xml"}, _DENIED)
             return
         if store.faults and number % 4 == 1:
-            store.busy += 1
+            with store.lock:
+                store.busy += 1
             self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
             return
         connection = http.client.HTTPConnection("127.0.0.1", store.port)
@@ -103,11 +108,11 @@ class _Proxied(BaseHTTPRequestHandler):
         answer = connection.getresponse()
         content = answer.read()
         connection.close()
-        store.puts += self.command == "PUT" and answer.status == 200
         kept = {name: value for name, value in answer.getheaders() if name.lower() not in _OWN_HEADERS}
         breaks = store.faults and number % 3 == 0 and len(content) > 1
-        if breaks:
-            store.broken += 1
+        with store.lock:
+            store.puts += self.command == "PUT" and answer.status == 200
+            store.broken += breaks
         self._answer(answer.status, kept, content, len(content) // 2 if breaks else None)
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes, cut: int | None = None) -> None:
@@ -119,9 +124,7 @@ class _Proxied(BaseHTTPRequestHandler):
         self.send_header("Content-Length", headers.get("Content-Length", str(len(content))))
         self.end_headers()
         if self.command != "HEAD":
-            for start in range(0, len(content[:cut]), _PIECE):
-                self.wfile.write(content[start : min(start + _PIECE, cut or len(content))])
-                time.sleep(self.store.seconds_per_piece)
+            self.wfile.write(content[:cut])
         if cut is not None:
             self.close_connection = True
 

@@ -1,5 +1,7 @@
 """Reads a file, or bytes, with one of the readers."""
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,17 @@ import pytest
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import READERS, Input, Intake, Record
+from tests.conftest import C4_SAMPLE
 
 
 def read(source: str, path: Path, **options: Any) -> tuple[list[Record], Intake]:
     intake = Intake()
     return list(READERS[source](Input(str(path), options=options), intake)), intake
+
+
+def read_bytes(source: str, path: Path, data: bytes, **options: Any) -> tuple[list[Record], Intake]:
+    path.write_bytes(data)
+    return read(source, path, **options)
 
 
 def read_until_damage(source: str, path: Path, **options: Any) -> tuple[list[Record], Intake, DamagedInput]:
@@ -21,3 +29,9 @@ def read_until_damage(source: str, path: Path, **options: Any) -> tuple[list[Rec
     with pytest.raises(DamagedInput) as damage:
         kept.extend(records)  # the records before the error
     return kept, intake, damage.value
+
+
+def c4_pages() -> list[str]:
+    """The 1,000 texts of the shipped sample of C4."""
+    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
+        return [json.loads(line)["text"] for line in lines]

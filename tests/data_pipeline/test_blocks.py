@@ -8,6 +8,7 @@ import webdataset
 
 from data_pipeline.corpus import blocks
 from data_pipeline.objectives import Examples, Padded
+from tests.tables import each
 
 
 def in_tar(members):
@@ -57,7 +58,7 @@ def test_examples_keep_all_that_they_say():
     assert found.input_segments is None
 
 
-@pytest.mark.parametrize(
+@each(
     "member",
     [
         npy(np.array([{"a": print}], dtype=object), allow_pickle=True),

@@ -1,6 +1,7 @@
 """Builds on a Ray cluster of two nodes, and the protection of a corpus against two builds at once."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -21,21 +22,16 @@ from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership
 from data_pipeline.execution.work_units import Result, Stage, Unit, run
 from data_pipeline.foundation.errors import FailedError
+from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.conftest import run as run_command
-from tests.conftest import write_c4, write_corpus_file
+from tests.data_pipeline.build_processes import at_work, checksums, family
 from tests.in_process import run_here
-from tests.soak_build import at_work, checksums, family
+from tests.ports import free_port
 
 SECOND_NODE = "127.0.0.2"
 # If the home directory has a token of Ray, nodes would ask for it and the driver wouldn't send it.
 # Ray asks a node for life every 3 s, and counts it as dead when it hasn't answered five times.
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_health_check_period_ms": "1000"}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -60,12 +56,16 @@ def kill_tree(process: subprocess.Popen) -> None:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, hidden: Path | None = None) -> Iterator[tuple[str, subprocess.Popen]]:
+def cluster(folder: Path, hidden: Path | None, held: Path) -> Iterator[tuple[str, subprocess.Popen]]:
     """(address, second node) of a cluster of two nodes with one CPU each. The second sees the directory `hidden` as
-    empty."""
+    empty. In the first unit that it works on, it creates `held`, and stays at work for a minute."""
     port = free_port()
+    # workers take ports of the kernel's choice, instead of those that tests take
     common = ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
+    common += ["--min-worker-port=0", "--max-worker-port=0"]
     program = [str(Path(sys.executable).with_name("ray")), "start", *common]
+    planted = {"fault": "a lost node", "stage": "documents", "when": "before the work", "marker": str(held)}
+    search = os.pathsep.join([str(TOP / "checks/faults"), str(TOP), os.environ.get("PYTHONPATH", "")])
     # Sockets are below Ray's directory, and their paths may have at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="ray-") as own,
@@ -73,27 +73,19 @@ def cluster(folder: Path, hidden: Path | None = None) -> Iterator[tuple[str, sub
         processes() as started,
     ):
 
-        def start(command: list[str]) -> subprocess.Popen:
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT))
-            return started[-1]
+        def start(command: list[str], **variables: str) -> None:
+            environment = {**ENVIRONMENT, **variables}
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+            while (folder / "ray.log").read_bytes().count(b"Ray runtime started") < len(started):
+                assert started[-1].poll() is None, (folder / "ray.log").read_text()
+                time.sleep(0.2)
 
         start([*program, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={own}"])
-        wait_for_port(port)
         second = [*program, f"--address=127.0.0.1:{port}", f"--node-ip-address={SECOND_NODE}"]
         if hidden is not None:
             second = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *second]
-        node = start(second)
-        while (folder / "ray.log").read_bytes().count(b"Ray runtime started") < 2:
-            assert node.poll() is None, (folder / "ray.log").read_text()
-            time.sleep(0.2)
-        yield f"127.0.0.1:{port}", node
-
-
-def wait_for_port(port: int) -> None:
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.1)
+        start(second, BUILD_FAULT=json.dumps(planted), PYTHONPATH=search)
+        yield f"127.0.0.1:{port}", started[-1]
 
 
 def make_inputs(folder: Path) -> Path:
@@ -120,7 +112,8 @@ def test_nodes_that_see_another_output_are_refused_and_one_that_dies_costs_nothi
     config = make_inputs(tmp_path)
     local, shared, hidden = (tmp_path / name for name in ("local", "shared", "hidden"))
     hidden.mkdir()
-    with cluster(tmp_path, hidden if can_unshare() else None) as (address, node), processes() as started:
+    held = tmp_path / "held"
+    with cluster(tmp_path, hidden if can_unshare() else None, held) as (address, node), processes() as started:
         if can_unshare():  # a mount namespace of its own takes root
             started.append(driver := build(config, f"output={hidden}", f"ray.address={address}"))
             _, errors = driver.communicate()
@@ -132,9 +125,11 @@ def test_nodes_that_see_another_output_are_refused_and_one_that_dies_costs_nothi
             assert not (hidden / "documents").exists()
 
         started.append(driver := build(config, f"output={shared}", f"ray.address={address}"))
-        while not (workers := at_work(family(node.pid), shared)):
+        while not held.exists():
             assert driver.poll() is None
             time.sleep(0.05)
+        workers = at_work(family(node.pid), shared)
+        assert workers
         kill_tree(node)
         assert not any(worker.is_running() for worker in workers)
         assert driver.poll() is None
@@ -155,22 +150,33 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
     assert told.startswith(f"error: ray.address: can't join the cluster at {address}: ")
 
 
+STAYS = """
+import time
+from data_pipeline.cli import main
+from data_pipeline.execution import work_units
+
+def stays(*_):
+    print("at work", flush=True)
+    time.sleep(3600)
+
+work_units._performed = stays
+main()
+"""
+
+
 def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_dies(tmp_path):
     write_c4(tmp_path / "a.json.gz", records=5)
     config = write_corpus_file(tmp_path / "corpus.yaml")
     with processes() as started:
-        started.append(first := build(config))
-        holder = tmp_path / "corpus/.stages/driver"
-        while not (holder.exists() and str(first.pid) in holder.read_text()):
-            assert first.poll() is None
-            time.sleep(0.01)
-        first.send_signal(signal.SIGSTOP)  # it would be finished in a second
+        started.append(first := subprocess.Popen([sys.executable, "-c", STAYS, "build", str(config)], stdout=-1))
+        assert first.stdout is not None
+        assert b"at work\n" in first.stdout
         second = run_here("data-pipeline", "build", config)
         assert second.returncode == 1
         (told,) = second.stderr.strip().splitlines()
         assert "another build is at work on it" in told
         assert f"host {socket.gethostname()}, process {first.pid}" in told
-        first.send_signal(signal.SIGKILL)
+        first.kill()
         first.wait()
         ownership.claim(tmp_path / "corpus")  # its lock went with it
         ownership.release(tmp_path / "corpus")

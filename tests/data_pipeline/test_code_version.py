@@ -1,5 +1,6 @@
 """The version of the code that made a corpus."""
 
+import os
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -9,7 +10,8 @@ from data_pipeline.foundation.code_version import code_version
 
 def git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), "-c", "user.name=Ada", "-c", "user.email=ada@example.org", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    alone = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=alone).stdout.strip()
 
 
 def test_it_is_the_commit_and_whether_the_tree_differs_from_it(tmp_path):

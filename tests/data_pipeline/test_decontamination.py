@@ -8,7 +8,6 @@ import string
 import unicodedata
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import regex
 
@@ -25,9 +24,10 @@ from data_pipeline.tools.planning import forecast
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from data_pipeline.tools.report import render
-from tests.conftest import C4_SAMPLE, SAMPLES, write_corpus_file
-from tests.data_pipeline.test_dedup import OFF, page, write_pages
+from tests.conftest import SAMPLES, write_corpus_file
+from tests.data_pipeline.pages import OFF, published, texts_of, write_pages
 from tests.in_process import run_here
+from tests.tables import each
 
 QUESTIONS = 30
 
@@ -57,8 +57,7 @@ def folder(tmp_path_factory) -> Path:
     (folder / "pairs.tsv").write_text("".join(f"{number}\t{text}\tnicht\n" for number, text in enumerate(sources)))
     (folder / "short.txt").write_text(f"{sentence(chance, 7)}\n\n{sentence(chance, 20)}\n")
 
-    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
-        pages = [page(record["text"], record["url"]) for record in map(json.loads, (next(lines) for _ in range(150)))]
+    pages = published(150)
     planted = [*questions[::2], *sources[::2], (folder / "short.txt").read_text().splitlines()[0]]
     for one, text in zip(pages, planted, strict=False):
         words = one["text"].split(" ")
@@ -99,11 +98,6 @@ def corpora(folder) -> tuple[Path, Path]:
     dedup = {**OFF, "substrings": True}
     clean = built(corpus_file(folder, "clean", dedup=dedup), until="shards")
     return clean, built(corpus_file(folder, "plain", dedup=dedup, decontamination={}))
-
-
-def texts_of(corpus: Path) -> dict[str, str]:
-    rows = [row for part in sorted((corpus / "documents").glob("*.parquet")) for row in pq.read_table(part).to_pylist()]
-    return {row["url"]: row["text"] for row in rows}
 
 
 def test_every_planted_item_is_found_and_no_other_document_is_dropped(corpora):
@@ -168,7 +162,7 @@ ARTICLES = {
 }
 
 
-@pytest.mark.parametrize("language", ARTICLES)
+@each("language", ARTICLES)
 def test_13_words_are_as_much_text_in_every_script(language):
     """A page with one word less, or one letter, is clean. The page is in another normal form than the item."""
     article, enough = ARTICLES[language]
@@ -190,9 +184,8 @@ def test_short_texts_without_spaces_must_be_there_as_a_whole():
 
 
 def test_the_trace_of_a_document_names_the_item_and_the_words(folder, corpora):
-    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
-        url = json.loads(next(lines))["url"]  # of the page with the first question
-    (found,) = trace.trace(open_build(corpora[0]), url)
+    url_of_the_first_question = published(1)[0]["url"]
+    (found,) = trace.trace(open_build(corpora[0]), url_of_the_first_question)
     assert (found.dropped_by, found.location) == ("contaminated", None)
     (drop,) = found.steps[-1].drops
     with gzip.open(folder / "boolq.jsonl.gz", "rt") as lines:
@@ -241,8 +234,8 @@ def test_another_set_redoes_what_depends_on_it_and_no_set_leaves_no_file(folder,
 # ---- evaluation files
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "of", "texts"),
+@each(
+    "name, content, of, texts",
     [
         ("a.jsonl", '{"a.b": "x"}\n\n{"a": {"b": "y"}}\n', {"fields": ["a.b"]}, [["x"], ["y"]]),
         ("a.jsonl", '{"c": ["x", "y"]}\n{"c": null}', {"fields": ["c"]}, [["x", "y"], []]),
@@ -260,8 +253,8 @@ def test_items_are_read_from_each_format(tmp_path, name, content, of, texts):
     assert [item.line for item in found] == lines[len(lines) - len(texts) :]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "of", "message"),
+@each(
+    "name, content, of, message",
     [
         ("a.jsonl", '{"q": "x"}\n{"p": "y", "z": 1}\n', {}, 'a.jsonl: line 2: no field "q"; it has p, z'),
         ("a.jsonl", '{"q": 3}\n', {}, 'a.jsonl: line 1: field "q": expected text, found a JSON int'),
@@ -293,8 +286,8 @@ def test_a_file_cut_short_is_refused(tmp_path):
         list(read_items(str(tmp_path / "a.jsonl.gz"), EvaluationSet(name="s", path="a", fields=["q"])))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
+@each(
+    "given, message",
     [
         ({"sets": [{"name": "s", "path": "a"}]}, "format jsonl needs the names of the fields"),
         ({"sets": [{"name": "s", "path": "a", "format": "text", "fields": ["q"]}]}, "format text has none"),

@@ -1,10 +1,8 @@
 """Deduplication of a whole corpus by the real stages, compared with hand-worked cases and an in-memory reference."""
 
-import gzip
 import hashlib
 import json
 import random
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig, MinHashConfig
 from data_pipeline.dedup.documents import EqualDocuments
-from data_pipeline.dedup.keys import KeyBucket, Keys, decide, read_duplicates, write_duplicates
+from data_pipeline.dedup.keys import KeyBucket, Keys
 from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams, shape
 from data_pipeline.dedup.spans import EqualSpans, sentences_of
@@ -29,34 +27,23 @@ from data_pipeline.pipeline import build
 from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
-from tests.conftest import C4_SAMPLE, write_corpus_file
+from tests.conftest import write_corpus_file
+from tests.data_pipeline.pages import OFF, Page, dealt, documents_of, page, published, write_pages
 from tests.slow import slow
+from tests.tables import each
 
-OFF = {"urls": None, "lines": False, "spans": False, "documents": False, "minhash": False}
 RIVERS = ("Elbe", "Rhine", "Loire", "Seine", "Tagus", "Ebro", "Po", "Drava", "Sava", "Tisza", "Volga", "Don")
-Page = dict[str, str]
-
-
-def page(text: str, url: str = "", timestamp: str = "2019-04-25T00:00:00Z") -> Page:
-    return {"text": text, "url": url, "timestamp": timestamp}
 
 
 def md5(text: str) -> str:
     return hashlib.md5(text.encode()).hexdigest()
 
 
-def write_pages(path: Path, pages: Iterable[Page]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as out:
-        out.writelines(json.dumps(page) + "\n" for page in pages)
-
-
 class Result:
     """The content of a corpus directory after `data-pipeline documents`."""
 
     def __init__(self, corpus: Path):
-        parts = sorted((corpus / "documents").glob("*.parquet"))
-        self.rows = [row for part in parts for row in pq.read_table(part).to_pylist()]
+        self.rows = documents_of(corpus)
         self.texts = [row["text"] for row in self.rows]
         self.counts: dict[str, int] = {}
         for sidecar in (corpus / ".stages/deduplicated").glob("*.json"):
@@ -90,18 +77,10 @@ def deduplicated(tmp_path):
     return make
 
 
-def dealt(pages: list[Page], files: int, seed: int) -> list[list[Page]]:
-    """`pages` shuffled and split into `files` files."""
-    shuffled = pages[:]
-    random.Random(seed).shuffle(shuffled)
-    return [shuffled[number::files] for number in range(files)]
-
-
 @pytest.fixture(scope="module")
 def real_pages() -> list[Page]:
     """300 pages of published C4, with duplicates of every kind planted in them."""
-    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
-        pages = [page(record["text"], record["url"]) for record in map(json.loads, (next(lines) for _ in range(300)))]
+    pages = published(300)
     chance = random.Random(7)
     for number in range(0, 300, 10):  # lines of other pages, in other letter case
         victim, donor = pages[number], pages[(number * 7 + 3) % 300]
@@ -119,7 +98,7 @@ def real_pages() -> list[Page]:
 # ---- parts
 
 
-@pytest.mark.parametrize("steps", [{}, *slow({"urls": "newest", "lines": True, "spans": True, "minhash": True})])
+@each("steps", [{}, *slow({"urls": "newest", "lines": True, "spans": True, "minhash": True})])
 def test_a_large_file_is_written_in_parts_and_gives_the_same_documents(small_corpus, tmp_path, real_pages, steps):
     """Compares one part with many, and checks which files are left after a rebuild with fewer parts."""
     write_pages(tmp_path / "pages.json.gz", real_pages)
@@ -246,25 +225,13 @@ def test_pairs_are_equal_if_their_targets_are_too_and_keep_their_lines():
     assert EqualLines().without(pair, [], Tally(), 3) == pair.text
 
 
-def test_minhash_is_a_switch_or_a_section():
-    assert DedupConfig.model_validate({"minhash": True}).minhash == MinHashConfig(bands=14, rows=8, ngram=5)
-    assert DedupConfig.model_validate({"minhash": {"threshold": 0.7}}).steps == [
-        "urls",
-        "lines",
-        "documents",
-        "minhash",
-    ]
-    assert DedupConfig.model_validate(OFF).steps == []
-
-
-@pytest.mark.parametrize(
-    ("letters", "in_an_ngram"),
+@each(
+    "letters, in_an_ngram",
     [
         ("的一是不了在人有我他这中大来上国个到说们", 8),
         ("のにはをたがでてとしれさあいうるもなこら", 10),
         ("กขคงจฉชซญฎฏฐดตถทธนบป", 15),
     ],
-    ids=["Chinese", "Japanese", "Thai"],
 )
 def test_near_duplicates_without_spaces_share_ngrams_of_letters(letters, in_an_ngram):
     """2,000 letters with a comma after each 20, of which 20 are replaced, 100 apart: each is in `in_an_ngram` n-grams.
@@ -340,7 +307,7 @@ def newest_in_memory(pages: list[Page]) -> list[Page]:
     return list(best.values())
 
 
-@pytest.mark.parametrize(("files", "keys_per_bucket"), [(1, 2**24), (5, 300), (9, 2**24)])
+@each("files, keys_per_bucket", [(1, 2**24), (5, 300)])
 def test_urls_lines_and_documents_agree_with_a_reference_however_pages_are_dealt(
     deduplicated, real_pages, files, keys_per_bucket
 ):
@@ -382,31 +349,6 @@ def normalized_sentences(texts: list[str]) -> list[str]:
     return [" ".join(sentence.lower().split()) for text in texts for sentence in sentences_of(text)]
 
 
-def test_near_duplicates_are_found_by_their_similarity(deduplicated, real_pages):
-    """Of copies with some words replaced, all with similarity 0.95 are found and hardly any with 0.5; originals
-    stay."""
-    chance = random.Random(3)
-    originals = [one for one in real_pages[:300] if len(one["text"].split()) > 150][:60]
-    copies: dict[str, float] = {}
-    for number, one in enumerate(originals):
-        words = one["text"].split()
-        for at in chance.sample(range(len(words)), round(len(words) * (0.004 if number % 2 else 0.1))):
-            words[at] = f"changed{at}"
-        copy = " ".join(words)
-        theirs, ours = ngrams(one["text"], 5), ngrams(copy, 5)
-        copies[copy] = len(theirs & ours) / len(theirs | ours)
-    pages = [page(one["text"]) for one in originals]
-    found = deduplicated([pages, [page(text) for text in copies]], minhash=True, keys_per_bucket=200)
-    left = set(found.texts)
-    assert all(one["text"] in left for one in pages)
-    close = [text for text, similarity in copies.items() if similarity > 0.93]
-    far = [text for text, similarity in copies.items() if similarity < 0.6]
-    assert min(len(close), len(far)) > 15
-    assert not left & set(close)
-    assert len(left & set(far)) >= len(far) - 1
-    assert found.counts["near_duplicate"] == len(originals) * 2 - len(found.texts)
-
-
 def test_a_chain_of_near_duplicates_is_one_cluster(deduplicated):
     """a ~ b and b ~ c, but not a ~ c: the smallest id of the three stays, whichever units they are in."""
     words = [f"w{number}" for number in range(2000)]
@@ -435,20 +377,27 @@ def test_clusters_are_the_same_however_few_pairs_are_worked_in_at_a_time():
         assert found.tolist() == [first[document] for document in documents.tolist()]
 
 
-def test_bands_by_default_are_those_of_datatrove_and_fineweb():
-    """1 - (1 - 0.8^8)^14 = 0.924 and 1 - (1 - 0.7^8)^14 = 0.565, of which 9 bands of 13 find 0.399 and 0.084."""
-    assert shape(MinHashConfig()) == (14, 8)
-    assert len([*NearDuplicates(MinHashConfig()).keys(Document(text="one two"))]) == 14
-    assert shape(MinHashConfig(bands=20, rows=5)) == (20, 5)
-    assert shape(MinHashConfig(threshold=0.8)) == (9, 13)
+def test_minhash_is_a_switch_or_a_section():
+    assert DedupConfig.model_validate({"minhash": True}).minhash == MinHashConfig(bands=14, rows=8, ngram=5)
+    assert DedupConfig.model_validate({"minhash": {"threshold": 0.7}}).steps == [
+        "urls",
+        "lines",
+        "documents",
+        "minhash",
+    ]
+    assert DedupConfig.model_validate(OFF).steps == []
     with pytest.raises(ValidationError, match="threshold chooses bands and rows"):
         MinHashConfig(threshold=0.8, rows=5)
     with pytest.raises(ValidationError, match="permutations goes with threshold"):
         MinHashConfig(permutations=64)
 
 
-def test_bands_for_a_threshold_are_those_that_err_least():
-    assert bands(0.8, 128) == (9, 13)  # as datasketch chooses with equal weights
+def test_bands_are_those_of_datatrove_and_fineweb_or_those_that_err_least():
+    """1 - (1 - 0.8^8)^14 = 0.924 and 1 - (1 - 0.7^8)^14 = 0.565, of which 9 bands of 13 find 0.399 and 0.084."""
+    assert shape(MinHashConfig()) == (14, 8)
+    assert len([*NearDuplicates(MinHashConfig()).keys(Document(text="one two"))]) == 14
+    assert shape(MinHashConfig(bands=20, rows=5)) == (20, 5)
+    assert shape(MinHashConfig(threshold=0.8)) == bands(0.8, 128) == (9, 13)  # as datasketch, with equal weights
     assert bands(0.5, 128)[0] > bands(0.9, 128)[0]
 
 
@@ -457,49 +406,18 @@ def test_buckets_follow_from_the_keys_alone():
     assert KeyBucket.enough(10**12, 100) == 4096
 
 
-@pytest.mark.parametrize("buckets", [1, 8, 64])
-def test_buckets_decide_as_one_table_would(tmp_path, buckets):
-    """Random keys in four units, many of them equal; a dictionary finds the smallest of each group."""
-    chance = random.Random(buckets)
-    hashes = [chance.getrandbits(64) for _ in range(300)] + [0, 2**64 - 1]
-    best: dict[int, tuple[int, int, int]] = {}
-    everything: list[tuple[int, int, int, int]] = []
-    for unit in range(4):
-        keys = Keys(group=1, order=1)
-        for document in range(200):
-            words = (chance.choice(hashes), chance.randrange(5))
-            keys.add(document, 3, words)
-            place = (words[1], unit, document)
-            everything.append((words[0], *place))
-            best[words[0]] = min(best.get(words[0], place), place)
-        keys.write(tmp_path / f"{unit}.safetensors")
-    files = [f"{unit}.safetensors" for unit in range(4)]
-    decided = []
-    for number in range(buckets):
-        table, units = KeyBucket(number, buckets).read(tmp_path, files)
-        _, duplicates, _ = decide(table, 1, units)
-        decided.append(f"duplicates-{number}")
-        write_duplicates(tmp_path / decided[-1], units[duplicates], table[duplicates, -1], 4)
-        if buckets == 8:
-            assert len(table) < 4 * 200 / 8 * 2  # a bucket's worth is all that is read
-    for unit in range(4):
-        expected = {
-            document: [3]
-            for group, order, owner, document in everything
-            if owner == unit and best[group] != (order, owner, document)
-        }
-        assert read_duplicates(tmp_path, files[unit], decided, unit) == expected
-
-
-def test_a_line_on_every_page_costs_one_key_for_each_unit(deduplicated, tmp_path):
+def test_a_bucket_reads_its_share_of_the_keys_and_a_line_on_every_page_costs_one(tmp_path):
     """Otherwise one hash could fill a bucket, however many buckets there are."""
-    keys = Keys(group=1, order=1)
+    keys, chance = Keys(group=1, order=1), random.Random(0)
     for document in range(1000):
         keys.add(document, 0, (42, 1000 - document))
-    assert keys.write(tmp_path / "keys.safetensors") == 1
-    table, _ = KeyBucket(0, 1).read(tmp_path, ["keys.safetensors"])
-    assert table.tolist() == [[42, 1, 999 << 32]]
-    assert table.dtype == np.uint64
+        keys.add(document, 3, (chance.getrandbits(64), 0))
+    assert keys.write(tmp_path / "keys.safetensors") == 1001
+    tables = [KeyBucket(number, 8).read(tmp_path, ["keys.safetensors"])[0] for number in range(8)]
+    assert sum(map(len, tables)) == 1001
+    assert max(map(len, tables)) < 1001 / 8 * 2
+    assert tables[0][0].tolist() == [42, 1, 999 << 32]
+    assert tables[0].dtype == np.uint64
 
 
 @pytest.mark.slow

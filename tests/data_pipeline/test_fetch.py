@@ -1,5 +1,6 @@
 """Fetching from a real local server that breaks off, sends wrong data, asks for pauses and changes its files."""
 
+import contextlib
 import fcntl
 import gzip
 import hashlib
@@ -19,15 +20,19 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET
+from typing import Any
 
 import pytest
 
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.tools.fetch import client as client_module
+from data_pipeline.tools.fetch import download
 from data_pipeline.tools.fetch.catalogues import c4_files, wet_files, wikipedia_files
 from data_pipeline.tools.fetch.client import Client
 from data_pipeline.tools.fetch.many import Outcome, fetch_files
 from data_pipeline.tools.fetch.published import PublishedFile
 from tests.in_process import run_here
+from tests.tables import each
 
 FETCH = (
     "from data_pipeline.foundation.command import run_command;"
@@ -36,7 +41,7 @@ FETCH = (
 )
 CRAWL = "CC-MAIN-2019-18"
 WET = f"crawl-data/{CRAWL}/segments/1555578517558.8/wet/CC-MAIN-20190418101243-20190418122248-0000{{}}.warc.wet.gz"
-MIB = 1 << 20
+KIB = 1 << 10
 
 
 class Server:
@@ -45,8 +50,8 @@ class Server:
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
         self.plans: dict[str, list[Callable[[Handler], None]]] = {}
-        self.requests: list[tuple[str, dict[str, str], float]] = []
-        self.bytes_sent, self.bytes_per_second = 0, 0
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        self.bytes_sent, self.received, self.lock = 0, 0, threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, self))
         self.url = f"http://127.0.0.1:{self._http.server_port}/"
         threading.Thread(target=self._http.serve_forever, args=[0.01], daemon=True).start()
@@ -71,7 +76,7 @@ class Server:
 
     def ranges(self, path: str) -> list[str | None]:
         """The header Range of each request for `path`."""
-        return [headers.get("range") for asked, headers, _ in self.requests if asked == path]
+        return [headers.get("range") for asked, headers in self.requests if asked == path]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -82,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.name = self.path.lstrip("/")
         headers = {key.lower(): value for key, value in self.headers.items()}
-        self.site.requests.append((self.name, headers, time.monotonic()))
+        self.site.requests.append((self.name, headers))
         plan = self.site.plans.get(self.name)
         answer: Callable[[Handler], None] = plan.pop(0) if plan else serve
         answer(self)
@@ -97,19 +102,21 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def send(self, data: bytes) -> None:
-        for start in range(0, len(data), 1 << 16):
-            block = data[start : start + (1 << 16)]
-            try:
-                self.wfile.write(block)
-            except OSError:
-                return
-            self.site.bytes_sent += len(block)
-            if self.site.bytes_per_second:
-                time.sleep(len(block) / self.site.bytes_per_second)
+        with self.site.lock:
+            self.site.bytes_sent += len(data)  # counted first: a client may go on as soon as it has them
+        with contextlib.suppress(OSError):
+            self.wfile.write(data)
 
 
-def serve(handler: Handler, until: int | None = None, ranges: bool = True, content: bytes | None = None) -> None:
-    """A correct answer. `until`: break off at this byte; `ranges`: honour Range headers; `content`: of another file."""
+def serve(
+    handler: Handler,
+    until: int | None = None,
+    ranges: bool = True,
+    content: bytes | None = None,
+    then: Callable[[], object] = lambda: None,
+) -> None:
+    """A correct answer. `until`: break off at this byte; `ranges`: honour Range headers; `content`: of another file;
+    `then`: called before the connection is closed."""
     if content is None:
         content = handler.site.content.get(handler.name)
     if content is None:
@@ -123,16 +130,9 @@ def serve(handler: Handler, until: int | None = None, ranges: bool = True, conte
     else:
         handler.reply(200, Content_Length=len(content), ETag=tag)
     handler.send(content[start:until])
+    then()
     handler.close_connection = True
     return None
-
-
-def drop(handler: Handler, at: int) -> None:
-    """Sends some bytes and resets the connection, as when a machine goes down."""
-    serve(handler, until=at)
-    time.sleep(0.05)  # a reset discards what the client hasn't read yet
-    handler.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-    handler.connection.close()
 
 
 def status(handler: Handler, code: int, **headers: object) -> None:
@@ -148,18 +148,42 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     running.close()
 
 
+def until(met: Callable[[], bool]) -> None:
+    """Returns once the condition is met."""
+    end = time.monotonic() + 120
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+class Clock(threading.Event):
+    """A client's clock and its `stop`, whose waits take no time."""
+
+    def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.now, client.stop = 0.0, self
+        monkeypatch.setattr(client_module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.now += timeout or 0.0
+        return self.is_set()
+
+
 def quick(tries: int = 5, rate: float = 1000) -> Client:
     return Client(requests_per_second=rate, tries=tries, first_wait=0.01)
 
 
-def fetch(folder: Path, *files: PublishedFile, client: Client | None = None, recheck: bool = False) -> Outcome:
-    return fetch_files(files, folder, client or quick(), connections=4, recheck=recheck)
+def fetch(folder: Path, *files: PublishedFile, client: Client | None = None, **options: Any) -> Outcome:
+    return fetch_files(files, folder, client or quick(), **options)
 
 
-def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
+def start(*arguments: object) -> subprocess.Popen[str]:
     """Starts the command in a process of its own."""
     program = [sys.executable, "-c", FETCH, *map(str, arguments), "--requests-per-second", "1000"]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -186,98 +210,89 @@ def test_files_are_identical_and_asked_for_once(server: Server, tmp_path: Path) 
     assert len(server.requests) == 6
 
 
-@pytest.mark.parametrize("breaking", [drop, lambda handler, at: serve(handler, until=at)], ids=["reset", "truncated"])
-def test_a_broken_off_file_goes_on_at_the_next_byte(server: Server, tmp_path: Path, breaking: Callable) -> None:
-    file = server.publish("big", 1_000_000)
-    server.plans["big"] = [partial(breaking, at=300_001), partial(breaking, at=700_002)]
+def reset(handler: Handler, at: int) -> None:
+    """Breaks off as when a machine goes down: what the client hasn't read yet is lost, so it reads all first."""
+    serve(handler, until=at)
+    until(lambda: handler.site.received == at)
+    handler.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+    handler.connection.close()
+
+
+def grant_anyway(handler: Handler) -> None:
+    """The range that was asked for, of another version."""
+    begin = int(handler.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+    span = f"bytes {begin}-{len(NEW) - 1}/{len(NEW)}"
+    handler.reply(206, Content_Length=len(NEW) - begin, Content_Range=span, ETag='"new"')
+    handler.send(NEW[begin:])
+
+
+NEW = random.Random(1).randbytes(100_000)
+cut, new = partial(partial, serve), partial(serve, content=NEW)
+
+
+@each(
+    "answers, ranges, sent",
+    [
+        ([cut(until=30_001), cut(until=70_002)], [None, "bytes=30001-", "bytes=70002-"], 100_000),
+        ([partial(reset, at=30_001), partial(reset, at=70_002)], [None, "bytes=30001-", "bytes=70002-"], 100_000),
+        ([cut(until=40_000), cut(ranges=False)], [None, "bytes=40000-"], 140_000),
+        ([cut(until=50_000), new], [None, "bytes=50000-"], 150_000),
+        ([cut(until=50_000), grant_anyway, new], [None, "bytes=50000-", None], 200_000),
+    ],
+)
+def test_a_file_goes_on_at_the_next_byte_and_two_versions_are_never_joined(
+    server: Server, tmp_path: Path, monkeypatch, answers: list, ranges: list, sent: int
+) -> None:
+    def read(*arguments: Any) -> bytes:
+        block = original(*arguments)
+        server.received += len(block)
+        return block
+
+    original, server.bytes_sent, server.received = download._read, 0, 0
+    monkeypatch.setattr(download, "_read", read)
+    server.requests.clear()
+    file = server.publish("a", 100_000)
+    server.plans["a"] = [*answers]
+    if new in answers:
+        file = PublishedFile(file.url, "a")  # no published checksum could show it
     assert not fetch(tmp_path, file).failed
-    assert visible(tmp_path) == server.content
-    assert server.ranges("big") == [None, "bytes=300001-", "bytes=700002-"]
-    assert server.bytes_sent == 1_000_000
-    tag = f'"{hashlib.md5(server.content["big"]).hexdigest()}"'
-    assert [headers.get("if-range") for _, headers, _ in server.requests] == [None, tag, tag]
+    assert visible(tmp_path) == {"a": NEW if new in answers else server.content["a"]}
+    assert server.ranges("a") == ranges
+    tag = f'"{hashlib.md5(server.content["a"]).hexdigest()}"'
+    assert [headers.get("if-range") for _, headers in server.requests] == [tag if asked else None for asked in ranges]
+    assert server.bytes_sent == sent
 
 
-def test_a_server_that_ignores_ranges_starts_the_file_again(server: Server, tmp_path: Path) -> None:
-    file = server.publish("big", 1_000_000)
-    server.plans["big"] = [partial(serve, until=400_000), partial(serve, ranges=False)]
-    assert not fetch(tmp_path, file).failed
-    assert visible(tmp_path) == server.content
-    assert len(server.requests) == 2
-
-
-def test_two_versions_of_a_file_are_never_joined(server: Server, tmp_path: Path) -> None:
-    server.publish("a", 100_000)
-    new = random.Random(1).randbytes(100_000)
-    server.plans["a"] = [partial(serve, until=50_000), partial(serve, content=new)]
-    assert not fetch(tmp_path, PublishedFile(f"{server.url}a", "a")).failed  # no published checksum could show it
-    assert visible(tmp_path) == {"a": new}
-    assert server.ranges("a") == [None, "bytes=50000-"]
-
-
-def test_a_range_of_another_version_is_refused_even_if_granted(server: Server, tmp_path: Path) -> None:
-    def grant_anyway(handler: Handler) -> None:
-        begin = int(handler.headers["Range"].removeprefix("bytes=").removesuffix("-"))
-        span = f"bytes {begin}-{len(new) - 1}/{len(new)}"
-        handler.reply(206, Content_Length=len(new) - begin, Content_Range=span, ETag='"new"')
-        handler.send(new[begin:])
-
-    server.publish("a", 100_000)
-    new = random.Random(1).randbytes(100_000)
-    server.plans["a"] = [partial(serve, until=50_000), grant_anyway, partial(serve, content=new)]
-    assert not fetch(tmp_path, PublishedFile(f"{server.url}a", "a")).failed
-    assert visible(tmp_path) == {"a": new}
-    assert server.ranges("a") == [None, "bytes=50000-", None]
-
-
-def test_a_server_that_always_breaks_off_at_the_same_byte_is_given_up(server: Server, tmp_path: Path) -> None:
-    bad, good = server.publish("bad", 5 * MIB), server.publish("good", 1000)
-    server.plans["bad"] = [partial(serve, until=2 * MIB, ranges=False)] * 100
-    outcome = fetch(tmp_path, bad, good, client=quick(tries=4))
+def test_new_bytes_are_new_tries_and_the_same_ones_again_are_not(server: Server, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(client_module, "_PROGRESS", KIB)
+    bad, good, large = server.publish("bad", 5 * KIB), server.publish("good", 1000), server.publish("large", 9 * KIB)
+    server.plans["bad"] = [partial(serve, until=2 * KIB, ranges=False)] * 100
+    server.plans["large"] = [partial(serve, until=piece * KIB) for piece in range(1, 9)]
+    outcome = fetch(tmp_path, bad, good, large, client=quick(tries=4))
     assert list(outcome.failed) == ["bad"]
-    assert "after 2,097,152 of 5,242,880 bytes" in outcome.failed["bad"]
-    assert len(server.ranges("bad")) == 4  # the first 2 MiB are progress, the same again isn't
-    assert list(visible(tmp_path)) == ["good"]
-
-
-def test_a_large_file_may_need_more_pieces_than_there_are_tries(server: Server, tmp_path: Path) -> None:
-    file = server.publish("big", 9 * MIB)
-    server.plans["big"] = [partial(serve, until=piece * MIB) for piece in range(1, 9)]
-    assert not fetch(tmp_path, file, client=quick(tries=3)).failed
-    assert visible(tmp_path) == server.content
-    assert server.bytes_sent == 9 * MIB
+    assert "after 2,048 of 5,120 bytes" in outcome.failed["bad"]
+    assert len(server.ranges("bad")) == 4  # the first 2 KiB are progress, the same again isn't
+    assert visible(tmp_path) == {name: server.content[name] for name in ("good", "large")}
+    assert server.bytes_sent == 1000 + 9 * KIB + 4 * 2 * KIB
 
 
 # --- wrong content
 
 
-def test_a_wrong_checksum_is_tried_again(server: Server, tmp_path: Path) -> None:
-    file = server.publish("a", 100_000)
-    server.plans["a"] = [partial(serve, content=bytes(100_000))]
-    assert not fetch(tmp_path, file).failed
-    assert visible(tmp_path) == server.content
-    assert server.ranges("a") == [None, None]
-
-
-def test_a_file_that_stays_wrong_is_named_and_the_rest_goes_on(server: Server, tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_tried_again_and_a_file_that_stays_wrong_is_named(server: Server, tmp_path: Path) -> None:
     files = [server.publish(name, 50_000) for name in "abc"]
+    server.plans["a"] = [partial(serve, content=bytes(50_000))]
     server.content["b"] = bytes(50_000)
     outcome = fetch(tmp_path, *files)
     assert list(outcome.failed) == ["b"]
     assert files[1].checksum
     assert files[1].checksum in outcome.failed["b"]
     assert sorted(visible(tmp_path)) == ["a", "c"]
-    assert server.bytes_sent == 2 * 50_000 + 3 * 50_000
+    assert server.ranges("a") == [None, None]
+    assert server.bytes_sent == 2 * 50_000 + 3 * 50_000 + 50_000
 
 
-def test_another_size_than_published_is_not_downloaded(server: Server, tmp_path: Path) -> None:
-    file = server.publish("a", 1000)
-    server.content["a"] = bytes(3_000_000)
-    assert "offers 3,000,000 bytes, but the published size is 1,000" in fetch(tmp_path, file).failed["a"]
-    assert not visible(tmp_path)
-
-
-@pytest.mark.parametrize("wrong", [lambda data: data[:-50], lambda data: b"<html>please log in</html>"])
+@each("wrong", [lambda data: data[:-50], lambda data: b"<html>please log in</html>"])
 def test_without_a_checksum_a_gz_must_be_whole(server: Server, tmp_path: Path, wrong: Callable) -> None:
     path, other = server.publish_crawl(2)
     server.content[path] = wrong(server.content[path])
@@ -289,24 +304,46 @@ def test_without_a_checksum_a_gz_must_be_whole(server: Server, tmp_path: Path, w
 # --- a server that is busy or refuses
 
 
-def test_retry_after_holds_all_connections_back(server: Server, tmp_path: Path) -> None:
-    files = [server.publish(name, 1000) for name in "abcdefgh"]
-    server.plans["a"] = [partial(status, code=503, Retry_After=1)]
-    client = quick(rate=20)
+def test_retry_after_holds_all_connections_back(server: Server, tmp_path: Path, monkeypatch) -> None:
+    """The request for b breaks off once a waits. Neither goes on before both wait for the 800 seconds."""
+    both = threading.Barrier(2)
+
+    class AtOnce(Clock):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout and timeout > 700:
+                both.wait(120)
+            return super().wait(timeout)
+
+    def break_off(handler: Handler) -> None:
+        until(lambda: both.n_waiting == 1)
+        serve(handler, until=500)
+
+    files = [server.publish(name, 1000) for name in "ab"]
+    server.plans = {"a": [partial(status, code=503, Retry_After=800)], "b": [break_off]}
+    client = quick()
+    AtOnce(client, monkeypatch)
     assert not fetch(tmp_path, *files, client=client).failed
     assert visible(tmp_path) == server.content
-    refused, *_ = (moment for path, _, moment in server.requests if path == "a")
-    assert len(server.requests) == 9
-    assert sum(0 < moment - refused < 0.95 for _, _, moment in server.requests) <= 1  # one may have been in progress
+    assert len(server.requests) == 4
 
 
-def test_a_busy_server_is_asked_a_bounded_number_of_times(server: Server, tmp_path: Path) -> None:
-    file = server.publish("a", 1000)
-    server.plans["a"] = [partial(status, code=503)] * 50
-    outcome = fetch(tmp_path, file, client=quick(tries=6))
-    assert "503" in outcome.failed["a"]
-    assert "given up after 6 tries" in outcome.failed["a"]
-    assert len(server.requests) == 6
+@each(
+    "answer, told, requests",
+    [
+        (partial(status, code=503), r"503 .*given up after 6 tries", 6),
+        (partial(serve, content=bytes(30_000)), r"offers 30,000 bytes, but the published size is 1,000; given up", 6),
+        (partial(status, code=302, Location="file:///etc/hostname"), "not an address", 1),
+    ],
+)
+def test_a_file_that_is_refused_is_asked_for_a_bounded_number_of_times(
+    server: Server, tmp_path: Path, answer: Callable, told: str, requests: int
+) -> None:
+    server.requests.clear()
+    server.plans["a"] = [answer] * 50
+    outcome = fetch(tmp_path, server.publish("a", 1000), client=quick(tries=6))
+    assert re.search(told, outcome.failed["a"])
+    assert not visible(tmp_path)
+    assert len(server.requests) == requests
 
 
 def test_a_long_pause_ends_the_command_instead_of_hanging(server: Server, tmp_path: Path) -> None:
@@ -317,10 +354,14 @@ def test_a_long_pause_ends_the_command_instead_of_hanging(server: Server, tmp_pa
     assert len(server.requests) == 1
 
 
-def test_requests_keep_the_pace(server: Server, tmp_path: Path) -> None:
-    fetch(tmp_path, *(server.publish(str(number), 10) for number in range(11)), client=quick(rate=20))
-    times = [moment for _, _, moment in server.requests]
-    assert max(times) - min(times) >= 0.45
+@each("connections", [1, 4])
+def test_requests_keep_the_pace(server: Server, tmp_path: Path, monkeypatch, connections: int) -> None:
+    client = quick(rate=20)
+    clock = Clock(client, monkeypatch)
+    files = [server.publish(str(number), 10) for number in range(11)]
+    fetch(tmp_path, *files, client=client, connections=connections)
+    # connections that wait at the same time each move the clock
+    assert clock.now == pytest.approx(10 / 20) or (connections > 1 and clock.now > 10 / 20)
 
 
 def test_a_server_that_refuses_everything_is_soon_left_alone(server: Server, tmp_path: Path) -> None:
@@ -330,13 +371,6 @@ def test_a_server_that_refuses_everything_is_soon_left_alone(server: Server, tmp
     with pytest.raises(FailedError, match=r"10 files in a row .* 403"):
         fetch(tmp_path, *files)
     assert len(server.requests) <= 10 + 4
-
-
-def test_a_redirect_to_a_local_file_is_refused(server: Server, tmp_path: Path) -> None:
-    server.plans["a"] = [partial(status, code=302, Location="file:///etc/hostname")]
-    outcome = fetch(tmp_path, PublishedFile(f"{server.url}a", "a"))
-    assert list(outcome.failed) == ["a"]
-    assert not visible(tmp_path)
 
 
 def test_servers_learn_who_asks(server: Server, tmp_path: Path) -> None:
@@ -350,7 +384,7 @@ def test_servers_learn_who_asks(server: Server, tmp_path: Path) -> None:
 # --- lists
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     ["../../x", "/etc/x", "a/../../x", "a//x", "./x", ".fetch/lock", "a/.hidden", "http://127.0.0.1/x", "a\\..\\x", ""],
 )
@@ -436,8 +470,9 @@ def test_a_dump_that_is_not_done_or_has_no_such_job(server: Server) -> None:
         wikipedia_files(quick(), "enwiki", "20240101", "articlesdump", server.url)
 
 
-@pytest.mark.parametrize("arguments", [["wet", CRAWL], ["wikipedia", "enwiki", "20010101"], ["c4"]])
+@each("arguments", [["wet", CRAWL], ["wikipedia", "enwiki", "20010101"], ["c4"]])
 def test_what_is_not_published_is_one_line_and_2(server: Server, tmp_path: Path, arguments: list[str]) -> None:
+    server.requests.clear()
     done = run(*arguments, tmp_path / "out", "--base-url", server.url)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
@@ -445,8 +480,8 @@ def test_what_is_not_published_is_one_line_and_2(server: Server, tmp_path: Path,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
+@each(
+    "arguments, named",
     [
         (["wet", "../2019", "out"], "CC-MAIN-2019-18"),
         (["wet", CRAWL, "out", "--base-url", "ftp://host/"], "--base-url"),
@@ -465,10 +500,13 @@ def test_wrong_arguments_are_one_line_and_2(arguments: list[str], named: str) ->
 # --- files on disk
 
 
-def test_a_file_that_changed_on_disk_is_fetched_again(server: Server, tmp_path: Path) -> None:
+def test_what_is_on_disk_counts_if_its_content_is_right(server: Server, tmp_path: Path) -> None:
     files = [server.publish(name, 1000) for name in "ab"]
-    fetch(tmp_path, *files)
-    (tmp_path / "a").write_bytes(bytes(1000))
+    (tmp_path / "a").write_bytes(server.content["a"])  # brought by other means
+    (tmp_path / "b").write_bytes(b"something else")
+    outcome = fetch(tmp_path, *files)
+    assert (outcome.fetched, outcome.present) == (1, 1)
+    os.truncate(tmp_path / "a", 999)
     outcome = fetch(tmp_path, *files)
     assert (outcome.fetched, outcome.present) == (1, 1)
     assert visible(tmp_path) == server.content
@@ -482,15 +520,9 @@ def test_recheck_finds_what_size_and_time_hide(server: Server, tmp_path: Path) -
     os.utime(tmp_path / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert fetch(tmp_path, file).fetched == 0
     assert fetch(tmp_path, file, recheck=True).fetched == 1
-    assert visible(tmp_path) == server.content
-
-
-def test_a_file_brought_by_other_means_counts_if_its_checksum_is_right(server: Server, tmp_path: Path) -> None:
-    files = [server.publish(name, 1000) for name in "ab"]
-    (tmp_path / "a").write_bytes(server.content["a"])
-    (tmp_path / "b").write_bytes(b"something else")
-    outcome = fetch(tmp_path, *files)
-    assert (outcome.fetched, outcome.present) == (1, 1)
+    (tmp_path / "a").write_bytes(bytes(1000))
+    os.utime(tmp_path / "a", ns=(0, 0))  # of another time, it is read
+    assert fetch(tmp_path, file).fetched == 1
     assert visible(tmp_path) == server.content
 
 
@@ -507,15 +539,15 @@ def test_too_little_room_is_said_before_anything_is_fetched(server: Server, tmp_
 
 def test_a_disk_that_takes_no_more_is_one_line_and_1(server: Server, tmp_path: Path) -> None:
     server.publish_crawl(6, size=500_000)
-
-    def limit() -> None:  # the kernel then refuses to let a file grow further
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-
-    with start("wet", CRAWL, tmp_path, "--base-url", server.url, preexec_fn=limit) as limited:
-        _, errors = limited.communicate()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, most))  # the kernel then refuses to let a file grow further
+    try:
+        limited = run("wet", CRAWL, tmp_path, "--base-url", server.url)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert limited.returncode == 1
-    assert len(errors.splitlines()) == 1
-    assert "can't write" in errors
+    assert len(limited.stderr.splitlines()) == 1
+    assert "can't write" in limited.stderr
     assert run("wet", CRAWL, tmp_path, "--base-url", server.url).returncode == 0
     assert len(visible(tmp_path)) == 6
 
@@ -528,21 +560,24 @@ def test_two_commands_in_one_folder(server: Server, tmp_path: Path) -> None:
             fetch(tmp_path, server.publish("b", 10))
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+@each("how, code", [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_a_stopped_command_goes_on_where_it_was(server: Server, tmp_path: Path, how: signal.Signals, code: int) -> None:
+    def half(handler: Handler) -> None:
+        serve(handler, until=500_000, then=gate.wait)
+
+    gate = threading.Event()
     paths = server.publish_crawl(4, size=1_000_000)
-    server.bytes_per_second = 300_000  # slow enough to be stopped in time on a busy machine
+    server.plans = {path: [half] for path in paths}
     arguments = ["wet", CRAWL, tmp_path, "--base-url", server.url]
+    parts = {path: tmp_path / ".fetch" / f"{path}.part" for path in paths}
     process = start(*arguments)
-    while server.bytes_sent < 1_000_000:
-        time.sleep(0.01)
+    until(lambda: all(part.exists() and part.stat().st_size for part in parts.values()))
     process.send_signal(how)
     process.communicate()
+    gate.set()
     assert process.returncode == code
     assert not visible(tmp_path)  # none was waited for
-    have = {path: (tmp_path / ".fetch" / f"{path}.part").stat().st_size for path in paths}
-    assert sum(have.values()) > 500_000
-    server.bytes_per_second = 0
+    have = {path: part.stat().st_size for path, part in parts.items()}
     server.requests.clear()
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,12 +1,12 @@
 """Gopher's rules: each rule at its threshold, and repetition beside its definition."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.gopher import GopherConfig, keep_page
 from data_pipeline.text.tally import Tally
+from tests.tables import each
 
 OFF = {
     **{"min_words": 0, "max_words": None, "min_mean_word_length": 0, "max_mean_word_length": None},
@@ -49,8 +49,8 @@ def test_the_defaults_are_the_published_thresholds():
     assert CleaningConfig.model_validate({"gopher": False}).gopher is None
 
 
-@pytest.mark.parametrize(
-    ("kept", "dropped", "rule", "setting"),
+@each(
+    "kept, dropped, rule, setting",
     [
         (words(50), words(49), "too_few_words", {"min_words": 50}),
         (words(60), words(61), "too_many_words", {"max_words": 60}),

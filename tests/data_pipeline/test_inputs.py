@@ -9,24 +9,30 @@ import pytest
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.execution.inputs import InputFile, list_files, shared
 from data_pipeline.foundation.errors import UserError
+from tests.tables import each
 
 
 def names(path: Path | str) -> list[str]:
     return [file.name for file in list_files(SourceConfig(format="text", path=str(path)))]
 
 
+def write(folder: Path, *files: str) -> None:
+    """Each file has its name as its content."""
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(file)
+
+
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A folder with a, sub/b, and link, which leads to a directory elsewhere with c and deep/e."""
-    for file in ("in/a", "in/sub/b", "elsewhere/c", "elsewhere/deep/e"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(file)
+    write(tmp_path, "in/a", "in/sub/b", "elsewhere/c", "elsewhere/deep/e")
     (tmp_path / "in/link").symlink_to("../elsewhere")
     return tmp_path / "in"
 
 
-@pytest.mark.parametrize(
-    ("below", "expected"),
+@each(
+    "below, expected",
     [
         ("", ["a", "link/c", "link/deep/e", "sub/b"]),
         ("/*", ["a", "link/c", "link/deep/e", "sub/b"]),
@@ -41,22 +47,23 @@ def test_a_directory_stands_for_all_files_below_it_and_so_does_a_link_to_one(fol
     assert names(f"{folder}{below}") == expected
 
 
-@pytest.mark.parametrize("below", ["", "/*", "/**/a"])
-def test_a_link_to_a_directory_above_it_is_named(folder, below):
+def test_what_is_no_file_and_a_link_to_a_directory_above_it_are_named(folder):
+    def refused(message: str, *places: str) -> None:
+        for below in places:
+            with pytest.raises(UserError, match=message):
+                names(f"{folder}{below}")
+
     (folder / "sub/loop").symlink_to(folder)
-    with pytest.raises(UserError, match=r"sub/loop.*: links to a directory above itself"):
-        names(f"{folder}{below}")
-
-
-@pytest.mark.parametrize("below", ["", "/*"])
-def test_what_is_no_file_is_named(folder, below):
+    refused(r"sub/loop.*: links to a directory above itself", "", "/*", "/**/a")
+    (folder / "sub/loop").unlink()
     (folder / "gone").symlink_to("nowhere")
-    with pytest.raises(UserError, match="in/gone: links to nowhere, which doesn't exist"):
-        names(f"{folder}{below}")
+    refused("in/gone: links to nowhere, which doesn't exist", "", "/*")
     (folder / "gone").unlink()
     os.mkfifo(folder / "pipe")
-    with pytest.raises(UserError, match="in/pipe: expected a file or a directory"):
-        names(f"{folder}{below}")
+    refused("in/pipe: expected a file or a directory", "", "/*")
+    (folder / "pipe").unlink()
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9")).write_text("")
+    refused(r"in/caf\\xe9: the name isn't UTF-8", "")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may list every directory")
@@ -69,12 +76,6 @@ def test_a_directory_that_may_not_be_listed_is_named(folder):
         (folder / "sub").chmod(0o700)
 
 
-def test_a_name_that_is_not_utf8_is_named_with_escapes(folder):
-    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9")).write_text("")
-    with pytest.raises(UserError, match=r"in/caf\\xe9: the name isn't UTF-8"):
-        names(folder)
-
-
 def test_a_remote_directory_stands_for_all_files_below_it():
     import fsspec
 
@@ -85,14 +86,12 @@ def test_a_remote_directory_stands_for_all_files_below_it():
         assert names(path) == ["a", "sub/b"]
 
 
-@pytest.mark.parametrize("below", ["", "/*", "/**", "/**/*.txt"])
+@each("below", ["", "/*", "/**", "/**/*.txt"])
 def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, capsys, below):
     """The output of this build, a finished corpus whose stages were removed, and one that was begun."""
     data = tmp_path / "data"
     written = ["out/documents/part-0.txt", "deep/done/manifest.json", "deep/done/blocks.parquet", "deep/done/a.txt"]
-    for file in ["a.txt", "deep/b.txt", "out-of-corpora/c.txt", *written, "begun/.stages/a.txt", "begun/d/a.txt"]:
-        (data / file).parent.mkdir(parents=True, exist_ok=True)
-        (data / file).write_text(file)
+    write(data, "a.txt", "deep/b.txt", "out-of-corpora/c.txt", *written, "begun/.stages/a.txt", "begun/d/a.txt")
     source = SourceConfig(format="text", path=f"{data}{below}")
     found = [file.name for file in list_files(source, output=data / "out")]
     assert found == ["a.txt", "deep/b.txt", "out-of-corpora/c.txt"]
@@ -103,26 +102,23 @@ def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, caps
 
 
 def test_an_output_in_the_folder_of_its_source_reads_nothing_that_a_build_wrote(tmp_path, capsys):
-    for file in ("a.txt", "manifests/b.txt", "documents/part-0.txt", ".stages/x/y.txt", "manifest.json"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(file)
+    write(tmp_path, "a.txt", "manifests/b.txt", "documents/part-0.txt", ".stages/x/y.txt", "manifest.json")
     source = SourceConfig(format="text", path=str(tmp_path))
     assert [file.name for file in list_files(source, output=tmp_path)] == ["a.txt", "manifests/b.txt"]
     assert "left out 3 files" in capsys.readouterr().err
 
 
 def test_documents_of_a_corpus_are_read_where_they_are_named(tmp_path):
-    for file in ("one/documents/part-0.txt", "one/manifest.json", "one/blocks.parquet", "two/documents/part-0.txt"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(file)
+    parts = ["one/documents/part-0.txt", "two/documents/part-0.txt"]
+    write(tmp_path, *parts, "one/manifest.json", "one/blocks.parquet")
     assert names(tmp_path / "one/documents") == ["part-0.txt"]
-    assert names(tmp_path / "*/documents/*") == ["one/documents/part-0.txt", "two/documents/part-0.txt"]
+    assert names(tmp_path / "*/documents/*") == parts
     shutil.rmtree(tmp_path / "two")
     with pytest.raises(UserError, match="has nothing but 3 files of corpora that were built there"):
         names(tmp_path)
 
 
-@pytest.mark.parametrize("size", [10, 100_000])
+@each("size", [10, 100_000])
 def test_a_changed_file_of_the_same_size_and_time_is_known_by_its_head_middle_and_tail(tmp_path, size):
     def stamp() -> str:
         (found,) = list_files(SourceConfig(format="text", path=str(tmp_path / "a.txt")))
@@ -156,8 +152,8 @@ def groups(sizes: dict[str, list[int]], **settings: int) -> list[list[int]]:
     return [[file.bytes for file in group] for group in shared(files, config)]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
+@each(
+    "sizes, expected",
     [
         ([5000, 5000, 6000], [[5000, 5000], [6000]]),  # at most 10,000 bytes together
         ([9000, 20_000, 500, 500], [[9000], [20_000], [500, 500]]),  # a large file is alone, and the order stays
@@ -173,9 +169,7 @@ def test_small_neighbours_share_a_unit(sizes, expected):
 
 def test_files_come_in_the_order_of_the_ids_of_their_documents(tmp_path):
     """What shares a unit is a stretch of ids: of equal documents, deduplication keeps the one with the smallest."""
-    for name in ("a", "a-b", "a.c", "b/d", "b-e"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x")
+    write(tmp_path, "a", "a-b", "a.c", "b/d", "b-e")
     ids = [f"text/{name}/000000000" for name in names(tmp_path)]
     assert ids == sorted(ids)
     assert len(ids) == 5

@@ -1,9 +1,11 @@
-"""A killed build ends with the same bytes. `python -m tests.soak_build` kills at random, for longer."""
+"""A killed build ends with the same bytes. `python -m checks.soak.build` kills at random, for longer."""
 
 import gzip
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -11,22 +13,26 @@ import pytest
 
 from data_pipeline import report
 from data_pipeline.execution import merging
-from tests.conftest import write_c4, write_corpus_file
+from tests.conftest import TOP, write_c4, write_corpus_file
+from tests.data_pipeline.build_processes import MERGING, checksums, family, raylets
 from tests.in_process import run_here
-from tests.soak_build import MERGING, checksums, family, raylets
 
 
-def start_until(line: str, config: Path, *overrides: str) -> subprocess.Popen[str]:
-    """Starts a build with one worker, which merges files; returns it once a line of its stdout starts with `line`."""
+def at_work_on(stage: str, config: Path, *overrides: str) -> subprocess.Popen[str]:
+    """A build that has begun the first unit of `stage`, which stays undone for a minute.
+
+    It has one worker, and merges files. A file "acted" beside `config` ends the wait.
+    """
+    marker = config.with_name(stage)
+    planted = {"fault": "the driver killed", "stage": stage, "when": "before the work", "marker": str(marker)}
+    search = os.pathsep.join([str(TOP / "checks/faults"), str(TOP), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "PYTHONPATH": search, "BUILD_FAULT": json.dumps(planted)}
     program = [sys.executable, "-c", MERGING, "build", str(config), "ray.num_cpus=1", *overrides]
-    build = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert build.stdout is not None
-    said = []
-    for said_now in build.stdout:
-        said.append(said_now)
-        if said_now.startswith(line):
-            return build
-    raise AssertionError("".join(said))
+    build = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables)
+    while not marker.exists():
+        assert build.poll() is None
+        time.sleep(0.02)
+    return build
 
 
 @pytest.mark.slow
@@ -51,17 +57,21 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
 
     on_ray = "ray.small_bytes=0"
-    build = start_until("lines-keys-merged: ", config, f"output={killed}", on_ray)
+    build = at_work_on("lines-keys-merged", config, f"output={killed}", on_ray)
     started = family(build.pid)
     (raylet,) = raylets(started)
     raylet.kill()
+    (tmp_path / "acted").touch()
+    assert build.stdout is not None
     assert "raylet" not in build.stdout.read()  # Ray's 32 lines about it
     assert build.wait() == 1
     assert not (killed / "documents").exists()  # deduplication isn't finished
-    for line, *changes in (("tokens-merged: ", on_ray), ("shards: ",)):
-        build = start_until(line, config, f"output={killed}", *changes)
+    for stage, *changes in (("tokens-merged", on_ray), ("shards",)):
+        (tmp_path / "acted").unlink()
+        build = at_work_on(stage, config, f"output={killed}", *changes)
         started += family(build.pid)
         build.kill()
+        (tmp_path / "acted").touch()
         build.wait()
 
     undisturbed = run_here("data-pipeline", "build", config, f"output={whole}")

@@ -1,8 +1,6 @@
 """Language identification: which texts are kept, how others are counted, and how the two detectors compare."""
 
-import gzip
-import json
-from pathlib import Path
+import itertools
 
 import pytest
 from pydantic import ValidationError
@@ -10,8 +8,10 @@ from pydantic import ValidationError
 from data_pipeline.cleaning.config import LanguageConfig
 from data_pipeline.cleaning.language import Detection, detector, keep_language
 from data_pipeline.text.tally import Tally
+from tests.data_pipeline.reading import c4_pages
+from tests.tables import each
 
-PUBLISHED = Path(__file__).parents[2] / "data_pipeline" / "samples" / "c4-train.00000-of-01024-first1000.json.gz"
+BOTH = ("fast", "langdetect")
 TEXTS = {
     "en": "The old town lies on the river, and its church is the highest of the country. Many people come to see it.",
     "de": "Die alte Stadt liegt am Fluss, und ihre Kirche ist die höchste des Landes. Viele Menschen besuchen sie.",
@@ -23,22 +23,21 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["fast", "langdetect"])
-@pytest.mark.parametrize("language", TEXTS)
-def test_languages_are_told_apart(name, language):
+@each("name, language", itertools.product(BOTH, TEXTS))
+def test_languages_are_told_apart_and_may_be_kept(name, language):
     found = detector(name)(TEXTS[language])
     assert found is not None
     assert found.language == language
     assert found.probability >= 0.99
+    assert LanguageConfig(detector=name, keep=[found.language]).keep == [language]
 
 
-@pytest.mark.parametrize("name", ["fast", "langdetect"])
-@pytest.mark.parametrize("text", ["", " \n", "12 345 !!", "\x00"])
+@each("name, text", itertools.product(BOTH, ["", " \n", "12 345 !!", "\x00"]))
 def test_where_there_is_no_language_none_is_found(name, text):
     assert detector(name)(text) is None
 
 
-@pytest.mark.parametrize("name", ["fast", "langdetect"])
+@each("name", BOTH)
 def test_the_same_text_gives_the_same_answer_whatever_came_before(name):
     detect = detector(name)
     mixed = f"{TEXTS['en']} {TEXTS['de']} {TEXTS['fr']}"
@@ -54,17 +53,13 @@ def test_half_a_page_of_another_language_is_half_the_probability():
     assert found.probability == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.parametrize("character", ["\x00", "\x0b", "\x1f", "\x7f", "\x9f", "\ufdd0", "\uffff", "\U0010ffff"])
+@each("character", ["\x00", "\x0b", "\x1f", "\x7f", "\x9f", "\ufdd0", "\uffff", "\U0010ffff"])
 def test_characters_that_cld2_refuses_are_passed_over(character):
     assert detector("fast")(TEXTS["en"] + character) == Detection("en", 1.0)
 
 
-def answer(detection: Detection | None):
-    return lambda text: detection
-
-
-@pytest.mark.parametrize(
-    ("detection", "kept", "counted"),
+@each(
+    "detection, kept, counted",
     [
         (Detection("en", 0.99), True, {}),
         (Detection("en", 0.9899), False, {"language_low_confidence": 1}),
@@ -78,7 +73,7 @@ def answer(detection: Detection | None):
 )
 def test_a_page_is_kept_or_counted(detection, kept, counted):
     counters = Tally()
-    result = keep_language("text", answer(detection), ["en", "zh", "pt-br"], 0.99, counters)
+    result = keep_language("text", lambda _: detection, ["en", "zh", "pt-br"], 0.99, counters)
     assert result == (detection if kept else None)
     assert counters == counted
 
@@ -86,8 +81,7 @@ def test_a_page_is_kept_or_counted(detection, kept, counted):
 def test_pages_of_the_published_corpus_are_english():
     """langdetect with threshold 0.99 accepted all of them for C4. CLD2 keeps 985 of 1,000 at the same threshold; the
     others mix languages or are lists of names."""
-    with gzip.open(PUBLISHED, "rt", encoding="utf-8") as file:
-        pages = [json.loads(line)["text"] for line in file]
+    pages = c4_pages()
     counters = Tally()
     kept = sum(keep_language(page, detector("fast"), ["en"], 0.99, counters) is not None for page in pages)
     assert kept == 985
@@ -96,8 +90,8 @@ def test_pages_of_the_published_corpus_are_english():
     assert all(keep_language(page, slow, ["en"], 0.99, counters) for page in pages[:100])
 
 
-@pytest.mark.parametrize(
-    ("detector", "given", "meant"),
+@each(
+    "detector, given, meant",
     [
         ("fast", "english", "did you mean en?"),
         ("langdetect", "English", "did you mean en?"),
@@ -113,10 +107,7 @@ def test_a_language_that_no_page_can_have_is_refused_when_the_config_is_read(det
     assert f"keep: {given!r} is no language code of detector {detector}; {meant}" in str(error.value)
 
 
-def test_every_code_that_a_detector_gives_may_be_kept():
-    for language, text in TEXTS.items():
-        for name in ("fast", "langdetect"):
-            assert detector(name)(text).language in LanguageConfig(detector=name, keep=[language]).keep
+def test_regions_of_a_language_may_be_kept_and_anything_that_no_detector_finds():
     LanguageConfig(detector="fast", keep=["zh", "zh-tw", "jv"])
     LanguageConfig(detector="langdetect", keep=["zh", "zh-cn"])
     LanguageConfig(detector="none", keep=["anything"])

@@ -15,6 +15,7 @@ from data_pipeline.foundation.locks import lock
 from data_pipeline.tools.fetch.many import _sole_user
 from pretrain.run import lock as run_lock
 from pretrain.tracking.store import store_lock
+from tests.tables import each
 
 
 def test_a_lock_is_had_alone_or_shared_and_ends_with_its_file(tmp_path):
@@ -55,7 +56,7 @@ def trained(folder: Path) -> None:
     run_lock.check(folder)
 
 
-@pytest.mark.parametrize("use", [cached, built, fetched, tracked, trained])
+@each("use", [cached, built, fetched, tracked, trained])
 def test_without_locks_all_go_on_and_say_once_what_is_not_protected(use, tmp_path, monkeypatch, capsys):
     """The kernel's answer is simulated, since no file system without locks (such as Lustre by default) is at hand."""
 

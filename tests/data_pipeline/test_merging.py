@@ -23,11 +23,12 @@ from data_pipeline.pipeline import build
 from data_pipeline.stages import tokens
 from data_pipeline.tools.planning import forecast
 from tests.conftest import write_c4, write_corpus_file
-from tests.soak_build import checksums
+from tests.data_pipeline.build_processes import checksums
+from tests.tables import each
 
 
-@pytest.mark.parametrize(
-    ("files", "readers", "sizes"),
+@each(
+    "files, readers, sizes",
     [
         (1, 1, []),
         (1000, 1000, []),  # a small corpus pays nothing
@@ -60,7 +61,7 @@ def merged(corpus: Path, work: object, files: Sequence[str], size: int) -> list[
     return outputs
 
 
-@pytest.mark.parametrize("of_pairs", [False, True])
+@each("of_pairs", [False, True])
 def test_buckets_of_merged_tokens_are_those_of_the_files(tmp_path, of_pairs, monkeypatch):
     monkeypatch.setattr(buckets, "_TOKENS_AT_ONCE", 50)
     chance, files = np.random.default_rng(3), []
@@ -133,7 +134,7 @@ def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch
             assert read_duplicates(tmp_path, None, some, unit) == read_duplicates(tmp_path, None, files, unit)
 
 
-@pytest.mark.parametrize("values", [3, 5])
+@each("values", [3, 5])
 def test_arrays_that_are_not_as_long_as_they_were_said_to_be_are_no_file(tmp_path, values):
     shapes = {"a": (np.int64, (4,))}
     with pytest.raises(ValueError, match=r"a: (fewer|more) values"), growing_arrays(tmp_path / "x", shapes) as arrays:

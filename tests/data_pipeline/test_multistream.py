@@ -1,11 +1,10 @@
 """Ranges of a multistream dump: together they contain the whole file, wherever it is cut."""
 
 import bz2
+import itertools
 import random
 import re
 from collections import Counter
-from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,14 @@ from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.record import Input, Intake, Range, Record
 from data_pipeline.sources.wikipedia.dump import read
 from data_pipeline.sources.wikipedia.multistream import index_of, ranges
-
-SAMPLE = Path(str(files("data_pipeline"))) / "samples" / "enwiki-20060303-pages-articles1.xml.bz2"
+from tests.conftest import SAMPLES
+from tests.tables import each
 
 
 @pytest.fixture(scope="module")
 def xml() -> bytes:
     """60 pages of the real dump, with its head."""
-    pages = bz2.decompress(SAMPLE.read_bytes()).split(b"  <page>")
+    pages = bz2.decompress((SAMPLES / "enwiki-20060303-pages-articles1.xml.bz2").read_bytes()).split(b"  <page>")
     return b"  <page>".join([pages[0], *pages[300:360]]) + b"</mediawiki>\n"
 
 
@@ -53,27 +52,23 @@ def read_all(inputs: list[Input]) -> tuple[list[Record], Counter, list]:
 
 
 def test_names_of_indexes_are_wikimedias():
-    assert (
-        index_of("a/enwiki-x-pages-articles-multistream.xml.bz2")
-        == "a/enwiki-x-pages-articles-multistream-index.txt.bz2"
-    )
-    assert (
-        index_of("enwiki-x-pages-articles-multistream1.xml-p1p41242.bz2")
-        == "enwiki-x-pages-articles-multistream-index1.txt-p1p41242.bz2"
-    )
+    for stem, dump, index in (
+        ("a/enwiki-x-pages-articles-multistream", ".xml.bz2", "-index.txt.bz2"),
+        ("enwiki-x-pages-articles-multistream", "1.xml-p1p41242.bz2", "-index1.txt-p1p41242.bz2"),
+    ):
+        assert index_of(stem + dump) == stem + index
 
 
 def inputs_of(dump: Path, index_path: str | None, target_bytes: int) -> list[Input]:
     return [Input(str(dump), *cut) for cut in ranges(str(dump), index_path, target_bytes)]
 
 
-@pytest.mark.parametrize("target", [1, 20_000, 100_000, 10**9])
-@pytest.mark.parametrize("indexed", [True, False])
+@each("target, indexed", itertools.product([1, 20_000, 100_000, 10**9], [True, False]))
 def test_ranges_together_are_the_file(dump, target, indexed):
     inputs = inputs_of(dump, index_of(str(dump)) if indexed else None, target)
     assert inputs[0].start == 0
     assert inputs[-1].stop is None
-    assert all(left.stop == right.start for left, right in pairwise(inputs))
+    assert all(left.stop == right.start for left, right in itertools.pairwise(inputs))
     assert all(file.stop - file.start >= target for file in inputs[:-1])
     whole, counters, _ = read_all([Input(str(dump))])
     assert counters["read"] == 60
@@ -105,7 +100,7 @@ def test_streams_cut_anywhere(xml, tmp_path):
         assert read_all(inputs) == whole
 
 
-@pytest.mark.parametrize("at", ["page", "between"])
+@each("at", ["page", "between"])
 def test_a_dump_cut_off_is_noted_once(xml, tmp_path, at):
     path = tmp_path / "a.xml.bz2"
     end = xml.rindex(b"</text>") if at == "page" else xml.rindex(b"</mediawiki>")
@@ -145,26 +140,20 @@ def test_a_file_of_one_stream_or_none_is_one_range(xml, tmp_path):
         assert ranges(str(tmp_path / name), None, 1) == [Range()]
 
 
-def test_an_index_of_other_pages_is_one_clear_error(dump, tmp_path):
-    lines = bz2.decompress(Path(index_of(str(dump))).read_bytes()).splitlines(keepends=True)
-    path = tmp_path / "index.txt"
-    path.write_bytes(b"".join(lines[1:]))
-    with pytest.raises(UserError, match=r"7 pages begin at its byte [0-9]+, not 6"):
-        ranges(str(dump), str(path), 1000)
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
+@each(
+    "index, message",
     [
         (b"12:1:A\n", "no bzip2 stream begins at its byte 12"),
         (b"999999999:1:A\n", "no bzip2 stream begins at its byte 999999999"),
         (b"not an index\n", "line 1: expected offset:page id:title"),
         (b"", "empty file"),
         (b"600:1:A\n500:2:B\n", "line 2: offset 500 comes after 600"),
+        (None, "7 pages begin at its byte [0-9]+, not 6"),  # its own index, but for one page
     ],
 )
 def test_an_index_that_is_not_the_files_is_one_clear_error(dump, tmp_path, index, message):
     path = tmp_path / "index.txt"
-    path.write_bytes(index)
+    lines = bz2.decompress(Path(index_of(str(dump))).read_bytes()).splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[1:]) if index is None else index)
     with pytest.raises(UserError, match=message):
         ranges(str(dump), str(path), 1000)

@@ -20,6 +20,7 @@ from data_pipeline.pipeline import build
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import run_here
 from tests.slow import slow
+from tests.tables import each
 
 SPECIAL = ["<mask>", "<s>", "[R]", "[S]", "[X]", "[CLS]", "[SEP]"]
 DENOISERS = [
@@ -47,11 +48,7 @@ def make(small_corpus, tmp_path_factory):
     """make(objective, packing, apply_at): builds a corpus of 60 pages with them."""
     folder = tmp_path_factory.mktemp("objectives")
     write_c4(folder / "c4.json.gz", records=60)
-    tokenizer = {
-        "path": str(small_corpus / "tokenizer/spiece.model"),
-        "special_tokens": SPECIAL,
-        "sentinels": 40,
-    }
+    tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "special_tokens": SPECIAL, "sentinels": 40}
 
     def built(objective, packing, apply_at, **changes):
         name = f"{objective['name']}-{len(list(folder.iterdir()))}"
@@ -78,7 +75,7 @@ def same(one, other):
 FIRST = ("span_corruption", "packed_prefix_lm", "ul2", "bart", "bert")
 
 
-@pytest.mark.parametrize("name", [*FIRST, *slow(*(name for name in OBJECTIVES if name not in FIRST))])
+@each("name", [*FIRST, *slow(*(name for name in OBJECTIVES if name not in FIRST))])
 def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
     objective, packing = OBJECTIVES[name]
     at_load, at_build = make(objective, packing, "load"), make(objective, packing, "build")

@@ -14,6 +14,7 @@ from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.packing import PACKINGS, Documents, Rules
 from data_pipeline.packing.examples import balanced, best_fit
 from data_pipeline.text.vocabulary import Vocabulary
+from tests.tables import each
 
 EOS, STOP = 1, 9  # the token 9 ends a sentence
 SENTENCE_ENDS = np.arange(1000) == STOP
@@ -110,7 +111,7 @@ def test_an_example_goes_where_it_leaves_least_room():
     assert segment.tolist() == [1, 1, 2]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 9)), min_size=1, max_size=60))
 def test_best_fit_overfills_no_row_and_numbers_segments_without_gaps(sizes):
     sizes = np.array(sizes)
@@ -158,7 +159,7 @@ def test_sentence_pairs_use_every_sentence_as_a_first_or_a_following_text():
     assert used + rows.dropped == len(given_documents.tokens)
 
 
-@pytest.mark.parametrize("packing", ["concatenate", "complete_documents"])
+@each("packing", ["concatenate", "complete_documents"])
 def test_no_documents_make_no_rows(packing):
     rows = pack(packing, Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64)), SpanCorruption())
     assert len(rows) == 0
@@ -184,7 +185,7 @@ def test_examples_are_shared_out_over_rows_of_like_length():
     assert [row[row > 0].tolist() for row in packed.target_segments] == [[1, 1, 1, 2], [1, 1, 1, 1, 2, 2]]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30)), min_size=1, max_size=40), st.integers(1, 9))
 @example([(0, 0), (0, 0)], 1)  # rows without a token are rows
 def test_shared_rows_hold_every_example_whole(sizes, per_row):

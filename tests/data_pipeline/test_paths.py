@@ -1,5 +1,6 @@
 """Paths in config files and on the command line: `~` is the home directory, and a URL is no local path."""
 
+import re
 import typing
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
 from pretrain.config import RunConfig
-from tests.conftest import run
 from tests.in_process import run_here
+from tests.tables import each
 
 CORPUS = """
 name: a
@@ -65,23 +66,17 @@ def value_of(schema: type[Section], folder: Path, key: str, value: str):
     return found
 
 
-@pytest.mark.parametrize(("schema", "key"), [*LOCAL, *REMOTE_TOO])
-def test_a_tilde_is_the_home_directory(tmp_path, schema, key):
+@each("schema, key", [*LOCAL, *REMOTE_TOO])
+def test_a_tilde_is_the_home_directory_and_a_url_is_refused_where_only_a_local_path_will_do(tmp_path, schema, key):
     assert value_of(schema, tmp_path, key, "~/there") == "/home/ada/there"
-
-
-@pytest.mark.parametrize(("schema", "key"), LOCAL)
-def test_a_url_where_only_a_local_path_will_do_is_refused(tmp_path, schema, key):
+    if (schema, key) in REMOTE_TOO:
+        assert value_of(schema, tmp_path, key, "s3://bucket/there") == "s3://bucket/there"
+        return
     with pytest.raises(UserError) as error:
         value_of(schema, tmp_path, key, "s3://bucket/there")
     (line,) = str(error.value).splitlines()
     assert "s3://bucket/there is a URL; expected a path on this machine" in line
     assert key.split(".")[-1] in line.split("s3:")[0]
-
-
-@pytest.mark.parametrize(("schema", "key"), REMOTE_TOO)
-def test_a_url_stays_where_it_may_stand(tmp_path, schema, key):
-    assert value_of(schema, tmp_path, key, "s3://bucket/there") == "s3://bucket/there"
 
 
 def test_lists_of_paths_sqlite_files_dictionaries_and_extended_files_follow_the_same_rule(tmp_path):
@@ -98,9 +93,7 @@ def test_lists_of_paths_sqlite_files_dictionaries_and_extended_files_follow_the_
         load(child, [], CorpusConfig)
 
 
-@pytest.mark.parametrize(
-    ("value", "said"), [("''", "expected a path, got ''"), ("~nobody-here/x", "no home directory")]
-)
+@each("value, said", [("''", "expected a path, got ''"), ("~nobody-here/x", "no home directory")])
 def test_an_empty_path_and_an_unknown_user_are_refused(tmp_path, value, said):
     with pytest.raises(UserError, match=f"output: .*{said}"):
         value_of(CorpusConfig, tmp_path, "output", value)
@@ -128,14 +121,14 @@ def test_every_path_argument_of_every_command_follows_the_rule():
             described.parser("s3://bucket/there")
 
 
-def test_an_argument_that_is_a_url_is_one_line(tmp_path):
-    done = run("data-pipeline", "stats", "s3://bucket/corpus", cwd=tmp_path)
+def test_an_argument_that_is_a_url_is_one_line():
+    done = run_here("data-pipeline", "stats", "s3://bucket/corpus")
     assert done.returncode == 2
     assert done.stderr.startswith("error: DIR: s3://bucket/corpus is a URL; expected a path on this machine")
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("url", ["no-such-protocol://bucket/a", "http://127.0.0.1:1/a.json.gz"])
+@each("url", ["no-such-protocol://bucket/a", "http://127.0.0.1:1/a.json.gz"])
 def test_what_a_remote_file_system_raises_is_one_line(tmp_path, url, monkeypatch):
     monkeypatch.setattr(stores, "LISTING_SECONDS", 0.1)
     path = tmp_path / "corpus.yaml"
@@ -151,15 +144,21 @@ def test_a_shipped_file_is_found_by_name_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("extends: [configs:models/t5-v1.1-base.yaml]\n" + RUN.replace("d_model: 8, ", ""))
     assert load("run.yaml", [], RunConfig).model.d_model == 768
-    Path("corpus.yaml").write_text(
-        "extends: configs:corpora/c4-bart.yaml\nname: mine\n"
-    )  # extends a file beside itself
+    Path("corpus.yaml").write_text("extends: configs:corpora/c4-bart.yaml\nname: mine\n")  # extends one beside itself
     config = load("corpus.yaml", [], CorpusConfig)
     assert (config.name, config.rows.objective.name, config.sources[0].name) == ("mine", "denoising", "c4")
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
+def test_an_unknown_shipped_file_under_extends_is_one_line(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("extends: configs:../../etc/models/gpt2-smal.yaml\n" + RUN)
+    said = "extends: configs:../../etc/models/gpt2-smal.yaml: no such file ships with the package; the nearest are"
+    with pytest.raises(UserError, match=re.escape(f"{path}: {said} configs:models/gpt2-small.yaml, ")):
+        load(path, [], RunConfig)
+
+
+@each(
+    "command, name",
     [("data-pipeline build", "CORPUS.yaml"), ("pretrain train", "RUN.yaml"), ("launch local", "RUN.yaml")],
 )
 def test_every_command_that_takes_a_config_file_takes_a_shipped_one(command, name, tmp_path, monkeypatch):
@@ -170,12 +169,3 @@ def test_every_command_that_takes_a_config_file_takes_a_shipped_one(command, nam
     done = run_here(*command.split(), "configs:models/t5-v1.2-base.yaml")
     said = f"error: {name}: configs:models/t5-v1.2-base.yaml: no such file ships with the package; the nearest are "
     assert (done.returncode, done.stderr.startswith(said + "configs:models/t5-v1.")) == (2, True), done.stderr
-
-
-def test_an_unknown_shipped_file_under_extends_is_one_line(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("extends: configs:../../etc/models/gpt2-smal.yaml\n" + RUN)
-    with pytest.raises(UserError) as error:
-        load(path, [], RunConfig)
-    said = f"{path}: extends: configs:../../etc/models/gpt2-smal.yaml: no such file ships with the package; the nearest"
-    assert str(error.value).startswith(f"{said} are configs:models/gpt2-small.yaml, ")

@@ -18,12 +18,22 @@ from tests.conftest import SAMPLES
 from tests.in_process import run_here
 
 
+@pytest.fixture(autouse=True)
+def room(monkeypatch) -> None:
+    """A machine with enough memory and disk."""
+    monkeypatch.setattr(memory, "available", lambda: 10**12)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 0, 10**12))
+
+
 def settings(small_corpus: Path, *changes: str) -> CorpusConfig:
     return load(small_corpus.parent / "corpus.yaml", changes, CorpusConfig)
 
 
 def test_a_plan_at_a_builds_own_speeds_is_that_build(small_corpus):
     found = report.read(small_corpus)
+    for number, stage in enumerate(found.stages):  # as if the machine's clock had shown these
+        speed = {"core_seconds": 10.0 + number, "megabytes_per_core_second": stage.megabytes / (10 + number)}
+        found.stages[number] = replace(stage, **speed)
     planned = forecast.forecast_build(settings(small_corpus), found, "of it", workers=2)
     built = {stage.name: stage for stage in found.stages}
     assert [stage.name for stage in planned.stages] == list(built)

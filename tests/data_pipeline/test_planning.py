@@ -20,6 +20,7 @@ from data_pipeline.stages import documents, shards, tokens
 from data_pipeline.stages.tokenizer import Sample, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Document
+from tests.tables import each
 
 CONFIG = CorpusConfig.model_validate(
     {
@@ -102,14 +103,14 @@ def test_the_fingerprint_of_a_dataclass_is_that_of_its_fields():
     assert fingerprint(CONFIG) == fingerprint(CONFIG.model_dump())
 
 
-@pytest.mark.parametrize("count", [1, 3, 7, 4096, 4200])
+@each("count", [1, 3, 7, 4096, 4200])
 def test_the_bounds_of_a_bucket_fall_into_it(count):
     for number in {0, 1, count // 2, count - 1} & set(range(count)):
         bounds = np.array(TokenBucket("train", number, count).bounds, np.uint64)
         assert bucket_numbers(bounds, count).tolist() == [number, number]
 
 
-@pytest.mark.parametrize("count", [1, 3, 8])
+@each("count", [1, 3, 8])
 def test_tokens_are_counted_as_the_buckets_are_read(small_corpus, count):
     files = sorted(str(path.relative_to(small_corpus)) for path in small_corpus.glob(".stages/tokens/*.safetensors"))
     buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
@@ -118,8 +119,8 @@ def test_tokens_are_counted_as_the_buckets_are_read(small_corpus, count):
     assert sum(read) > 0
 
 
-@pytest.mark.parametrize(
-    ("url", "domain"),
+@each(
+    "url, domain",
     [
         ("https://www.example.org/a", "example.org"),
         ("http://example.org", "example.org"),

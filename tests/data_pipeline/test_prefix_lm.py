@@ -1,10 +1,8 @@
 """Prefix and full language modelling: where rows are split, and how two examples share a row."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from data_pipeline.objectives import Examples, Padded, together
 from data_pipeline.objectives.prefix_lm import FullLM, PrefixLM
@@ -20,6 +18,7 @@ from tests.data_pipeline.example_rows import (
     make_rows,
     ragged_rows,
 )
+from tests.tables import each
 
 
 def segments_of(side: Padded, segments: np.ndarray) -> list[list[list[int]]]:
@@ -32,7 +31,7 @@ def segments_of(side: Padded, segments: np.ndarray) -> list[list[list[int]]]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(2, 120), min_size=1, max_size=8), st.floats(0.02, 0.5), st.integers(0, 2**40))
 def test_prefix_and_rest_give_back_the_row(lengths, density, seed):
     objective = PrefixLM(length=max(lengths), noise_density=density)
@@ -47,7 +46,7 @@ def test_prefix_and_rest_give_back_the_row(lengths, density, seed):
         assert side.lengths.max() <= longest
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=8), st.integers(0, 2**40))
 def test_packed_segments_give_back_both_examples(halves, seed):
     rows, keys = ragged_rows([2 * half for half in halves], seed)
@@ -65,31 +64,7 @@ def test_packed_segments_give_back_both_examples(halves, seed):
         assert len(prefixes[0]) == len(rests[1])
 
 
-def test_segments_stand_one_after_the_other():
-    rows, keys = make_rows(50, PrefixLM(length=20, packed=True).raw_length)
-    examples = PrefixLM(length=20, packed=True).apply(rows, keys, VOCABULARY, {})
-    for segments in (examples.input_segments, examples.target_segments):
-        assert segments.shape == (50, 20)
-        assert (np.sort(segments, axis=1) == segments).all()
-        assert set(segments.reshape(-1).tolist()) == {1, 2}
-
-
-@pytest.mark.parametrize(
-    "objective", [PrefixLM(length=64), PrefixLM(length=64, noise_density=0.2), PrefixLM(length=34, packed=True)]
-)
-def test_a_rows_split_depends_on_its_key_alone(objective):
-    for rows, keys in (make_rows(32, 64), ragged_rows([64, 12, 40, 64, 12, 4, 34, 64, 62, 6])):
-        assert_rows_stand_alone(objective, rows, keys)
-
-
-def test_lengths():
-    assert (PrefixLM().raw_length, PrefixLM().shape) == (512, (512, 512))
-    assert PrefixLM(noise_density=0.25).shape == (512, 256)
-    assert (PrefixLM(packed=True).raw_length, PrefixLM(packed=True).shape) == (1020, (512, 512))
-    assert (FullLM().raw_length, FullLM().shape) == (511, (1, 512))
-
-
-@pytest.mark.parametrize(("density", "most"), [(0.5, 39), (0.25, 19), (0.1, 7)])
+@each("density, most", [(0.5, 39), (0.25, 19), (0.1, 7)])
 def test_the_decoders_part_is_uniform_with_the_density_as_mean_share(density, most):
     """The decoder gets 1 … 2·density·40 − 1 of 40 tokens; at 0.5 that is T5's prefix, uniform over 1 … 39."""
     rows, keys = make_rows(20_000, 40)
@@ -132,12 +107,6 @@ def test_full_lm_says_the_whole_row_after_nothing():
     assert as_lists(examples.targets) == [[*row, EOS] for row in as_lists(rows)]
 
 
-def test_rows_too_short_to_be_split_are_not_accepted():
-    assert [length for length in range(12) if PrefixLM(length=10).accepts(length)] == list(range(2, 11))
-    assert [length for length in range(12) if PrefixLM(length=7, packed=True).accepts(length)] == [4, 6, 8, 10]
-    assert [length for length in range(12) if FullLM(length=10).accepts(length)] == list(range(1, 10))
-
-
 def test_packed_examples_of_several_sources_are_put_together_with_their_segments():
     objective = PrefixLM(length=22, packed=True)
     rows, keys = ragged_rows([40, 40, 12, 12, 40])
@@ -155,20 +124,3 @@ def test_packed_examples_of_several_sources_are_put_together_with_their_segments
     for place in parts[0][0]:
         assert joined.input_segments[place].sum() == joined.inputs.lengths[place]
         assert joined.target_segments[place].max() == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"length": 1}, "greater than or equal to 2"),
-        ({"noise_density": 0.0}, "greater than 0"),
-        ({"noise_density": 0.6}, "less than or equal to 0.5"),
-        ({"packed": True, "noise_density": 0.25}, "half of their tokens"),
-        ({"packed": True, "length": 3}, "can't hold parts of two examples"),
-    ],
-)
-def test_settings_that_split_nothing_are_refused(changes, reason):
-    with pytest.raises(ValidationError, match=reason):
-        PrefixLM(**changes)
-    with pytest.raises(ValidationError):
-        FullLM(length=1)

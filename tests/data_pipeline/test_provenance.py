@@ -1,13 +1,11 @@
 """What became of documents: traced in real builds, whose every document and drop is known."""
 
-import gzip
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline import report
@@ -26,7 +24,9 @@ from data_pipeline.tools.provenance.finished_build import open_build
 from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.example_rows import VOCABULARY
+from tests.data_pipeline.pages import documents_of, write_pages
 from tests.in_process import run_here
+from tests.tables import each
 
 PROSE = "The river {0} rises in the hills. It runs past {0} town. Then it reaches the sea near {0}."
 SHARED = "Every page of this site ends with the same long line."
@@ -46,18 +46,12 @@ PAGES = [
 MORE = [{"text": PROSE.format(f"Nile{n}"), "url": f"http://b.org/{n}"} for n in range(40)]
 
 
-def write(path: Path, pages: list[dict[str, str]]) -> None:
-    with gzip.open(path, "wt", encoding="utf-8") as out:
-        out.writelines(json.dumps({"timestamp": "2019", **page}) + "\n" for page in pages)
-
-
 @pytest.fixture(scope="module")
 def pair(small_corpus, tmp_path_factory) -> tuple[Path, Path]:
     """Two corpora of the same pages: by the default rules and Gopher's, and without those for lines and languages."""
     folder = tmp_path_factory.mktemp("provenance")
-    (folder / "in").mkdir()
-    write(folder / "in/pages.json.gz", PAGES)
-    write(folder / "in/more.json.gz", MORE)
+    for name, pages in (("pages", PAGES), ("more", MORE)):
+        write_pages(folder / f"in/{name}.json.gz", [{"timestamp": "2019", **page} for page in pages])
     sources = [{"format": "c4", "path": str(folder / "in"), "language": "en"}]
     tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "vocab_size": 500, "sentinels": 20}
     made = []
@@ -81,13 +75,10 @@ def page_id(number: int) -> str:
     return f"c4/pages.json.gz/{number:09d}"
 
 
-@pytest.mark.parametrize(
-    ("number", "rule"),
-    [(2, "too_few_sentences"), (3, "language_other"), (5, "duplicate_url"), (6, "empty"), (7, "")],
-)
-def test_the_rule_that_dropped_a_document_is_named(pair, number, rule):
-    found = traced(pair[0], page_id(number))
-    assert (found["rule"], found["kept"], found["place"] is None) == (rule, not rule, bool(rule))
+def test_the_rule_that_dropped_a_document_is_named(pair):
+    for number, rule in enumerate(["", "", "too_few_sentences", "language_other", "", "duplicate_url", "empty", ""]):
+        found = traced(pair[0], page_id(number))
+        assert (found["rule"], found["kept"], found["place"] is None) == (rule, not rule, bool(rule))
 
 
 def test_the_copy_that_stays_is_named(pair):
@@ -112,7 +103,7 @@ def test_dropped_lines_are_shown_with_their_rules_in_80_columns(pair):
 
 def test_the_traces_of_all_documents_add_up_to_the_report_and_the_documents(pair):
     corpus = pair[0]
-    kept = {row["id"]: row for part in (corpus / "documents").iterdir() for row in pq.read_table(part).to_pylist()}
+    kept = {row["id"]: row for row in documents_of(corpus)}
     rules: dict[str, int] = {}
     for number in range(len(PAGES)):
         (found,) = trace.trace(open_build(corpus), page_id(number))
@@ -130,10 +121,8 @@ def test_the_traces_of_all_documents_add_up_to_the_report_and_the_documents(pair
 
 def test_the_rows_named_hold_the_tokens_of_the_document(pair):
     corpus = open_corpus(pair[0])
-    for identity, row in [
-        (row["id"], row) for part in (pair[0] / "documents").iterdir() for row in pq.read_table(part).to_pylist()
-    ][::5]:
-        place = traced(pair[0], identity)["place"]
+    for row in documents_of(pair[0])[::5]:
+        place = traced(pair[0], row["id"])["place"]
         tokens = corpus.tokenizer.encode([row["text"]])[0]
         assert place["tokens"] == len(tokens)
         flat: list[int] = []
@@ -159,8 +148,8 @@ def test_a_url_finds_each_page_that_has_it_also_one_that_cleaning_dropped(pair):
     assert traced(pair[1], "http://a.org/2")["rule"] == "too_few_sentences"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
+@each(
+    "name, message",
     [
         ("c4/other.json.gz/000000001", "none of the 2 inputs"),
         ("http://nowhere.org/", "none of the 2 inputs"),
@@ -213,11 +202,7 @@ def test_diff_counts_every_difference_under_the_rule_that_decided(pair):
 def test_diff_of_a_corpus_with_itself_is_empty(pair):
     done = run_here("data-pipeline", "diff", pair[0], pair[0].with_suffix(".yaml"), "--json")
     found = json.loads(done.stdout)
-    assert (found["same"], found["only_in_a"], found["text_differs"]) == (
-        report.read(pair[0]).documents.kept,
-        [],
-        [],
-    )
+    assert (found["same"], found["only_in_a"], found["text_differs"]) == (report.read(pair[0]).documents.kept, [], [])
 
 
 def test_diff_names_what_changed_a_text_without_dropping_anything(tmp_path):
@@ -261,7 +246,7 @@ def test_diff_names_what_changed_a_text_without_dropping_anything(tmp_path):
     assert found("plain", "both") == {"only_in_b": {"A doesn't have the input": 1}}
 
 
-@pytest.mark.parametrize("packing", ["concatenate", "complete_documents"])
+@each("packing", ["concatenate", "complete_documents"])
 def test_places_of_documents_agree_with_the_rows(packing):
     """Each document's tokens have a value of their own, so the rows themselves tell where they are."""
     vocabulary = replace(VOCABULARY, sentence_ends=np.arange(16) == 13)

@@ -7,6 +7,7 @@ import math
 import struct
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline import report, write_manifest
@@ -22,18 +23,12 @@ from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.fasttext_file import OUTPUTS, write_model
 from tests.in_process import run_here
+from tests.tables import each
+
+LOGITS = {"river river casino": 2, "river\nriver casino unknown\x00": 2, "casino": -4, "": 0, "nothing known": 0}
 
 
-@pytest.mark.parametrize(
-    ("text", "logit"),
-    [
-        ("river river casino", 8 * 1 / 4),
-        ("river\nriver casino unknown\x00", 8 * 1 / 4),
-        ("casino", -8 / 2),
-        ("", 0),
-        ("nothing known", 0),
-    ],
-)
+@each("text, logit", LOGITS.items())
 def test_scores_are_those_of_the_formula(tmp_path, text, logit):
     path = str(write_model(tmp_path / "model.bin"))
     expected = 1 / (1 + math.exp(-logit))
@@ -59,9 +54,8 @@ def problem(path: Path, label: str = "good") -> str:
 
 def test_a_file_that_is_no_whole_classifier_is_refused_in_a_line(tmp_path):
     whole = write_model(tmp_path / "model.bin").read_bytes()
-    assert problem(tmp_path / "no.bin") == f"cleaning.classifier.path: {tmp_path / 'no.bin'}: can't be read: " + (
-        "No such file or directory"
-    )
+    said = f"cleaning.classifier.path: {tmp_path / 'no.bin'}: can't be read: No such file or directory"
+    assert problem(tmp_path / "no.bin") == said
     assert "can't be read: Is a directory" in problem(tmp_path)
     assert "has no label 'fine'; it has good, bad" in problem(tmp_path / "model.bin", "fine")
     assert "word vectors" in problem(write_model(tmp_path / "vectors.bin", kind=1))
@@ -128,6 +122,11 @@ def traced(corpus: Path, number: int) -> dict:
     return trace.as_json(found)
 
 
+def documents(corpus: Path) -> list[str]:
+    parts = sorted((corpus / "documents").iterdir())
+    return [text for part in parts for text in pq.read_table(part)["text"].to_pylist()]
+
+
 def test_each_rule_is_counted_and_named_in_the_report(built):
     found = report.read(built[0])
     dropped = {"gopher_too_few_words": 1, "gopher_duplicate_lines": 1, "classifier": 1}
@@ -135,22 +134,14 @@ def test_each_rule_is_counted_and_named_in_the_report(built):
     assert found.masked == {"email": 2, "ip": 1, "phone": 1}
     assert found.sources["jsonl"].dropped == dropped
     text = (built[0] / "report.md").read_text()
-    assert all(rule in text for rule in dropped)
-    assert "## Masked personal data" in text
-    assert "| email | 2 |" in text
+    assert all(rule in text for rule in (*dropped, "## Masked personal data", "| email | 2 |"))
     assert "Masked personal data" in (built[0] / "report.html").read_text()
     assert not any(secret in text for secret in ("ann@", "93.184", "555-0123"))
 
 
-@pytest.mark.parametrize(
-    ("number", "rule"),
-    [(0, ""), (1, "gopher_too_few_words"), (2, "classifier"), (3, ""), (5, "gopher_duplicate_lines")],
-)
-def test_a_trace_names_the_rule_that_dropped_the_page(built, number, rule):
-    assert traced(built[0], number)["rule"] == rule
-
-
-def test_a_trace_counts_what_was_masked_and_the_documents_have_placeholders(built):
+def test_traces_name_the_rule_that_dropped_a_page_and_count_what_was_masked(built):
+    rules = {0: "", 1: "gopher_too_few_words", 2: "classifier", 3: "", 5: "gopher_duplicate_lines"}
+    assert {number: traced(built[0], number)["rule"] for number in rules} == rules
     (cleaning, *_) = traced(built[0], 3)["steps"]
     assert [drop["rule"] for drop in cleaning["dropped"]] == ["masked_email", "masked_email", "masked_phone"]
     done = run_here("data-pipeline", "trace", built[0], "jsonl/pages.json.gz/000000003")
@@ -162,20 +153,11 @@ def test_a_trace_counts_what_was_masked_and_the_documents_have_placeholders(buil
     assert any("is |||IP_ADDRESS|||, and version 1.2.3.4 runs" in text for text in documents(built[0]))
 
 
-def documents(corpus: Path) -> list[str]:
-    import pyarrow.parquet as pq
-
-    return [
-        text for part in sorted((corpus / "documents").iterdir()) for text in pq.read_table(part)["text"].to_pylist()
-    ]
-
-
 def test_a_diff_names_the_rules(built):
     found = differences.summary(open_build(built[0]), open_build(built[1]), limit=3).as_json()
     counts = {kind: {rule["rule"]: rule["documents"] for rule in found[kind]} for kind in ("only_in_b", "text_differs")}
-    shared = report.read(built[1]).documents.kept
     only = {"gopher_too_few_words in A": 1, "classifier in A": 1}
-    if shared == len(PAGES):
+    if report.read(built[1]).documents.kept == len(PAGES):
         only["gopher_duplicate_lines in A"] = 1  # without the rule, line deduplication drops that page
     assert counts == {"only_in_b": only, "text_differs": {"masked_email in A": 1, "masked_ip in A": 1}}
 
@@ -203,39 +185,24 @@ def test_another_model_at_the_same_path_cleans_again(built):
 def test_a_wrong_model_ends_a_build_with_a_line_before_anything_is_written(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_text(json.dumps({"text": prose(0)}) + "\n")
-    write_model(tmp_path / "model.bin")
-    (tmp_path / "text.bin").write_text("not a model")
-    for model, words in (
-        ({"path": str(tmp_path / "text.bin"), "label": "good"}, "no fastText classifier"),
-        ({"path": str(tmp_path / "model.bin"), "label": "fine"}, "has no label 'fine'; it has good, bad"),
-        ({"path": str(tmp_path / "none.bin"), "label": "good"}, "can't be read"),
-    ):
-        config = settings(tmp_path, "out", {**CLEANING, "classifier": model})
-        done = run_here("data-pipeline", "documents", config)
-        assert done.returncode == 2
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("error: cleaning.classifier.")
-        assert words in line
-        assert not (tmp_path / "out").exists()
+    model = {"path": str(write_model(tmp_path / "model.bin")), "label": "fine"}
+    done = run_here("data-pipeline", "documents", settings(tmp_path, "out", {**CLEANING, "classifier": model}))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: cleaning.classifier.")
+    assert "has no label 'fine'; it has good, bad" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_both_sides_of_a_pair_are_masked(tmp_path):
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/pairs.tsv").write_text(
-        "".join(f"ask {n} ann@example.org\tcall {n} 212-555-0123\n" for n in range(40))
-    )
-    rows = {
-        "packing": "examples",
-        "objective": {"name": "text_to_text", "inputs_length": 32, "targets_length": 32},
-        "apply_at": "build",
-    }
-    path = settings(tmp_path, "out", {})
-    source = {
-        "format": "pairs",
-        "path": str(tmp_path / "in"),
-        "cleaning": {"profile": "none", "pii": ["email", "phone"]},
-    }
-    config = load(path, [], CorpusConfig)
+    pair = "ask {0} ann@example.org\tcall {0} 212-555-0123\n"
+    (tmp_path / "in/pairs.tsv").write_text("".join(map(pair.format, range(40))))
+    objective = {"name": "text_to_text", "inputs_length": 32, "targets_length": 32}
+    rows = {"packing": "examples", "objective": objective, "apply_at": "build"}
+    cleaning = {"profile": "none", "pii": ["email", "phone"]}
+    source = {"format": "pairs", "path": str(tmp_path / "in"), "cleaning": cleaning}
+    config = load(settings(tmp_path, "out", {}), [], CorpusConfig)
     config = CorpusConfig.model_validate({**config.model_dump(), "sources": [source], "rows": rows})
     with without_ray():
         build(config, until="documents")

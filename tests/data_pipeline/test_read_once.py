@@ -21,6 +21,7 @@ from data_pipeline.foundation.checksums import Checksum
 from data_pipeline.sources import Range
 from data_pipeline.stages import documents
 from data_pipeline.stages.documents import DocumentsSpec
+from tests.tables import each
 
 SIZE = 6_000_000  # several times what is read at once
 
@@ -80,8 +81,8 @@ def parquet(lines: list[str]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-@pytest.mark.parametrize(
-    ("declared", "make", "status"),
+@each(
+    "declared, make, status",
     [
         ("text", lambda lines: "\n".join(lines).encode(), "ok"),
         ("jsonl", pages, "ok"),

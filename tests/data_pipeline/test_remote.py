@@ -77,11 +77,19 @@ def digest(number: int) -> str:
 
 
 def test_the_cache_stays_within_its_limit_and_keeps_what_was_used_last(tmp_path):
-    cache = DiskCache(tmp_path, limit=10_000)
+    cache, probe = DiskCache(tmp_path / "cache", limit=10_000), tmp_path / "probe"
+    probe.touch()
+
+    def used(number: int) -> None:
+        assert cache.get(digest(number), lambda: content(number)) == content(number)
+        before = probe.stat().st_mtime_ns
+        while probe.stat().st_mtime_ns == before:  # the file system's clock is coarse
+            probe.touch()
+
     for number in range(40):
-        assert cache.get(digest(number), lambda number=number: content(number)) == content(number)
-        cache.get(digest(0), lambda: content(0))  # used again and again
-        assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 10_000
+        used(number)
+        used(0)  # again and again
+        assert sum(path.stat().st_size for path in cache.directory.rglob("*") if path.is_file()) <= 10_000
     fetched = []
     for number in (0, 39, 1):
         cache.get(digest(number), lambda number=number: fetched.append(number) or content(number))
@@ -100,12 +108,8 @@ def test_the_default_cache_is_on_the_nodes_disk_and_this_users_alone(tmp_path, m
     directory = default_directory()
     assert directory == tmp_path / f"encdec-pretrain-{os.getuid()}"
     assert directory.stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving a directory away takes root")
-def test_a_default_cache_of_somebody_else_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
-    os.chown(default_directory(), 65534, 65534)
+    monkeypatch.setattr(os, "getuid", lambda owner=os.getuid(): owner + 1)
+    (tmp_path / f"encdec-pretrain-{os.getuid()}").mkdir()  # made by somebody else
     with pytest.raises(UserError, match=r"data\.cache\.directory: .* belongs to another user"):
         default_directory()
 
@@ -118,20 +122,19 @@ def test_a_cache_that_cannot_be_written_is_named_once_and_not_used(tmp_path, cap
 
 
 SHARE = """
-import sys
+import hashlib, sys
 from pathlib import Path
 from data_pipeline.foundation.disk_cache import DiskCache
-from tests.data_pipeline.test_remote import content, digest
 
 cache = DiskCache(Path(sys.argv[1]), limit=20_000)
-for turn in range(600):
-    number = turn * int(sys.argv[2]) % 50
-    assert cache.get(digest(number), lambda: content(number)) == content(number)
+for turn in range(300):
+    content = bytes([turn * int(sys.argv[2]) % 50]) * 1000
+    assert cache.get(hashlib.sha256(content).hexdigest(), lambda: content) == content
 """
 
 
 @pytest.mark.slow
 def test_processes_share_a_cache_that_is_too_small_for_them(tmp_path):
     processes = [subprocess.Popen([sys.executable, "-c", SHARE, tmp_path, str(step)]) for step in (1, 3, 7)]
-    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    assert [process.wait() for process in processes] == [0, 0, 0]
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 22_000

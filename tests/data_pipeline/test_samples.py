@@ -5,12 +5,10 @@ import random
 import re
 from pathlib import Path
 
-import data_pipeline
 from data_pipeline.sources.compression.decompress import open_stream
+from tests.conftest import C4_SAMPLE, SAMPLES
 
-SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 ENWIKI = [SAMPLES / f"enwiki-20060303-pages-articles{part}.xml.bz2" for part in (1, 2)]
-C4 = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 
 
 def content(path: Path) -> bytes:
@@ -26,7 +24,7 @@ def test_wikipedia_samples_are_contiguous():
 
 
 def test_c4_sample_has_the_published_layout():
-    lines = content(C4).decode().splitlines(keepends=True)
+    lines = content(C4_SAMPLE).decode().splitlines(keepends=True)
     assert len(lines) == 1000
     for line in lines:
         record = json.loads(line)
@@ -38,7 +36,7 @@ def test_c4_sample_has_the_published_layout():
     assert lines[0].endswith(
         '"timestamp":"2019-04-25T12:57:54Z","url":"https://klyq.com/beginners-bbq-class-taking-place-in-missoula/"}\n'
     )
-    assert C4.read_bytes()[4:8] == bytes(4)  # no time in the gzip header
+    assert C4_SAMPLE.read_bytes()[4:8] == bytes(4)  # no time in the gzip header
 
 
 def test_the_king_james_bible_has_its_chapters():

@@ -1,8 +1,7 @@
 """Candidates for the tokenizer's sample: the sample from them is the sample from all documents."""
 
+import itertools
 from pathlib import Path
-
-import pytest
 
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.execution.parts import Part, part_file
@@ -12,6 +11,7 @@ from data_pipeline.stages.sampling import files_to_read, plan
 from data_pipeline.stages.tokenizer import plan as plan_tokenizer
 from data_pipeline.text.document import Document
 from data_pipeline.tokenizer.training import draw_sample, sample_rank
+from tests.tables import each
 
 PARTS, DOCUMENTS = 6, 300  # and documents of a part
 
@@ -28,12 +28,9 @@ def write_part(folder: Path, number: int, texts: list[str]) -> Part:
     return Part(**vars(written), checksums=[str(number)])
 
 
-@pytest.fixture
-def parts(tmp_path):
-    return [
-        write_part(tmp_path, number, [f"{number} {place} " + "word " * (place % 40) for place in range(DOCUMENTS)])
-        for number in range(PARTS)
-    ]
+def write_parts(folder: Path) -> list[Part]:
+    texts = ([f"{number} {place} " + "word " * (place % 40) for place in range(DOCUMENTS)] for number in range(PARTS))
+    return [write_part(folder, number, own) for number, own in enumerate(texts)]
 
 
 def finished(folder, units):
@@ -48,9 +45,12 @@ def finished(folder, units):
     return done
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("bounds", [{"sample_bytes": 20_000}, {"sample_bytes": 10**7, "sample_documents": 100}])
-def test_the_sample_of_the_candidates_is_that_of_all_documents(parts, tmp_path, monkeypatch, seed, bounds):
+BOUNDS = [{"sample_bytes": 20_000}, {"sample_bytes": 10**7, "sample_documents": 100}]
+
+
+@each("seed, bounds", itertools.product([0, 1, 2], BOUNDS))
+def test_the_sample_of_the_candidates_is_that_of_all_documents(tmp_path, monkeypatch, seed, bounds):
+    parts = write_parts(tmp_path)
     monkeypatch.setattr(sampling, "_UNIT_BYTES", 60_000)
     config = TokenizerConfig(**bounds)
     units = plan(config, seed, parts)
@@ -78,14 +78,12 @@ def test_all_documents_are_read_if_the_candidates_are_too_few(tmp_path):
     assert files_to_read(config, parts, done) == [part.path for part in parts]
 
 
-def test_no_candidates_are_chosen_for_a_small_corpus_or_a_tokenizer_that_is_not_trained(parts):
-    assert not plan(TokenizerConfig(), 0, parts)
-    assert not plan(TokenizerConfig(sample_bytes=20_000, path="spiece.model"), 0, parts)
-
-
-def test_candidates_do_not_change_what_the_tokenizer_is_trained_again_for(parts, tmp_path):
-    config = TokenizerConfig(sample_bytes=20_000)
+def test_candidates_do_not_change_what_the_tokenizer_is_trained_again_for(tmp_path):
+    parts, config = write_parts(tmp_path), TokenizerConfig(sample_bytes=20_000)
     done = finished(tmp_path, plan(config, 0, parts))
     (of_all,), (of_candidates,) = plan_tokenizer(config, 0, parts), plan_tokenizer(config, 0, parts, done)
     assert of_all.inputs == of_candidates.inputs
     assert of_all.spec.parts != of_candidates.spec.parts
+    # none are chosen for a small corpus or a tokenizer that isn't trained
+    assert not plan(TokenizerConfig(), 0, parts)
+    assert not plan(TokenizerConfig(sample_bytes=20_000, path="spiece.model"), 0, parts)

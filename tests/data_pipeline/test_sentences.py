@@ -6,14 +6,15 @@ import sys
 import time
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.text.sentences import _english, count_sentences
+from tests.tables import each
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
+@each(
+    "text, number",
     [
         ("", 0),
         (" \n", 0),
@@ -35,33 +36,25 @@ from data_pipeline.text.sentences import _english, count_sentences
 )
 def test_sentences(text, number):
     assert count_sentences(text) == number
-
-
-def test_counting_stops_where_it_is_told():
-    assert count_sentences("One. Two. Three. Four.", at_most=3) == 3
-    assert count_sentences("One. Two.", at_most=3) == 2
-    assert count_sentences("One. Two.", at_most=1) == 1
+    for at_most in (1, 3):
+        assert count_sentences(text, at_most=at_most) == min(number, at_most)
 
 
 TEXT = st.text(alphabet=".?! \t\n\x1c\x85\u00a0\u2028\"')]}-,a1BIé”»", max_size=30)
 
 
-@given(TEXT, st.integers(1, 5))
+WORDS = 'word etc st co vs dr inc u.s he. The No Inc. 12 12. 3rd J J. a.m p.m. The. i ii . ... ! It? go! ( " “ é fig'
+JOINTS = [" ", "  ", ". ", ". ", ".\n", ".\u00a0", ".\x1c", "! ", ".) ", '." ', "-", ".. "]
+PLAIN = st.lists(st.tuples(st.sampled_from(WORDS.split(" ")), st.sampled_from(JOINTS)).map("".join), max_size=12)
+
+
+@settings(max_examples=200)
+@example("word.\x1cThe ", 2)
+@given(TEXT | PLAIN.map("".join), st.integers(1, 5))
 def test_short_cuts_give_what_the_whole_model_gives(text, at_most):
     number = len(_english().tokenize(text))
     assert count_sentences(text) == number
     assert count_sentences(text, at_most) == min(number, at_most)
-
-
-WORDS = 'word etc st co vs dr inc u.s he. The No Inc. 12 12. 3rd J J. a.m p.m. The. i ii . ... ! It? go! ( " “ é fig'
-JOINTS = [" ", "  ", ". ", ". ", ".\n", ".\u00a0", ".\x1c", "! ", ".) ", '." ', "-", ".. "]
-
-
-@example([("word", ".\x1c"), ("The", " ")], 2)
-@given(st.lists(st.tuples(st.sampled_from(WORDS.split(" ")), st.sampled_from(JOINTS)), max_size=12), st.integers(2, 5))
-def test_plain_ends_of_sentences_are_ends_to_the_whole_model_too(words, at_most):
-    text = "".join(word + joint for word, joint in words)
-    assert count_sentences(text, at_most) == min(len(_english().tokenize(text)), at_most)
 
 
 @given(TEXT)
@@ -73,6 +66,7 @@ def test_candidates_are_those_of_the_expression_of_nltk_3_5(text):
     assert [(match.end(), context) for match, context in found] == expected
 
 
+@pytest.mark.timing
 def test_a_page_of_marks_is_counted_in_linear_time():
     started = time.process_time()
     assert count_sentences("!" * 190_000) == 2

@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from data_pipeline.objectives import Padded
-from data_pipeline.objectives.randomness import permutation, random_bits, row_keys, uniform
+from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.objectives.sentinels import with_sentinels
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from tests.data_pipeline.example_rows import (
@@ -18,32 +17,11 @@ from tests.data_pipeline.example_rows import (
     TEXT,
     VOCABULARY,
     as_lists,
-    assert_rows_stand_alone,
     make_rows,
     ragged_rows,
     restored,
 )
-
-
-@pytest.mark.parametrize(
-    ("inputs", "density", "span", "raw", "targets"),
-    [
-        (512, 0.15, 3, 568, 114),
-        (1024, 0.15, 3, 1137, 229),
-        (256, 0.15, 3, 284, 58),
-        (128, 0.15, 3, 141, 29),
-        (512, 0.15, 8, 588, 100),
-        (512, 0.15, 32, 598, 94),
-        (512, 0.5, 3, 766, 512),
-        (512, 0.5, 32, 990, 512),
-        (512, 0.5, 64, 1006, 512),
-        (64, 0.2, 2, 70, 22),
-        (64, 0.2, 1, 63, 27),
-    ],
-)
-def test_lengths_are_those_of_t5s_helper(inputs, density, span, raw, targets):
-    objective = SpanCorruption(inputs_length=inputs, noise_density=density, mean_span_length=span)
-    assert (objective.raw_length, objective.shape) == (raw, (inputs, targets))
+from tests.tables import each
 
 
 def corrupt(objective, count, length=None, seed=0):
@@ -66,7 +44,7 @@ def test_shapes_sentinels_and_ends():
     assert (targets[:, 0] == FIRST_SENTINEL).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(8, 200), st.floats(0.05, 0.45), st.floats(2.0, 8.0), st.booleans(), st.integers(0, 2**40))
 def test_inputs_and_targets_give_back_the_row(inputs_length, density, span, roll, seed):
     try:
@@ -84,30 +62,13 @@ def test_inputs_and_targets_give_back_the_row(inputs_length, density, span, roll
         assert (side.values >= TEXT[1]).sum(axis=1).max() <= objective.sentinels
 
 
-@pytest.mark.parametrize("roll", [False, True])
-def test_noise_of_a_row_depends_on_its_key_alone(roll):
-    objective = SpanCorruption(inputs_length=64, random_roll=roll)
-    for rows, keys in (make_rows(32, objective.raw_length), ragged_rows([70, 12, 41, 70, 12, 2, 33, 70, 69, 5])):
-        assert_rows_stand_alone(objective, rows, keys)
-
-
-@pytest.mark.parametrize("length", [190, 350, 390, 670])
+@each("length", [190, 350, 390, 670])
 def test_masked_tokens_are_counted_in_float32_as_the_reference_does(length):
     _, _, inputs, targets = corrupt(SpanCorruption(), 1, length=length)
     noise = int(np.round(np.float32(length) * np.float32(0.15)))
     assert noise == round(length * 0.15) + 1  # doubles round the other way at these lengths
     assert (targets[0] < TEXT[1]).sum() - 1 == noise
     assert (inputs[0] < TEXT[1]).sum() - 1 == length - noise
-
-
-def test_every_segmentation_is_equally_likely():
-    """6 noise tokens in 2 spans can be cut in 5 ways; T5 chooses the cuts uniformly."""
-    objective = SpanCorruption(inputs_length=64, noise_density=0.15, mean_span_length=3.0)
-    _, _, _, targets = corrupt(objective, 20_000, length=40)
-    first_span = [row.index(FIRST_SENTINEL - 1) - 1 for row in targets.tolist()]
-    counts = np.bincount(first_span, minlength=6)[1:]
-    assert counts.sum() == 20_000
-    assert np.abs(counts / 20_000 - 0.2).max() < 4 * np.sqrt(0.2 * 0.8 / 20_000)
 
 
 def test_kept_and_masked_segments_and_the_roll_are_drawn_independently():
@@ -128,6 +89,8 @@ def test_kept_and_masked_segments_and_the_roll_are_drawn_independently():
     same = np.stack([(np.roll(mask, offset, axis=1) == rolled).all(axis=1) for offset in range(40)], axis=1)
     assert same.any(axis=1).all()
     offsets = np.argmax(same, axis=1)
+    shares = np.bincount(offsets[same.sum(axis=1) == 1], minlength=40) / (same.sum(axis=1) == 1).sum()
+    assert np.abs(shares - 1 / 40).max() < 4.5 * np.sqrt(1 / 40 * 39 / 40 / 19_000)
     for cut in (1, 2):
         for length in (kept, masked):
             chosen = (length == cut) & (same.sum(axis=1) == 1)
@@ -149,8 +112,8 @@ def test_span_lengths_follow_their_distribution():
         assert abs(share - expected) < 5 * np.sqrt(expected / len(spans))
 
 
-@pytest.mark.parametrize(
-    ("masked", "inputs", "targets"),
+@each(
+    "masked, inputs, targets",
     [
         ({2, 3, 9}, "Thank you <0> me to your party last <1> </s>", "<0> for inviting <1> week </s>"),
         # shifted by 7, and by 1: each side numbers its own runs
@@ -185,68 +148,9 @@ def test_rolled_rows_leave_room_for_a_span_in_two_parts():
         assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / 2000)
 
 
-def test_a_mask_is_rolled_by_every_offset_equally_often():
-    """10 tokens have one span of 2 at the end, so its place shows the offset."""
-    objective = SpanCorruption(inputs_length=64, random_roll=True)
-    values = np.tile(np.arange(10) + TEXT[0], (20_000, 1))
-    keys = row_keys(0, "test", 0, np.arange(20_000))
-    inputs = objective.apply(Padded.full(values), keys, VOCABULARY, {}).inputs.values
-    kept = (inputs[:, :, None] == np.arange(10) + TEXT[0]).any(axis=1)
-    assert (kept.sum(axis=1) == 8).all()
-    last = ~kept & np.roll(kept, -1, axis=1)  # masked, while the next token, round the end, is kept
-    assert (last.sum(axis=1) == 1).all()
-    shares = np.bincount(np.argmax(last, axis=1), minlength=10) / 20_000
-    assert np.abs(shares - 0.1).max() < 4 * np.sqrt(0.1 * 0.9 / 20_000)
-    assert np.abs(1 - kept.mean(axis=0) - 0.2).max() < 4 * np.sqrt(0.2 * 0.8 / 20_000)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"noise_density": 0.0}, "greater than 0"),
-        ({"noise_density": 1.0}, "less than 1"),
-        ({"noise_density": 0.8, "mean_span_length": 1.0}, "spans can't be kept apart"),
-        ({"inputs_length": 2}, "leaves no room for a masked span"),
-        ({"inputs_length": 3, "random_roll": True}, "leaves no room for a masked span"),
-        ({"mean_span_length": 0.5}, "greater than or equal to 1"),
-    ],
-)
-def test_settings_that_mask_nothing_or_too_much_are_refused(changes, reason):
-    with pytest.raises(ValidationError, match=reason):
-        SpanCorruption(**changes)
-
-
 def test_sentinels_have_to_suffice():
     few = replace(VOCABULARY, sentinels=28)
     assert SpanCorruption().problems(few) == []
     [problem] = SpanCorruption(random_roll=True).problems(few)
     assert "29" in problem
     assert "28" in problem
-
-
-def test_epochs_and_purposes_draw_different_noise():
-    rows = np.arange(1000)
-    keys = [row_keys(0, "a", 0, rows), row_keys(0, "a", 1, rows), row_keys(0, "b", 0, rows), row_keys(1, "a", 0, rows)]
-    assert len(np.unique(np.concatenate(keys))) == 4000
-    assert (row_keys(0, "a", np.repeat([0, 1], 500), rows)[:500] == keys[0][:500]).all()
-
-
-def test_random_bits_are_uniform_and_uncorrelated():
-    bits = random_bits(row_keys(0, "test", 0, np.arange(4000)), 0, 64)
-    shares = [(bits >> np.uint64(bit) & np.uint64(1)).mean() for bit in range(64)]
-    assert np.abs(np.array(shares) - 0.5).max() < 5 * 0.5 / np.sqrt(bits.size)
-    uniform = bits.astype(np.float64) / 2.0**64
-    correlation = np.corrcoef(uniform.T) - np.eye(64)
-    assert np.abs(correlation).max() < 5 / np.sqrt(4000)
-
-
-def test_every_number_below_a_count_is_equally_likely():
-    numbers = uniform(random_bits(row_keys(0, "test", 0, np.arange(20_000)), 0, 1)[:, 0], 7)
-    counts = np.bincount(numbers, minlength=7)
-    assert len(counts) == 7
-    assert np.abs(counts / 20_000 - 1 / 7).max() < 4 * np.sqrt(1 / 7 * 6 / 7 / 20_000)
-
-
-def test_a_permutation_holds_each_number_once():
-    assert sorted(permutation(7, 1000).tolist()) == list(range(1000))
-    assert permutation(7, 1000).tolist() != permutation(8, 1000).tolist()

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from multiprocessing import resource_sharer
 from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,7 +30,7 @@ from data_pipeline.loading.device import on_device
 from data_pipeline.loading.processes import _Guarded, items
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
 from data_pipeline.objectives import SpanCorruption
-from tests.slow import slow
+from tests.tables import each
 
 LONG_SPANS = SpanCorruption(inputs_length=22, noise_density=0.5, mean_span_length=5.0)  # of rows of 34, as the corpus
 SHORT_ROWS = SpanCorruption(inputs_length=15, noise_density=0.3, mean_span_length=3.0)  # of rows of 17
@@ -41,76 +44,57 @@ def stream_of(*corpora: Path, **changes) -> Stream:
 def samples(stream, ranks, micro_batch, accumulation, start, steps):
     """(corpus, epoch, row) of every sample of `steps` steps, gathered from all ranks, and the position after them."""
     layouts = [BatchLayout(rank, ranks, micro_batch, accumulation) for rank in range(ranks)]
-    begins = [start.position + step * layouts[0].rows(layouts[0].accumulation) for step in range(steps)]
-    positions = [
-        np.arange(first, first + micro_batch)
-        for begin in begins
-        for layout in layouts
-        for first in layout.firsts(begin, accumulation)
-    ]
-    batches = TrainingBatches(stream, layouts[0], start)
-    ids = np.stack(batches.row_ids(np.concatenate([np.zeros(0, np.int64), *positions])), axis=1)
-    return ids.tolist(), StreamState.at(stream, start.position + steps * layouts[0].rows(layouts[0].accumulation), [])
+    size = layouts[0].rows(accumulation)
+    begins = range(start.position, start.position + steps * size, size)
+    firsts = [first for begin in begins for layout in layouts for first in layout.firsts(begin, accumulation)]
+    positions = np.add.outer(np.array(firsts, dtype=np.int64), np.arange(micro_batch)).ravel()
+    ids = np.stack(TrainingBatches(stream, layouts[0], start).row_ids(positions), axis=1)
+    return ids.tolist(), StreamState.at(stream, start.position + steps * size, [])
 
 
-parts = st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 5), st.integers(1, 3), st.integers(0, 4))
+@pytest.fixture(scope="module")
+def two_corpora(small_corpus, corpus_built_with_noise) -> tuple[Stream, list[list[int]]]:
+    """A stream, and its samples in order."""
+    stream = stream_of(small_corpus, corpus_built_with_noise)
+    return stream, samples(stream, 1, 2400, 1, StreamState.at(stream, 0, []), 1)[0]
+
+
+RUNS = st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 5), st.integers(1, 3), st.integers(0, 4))
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(parts, min_size=1, max_size=5))
-def test_samples_go_on_wherever_a_run_is_cut_and_whoever_takes_it_up(
-    small_corpus, corpus_built_with_noise, whole_sequence, runs
-):
+@given(runs=st.lists(RUNS, min_size=1, max_size=5))
+def test_samples_go_on_wherever_a_run_is_cut_and_whoever_takes_it_up(two_corpora, runs):
     """The runs differ in ranks, micro-batches and global batch sizes; each continues the previous one."""
-    stream = stream_of(small_corpus, corpus_built_with_noise)
+    stream, whole = two_corpora
     found, progress = [], StreamState.at(stream, 0, [])
     for ranks, micro_batch, accumulation, steps in runs:
         ids, progress = samples(stream, ranks, micro_batch, accumulation, progress, steps)
         found += ids
         progress = StreamState(**json.loads(json.dumps(asdict(progress))))  # as a checkpoint keeps it
     assert progress.position == len(found)
-    assert found == whole_sequence[: len(found)]
-    consumed = [sum(corpus == number for corpus, _, _ in found) for number in (0, 1)]
-    assert progress.consumed == consumed
+    assert found == whole[: len(found)]
+    assert progress.consumed == [sum(corpus == number for corpus, _, _ in found) for number in (0, 1)]
 
 
-@pytest.fixture(scope="module")
-def whole_sequence(small_corpus, corpus_built_with_noise):
-    stream = stream_of(small_corpus, corpus_built_with_noise)
-    return samples(stream, 1, 2400, 1, StreamState.at(stream, 0, []), 1)[0]
-
-
-RANK = """
-import sys, torch
-from data_pipeline.corpus import open_corpus
-from data_pipeline.loading.batches import TrainingBatches
-from data_pipeline.loading.batch_layout import BatchLayout
-from data_pipeline.loading.stream import StreamState, Stream
-
-if __name__ == "__main__":
-    corpus, out, rank, ranks, workers = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
-    stream = Stream([open_corpus(corpus)], [1.0], seed=3, interleaved=8)
-    batches = TrainingBatches(stream, BatchLayout(rank, ranks, 24 // ranks // 2, 2), StreamState.at(stream, 48, []))
-    torch.save(list(batches.loader(4, workers)), f"{out}/{ranks}-{rank}.pt")
-"""
-
-
-@pytest.mark.parametrize(("ranks", "workers"), [(2, 1), *slow((2, 2))])
-def test_global_batches_of_real_ranks_and_workers_are_the_same(small_corpus, tmp_path, ranks, workers):
-    """Compares ranks with worker processes, in processes of their own, with this process without workers."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    processes = [
-        subprocess.Popen([sys.executable, script, small_corpus, tmp_path, str(rank), str(ranks), str(workers)])
-        for rank in range(ranks)
-    ]
-    assert [process.wait() for process in processes] == [0, 0]
+def test_global_batches_of_two_ranks_with_workers_are_those_of_one_process(small_corpus):
     stream = stream_of(small_corpus)
-    expected = TrainingBatches(stream, BatchLayout(0, 1, 24, 1), StreamState.at(stream, 48, [])).loader(4, 0)
-    loaded = [torch.load(tmp_path / f"{ranks}-{rank}.pt") for rank in range(ranks)]
+    start = StreamState.at(stream, 48, [])
+    expected = TrainingBatches(stream, BatchLayout(0, 1, 24, 1), start).loader(4, 0)
+    ranks = [list(TrainingBatches(stream, BatchLayout(rank, 2, 6, 2), start).loader(4, 2)) for rank in range(2)]
     for step, (whole,) in enumerate(expected):
         for name, wanted in whole.items():
-            assert torch.equal(torch.cat([micro[name] for rank in loaded for micro in rank[step]]), wanted)
+            assert torch.equal(torch.cat([micro[name] for rank in ranks for micro in rank[step]]), wanted)
+
+
+def batches_of(stream: Stream) -> list[list[tuple[list[int], list[int]]]]:
+    """The inputs and targets of each row, without padding, of five batches of 16."""
+    found = []
+    for (batch,) in TrainingBatches(stream, BatchLayout(0, 1, 16, 1)).loader(5, 0):
+        inputs = ([token for token in row if token] for row in batch["encoder_input_ids"].tolist())
+        targets = ([token for token in row if token != IGNORE_INDEX] for row in batch["labels"].tolist())
+        found.append(list(zip(inputs, targets, strict=True)))
+    return found
 
 
 def test_a_curriculum_gives_the_first_rows_another_objective(small_corpus):
@@ -118,10 +102,7 @@ def test_a_curriculum_gives_the_first_rows_another_objective(small_corpus):
     own = stream_of(small_corpus)
     other = replace(own, corpora=[corpus.with_objective(LONG_SPANS) for corpus in own.corpora])
     both = replace(own, curriculum=((40, LONG_SPANS),))
-    own_rows, other_rows, rows = (
-        [row for batch in TrainingBatches(stream, BatchLayout(0, 1, 16, 1)).loader(5, 0) for row in _texts(batch[0])]
-        for stream in (own, other, both)
-    )
+    own_rows, other_rows, rows = (list(itertools.chain(*batches_of(stream))) for stream in (own, other, both))
     assert own_rows[0] != other_rows[0]
     assert rows == other_rows[:40] + own_rows[40:]
 
@@ -130,20 +111,14 @@ def test_a_curriculum_of_shorter_rows_cuts_each_row(small_corpus):
     """Of 34 tokens, into two of 17, with noise of their own. The stage ends within a micro-batch."""
     own = stream_of(small_corpus)
     (corpus,) = own.corpora
-    assert corpus.manifest.rows.raw_length % SHORT_ROWS.raw_length == 0
-    parts = corpus.manifest.rows.raw_length // SHORT_ROWS.raw_length
-    assert parts > 1
-    both = replace(own, curriculum=((40, SHORT_ROWS),))
-    own_rows, rows = (
-        [_texts(batch[0]) for batch in TrainingBatches(stream, BatchLayout(0, 1, 16, 1)).loader(5, 0)]
-        for stream in (own, both)
-    )
+    parts, rest = divmod(corpus.manifest.rows.raw_length, SHORT_ROWS.raw_length)
+    assert (parts > 1, rest) == (True, 0)
+    own_rows, rows = batches_of(own), batches_of(replace(own, curriculum=((40, SHORT_ROWS),)))
     assert [len(batch) for batch in rows] == [16 * parts, 16 * parts, 8 * parts + 8, 16, 16]
     assert rows[2][8 * parts :] == own_rows[2][8:]
     assert rows[3:] == own_rows[3:]
     sentinels = set(corpus.tokenizer.vocabulary.sentinel_ids)
-    whole = [whole_text(*row, sentinels) for batch in own_rows[:2] for row in batch]
-    cut = [whole_text(*row, sentinels) for batch in rows[:2] for row in batch]
+    whole, cut = ([whole_text(*row, sentinels) for batch in found[:2] for row in batch] for found in (own_rows, rows))
     assert [list(itertools.chain(*cut[first : first + parts])) for first in range(0, len(cut), parts)] == whole
 
 
@@ -160,17 +135,8 @@ def whole_text(inputs, targets, sentinels):
     return text
 
 
-def _texts(batch):
-    """The inputs and targets of each row, without padding."""
-    inputs, labels = batch["encoder_input_ids"].tolist(), batch["labels"].tolist()
-    return [
-        ([token for token in row if token], [token for token in target if token != IGNORE_INDEX])
-        for row, target in zip(inputs, labels, strict=True)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
+@each(
+    "changes, said",
     [
         ({"seed": 4}, "seed is 3 there, 4 here"),
         ({"interleaved": 9}, "lanes is 8 there, 9 here"),
@@ -178,17 +144,14 @@ def _texts(batch):
         ({"curriculum": ((48, LONG_SPANS),)}, "curriculum.0.until_row is None there, 48 here"),
     ],
 )
-def test_the_state_of_another_stream_is_refused(small_corpus, changes, said):
+def test_the_state_of_another_stream_or_corpus_is_refused(small_corpus, corpus_built_with_noise, changes, said):
     stream = stream_of(small_corpus)
     other = Stream(**{**vars(stream), **changes})
     with pytest.raises(UserError, match=said):
         TrainingBatches(other, BatchLayout(0, 1, 4, 1), StreamState.at(stream, 100, []))
-
-
-def test_the_state_of_another_corpus_is_refused(small_corpus, corpus_built_with_noise):
     there = StreamState.at(stream_of(corpus_built_with_noise), 100, [])
     with pytest.raises(UserError, match=r"corpora\.0\.fingerprint"):
-        TrainingBatches(stream_of(small_corpus), BatchLayout(0, 1, 4, 1), there)
+        TrainingBatches(stream, BatchLayout(0, 1, 4, 1), there)
 
 
 # ---- damage
@@ -198,27 +161,27 @@ STEPS = 45  # of 128 rows: more than an epoch
 
 
 @pytest.fixture
-def damaged(small_corpus, tmp_path):
-    """A copy of the corpus with one flipped bit in block 1 of each split, and the rows of those blocks."""
-    copy = tmp_path / "corpus"
-    shutil.copytree(small_corpus, copy)
+def copy(small_corpus, tmp_path) -> Path:
+    return Path(shutil.copytree(small_corpus, tmp_path / "corpus"))
+
+
+@pytest.fixture
+def lost(copy) -> dict[str, range]:
+    """One flipped bit in block 1 of each split of the copy; the rows of those blocks."""
     corpus = open_corpus(copy)
     rows = {}
     for split in ("train", "validation"):
         blocks = corpus.blocks(split)
         place = min(1, len(blocks.rows) - 1)
         shard = copy / blocks.shards[blocks.shard[place]]
-        with shard.open("r+b") as file:
-            file.seek(int(blocks.offset[place]) + 700)
-            byte = file.read(1)
-            file.seek(-1, 1)
-            file.write(bytes([byte[0] ^ 1]))
+        content = bytearray(shard.read_bytes())
+        content[int(blocks.offset[place]) + 700] ^= 1
+        shard.write_bytes(content)
         rows[split] = range(int(blocks.first_row[place]), int(blocks.first_row[place] + blocks.rows[place]))
-    return copy, rows
+    return rows
 
 
-def test_rows_of_a_damaged_block_count_for_nothing_and_all_others_are_as_ever(small_corpus, damaged):
-    copy, lost = damaged
+def test_rows_of_a_damaged_block_count_for_nothing_and_all_others_are_as_ever(small_corpus, copy, lost):
     stream, whole = stream_of(copy, on_damage="skip"), stream_of(small_corpus)
     layout = BatchLayout(0, 1, 16, 1)
     batches, expected = TrainingBatches(stream, layout), TrainingBatches(whole, layout)
@@ -237,16 +200,16 @@ def test_rows_of_a_damaged_block_count_for_nothing_and_all_others_are_as_ever(sm
     assert "sha256 differs" in skipped.reason
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_block_stops_the_stream_and_is_named(damaged, workers):
-    batches = TrainingBatches(stream_of(damaged[0]), WIDE)
+@each("workers", [0, 2])
+def test_a_damaged_block_stops_the_stream_and_is_named(copy, lost, workers):
+    batches = TrainingBatches(stream_of(copy), WIDE)
     with pytest.raises(DamagedInput, match=r"train/shard-00000.tar.*sha256 differs"):
         list(batches.loader(STEPS, workers))
 
 
-def test_a_block_that_was_skipped_stays_skipped_after_it_was_mended(small_corpus, damaged):
+def test_a_block_that_was_skipped_stays_skipped_after_it_was_mended(small_corpus, copy, lost):
     """Otherwise a resumed run would train on other rows than an uninterrupted one."""
-    stream = stream_of(damaged[0], on_damage="skip")
+    stream = stream_of(copy, on_damage="skip")
     batches = TrainingBatches(stream, WIDE)
     before = list(batches.loader(STEPS, workers=2))
     progress = StreamState.at(stream, 0, batches.skipped)
@@ -258,18 +221,16 @@ def test_a_block_that_was_skipped_stays_skipped_after_it_was_mended(small_corpus
         assert torch.equal(one["labels"], other["labels"])
 
 
-def test_damage_in_held_out_text_is_passed_over_where_asked(damaged):
-    corpus = open_corpus(damaged[0])
+def test_damage_in_held_out_text_is_passed_over_where_asked(copy, lost):
+    corpus = open_corpus(copy)
     with pytest.raises(DamagedInput, match="validation"):
         list(validation_batches(corpus, BatchLayout(0, 1, 4, 1)))
     batches = list(validation_batches(corpus, BatchLayout(0, 1, 4, 1), skip_damage=True))
     counted = sum(int((batch["labels"] != IGNORE_INDEX).any(dim=1).sum()) for batch in batches)
-    assert counted == corpus.rows("validation") - len(damaged[1]["validation"])
+    assert counted == corpus.rows("validation") - len(lost["validation"])
 
 
-def test_a_shard_cut_short_is_named_and_a_missing_one_too(small_corpus, tmp_path):
-    copy = tmp_path / "corpus"
-    shutil.copytree(small_corpus, copy)
+def test_a_shard_cut_short_is_named_and_a_missing_one_too(copy):
     shard = copy / "shards/train/shard-00000.tar"
     os.truncate(shard, 5000)
     with pytest.raises(DamagedInput, match="ends at byte 5000"):
@@ -279,12 +240,7 @@ def test_a_shard_cut_short_is_named_and_a_missing_one_too(small_corpus, tmp_path
         list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, 0))
 
 
-def test_a_shard_outside_the_corpus_is_refused(small_corpus, tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    copy = tmp_path / "corpus"
-    shutil.copytree(small_corpus, copy)
+def test_a_shard_outside_the_corpus_is_refused(copy):
     table = pq.read_table(copy / "blocks.parquet")
     names = [name.replace("shards/", "../../shards/") for name in table["shard"].to_pylist()]
     pq.write_table(table.set_column(1, "shard", pa.array(names)), copy / "blocks.parquet")
@@ -309,20 +265,34 @@ def test_a_worker_that_dies_is_named():
         list(items(Killed(), range(8), workers=1, prefetch=2))
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():  # as long as the test's own limit
+        time.sleep(0.01)
+
+
 class Unreachable(torch.utils.data.Dataset):
     """As a worker that has just died, before PyTorch sees it: what it has made can't be fetched from it any more."""
 
+    def __init__(self, folder: Path):
+        self._first_was_fetched, self._stopped = folder / "fetched", folder / "stopped"
+
     def __getitem__(self, number):
+        sharer = resource_sharer._resource_sharer
+        if number == 0:
+            self._registered = sharer._key
         if number == 2:
-            time.sleep(0.2)  # a thread still sends the second
+            wait_for(lambda: sharer._key == self._registered + 2)  # a thread does it
+            wait_for(self._first_was_fetched.exists)
             resource_sharer.stop()
+            self._stopped.touch()
         return torch.zeros(4)
 
 
-def test_a_worker_that_dies_before_its_items_are_fetched_is_named():
-    made = items(Unreachable(), range(8), workers=1, prefetch=4)
+def test_a_worker_that_dies_before_its_items_are_fetched_is_named(tmp_path):
+    made = items(Unreachable(tmp_path), range(8), workers=1, prefetch=4)
     next(made)
-    time.sleep(2)
+    (tmp_path / "fetched").touch()
+    wait_for((tmp_path / "stopped").exists)
     with pytest.raises(FailedError, match=r"data.workers: the loader's worker process died .*out of memory"):
         list(made)
 
@@ -377,9 +347,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("server", "imports"), [("new", 2), ("forked", 1)]
-)  # by the run and a new server, not by each worker
+@each("server, imports", [("new", 2), ("forked", 1)])  # by the run and a new server, not by each worker
 def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is_stuck(tmp_path, server, imports):
     (tmp_path / "stuck.py").write_text(STUCK)
     (tmp_path / "run.py").write_text(RUN)
@@ -391,8 +359,8 @@ def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is
     assert printed == "printed"  # once, though workers were forked while it was in the buffer
     assert len(pids) == 4  # a server that forks, its two children, and the tracker of what they share
     assert len((tmp_path / "imports").read_text().split()) == imports
-    left = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
-    psutil.wait_procs(left)  # otherwise the test takes too long
+    left = [process for process in psutil.process_iter() if str(process.pid) in pids]
+    assert psutil.wait_procs(left, timeout=120)[1] == []
 
 
 def test_what_the_loader_hands_over_is_pinned_tensor_by_tensor(small_corpus, monkeypatch):

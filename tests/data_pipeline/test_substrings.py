@@ -1,12 +1,9 @@
 """Equal substrings of 50 words, dropped by the real stages and compared with a reference in memory."""
 
-import gzip
 import hashlib
-import json
 import random
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline import report
@@ -21,8 +18,9 @@ from data_pipeline.text.tally import Tally
 from data_pipeline.tools.provenance import trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from data_pipeline.tools.report import render
-from tests.conftest import C4_SAMPLE, write_corpus_file
-from tests.data_pipeline.test_dedup import OFF, dealt, page, write_pages
+from tests.conftest import write_corpus_file
+from tests.data_pipeline.pages import OFF, dealt, page, published, texts_of, write_pages
+from tests.tables import each
 
 LENGTH = 50
 
@@ -36,16 +34,10 @@ def cleaned(folder: Path, files: list[list[dict[str, str]]], **dedup: object) ->
         return build(load(path, [], CorpusConfig), "documents", render=render)
 
 
-def texts_of(corpus: Path) -> dict[str, str]:
-    rows = [row for part in sorted((corpus / "documents").glob("*.parquet")) for row in pq.read_table(part).to_pylist()]
-    return {row["url"]: row["text"] for row in rows}
-
-
 @pytest.fixture(scope="module")
 def pages() -> list[dict[str, str]]:
     """100 pages of published C4. In 40 of them stand passages of 49 to 120 words of others, in other line breaks."""
-    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
-        made = [page(record["text"], record["url"]) for record in map(json.loads, (next(lines) for _ in range(100)))]
+    made = published(100)
     originals = [one["text"].split() for one in made]
     chance = random.Random(5)
     for number in range(40):
@@ -84,7 +76,7 @@ def in_memory(pages: list[dict[str, str]]) -> dict[str, str]:
     return left
 
 
-@pytest.mark.parametrize(("files", "keys_per_bucket"), [(1, 2**24), (7, 300)])
+@each("files, keys_per_bucket", [(1, 2**24), (7, 300)])
 def test_every_repeat_of_50_words_is_dropped_and_nothing_else(tmp_path, pages, files, keys_per_bucket):
     corpus = cleaned(tmp_path, dealt(pages, files, seed=files), keys_per_bucket=keys_per_bucket)
     found, expected = texts_of(corpus), in_memory(pages)
@@ -113,8 +105,8 @@ def test_longer_texts_than_a_piece_are_compared_whole(tmp_path, pages):
     assert report.read(corpus).spans == report.SpanCounts({"duplicate_substring": 1}, 80)
 
 
-@pytest.mark.parametrize(
-    ("text", "lost", "left"),
+@each(
+    "text, lost, left",
     [
         ("One two three four.", [1], "One four."),
         ("One\ntwo three four.", [1], "One\nfour."),

@@ -1,6 +1,5 @@
 """Texts that prefix LM has cut in two are put together again as they were."""
 
-import pytest
 import torch
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
@@ -9,6 +8,7 @@ from data_pipeline.loading.texts import with_texts
 from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.packing.examples import balanced
 from tests.data_pipeline.example_rows import EOS, PAD, VOCABULARY, ragged_rows
+from tests.tables import each
 
 
 def test_the_example_of_the_docstring():
@@ -26,7 +26,7 @@ def test_the_example_of_the_docstring():
     assert found["in_text"].tolist() == [True, True, True, False, True, True, False]
 
 
-@pytest.mark.parametrize("form", ["a row each", "packed", "balanced"])
+@each("form", ["a row each", "packed", "balanced"])
 def test_texts_are_the_rows_that_were_cut(form):
     """Rows of several lengths, one of which ends with an EOS token of its own."""
     lengths = [12, 8, 4, 10, 12]

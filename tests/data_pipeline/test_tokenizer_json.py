@@ -1,5 +1,6 @@
 """Tokenizers of the shapes published beside Llama 3, Qwen3, Gemma and Llama 2 give the ids of transformers."""
 
+import itertools
 import json
 import pickle
 import shutil
@@ -18,17 +19,22 @@ from data_pipeline.tokenizer.fast import Roles
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import run_here
 from tests.published_tokenizers import KINDS, ODD, PIECES, SPELLED, texts, write
+from tests.tables import each
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def both(request, published_tokenizers):
-    """(the kind, our tokenizer of the directory, transformers')"""
-    directory = published_tokenizers / request.param
-    return request.param, auto_tokenizer.read(directory), transformers.AutoTokenizer.from_pretrained(directory)
+@pytest.fixture(scope="module")
+def both(published_tokenizers):
+    """kind → (our tokenizer of the directory, transformers')"""
+    folders = {kind: published_tokenizers / kind for kind in KINDS}
+    return {
+        kind: (auto_tokenizer.read(folder), transformers.AutoTokenizer.from_pretrained(folder))
+        for kind, folder in folders.items()
+    }
 
 
-def test_ids_are_those_of_transformers(both):
-    _kind, ours, theirs = both
+@each("kind", KINDS)
+def test_ids_are_those_of_transformers(both, kind):
+    ours, theirs = both[kind]
     assert ours.size == len(theirs)
     real = texts(30)
     long = "".join(real) * 3
@@ -39,26 +45,23 @@ def test_ids_are_those_of_transformers(both):
     assert ours.encode([]) == []
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(text=st.text())
 def test_ids_of_any_text_are_those_of_transformers(both, text):
-    _, ours, theirs = both
-    assert ours.encode([text])[0] == theirs(text, add_special_tokens=False).input_ids
+    for ours, theirs in both.values():
+        assert ours.encode([text])[0] == theirs(text, add_special_tokens=False).input_ids
 
 
-@pytest.mark.parametrize("text", SPELLED)
-def test_a_text_that_spells_a_special_token_stays_text(both, text):
+@each("kind, text", itertools.product(KINDS, SPELLED))
+def test_a_text_that_spells_a_special_token_stays_text(both, kind, text):
     """In Llama 2's a merge makes <s>; and transformers finds special tokens in any text unless told otherwise."""
-    kind, ours, theirs = both
+    ours, theirs = both[kind]
     (ids,) = ours.encode([text])
     assert not ours.names.keys() & set(ids)
     assert ours.decode(ids) == text
     assert pickle.loads(pickle.dumps(ours)).encode([text]) == [ids]
-    assert ("<s>" in text and kind == "Llama 2") == (ids != _split(theirs, text))
-
-
-def _split(theirs, text):
-    return theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    split = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    assert ("<s>" in text and kind == "Llama 2") == (ids != split)
 
 
 def test_added_tokens_that_are_not_special_match_text(published_tokenizers):
@@ -77,8 +80,9 @@ ROLES = {
 }
 
 
-def test_roles_are_those_that_the_files_name(both):
-    kind, ours, _ = both
+@each("kind", KINDS)
+def test_roles_are_those_that_the_files_name(both, kind):
+    ours, _ = both[kind]
     assert ours.roles == ROLES[kind]
     vocabulary = Tokenizer(ours, ["[R]"], 10).vocabulary
     assert (vocabulary.eos, vocabulary.special["[R]"]) == (ROLES[kind].eos, ours.size)
@@ -87,8 +91,8 @@ def test_roles_are_those_that_the_files_name(both):
     assert bool(unplain) == (kind in ("Llama 3", "Llama 2"))
 
 
-@pytest.mark.parametrize(
-    ("files", "expected", "note"),
+@each(
+    "files, expected, note",
     [
         ({"config.json": {"eos_token_id": [PIECES + 1, PIECES + 3]}}, ROLES["Llama 3"], "<|eot_id|>"),
         ({"generation_config.json": {"pad_token_id": PIECES + 2}}, Roles(PIECES + 2, PIECES + 1, bos=PIECES), None),
@@ -117,8 +121,9 @@ def test_a_file_by_itself_has_roles_by_the_usual_names(published_tokenizers, tmp
     assert found.encode(ODD) == auto_tokenizer.read(published_tokenizers / "Gemma").encode(ODD)
 
 
-def test_what_is_saved_is_what_is_loaded(both, tmp_path):
-    _, ours, _ = both
+@each("kind", KINDS)
+def test_what_is_saved_is_what_is_loaded(both, tmp_path, kind):
+    ours, _ = both[kind]
     tokenizer = Tokenizer(ours, ["[R]"], 10)
     save(tokenizer, tmp_path)
     again = load(tmp_path)
@@ -129,9 +134,10 @@ def test_what_is_saved_is_what_is_loaded(both, tmp_path):
     assert shown == "Some text <extra_id_0> and more"
 
 
-def test_parts_of_a_long_text_have_the_ids_that_it_has_whole(both, monkeypatch):
+@each("kind", KINDS)
+def test_parts_of_a_long_text_have_the_ids_that_it_has_whole(both, monkeypatch, kind):
     """Llama 3's merges join a full stop and the line break behind it: no cut lies before a break."""
-    _, ours, _ = both
+    ours, _ = both[kind]
     long = "".join(texts(5)) + "".join(ODD)
     (whole,) = ours.encode([long])
     monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 50)
@@ -149,8 +155,9 @@ def test_a_text_is_not_cut_where_that_would_change_its_ids(published_tokenizers,
     assert found.encode([text]) == [whole.ids]
 
 
-def test_words_start_and_sentences_end(both):
-    _, ours, _ = both
+@each("kind", KINDS)
+def test_words_start_and_sentences_end(both, kind):
+    ours, _ = both[kind]
     (ids,) = ours.encode(["One day. The other"])
     vocabulary = ours.vocabulary
     words = sum(bool(vocabulary.word_starts[id_]) for id_ in ids[1:])
@@ -184,8 +191,8 @@ def test_a_corpus_has_these_ids(published_tokenizers, tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "problem"),
+@each(
+    "change, kind, problem",
     [
         ({"model": {"type": "BPE", "vocab": 3}}, FailedError, "tokenizer.json: damaged: "),
         (
@@ -204,7 +211,10 @@ def test_a_file_that_cannot_be_read_is_refused(published_tokenizers, tmp_path, c
     assert "\n" not in str(error.value)
 
 
-def test_a_tokenizer_without_an_end_mark_is_refused(tmp_path):
+def test_a_directory_without_what_is_needed_is_refused(tmp_path):
+    for path, problem in {"nowhere": "expected tokenizer.json", ".": "tokenizer.json: no such file"}.items():
+        with pytest.raises(UserError, match=problem):
+            auto_tokenizer.read(tmp_path / path)
     write("Llama 3", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(UserError, match="no file names an EOS token: expected eos_token"):
@@ -220,12 +230,6 @@ def test_a_special_token_that_text_can_become_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
     with pytest.raises(UserError, match=f"becomes the special token {token}; text must stay text"):
         auto_tokenizer.read(tmp_path)
-
-
-def test_wrong_paths_get_one_line(tmp_path):
-    for path, problem in {"nowhere": "expected tokenizer.json", ".": "tokenizer.json: no such file"}.items():
-        with pytest.raises(UserError, match=problem):
-            auto_tokenizer.read(tmp_path / path)
 
 
 def test_sentinels_that_the_tokenizer_has_already_are_refused(tmp_path):

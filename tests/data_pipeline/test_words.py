@@ -1,25 +1,23 @@
 """Words as arrays, compared with Python's own split and with regular expressions."""
 
 import bz2
-import gzip
-import json
 import random
 import unicodedata
 
 import numpy as np
-import pytest
 import regex
 
 from data_pipeline.text.words import Alphabet, Words, batches, bounds, chunks, exact, normalised
-from tests.conftest import C4_SAMPLE, SAMPLES
+from tests.conftest import SAMPLES
+from tests.data_pipeline.reading import c4_pages
+from tests.tables import each
 
 ODD = "Ulm,\u00a01890 –\tÉCOLE_normale\n\n “It’s”\u3000x² \U0001f600 a\U0001d400b \x1f0 İstanbul"
 UNSPACED = "東京はTokyo 2020年。ภาษาไทยดีที่สุด ok \U00020089人々"
 
 
 def texts() -> list[str]:
-    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
-        found = [json.loads(next(lines))["text"] for _ in range(40)]
+    found = c4_pages()[:40]
     with bz2.open(SAMPLES / "enwiki-20060303-pages-articles1.xml.bz2", "rt", encoding="utf-8") as dump:
         found.append(dump.read(300_000))  # with names in many scripts
     return [*found, ODD, UNSPACED, "", " \n", "one"]
@@ -44,26 +42,33 @@ def in_python(text: str, alphabet: Alphabet) -> list[str]:
     return regex.findall(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}]*", spaced("".join(letter.lower()[0] for letter in text)))
 
 
-def in_arrays(words: Words, chunk: int) -> list[str]:
-    first, count = int(words.first[chunk]), int(words.count[chunk])
-    return [words.text[start:end] for start, end in zip(words.starts, words.ends, strict=True)][first : first + count]
+def folded(words: list[str], alphabet: Alphabet) -> list[str]:
+    """As `in_python` does it."""
+    if alphabet is exact():
+        return words
+    return ["".join(character.lower()[0] for character in word) for word in words]
 
 
-@pytest.mark.parametrize("alphabet", [exact(), normalised()], ids=["exact", "normalised"])
+def in_arrays(words: Words, chunk: int | None = None) -> list[str]:
+    """The words of one chunk, or of all."""
+    part = slice(None)
+    if chunk is not None:
+        part = slice(int(words.first[chunk]), int(words.first[chunk] + words.count[chunk]))
+    return [words.text[start:end] for start, end in zip(words.starts[part], words.ends[part], strict=True)]
+
+
+@each("alphabet", [exact(), normalised()])
 def test_words_are_those_of_python(alphabet):
     found = [
-        (words.chunks[chunk].number, in_arrays(words, chunk))
+        (words.chunks[chunk].number, folded(in_arrays(words, chunk), alphabet))
         for words in batches(enumerate(texts()), alphabet, 1, size=10**6)
         for chunk in range(len(words.chunks))
     ]
     assert [number for number, _ in found] == list(range(len(texts())))
-    for (_, own), text in zip(found, texts(), strict=True):
-        if alphabet is normalised():
-            own = ["".join(character.lower()[0] for character in word) for word in own]
-        assert own == in_python(text, alphabet)
+    assert [own for _, own in found] == [in_python(text, alphabet) for text in texts()]
 
 
-@pytest.mark.parametrize("alphabet", [exact(), normalised()], ids=["exact", "normalised"])
+@each("alphabet", [exact(), normalised()])
 def test_hashes_of_runs_are_equal_if_and_only_if_their_words_are(alphabet):
     """Over all runs of three words of the texts, many of which occur several times."""
     words_of: dict[int, tuple[str, ...]] = {}
@@ -73,11 +78,9 @@ def test_hashes_of_runs_are_equal_if_and_only_if_their_words_are(alphabet):
         runs = np.arange(len(words.starts) - 2)
         runs = runs[words.within(runs, runs + 3)]
         hashes = [words.hashes(runs, runs + 3, seed).tolist() for seed in (0, 1)]
-        shown = [words.text[start:end] for start, end in zip(words.starts, words.ends, strict=True)]
+        own = folded(in_arrays(words), alphabet)
         for run, *pair in zip(runs.tolist(), *hashes, strict=True):
-            run_words = tuple(shown[run : run + 3])
-            if alphabet is normalised():
-                run_words = tuple("".join(character.lower()[0] for character in word) for word in run_words)
+            run_words = tuple(own[run : run + 3])
             again += run_words in hash_of
             for one in pair:
                 assert words_of.setdefault(one, run_words) == run_words
@@ -86,7 +89,7 @@ def test_hashes_of_runs_are_equal_if_and_only_if_their_words_are(alphabet):
     assert len(words_of) == 2 * len(hash_of)
 
 
-@pytest.mark.parametrize("length", [1, 2, 13])
+@each("length", [1, 2, 13])
 def test_each_run_of_words_lies_in_one_piece(length):
     """Pieces of a hundred characters, some words of which are longer."""
     chance = random.Random(length)

@@ -15,6 +15,7 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import report_damage
 from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
 from tests.conftest import DATA
+from tests.tables import each
 
 FORMATS = get_args(SourceConfig.model_fields["format"].annotation)
 JSON_FORMATS = ("jsonl", "json", "c4", "wikiextractor")
@@ -25,11 +26,7 @@ FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
     "warc": (DATA / "commoncrawl/whirlwind.warc.gz", ("warc",), "a WARC archive"),
     "c4": (DATA / "c4/olmo-c4-sample.01.json.gz", JSON_FORMATS, "JSON Lines with the keys "),
     "wikipedia": (DATA / "wikipedia/nlwiki-20140927.xml", ("wikipedia",), "a MediaWiki export"),
-    "wikiextractor": (
-        b'<doc id="1" url="u" title="A">\nA\n\nText.\n</doc>\n',
-        ("wikiextractor",),
-        "WikiExtractor output",
-    ),
+    "wikiextractor": (b'<doc id="1" url="u" title="A">\nA\n\nB.\n</doc>\n', ("wikiextractor",), "WikiExtractor output"),
     "jsonl": (b'{"text": "A", "id": 3}\n' * 2, JSON_FORMATS, "JSON Lines with the keys text, id"),
     "text": (b"One line of text.\nAnother, \xc3\xa9.\n", ("text",), "plain text (format: text)"),
     "parquet": (b"", ("parquet",), "a Parquet file (format: parquet)"),
@@ -65,7 +62,7 @@ def write(kind: str, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", FILES)
+@each("kind", FILES)
 def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kind):
     _, readable, name = FILES[kind]
     for declared in FORMATS:
@@ -84,8 +81,8 @@ def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kin
             assert last == f"nothing could be read from source {declared}"
 
 
-@pytest.mark.parametrize(
-    ("declared", "line", "lacks", "way_out"),
+@each(
+    "declared, line, lacks, way_out",
     [
         ("jsonl", '{"id": "7", "content": "A text."}', "text", "{text: content}"),
         ("jsonl", '{"meta": {"a key": "A text."}}', "text", '{text: "meta.a key"}'),
@@ -103,26 +100,28 @@ def test_a_wrong_key_is_answered_with_the_options_to_set(tmp_path, declared, lin
     assert last == f"nothing could be read from source {declared}"
 
 
-@pytest.mark.parametrize("line", ['{"text": null, "id": "7"}', '{"text": "\\ud800", "id": "7"}', '{"id": 7}'])
-def test_of_a_key_that_is_there_and_without_another_string_no_options_are_advised(tmp_path, line):
-    (tmp_path / "a").write_text(f"{line}\n" * 2)
-    assert "options" not in read_as("jsonl", tmp_path / "a").result.inputs[0].damage[0].reason
+CUT = bytearray(gzip.compress(b'{"text": "One text."}\n' * 9))
+CUT[-6] ^= 1
 
 
-def test_of_what_looks_like_nothing_the_question_is_its_path_and_format(tmp_path):
-    (tmp_path / "a").write_bytes(b"\xff\xfe\xfa" * 9)
-    (damage,) = read_as("wet", tmp_path / "a").result.inputs[0].damage
-    assert damage.reason.endswith("; are its path and format right?")
-
-
-def test_of_a_corrupt_member_nobody_is_asked_for_the_format(tmp_path):
-    stored = bytearray(gzip.compress(b'{"text": "One text."}\n' * 9))
-    stored[-6] ^= 1
-    (tmp_path / "a").write_bytes(stored)
-    (damage,) = read_as("jsonl", tmp_path / "a").result.inputs[0].damage
-    assert damage.reason.endswith(
-        "9 records left out, as far as they can be counted, with all that follows in the file"
-    )
+@each(
+    "declared, content, end",
+    [
+        # a key that is there, and no other string
+        *(
+            ("jsonl", line * 2, "ext, id")
+            for line in (b'{"text": null, "id": "7"}\n', b'{"text": "\\ud800", "id": "7"}\n')
+        ),
+        ("jsonl", b'{"id": 7}\n' * 2, "keys id"),
+        ("wet", b"\xff\xfe\xfa" * 9, "; are its path and format right?"),
+        ("jsonl", CUT, "9 records left out, as far as they can be counted, with all that follows in the file"),
+    ],
+)
+def test_no_options_are_advised_where_they_would_not_help(tmp_path, declared, content, end):
+    (tmp_path / "a").write_bytes(content)
+    (damage, *_) = read_as(declared, tmp_path / "a").result.inputs[0].damage
+    assert "options" not in damage.reason
+    assert end in damage.reason
 
 
 def test_a_wrong_file_among_right_ones_is_a_warning(tmp_path, capsys):

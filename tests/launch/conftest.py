@@ -9,7 +9,7 @@ from tests.conftest import made_once
 from tests.launch.slurm_cluster import Cluster
 from tests.pretrain.runs import losses, run_file, train_ranks
 
-STEPS = 150
+STEPS = 100
 
 
 def a_run(folder: Path, corpus: Path, steps: int = STEPS) -> Path:
@@ -28,9 +28,15 @@ def undisturbed(small_corpus) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[Cluster]:
+def host() -> list[str]:
+    """A command that starts each node's daemon; a module may have another."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory, host) -> Iterator[Cluster]:
     """A SLURM of two nodes, to which commands submit."""
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"), host)
     try:
         cluster.start()
         with pytest.MonkeyPatch.context() as patch:

@@ -20,22 +20,23 @@ def submitted(path: Path, *options: str, **cluster: object) -> list[str]:
     return first.partition(":")[0].removeprefix("submitted jobs ").removeprefix("submitted job ").split(", ")
 
 
-def until(true: Callable[[], bool], seconds: float = 600) -> None:
-    patience = time.monotonic() + seconds
+def until(true: Callable[[], bool], cluster: Cluster, job: str, folder: Path) -> None:
+    """Until something is true, which is to happen while a job runs."""
     while not true():
-        assert time.monotonic() < patience
+        if cluster.state(job) in ("FAILED", "COMPLETED", "CANCELLED", "TIMEOUT"):
+            assert true(), said(folder, job)
+            return
         time.sleep(0.1)
 
 
 def until_steps(cluster: Cluster, job: str, folder: Path, attempt: int) -> None:
     """Until an attempt of a job has made two steps."""
 
-    def made() -> int:
-        return sum(row.attempt == attempt and "train/loss" in row.metrics for row in read_metrics(folder / "run"))
+    def made() -> bool:
+        rows = read_metrics(folder / "run")
+        return sum(row.attempt == attempt and "train/loss" in row.metrics for row in rows) >= 2
 
-    while made() < 2:
-        assert cluster.state(job) not in ("FAILED", "COMPLETED", "CANCELLED"), said(folder, job)
-        time.sleep(0.1)
+    until(made, cluster, job, folder)
 
 
 def status(folder: Path) -> dict[str, object]:
@@ -43,7 +44,8 @@ def status(folder: Path) -> dict[str, object]:
 
 
 def said(folder: Path, job: str) -> str:
-    return (folder / f"run/slurm/{job}.out").read_text()
+    output = folder / f"run/slurm/{job}.out"
+    return output.read_text() if output.exists() else ""
 
 
 def inside(when: str, script: str) -> list[str]:

@@ -7,6 +7,7 @@ as on Lustre without its mount option `flock`.
 """
 
 import argparse
+import contextlib
 import ctypes.util
 import errno
 import os
@@ -15,8 +16,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+UNPROTECTED = "nothing prevents a second run in this directory; make sure that only one trains there"
 _NOW = 2**30 - 1  # UTIME_NOW, as utimensat(2) writes it
 OPTIONS = {"foreground": True, "nothreads": True, "allow_other": True, "default_permissions": True, "fsname": "shared"}
 
@@ -50,6 +53,19 @@ class Mount:
     def __exit__(self, *_: object) -> None:
         subprocess.run(["umount", "--lazy", self.mountpoint], check=True)
         self._server.wait()
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Mount]:
+    """Within the block, the new directory `mounted` in `folder` shows the new directory `files`."""
+    for name in ("files", "mounted"):
+        (folder / name).mkdir()
+    with Mount(folder / "files", folder / "mounted", *options) as mount:
+        yield mount
+
+
+def warnings_in(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("warning: ")]
 
 
 def _mounted(directory: Path, mountpoint: Path, options: tuple[str, ...]) -> "subprocess.Popen[bytes]":

@@ -1,11 +1,12 @@
 """A SLURM of two nodes on this machine: munge, one controller and two node daemons in a directory of its own.
 
 It needs root and Debian's packages slurm-wlm and munge, and has a key, ports and state of its own, whatever SLURM is
-there already. `python tests/launch/slurm_cluster.py DIRECTORY` starts one to try things on, and prints how to use it.
+there already. `python -m tests.launch.slurm_cluster DIRECTORY` starts one to try things on, and prints how to use it.
 """
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -14,6 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from tests.ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 NODES = ("n1", "n2")
@@ -25,7 +28,7 @@ SlurmctldPort={controller_port}
 FirstJobId={first_job}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire=20
 CryptoType=crypto/munge
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -34,7 +37,10 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmdLogFile={folder}/slurmd-%n.log
 SlurmdSpoolDir={folder}/spool-%n
 SlurmdParameters=config_overrides
-SlurmdTimeout=20
+SlurmdTimeout=120
+MessageTimeout=100
+TCPTimeout=60
+KillWait=300
 ReturnToService=2
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -67,14 +73,13 @@ class Cluster:
         self.folder, self._host = folder, host
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        ports = _free_ports(1 + len(NODES))
         names = {"folder": folder, "host": socket.gethostname()}
         (folder / "state").mkdir()
         # the ports of a job's ranks and of its Ray follow from its number; other tests may have a cluster of their own
-        first_job = 1 + os.getpid() % 100 * 100
-        configuration = _CONFIGURATION.format(controller_port=ports[0], first_job=first_job, **names)
-        for name, port in zip(NODES, ports[1:], strict=True):
-            configuration += _NODE.format(name=name, port=port, **names)
+        first_job = random.SystemRandom().randrange(10_000, 10_000_000)
+        configuration = _CONFIGURATION.format(controller_port=free_port(), first_job=first_job, **names)
+        for name in NODES:
+            configuration += _NODE.format(name=name, port=free_port(), **names)
         configuration += f"PartitionName=all Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP\n"
         (folder / "slurm.conf").write_text(configuration)
 
@@ -136,12 +141,16 @@ class Cluster:
         )
         return fields["JobState"]
 
-    def until(self, job: int | str, *states: str, seconds: float = 300) -> str:
+    def until(self, job: int | str, *states: str, seconds: float = 600) -> str:
         _until(lambda: self.state(job) in states, f"job {job} to be {'/'.join(states)}", seconds)
         return self.state(job)
 
+    def until_over(self, job: int | str) -> None:
+        """Until nothing of a job runs any more: a job is CANCELLED at once, and its ranks may still save."""
+        _until(lambda: str(job) not in self.run("squeue", "-h", "-o", "%i").split(), f"job {job} to be over", 600)
+
     def until_nodes_are(self, state: str) -> None:
-        _until(lambda: self.run("sinfo", "-h", "-o", "%t", check=False).split() == [state], f"nodes to be {state}", 60)
+        _until(lambda: self.run("sinfo", "-h", "-o", "%t", check=False).split() == [state], f"nodes to be {state}")
 
     def records(self, job: int | str) -> list[dict[str, str]]:
         """SLURM's own records of a job's ends, oldest first."""
@@ -166,17 +175,7 @@ class Cluster:
         )
 
 
-def _free_ports(number: int) -> list[int]:
-    probes = [socket.socket() for _ in range(number)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
-def _until(true: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def _until(true: Callable[[], bool], what: str, seconds: float = 120) -> None:
     patience = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < patience, f"waited {seconds} s for {what}"

@@ -17,6 +17,7 @@ from pretrain.faults import restarts
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.status import Status
 from tests.pretrain.runs import run_file
+from tests.tables import each
 
 
 class Pool:
@@ -57,27 +58,22 @@ def _at_once(monkeypatch) -> None:
     monkeypatch.setattr("launch.attempts.restarts.seconds_to_wait", lambda failures: 0.0)
 
 
-def test_the_next_attempt_begins_without_a_node_whose_arithmetic_was_wrong_twice(tmp_path, capsys):
-    ends, left = after_findings(tmp_path, "bb", min_nodes=1)
-    assert ends == [None, None]
-    assert [node.name for node in left] == ["a", "c"]
-    assert "going on with 2 nodes (a, c), 2 ranks" in capsys.readouterr().err
-    assert [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")] == [(1, "b"), (1, "b")]
-
-
-def test_findings_on_different_nodes_leave_none_out(tmp_path):
-    ends, left = after_findings(tmp_path, "ba", min_nodes=1)
-    assert ends == [None, None]
-    assert [node.name for node in left] == ["a", "b", "c"]
-
-
-def test_a_run_that_may_not_go_on_with_fewer_nodes_ends_and_says_what_to_do(tmp_path, capsys):
-    ends, left = after_findings(tmp_path, "bb", min_nodes=None)
-    assert ends == [None, Ended(1, False)]
-    assert len(left) == 3
-    assert (
-        "no further attempt: the arithmetic of b was found wrong twice. Take the node away" in capsys.readouterr().err
-    )
+@each(
+    "found, min_nodes, last, left, said",
+    [
+        ("bb", 1, None, "ac", "going on with 2 nodes (a, c), 2 ranks"),
+        ("ba", 1, None, "abc", "starting attempt 3"),
+        ("bb", None, Ended(1, False), "abc", "the arithmetic of b was found wrong twice. Take the node away"),
+    ],
+)
+def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_on(
+    tmp_path, capsys, found, min_nodes, last, left, said
+):
+    ends, nodes = after_findings(tmp_path, found, min_nodes)
+    assert (ends, "".join(node.name for node in nodes)) == ([None, last], left)
+    assert said in capsys.readouterr().err
+    ranks = [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")]
+    assert ranks == [("abc".index(node), node) for node in found]
 
 
 def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monkeypatch):

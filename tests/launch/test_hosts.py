@@ -1,5 +1,6 @@
 """`launch hosts` on two hosts with addresses of their own, reached by ssh; one is cut off in the middle of a step."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -7,22 +8,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from data_pipeline.foundation.errors import UserError
 from launch.hosts import portable_environment, read, remote_command
 from launch.multi_node import Node
+from launch.tools.doctor.findings import Finding
 from pretrain.faults import restarts
 from pretrain.run import node_memory
-from pretrain.run.metrics_file import read_metrics
 from tests.in_process import run_here
 from tests.launch import two_hosts
 from tests.launch.conftest import a_run
+from tests.launch.steps import Planned, environment
 from tests.launch.two_hosts import Hosts
 from tests.pretrain.runs import losses, steps_taken
 
+LAUNCH = str(Path(sys.executable).with_name("launch"))
 takes_hosts = pytest.mark.skipif(two_hosts.lacking() is not None, reason=str(two_hosts.lacking()))
 
 
@@ -37,39 +41,65 @@ def hosts(tmp_path_factory) -> Iterator[Hosts]:
 
 
 def command(hosts: Hosts, path: Path, *options: str) -> list[str]:
+    return [LAUNCH, "hosts", str(path), *hosts_of(hosts, path), *options]
+
+
+def hosts_of(hosts: Hosts, path: Path) -> list[str]:
     hostfile = path.with_name("hostfile")
     hostfile.write_text("".join(f"{address} slots=1  # a host\n" for address in hosts.addresses))
-    program = str(Path(sys.executable).with_name("launch"))
-    return [program, "hosts", str(path), "--hostfile", str(hostfile), "--ssh", hosts.ssh, *options]
+    return ["--hostfile", str(hostfile), "--ssh", hosts.ssh]
 
 
-def steps_of(folder: Path, attempt: int) -> int:
-    return sum(row.attempt == attempt and "train/loss" in row.metrics for row in read_metrics(folder / "run"))
+class Started:
+    """A command in the background, whose ranks do what is planned. What it writes to stderr goes to a file."""
+
+    def __init__(self, folder: Path, command: list[str], *planned: Planned):
+        self._errors = folder / "stderr"
+        # a variable that processes on the hosts get too
+        variables = {**os.environ, **environment(*planned), "RUN_UNDER_TEST": str(folder)}
+        with self._errors.open("w") as stderr:
+            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=variables)
+
+    @property
+    def said(self) -> str:
+        return self._errors.read_text()
+
+    def until(self, true: Callable[[], object]) -> None:
+        """Until something is true, which is to happen while the command runs."""
+        while not true():
+            assert self._process.poll() is None, self.said
+            time.sleep(0.1)
+
+    def ended(self) -> list[str]:
+        """What it has said, once it has succeeded."""
+        assert self._process.wait() == 0, self.said
+        return self.said.splitlines()
+
+    def __enter__(self) -> "Started":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 @pytest.mark.slow
 @takes_hosts
 def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_to_the_same_losses_when_it_is_back(
-    hosts, small_corpus, undisturbed, tmp_path, monkeypatch
+    hosts, small_corpus, undisturbed, tmp_path
 ):
-    monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))  # the hosts' processes get it too
-    path = a_run(tmp_path, small_corpus)
-    errors = tmp_path / "stderr"
-    with errors.open("w") as stderr:
-        process = subprocess.Popen(command(hosts, path), stdout=subprocess.DEVNULL, stderr=stderr)
-        while steps_of(tmp_path, 1) < 2:
-            assert process.poll() is None, errors.read_text()
-            time.sleep(0.1)
+    path, held = a_run(tmp_path, small_corpus), tmp_path / "held"
+    with Started(tmp_path, command(hosts, path), Planned(0, 6, "hold", str(held))) as run:
+        run.until(held.exists)
         hosts.cut_off(1)
-        until = time.monotonic() + 120
-        # the host's agent ends its ranks without the head
-        while "trying again in 2 s" not in errors.read_text() or set(processes()) & set(hosts.busy(1)):
-            assert process.poll() is None, errors.read_text()
-            assert time.monotonic() < until, errors.read_text()
-            time.sleep(0.1)
-        hosts.connect(1)
-        assert process.wait() == 0, errors.read_text()
-    lost, again, *unreachable, training = errors.read_text().splitlines()
+        try:
+            # the host's agent ends its ranks without the head
+            run.until(
+                lambda: "trying again in 2 s" in run.said and not of_run(tmp_path).intersection(hosts.processes(1))
+            )
+        finally:
+            hosts.connect(1)
+        lost, again, *unreachable, training = run.ended()
     assert lost == f"node {hosts.addresses[1]} is lost: no word from it for 30 s; ending the other ranks"
     assert again == "starting attempt 2 (faults.restarts)"
     for line, seconds in zip(unreachable, (1, 2, 4, 8, 16), strict=False):
@@ -77,8 +107,8 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_to_the_same_losses_
         assert line.endswith(f"; trying again in {seconds} s")
     assert training.startswith("training again, ")
     assert losses(path) == undisturbed
-    environment = json.loads((tmp_path / "run/environment.json").read_text())
-    assert [(host["host"], host["ranks"]) for host in environment["hosts"]] == [
+    told = json.loads((tmp_path / "run/environment.json").read_text())
+    assert [(host["host"], host["ranks"]) for host in told["hosts"]] == [
         (name, [rank]) for rank, name in enumerate(hosts.names)
     ]
     assert [file.read_text() for file in (tmp_path / "run/logs/attempt-0002").glob("*.exit")] == ["0\n"] * 2
@@ -90,49 +120,30 @@ def test_a_run_over_a_slow_link_goes_on_by_itself_when_the_host_behind_it_is_los
     hosts, small_corpus, undisturbed, tmp_path
 ):
     """A link of 200 ms that loses 1 % makes a run slower and nothing else. Then the host's agent is killed, and its
-    ranks die with it."""
-    path = a_run(tmp_path, small_corpus)
-    errors, saved = tmp_path / "stderr", tmp_path / "run/checkpoints/step-00000004"
-    with errors.open("w") as stderr, hosts.slow(1, seconds=0.1, loss=0.01) as link:  # each way
-        process = subprocess.Popen(command(hosts, path, "--min-nodes", "1"), stdout=subprocess.DEVNULL, stderr=stderr)
-        while not saved.exists() or not link.lost:
-            assert process.poll() is None, errors.read_text()
-            time.sleep(0.1)
-        assert losses(path) == {step: undisturbed[step] for step in losses(path)}
-        (agent,) = filter(is_agent, hosts.processes(1))
-        os.kill(agent, signal.SIGKILL)
-        assert process.wait() == 0, errors.read_text()
-    print(f"{link.lost} of {link.frames} frames lost")
-    first, second = hosts.addresses
-    lost, goes_on, again, training = errors.read_text().splitlines()
-    assert lost.startswith(f"node {second} is lost: its connection ")
-    assert goes_on == f"going on with 1 node ({first}), 1 rank"
-    assert (again, training[:16]) == ("starting attempt 2 (faults.restarts)", "training again, ")
-    # one rank adds gradients in another order than two: 6e-7 after 150 steps; other rows differ by percents
-    assert losses(path) == {step: pytest.approx(loss, rel=1e-5) for step, loss in undisturbed.items()}
-
-
-@pytest.mark.slow
-@takes_hosts
-def test_the_other_host_has_the_lost_hosts_part_of_the_state(hosts, small_corpus, undisturbed, tmp_path):
-    """Nothing is on disk when the host is lost; its memory goes with it."""
-    path, errors = a_run(tmp_path, small_corpus), tmp_path / "stderr"
+    ranks die with it. Nothing is on disk when the host is lost, whose memory goes with it: the other has its part."""
+    path, held = a_run(tmp_path, small_corpus), tmp_path / "held"
     options = ["--min-nodes", "1", "checkpoint.every_steps=100", "checkpoint.memory_every_steps=1"]
-    with errors.open("w") as stderr:
-        process = subprocess.Popen(command(hosts, path, *options), stdout=subprocess.DEVNULL, stderr=stderr)
-        while steps_of(tmp_path, 1) < 30:
-            assert process.poll() is None, errors.read_text()
-            time.sleep(0.05)
+    with (
+        hosts.slow(1, seconds=0.1, loss=0.01) as link,  # each way
+        Started(tmp_path, command(hosts, path, *options), Planned(1, 5, "hold", str(held))) as run,
+    ):
+        run.until(lambda: held.exists() and link.lost)
+        assert losses(path) == {step: undisturbed[step] for step in losses(path)}
         (agent,) = filter(is_agent, hosts.processes(1))
         os.kill(agent, signal.SIGKILL)
         memory = node_memory.path(tmp_path / "run", hosts.names[1])
         assert memory
         shutil.rmtree(memory)
-        assert process.wait() == 0, errors.read_text()
-    first, second = restarts.read(tmp_path / "run")
-    assert (first.checkpoint, first.killed, second.outcome) == (0, True, "finished")
+        lost, goes_on, again, training = run.ended()
+    first, second = hosts.addresses
+    assert lost.startswith(f"node {second} is lost: its connection ")
+    assert goes_on == f"going on with 1 node ({first}), 1 rank"
+    assert (again, training[:16]) == ("starting attempt 2 (faults.restarts)", "training again, ")
+    failed, finished = restarts.read(tmp_path / "run")
+    assert (failed.checkpoint, failed.killed, finished.outcome) == (0, True, "finished")
     taken = steps_taken(tmp_path / "run")
-    assert len(taken) - len(set(taken)) <= 4
+    assert len(taken) - len(set(taken)) <= 2
+    # one rank adds gradients in another order than two: 6e-7 after 150 steps; other rows differ by percents
     assert losses(path) == {step: pytest.approx(loss, rel=1e-5) for step, loss in undisturbed.items()}
 
 
@@ -141,16 +152,36 @@ def is_agent(process: int) -> bool:
     return command.split()[1:] == ["-P", "-m", "launch", "agent"]
 
 
-def processes() -> list[int]:
-    """Those of the run under test, wherever they are."""
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"RUN_UNDER_TEST={os.environ['RUN_UNDER_TEST']}" in environment.read_text(errors="replace").split("\0"):
-                found.append(int(environment.parent.name))
-        except OSError:
-            continue
+def of_run(folder: Path) -> set[int]:
+    """The processes of the run under test, wherever they are."""
+    found = set()
+    for variables in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"RUN_UNDER_TEST={folder}" in variables.read_text(errors="replace").split("\0"):
+                found.add(int(variables.parent.name))
     return found
+
+
+@pytest.mark.slow
+@takes_hosts
+def test_hosts_are_checked_through_ssh_and_one_that_is_cut_off_is_named(hosts, small_corpus, tmp_path):
+    path = a_run(tmp_path, small_corpus)
+    doctor = [LAUNCH, "doctor", str(path), *hosts_of(hosts, path), "--json"]
+    done = subprocess.run(doctor, capture_output=True, text=True)
+    hosts.cut_off(1)
+    try:
+        cut = subprocess.run(doctor, capture_output=True, text=True)
+    finally:
+        hosts.connect(1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = [Finding(**one) for one in json.loads(done.stdout)]
+    locks = {one.node: one.found for one in findings if one.check == "file locks"}
+    assert locks == dict.fromkeys(hosts.addresses, "flock works, also against other processes")
+    assert next(one.found for one in findings if one.check == "all-reduce").startswith("2 ranks, ")
+    assert cut.returncode == 1, cut.stdout + cut.stderr
+    (fault,) = (Finding(**one) for one in json.loads(cut.stdout) if one["level"] == "fault")
+    assert (fault.check, fault.node) == ("node", hosts.addresses[1])
+    assert fault.found.startswith("ssh ended with exit code 255: ssh: connect to host")
 
 
 @pytest.mark.slow
@@ -159,9 +190,7 @@ def test_a_host_that_does_not_answer_is_named_before_anything_starts(hosts, smal
     path = a_run(tmp_path, small_corpus)
     hosts.cut_off(0)
     try:
-        done = subprocess.run(
-            [*command(hosts, path)[:-1], hosts.ssh + " -o ConnectTimeout=2"], capture_output=True, text=True
-        )
+        done = subprocess.run(command(hosts, path), capture_output=True, text=True)
     finally:
         hosts.connect(0)
     assert done.returncode == 1
@@ -169,19 +198,15 @@ def test_a_host_that_does_not_answer_is_named_before_anything_starts(hosts, smal
     assert not (tmp_path / "run/logs").exists()
 
 
-def test_a_hostfile_has_deepspeeds_format(tmp_path):
+def test_a_hostfile_has_deepspeeds_format_and_every_wrong_line_is_named(tmp_path):
     path = tmp_path / "hostfile"
     path.write_text("# two nodes\nworker-1 slots=8\n\nuser@10.0.0.2   slots = 4 # half\n")
     assert read(path) == [Node("worker-1", 8), Node("user@10.0.0.2", 4)]
-
-
-def test_every_line_of_a_hostfile_that_cannot_be_read_is_named(tmp_path, small_corpus):
-    path = tmp_path / "hostfile"
     path.write_text("a slots=2\nb\na slots=1\n-oProxyCommand=x slots=1\n")
-    done = run_here("launch", "hosts", a_run(tmp_path, small_corpus), "--hostfile", path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"error: --hostfile: {path}, line 2: expected `NAME slots=N`, found 'b'",
+    with pytest.raises(UserError) as refused:
+        read(path)
+    assert str(refused.value).splitlines() == [
+        f"--hostfile: {path}, line 2: expected `NAME slots=N`, found 'b'",
         f"--hostfile: {path}, line 3: a is listed in an earlier line",
         f"--hostfile: {path}, line 4: expected `NAME slots=N`, found '-oProxyCommand=x slots=1'",
     ]
@@ -190,15 +215,11 @@ def test_every_line_of_a_hostfile_that_cannot_be_read_is_named(tmp_path, small_c
 def test_ranks_that_cannot_share_a_batch_and_a_missing_ssh_are_named(tmp_path, small_corpus, monkeypatch):
     path, hostfile = a_run(tmp_path, small_corpus), tmp_path / "hostfile"
     hostfile.write_text("localhost slots=3\n")
-    done = run_here("launch", "hosts", path, "--hostfile", hostfile)
-    assert done.returncode == 2
-    assert "batch.global_batch_size: 16 rows can't be divided evenly among 3 ranks" in done.stderr
-    monkeypatch.setenv("PATH", str(tmp_path))
-    done = run_here("launch", "hosts", path, "--hostfile", hostfile)
-    assert (done.returncode, done.stderr.splitlines()) == (
-        2,
-        ["error: ssh is not on the PATH; `launch` starts agents on the hosts with it"],
-    )
+    uneven = "error: batch.global_batch_size: 16 rows can't be divided evenly among 3 ranks"
+    for said in (uneven, "error: ssh is not on the PATH; `launch` starts agents on the hosts with it"):
+        done = run_here("launch", "hosts", path, "--hostfile", hostfile)
+        assert (done.returncode, done.stderr[: len(said)]) == (2, said)
+        monkeypatch.setenv("PATH", str(tmp_path))
 
 
 def test_the_remote_shell_sees_one_word_for_each(monkeypatch, tmp_path):
@@ -213,14 +234,9 @@ def test_the_remote_shell_sees_one_word_for_each(monkeypatch, tmp_path):
 
 def test_what_belongs_to_this_machine_is_not_handed_over(monkeypatch):
     """DeepSpeed's launcher would drop both, and all but five prefixes with them."""
-    given = {"HF_TOKEN": "secret", "OMP_NUM_THREADS": "4", "HOME": "/home/me", "SLURM_JOB_ID": "3", "RANK": "0"}
-    for name, value in given.items():
+    here = {"HOME": "/home/me", "SLURM_JOB_ID": "3", "RANK": "0"}
+    given = {"HF_TOKEN": "secret", "OMP_NUM_THREADS": "4"}
+    for name, value in (here | given).items():
         monkeypatch.setenv(name, value)
     handed = portable_environment()
-    assert {name: handed.get(name) for name in given} == {
-        "HF_TOKEN": "secret",
-        "OMP_NUM_THREADS": "4",
-        "HOME": None,
-        "SLURM_JOB_ID": None,
-        "RANK": None,
-    }
+    assert {name: value for name, value in handed.items() if name in here | given} == given

@@ -26,23 +26,24 @@ from pretrain.models import FAMILIES
 from pretrain.run.gpus import GPUS
 from pretrain.trainer.validate import validate
 from tests.in_process import run_here
+from tests.tables import each
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
 # of each family one, and those that differ in their positions
-MODELS = (*("t5-v1.1-xxl", "bart-base", "bert-base", "gpt2-small", "decoder-only-yan2024-15m"),)
+MODELS = ["t5-v1.1-xxl", "bart-base", "bert-base", "gpt2-small", "decoder-only-yan2024-15m"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def _machine(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     machine = Machine(0, "2 cores", None, bf16=False)
     monkeypatch.setattr(Machine, "this", lambda: machine)
     monkeypatch.setattr(first_machine, "product_flops", lambda: 200e9)
-    return tmp_path
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_files_of_every_family_load_and_fit_each_other(model):
+@each("model", MODELS)
+def test_the_files_of_every_family_load_and_fit_each_other(tmp_path, monkeypatch, model):
+    monkeypatch.chdir(tmp_path)
     done = run_here("launch", "init", "my-1", "--model", model, "--text", "data/*.jsonl.gz")
     assert done.returncode == 0, done.stderr
     corpus, run = load("my-1.corpus.yaml", [], CorpusConfig), load("my-1.run.yaml", [], RunConfig)
@@ -72,9 +73,10 @@ def files(pattern: str) -> list[Path]:
     return list(Path(pattern).parent.glob(Path(pattern).name))
 
 
-@pytest.mark.parametrize(("files", "chunk"), [(2, 256), (5, 400), (500, 8 << 20)])
-def test_a_text_file_is_a_document_and_few_are_cut_so_that_some_can_be_held_out(files, chunk):
+@each("files, chunk", [(2, 256), (5, 400), (500, 8 << 20)])
+def test_a_text_file_is_a_document_and_few_are_cut_so_that_some_can_be_held_out(tmp_path, monkeypatch, files, chunk):
     """Of 1,000 chunks, 1 % held out is none once in 23,000 times."""
+    monkeypatch.chdir(tmp_path)
     Path("books").mkdir()
     for number in range(files):
         Path(f"books/{number}.txt").write_text("One line.\n\n" * (7273 if files == 5 else 10))
@@ -94,16 +96,17 @@ def test_a_finished_corpus_needs_no_corpus_file():
     assert [path.name for path in Path().iterdir()] == ["b.run.yaml"]
 
 
-@pytest.mark.parametrize("existing", ["first.run.yaml", "first.corpus.yaml"])
-def test_an_existing_file_stays_and_nothing_is_written(existing):
+@each("existing", ["first.run.yaml", "first.corpus.yaml"])
+def test_an_existing_file_stays_and_nothing_is_written(tmp_path, monkeypatch, existing):
+    monkeypatch.chdir(tmp_path)
     Path(existing).write_text("mine")
     done = run_here("launch", "init")
     assert (done.returncode, done.stderr) == (2, f"error: {existing}: exists already; choose another NAME\n")
     assert {path.name: path.read_text() for path in Path().iterdir()} == {existing: "mine"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@each(
+    "arguments, said",
     [
         (["--model", "t5-v1.1-bass"], "--model: configs:models/t5-v1.1-bass.yaml: no such file ships with the package"),
         (["../x"], "NAME: '../x': expected letters, digits"),
@@ -114,7 +117,8 @@ def test_an_existing_file_stays_and_nothing_is_written(existing):
         (["--text", "a.txt", "--corpus", "b"], "--text and --corpus: a run has its text from one of them"),
     ],
 )
-def test_wrong_arguments_are_one_line_and_nothing_is_written(arguments, said):
+def test_wrong_arguments_are_one_line_and_nothing_is_written(tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
     done = run_here("launch", "init", *arguments)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert done.stderr.startswith(f"error: {said}"), done.stderr
@@ -177,8 +181,8 @@ def make(kind: str) -> None:
         (folder / "c.txt.xz").write_bytes(b"\xfd7zXZ\0\0")
 
 
-@pytest.mark.parametrize(
-    ("kind", "formats", "column"),
+@each(
+    "kind, formats, column",
     [
         ("txt", ["text"], None),
         ("csv", ["csv"], "body"),
@@ -190,7 +194,8 @@ def make(kind: str) -> None:
         ("mixed", ["json", "text"], "body"),
     ],
 )
-def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, formats, column):
+def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(tmp_path, monkeypatch, kind, formats, column):
+    monkeypatch.chdir(tmp_path)
     make(kind)
     done = run_here("launch", "init", "--text", "data")
     assert done.returncode == 0, done.stderr
@@ -211,8 +216,8 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, format
     assert setup.config.schedule.warmup_steps < setup.config.run.max_steps
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "format_"),
+@each(
+    "name, content, format_",
     [
         ("a.xml.bz2", SAMPLES / "enwiki-20060303-pages-articles1.xml.bz2", "wikipedia"),
         ("a.json.gz", SAMPLES / "c4-train.00000-of-01024-first1000.json.gz", "json"),
@@ -220,7 +225,8 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, format
         ("wiki_00", b'<doc id="1" url="u" title="A">\nA\n\nText.\n</doc>\n', "wikiextractor"),
     ],
 )
-def test_a_format_follows_from_the_name_and_the_first_bytes(name, content, format_):
+def test_a_format_follows_from_the_name_and_the_first_bytes(tmp_path, monkeypatch, name, content, format_):
+    monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     Path("data", name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     for text in ("data", f"data/{name}"):
@@ -234,8 +240,9 @@ def test_xml_that_is_no_dump_of_a_wiki_is_refused():
     assert (done.returncode, done.stderr) == (2, said)
 
 
-@pytest.mark.parametrize("number", [1, 2, 5])
-def test_of_few_documents_one_is_held_out_or_a_line_says_why_not(number):
+@each("number", [1, 2, 5])
+def test_of_few_documents_one_is_held_out_or_a_line_says_why_not(tmp_path, monkeypatch, number):
+    monkeypatch.chdir(tmp_path)
     pages = gzip.decompress(next(SAMPLES.glob("c4-train*.json.gz")).read_bytes()).splitlines(keepends=True)
     Path("a.jsonl").write_bytes(b"".join(pages[100 : 100 + number]))
     done = run_here("launch", "init", "--text", "a.jsonl")
@@ -314,17 +321,13 @@ def test_a_model_that_the_user_names_keeps_its_steps_and_the_estimate_is_said():
     assert load("first.run.yaml", [], RunConfig).precision == "fp32"
 
 
-def test_the_first_metrics_come_within_a_minute():
+def test_the_first_metrics_come_within_a_minute_and_two_thirds_of_the_steps_have_long_spans():
+    """In rows of the same text."""
     run_here("launch", "init")
-    run = load("first.run.yaml", [], RunConfig)
+    corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
     first_run = run_of_an_hour(Machine.this(), 32_000, 100, (512, 114), float("inf"))
     a_row = first_run.seconds / first_run.batch
     assert run.tracking.log_every_steps * run.batch.global_batch_size * a_row <= 12
-
-
-def test_the_first_two_thirds_of_the_steps_have_long_spans_in_rows_of_the_same_text():
-    run_here("launch", "init")
-    corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
     (stage,) = run.data.curriculum
     assert stage.until_step == pytest.approx(2 / 3 * run.run.max_steps, abs=1)
     assert stage.objective.noise_density > corpus.rows.objective.noise_density

@@ -1,31 +1,54 @@
-"""Runs under a real SLURM of two nodes that outlast their jobs: time limits, cancelled jobs, early warnings."""
+"""Runs under a real SLURM of two nodes that outlast their jobs: time limits, cancelled jobs, early warnings.
+
+Each node, and this machine, has a view of its own of a file system without locks, as clusters have them.
+"""
+
+from collections.abc import Iterator
 
 import pytest
 
-from tests.launch import slurm_cluster
+from pretrain.run.metrics_file import read_metrics
+from tests.launch import shared_files, slurm_cluster
 from tests.launch.conftest import a_run
 from tests.launch.jobs import inside, said, status, submitted, until, until_steps
+from tests.launch.shared_files import UNPROTECTED, Mount, mounted, warnings_in
 
-pytestmark = pytest.mark.skipif(slurm_cluster.lacking() is not None, reason=str(slurm_cluster.lacking()))
+pytestmark = [
+    pytest.mark.slow,
+    *(
+        pytest.mark.skipif(one.lacking() is not None, reason=str(one.lacking()))
+        for one in (slurm_cluster, shared_files)
+    ),
+]
 
 
-@pytest.mark.slow
-def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, undisturbed, tmp_path):
+@pytest.fixture(scope="module")
+def mount(tmp_path_factory) -> Iterator[Mount]:
+    """What a host has once seen of a file, it believes for ever, whatever others do to it."""
+    with mounted(tmp_path_factory.mktemp("views"), "--no-locks", "--cached", "1000000") as mount:
+        yield mount
+
+
+@pytest.fixture(scope="module")
+def host(mount) -> list[str]:
+    return mount.host()
+
+
+def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, tmp_path):
     """Ranks started by srun, which read staged corpora. The first job meets its time limit, the second is cancelled."""
     path = a_run(tmp_path, small_corpus, steps=1_000_000)
-    options = ("--mode", "srun", "--chain", "3", "--time", "60", "--warn-seconds", "120")
+    options = ("--mode", "srun", "--chain", "3", "--time", "120", "--warn-seconds", "3600")
     limited, cancelled, last = submitted(path, *options, stage=str(tmp_path / "local"))
     until_steps(cluster, limited, tmp_path, attempt=1)
     cluster.run("scontrol", "hold", last)
-    elapsed = int(cluster.run("squeue", "-h", "-j", limited, "-o", "%M").split(":")[-2])
     with cluster.suspended_ranks():  # SLURM looks at times every 30 s
-        cluster.run("scontrol", "update", f"JobId={limited}", f"TimeLimit={elapsed + 2}")
-        until(lambda: "SIGUSR1: saving and stopping" in said(tmp_path, limited), seconds=60)
+        cluster.run("scontrol", "update", f"JobId={limited}", "TimeLimit=59")  # minutes
+        until(lambda: "SIGUSR1: saving and stopping" in said(tmp_path, limited), cluster, limited, tmp_path)
     cluster.until(limited, "FAILED")  # exit code 75
     until_steps(cluster, cancelled, tmp_path, attempt=2)
-    cluster.run("scancel", cancelled)
-    cluster.until(cancelled, "CANCELLED")  # said at once, while the ranks still save
-    until(lambda: status(tmp_path)["state"] == "stopped")
+    cluster.run("scancel", cancelled)  # SLURM says at once that it is cancelled, while the ranks still save
+    cluster.until_over(cancelled)
+    assert status(tmp_path)["state"] == "stopped"
     step = status(tmp_path)["step"]
     assert isinstance(step, int)
     a_run(tmp_path, small_corpus, steps=step + 2)
@@ -35,18 +58,36 @@ def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, undistur
     used = (tmp_path / "run/config.yaml").read_text()
     assert f"corpus: {tmp_path}/local/" in used
     assert str(small_corpus) not in used
-    print(*cluster.records(limited), *cluster.records(cancelled), *cluster.records(last), sep="\n")
 
 
-@pytest.mark.slow
 def test_a_job_goes_back_into_the_queue_if_its_warning_comes_before_the_ranks(cluster, small_corpus, tmp_path):
     """While the nodes copy corpora: the first time, that takes as long as the test."""
     path, copying = a_run(tmp_path, small_corpus, steps=2), tmp_path / "copying"
     slow = inside("stage", f"[ -e {copying} ] || {{ touch {copying}; exec sleep 3600; }}")
     (job,) = submitted(path, "--requeue", stage=str(tmp_path / "local"), container=slow)
-    until(copying.exists)
+    until(copying.exists, cluster, job, tmp_path)
     cluster.run("scancel", "--batch", "--signal=USR1", job)
-    until(lambda: f"requeueing job {job}" in said(tmp_path, job), seconds=60)
     cluster.until(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert f"requeueing job {job}" in said(tmp_path, job)
     assert status(tmp_path) == {"state": "finished", "attempt": 1, "step": 2, "stop_file": False}
     assert "nothing was saved, and the same command starts the run again" in said(tmp_path, job)
+
+
+def test_hosts_that_see_files_late_train_stop_save_and_resume(cluster, mount, small_corpus):
+    """A rank on each host. No save waits until rank 0's host sees what the other rank has written."""
+    folder, directory = mount.mountpoint, mount.directory
+    path = a_run(folder, small_corpus, steps=1_000_000)
+    (first,) = submitted(path)
+    until_steps(cluster, first, directory, attempt=1)
+    cluster.run("scancel", "--batch", "--signal=USR1", first)
+    cluster.until(first, "FAILED", "COMPLETED")
+    unprotected = f"warning: no file locks here (Function not implemented): {folder}/run: {UNPROTECTED}"
+    assert unprotected in warnings_in(said(directory, first))
+    assert status(directory)["state"] == "stopped"
+    step = status(directory)["step"]
+    assert isinstance(step, int)
+    (second,) = submitted(path, f"run.max_steps={step + 3}")
+    assert cluster.until(second, "COMPLETED", "FAILED") == "COMPLETED", said(directory, second)
+    assert status(directory)["step"] == step + 3
+    logged = [row.step for row in read_metrics(directory / "run") if "train/loss" in row.metrics]
+    assert logged == list(range(1, step + 4))

@@ -4,13 +4,14 @@ import contextlib
 import json
 import os
 import pty
-import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,19 +19,19 @@ import pytest
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.signals import STOP_SIGNALS
-from launch import local, multi_node
+from launch import local, multi_node, protocol, rank_wrapper
 from launch.agent_pool import AgentPool
 from launch.attempts import Ended, Run
-from launch.head import Attempt, result, stop_requests, supervise
+from launch.head import Attempt, NodeRanks, first_failed, result, stop_requests, supervise, watch
 from launch.multi_node import Access, Node
 from launch.rank_commands import node_options
-from launch.rank_processes import with_own_gpus, wrapped
-from pretrain.run import rank_logs
+from launch.rank_processes import RankProcesses, with_own_gpus, wrapped
+from pretrain.run import heartbeat, rank_logs
 from pretrain.run.status import Status
-from pretrain.run.watchdog import SECONDS_TO_LOOK
 from tests.launch import shell_ranks
 from tests.launch.shell_ranks import DONE, LAUNCHER, supervised
 from tests.pretrain.runs import run_file
+from tests.tables import each
 
 STOPS_ON_REQUEST = """
 until [ -e {run}/stop ]; do sleep 0.05; done
@@ -68,23 +69,24 @@ def supervisor(run: Path, *ranks: str) -> list[str]:
 
 
 TO_WRAPPER, TO_LAUNCHER = "kill -TERM $PPID", "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"
+ABOVE = "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
 
 
-@pytest.mark.parametrize("signalled", [TO_WRAPPER, TO_LAUNCHER], ids=["wrapper", "launcher"])
-def test_sigterm_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, signalled):
-    """These processes block the signal, and never report it themselves."""
+@each(
+    "signalled, said",
+    [
+        # these processes block the signal, and never report it themselves
+        (TO_WRAPPER, ABOVE),
+        (TO_LAUNCHER, ABOVE),
+        (f"kill -TERM {os.getpid()}", "SIGTERM: saving and stopping; a second signal ends the run at once\n"),
+        # closing a terminal sends it twice
+        (f"kill -HUP {os.getpid()}\n" * 2, "SIGHUP: saving and stopping; a second signal ends the run at once\n"),
+    ],
+)
+def test_a_signal_to_the_supervisor_or_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, signalled, said):
+    capfd.readouterr()
     assert supervised(tmp_path, f"{signalled}\n{STOPS_ON_REQUEST.format(run=tmp_path)}") == 75
-    assert capfd.readouterr().err == "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
-
-
-@pytest.mark.parametrize("name", ["TERM", "HUP"])
-def test_a_signal_to_the_supervisor_stops_the_run(tmp_path, capfd, name):
-    """Closing a terminal sends SIGHUP twice, so a second SIGHUP doesn't end the run at once."""
-    times = 2 if name == "HUP" else 1
-    signalled = f"kill -{name} {os.getpid()}\n" * times
-    assert supervised(tmp_path, f"{signalled}{STOPS_ON_REQUEST.format(run=tmp_path)}") == 75
-    expected = f"SIG{name}: saving and stopping; a second signal ends the run at once\n"
-    assert capfd.readouterr().err == expected
+    assert capfd.readouterr().err == said
 
 
 def test_a_second_signal_to_the_supervisor_ends_ranks_that_cannot_obey_the_first(tmp_path, capfd):
@@ -154,115 +156,168 @@ def test_a_rank_that_fails_is_named_and_the_launchers_words_are_kept_off_the_ter
     assert (logs / "rank-00001.exit").read_text() == "3\n"
 
 
-def test_the_rank_that_failed_first_is_named_though_others_end_before_it(tmp_path, capfd):
-    """The other ranks fail because their collectives miss it, while it still leaves its process group."""
-    report, reported = f'echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}', tmp_path / "reported"
-    first = f"echo ValueError: on purpose; {report}; touch {reported}; sleep 0.5; exit 1"
-    then = f"until [ -e {reported} ]; do sleep 0.05; done; {report}; exit 1"
-    assert supervised(tmp_path, then, first) == 1
-    assert capfd.readouterr() == (
-        "",
-        f"rank 1 ended with exit code 1: ValueError: on purpose; its log: {tmp_path}/logs/attempt-0001/rank-00001.log\n"
-        "  ValueError: on purpose\n",
-    )
+def once(file: str) -> str:
+    """Waits for a file in the directory of logs."""
+    return f"until [ -e ${rank_logs.SUPERVISED}/{file} ]; do sleep 0.05; done"
 
 
-def test_the_error_is_named_though_the_rank_aborts_as_it_ends(tmp_path, capfd):
-    """Threads of gloo that find their group gone abort the process."""
-    report = f'echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}'
-    fails = f"echo ValueError: on purpose; {report}; sleep 0.5; kill -ABRT $$"
-    assert supervised(tmp_path, NEVER_STOPS, fails, dead_rank_seconds=1) == 1
-    assert capfd.readouterr().err.startswith("rank 1 failed: ValueError: on purpose; its log: ")
+OVER = [once(f"rank-0000{rank}.exit") for rank in range(2)]  # waits for the end of a rank
+REPORTED = f"touch ${rank_logs.SUPERVISED}/reported"
+FAILED, FAULTY = (
+    f'echo "{what}" >&${rank_logs.REPORTS}' for what in (f"{rank_logs.FAILED} $RANK", "rank computes wrong: 1")
+)
+ON_PURPOSE = f"echo ValueError: on purpose; {FAILED}"
+PAIR = "RuntimeError: [gloo/transport/tcp/pair.cc:538] "
+CLOSED = f"echo '{PAIR}Connection closed by peer [10.0.0.2]:4711'; {FAILED}"
+RESET = f"echo '{PAIR}Read error: Connection reset by peer'; {FAILED}"
+LEFT = "rank 1 exited with code 0 before the run's end; its log: {log}\n  last words\n"
+OWN = "rank 1 ended with exit code 1: ValueError: on purpose; its log: "
+WRONG = f"echo rank 1 computes wrong; {FAULTY}; {FAILED}; exit 1"
 
 
-def test_the_rank_whose_arithmetic_was_wrong_is_named_though_another_fails_first(tmp_path, capfd):
-    """Every rank knows it from the others."""
-    reports = [
-        f'echo "{report} >&${rank_logs.REPORTS}' for report in (f'{rank_logs.FAULTY} 1"', f'{rank_logs.FAILED} $RANK"')
-    ]
-    fails = f"echo rank 1 computes wrong; {'; '.join(reports)}; exit 1"
-    assert supervised(tmp_path, fails, f"sleep 0.5; {fails}") == 1
-    assert capfd.readouterr().err.startswith("rank 1 ended with exit code 1; its log: ")
+@each(
+    "first, second, said",
+    [
+        # the first that reports is named, though the other ends before it
+        (
+            f"{once('reported')}; {FAILED}; exit 1",
+            f"{ON_PURPOSE}; {REPORTED}; {OVER[0]}; exit 1",
+            OWN + "{log}\n  Value",
+        ),
+        # so is its error, though it aborts as it ends: threads of gloo that find their group gone do that
+        (f"{OVER[1]}; exit 1", f"{ON_PURPOSE}; kill -ABRT $$", "rank 1 failed: ValueError: on purpose; its log: "),
+        # every rank knows from the others whose arithmetic was wrong
+        (WRONG, f"{OVER[0]}; {WRONG}", "rank 1 ended with exit code 1; its log: "),
+        # one that has lost its connection to another may report and end earlier, and destructors may abort it
+        (f"{CLOSED}; exit 1", f"{OVER[0]}; {ON_PURPOSE}; exit 1", OWN),
+        (f"{CLOSED}; kill -ABRT $$", f"{OVER[0]}; {ON_PURPOSE}; exit 1", OWN),
+        (DONE, "kill -SEGV $$", "rank 1 was killed by SIGSEGV; its log: "),
+        # library code may call `_exit`; the others fail because they miss the rank, and may report it earlier
+        (f"{OVER[1]}; exit 1", "echo last words; exit 0", LEFT),
+        (f"{OVER[1]}; kill -ABRT $$", "echo last words; exit 0", LEFT),
+        (f"{OVER[1]}; exit 0", "echo last words; exit 0", LEFT),
+        (f"{RESET}; {REPORTED}; {OVER[1]}; exit 1", f"{once('reported')}; echo last words; exit 0", LEFT),
+    ],
+)
+def test_the_rank_that_failed_is_named(tmp_path, capfd, first, second, said):
+    capfd.readouterr()
+    assert supervised(tmp_path, first, second) == 1
+    log = tmp_path / "logs/attempt-0001/rank-00001.log"
+    assert capfd.readouterr().err.startswith(said.format(log=log))
+    if "SEGV" in second:
+        assert log.with_suffix(".exit").read_text() == "139\n"  # as shells count
 
 
-@pytest.mark.parametrize("ends", ["exit 1", "kill -ABRT $$"])
-def test_a_rank_that_lost_its_connection_to_another_is_not_named_for_it(tmp_path, capfd, ends):
-    """It may report and end earlier, from a host whose reports come sooner. Destructors may abort it."""
-    report = f'echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}'
-    lost = f"echo 'RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:4711'; {report}"
-    own = f"sleep 0.5; echo ValueError: on purpose; {report}; exit 1"
-    assert supervised(tmp_path, f"{lost}; {ends}", own, dead_rank_seconds=3) == 1
-    assert capfd.readouterr().err.startswith("rank 1 ended with exit code 1: ValueError: on purpose; its log: ")
-
-
-def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path, capfd):
-    assert supervised(tmp_path, DONE, "kill -SEGV $$") == 1
-    assert capfd.readouterr().err.startswith("rank 1 was killed by SIGSEGV; its log: ")
-    assert (tmp_path / "logs/attempt-0001/rank-00001.exit").read_text() == "139\n"  # as shells count
+@each(
+    "last, said",
+    [
+        ("kill -KILL $$", "rank 1 was killed by SIGKILL; its log: {log}\n"),
+        ("echo last words; exit 0", LEFT),
+        # it may wait for a tracker, or for ranks that wait for it
+        (f"echo last words; {FAILED}; {NEVER_STOPS}", "rank 1 failed; its log: {log}\n  last words\n"),
+    ],
+)
+def test_ranks_that_hang_since_another_died_or_failed_have_their_time_to_end(tmp_path, capfd, last, said):
+    capfd.readouterr()
+    started = time.monotonic()
+    assert supervised(tmp_path, NEVER_STOPS, last, dead_rank_seconds=1) == 1
+    assert time.monotonic() - started >= 1
+    assert capfd.readouterr().err == said.format(log=tmp_path / "logs/attempt-0001/rank-00001.log")
 
 
 def test_a_rank_whose_wrapper_is_killed_is_named_though_the_others_save(tmp_path, capfd):
     """DeepSpeed's launcher signals the other ranks, which save and stop."""
     killed = f"kill -KILL $PPID; touch {tmp_path}/killed; {NEVER_STOPS}"
     stops = f"until [ -e {tmp_path}/killed ]; do sleep 0.05; done; touch {tmp_path}/stop; {DONE}; "
-    assert supervised(tmp_path, killed, stops + STOPS_ON_REQUEST.format(run=tmp_path), dead_rank_seconds=5) == 1
+    assert supervised(tmp_path, killed, stops + STOPS_ON_REQUEST.format(run=tmp_path)) == 1
     log = tmp_path / "logs/attempt-0001/rank-00000.log"
     assert capfd.readouterr().err == f"rank 0 lost its wrapper process, which was killed; its log: {log}\n"
 
 
-@pytest.mark.parametrize("others", ["sleep 0.5; exit 1", "sleep 0.5; kill -ABRT $$", NEVER_STOPS, "sleep 0.5; exit 0"])
-def test_a_rank_that_exits_with_0_in_mid_run_is_the_one_that_failed(tmp_path, capfd, others):
-    """Library code that calls `_exit`; the others fail because they miss the rank."""
-    assert supervised(tmp_path, others, "echo last words; exit 0", dead_rank_seconds=1) == 1
-    log = tmp_path / "logs/attempt-0001/rank-00001.log"
-    said = f"rank 1 exited with code 0 before the run's end; its log: {log}\n  last words\n"
-    assert capfd.readouterr().err == said
+def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
+    """Though another attempt would follow one: rank 0 has more to write."""
+    last, first = f"{OVER[1]}; sleep 1; {STOPS_ON_REQUEST.format(run=tmp_path)}exit 75", "exit 75"
+    commands = [wrapped(["sh", "-c", script]) for script in (last, first)]
+    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", *commands])]
+
+    def start(logs: Path) -> list[NodeRanks]:
+        (tmp_path / "stop").touch()
+        return [RankProcesses(launcher, {**os.environ, rank_logs.SUPERVISED: str(logs)}, 2, logs / "launcher.log")]
+
+    with stop_requests(tmp_path) as requests:
+        attempt = watch(start, tmp_path, requests, 3600, another_follows=True)
+        assert (attempt.codes, result(attempt, tmp_path, requests)) == ({1: 75, 0: 75}, 75)
+
+
+IS_STOPPED = "open(f'/proc/{open(pid).read().strip()}/stat').read().rpartition(')')[2].split()[0] == 'T'"
+HANGS = f"""
+import os, sys, time
+from pretrain.run import heartbeat, rank_logs
+pid = sys.argv[1]
+with heartbeat.beating(0):
+    while not (os.path.exists(pid) and {IS_STOPPED}):
+        time.sleep(0.05)
+    heartbeat.mark()
+    rank_logs.note_hang(0)
+    time.sleep(3600)
+"""
 
 
 def test_the_rank_that_is_stopped_before_its_first_heartbeat_is_blamed(tmp_path, capfd):
-    """The other beats, and reports that it makes no progress."""
-    beats = (
-        "import os, pretrain.run.heartbeat as heartbeat, pretrain.run.rank_logs as logs, time\n"
-        "with heartbeat.beating(0):\n    time.sleep(4)\n    logs.note_hang(0)\n    time.sleep(60)"
-    )
-    hangs = f"exec {sys.executable} -c '{beats}'"
-    assert supervised(tmp_path, hangs, "kill -STOP $$; true", dead_rank_seconds=1) == 1
+    """The other beats, is further on, and reports that it makes no progress."""
+    (tmp_path / "hangs.py").write_text(HANGS)
+    hangs = f"exec {sys.executable} {tmp_path}/hangs.py {tmp_path}/pid"
+    stopped = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; kill -STOP $$; true"
+    assert supervised(tmp_path, hangs, stopped, dead_rank_seconds=1) == 1
     said = "rank 1 makes no progress, and its process is stopped (SIGSTOP); 1 rank waited for it; its log: "
     assert capfd.readouterr().err.startswith(said)
 
 
-def test_the_rank_that_was_silent_is_blamed_though_it_wakes_before_the_end(tmp_path, capfd):
+BEATS = """
+import os, time
+from pathlib import Path
+from pretrain.run import heartbeat, rank_logs
+rank = int(os.environ["RANK"])
+with heartbeat.beating(rank):
+    Path(f"beats-{rank}").touch()
+    while rank == 1 or not Path("hangs").exists():
+        time.sleep(0.05)
+    rank_logs.note_hang(rank)
+    time.sleep(3600)
+"""
+
+
+def test_a_rank_was_silent_though_it_wakes_before_the_end(tmp_path, monkeypatch):
     """DeepSpeed's launcher signals the others when one has ended, which interrupts native code that hangs."""
-    beats = "import os, pretrain.run.heartbeat as heartbeat, pretrain.run.rank_logs as logs, signal, time\n"
-    hangs = f"with heartbeat.beating(1):\n    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-    hangs += "    os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(60)"
-    waits = f"with heartbeat.beating(0):\n    time.sleep(6)\n    logs.note_hang(0)\n    time.sleep({SECONDS_TO_LOOK})\n"
-    waits += f"    os.kill(int(open({str(tmp_path / 'pid')!r}).read()), signal.SIGCONT)\n    time.sleep(60)"
-    scripts = [f"exec {sys.executable} -c {shlex.quote(beats + one)}" for one in (waits, hangs)]
-    assert supervised(tmp_path, *scripts, dead_rank_seconds=2) == 1
-    assert capfd.readouterr().err.startswith("rank 1 makes no progress; 1 rank waited for it; its log: ")
+    monkeypatch.chdir(tmp_path)
+    commands = [wrapped([sys.executable, "-c", BEATS])] * 2
+    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", *commands])]
+    ranks = RankProcesses(launcher, {**os.environ, rank_logs.SUPERVISED: str(tmp_path)}, 2, tmp_path / "log")
+    try:
+        while not all(Path(f"beats-{rank}").exists() for rank in range(2)):
+            time.sleep(0.05)
+        (silent,) = (one for one in psutil.Process().children(recursive=True) if is_rank(one, 1))
+        silent.suspend()
+        while heartbeat.read(ranks._directory)[1].silent < 1:
+            time.sleep(0.05)
+        Path("hangs").touch()
+        while not any(event.kind == "rank hung" for event in ranks.events()):
+            time.sleep(0.05)
+        silent.resume()
+        while heartbeat.read(ranks._directory)[1].silent >= 1:
+            time.sleep(0.05)
+    finally:
+        ranks.end()
+    assert ranks.heartbeats[1].silent >= 1
+    attempt = Attempt(Status("running", 1), tmp_path, 2, failed=[0], hung=[0])
+    attempt.heartbeats = {rank: replace(ranks.heartbeats[rank], silent=4.0 * rank) for rank in range(2)}
+    assert first_failed(attempt) == 1
 
 
-def test_a_rank_that_exits_with_0_is_named_though_another_reports_first_that_it_is_gone(tmp_path, capfd):
-    report = f'echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}'
-    lost = f"echo 'RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer'; {report}"
-    assert supervised(tmp_path, f"{lost}; {NEVER_STOPS}", "sleep 0.5; exit 0", dead_rank_seconds=1) == 1
-    assert capfd.readouterr().err.startswith("rank 1 exited with code 0 before the run's end; its log: ")
-
-
-def test_ranks_that_hang_since_another_died_have_their_time_to_end(tmp_path, capfd):
-    started = time.monotonic()
-    assert supervised(tmp_path, NEVER_STOPS, "kill -KILL $$", dead_rank_seconds=1) == 1
-    assert time.monotonic() - started >= 1
-    assert capfd.readouterr().err.startswith("rank 1 was killed by SIGKILL; its log: ")
-
-
-def test_a_rank_that_reports_a_failure_but_never_ends_has_the_same_time(tmp_path, capfd):
-    """It may wait for a tracker, or for ranks that wait for it."""
-    reports = f'echo last words; echo "{rank_logs.FAILED} $RANK" >&${rank_logs.REPORTS}; {NEVER_STOPS}'
-    assert supervised(tmp_path, NEVER_STOPS, reports, dead_rank_seconds=1) == 1
-    log = tmp_path / "logs/attempt-0001/rank-00001.log"
-    assert capfd.readouterr().err == f"rank 1 failed; its log: {log}\n  last words\n"
+def is_rank(process: psutil.Process, rank: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get("RANK") == str(rank) and rank_wrapper.__file__ not in process.cmdline()
+    return False
 
 
 def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
@@ -307,9 +362,7 @@ def test_a_disk_that_is_full_for_a_while_is_reported_once(tmp_path):
     assert (done.returncode, done.stderr) == (75, f"warning: {disk}/run/logs/attempt-0001: {full}\n")
 
 
-@pytest.mark.parametrize(
-    ("codes", "expected"), [({1: 75, 0: 75}, 75), ({0: 0, 1: 0}, 0), ({0: 0}, 1), ({0: 75, 1: 1}, 1), ({}, 1)]
-)
+@each("codes, expected", [({1: 75, 0: 75}, 75), ({0: 0, 1: 0}, 0), ({0: 0}, 1), ({0: 75, 1: 1}, 1), ({}, 1)])
 def test_ranks_that_agree_say_how_a_run_ended_where_its_status_is_seen_late(tmp_path, codes, expected):
     """The status is still that of the attempt before, as another host may see it on a network file system."""
     write_json(tmp_path / "status.json", {"state": "running", "attempt": 1})
@@ -320,9 +373,10 @@ def test_ranks_that_agree_say_how_a_run_ended_where_its_status_is_seen_late(tmp_
         assert result(attempt, tmp_path, requests) == expected
 
 
-@pytest.mark.parametrize(("name", "interrupted"), [("USR1", True), ("TERM", False)])
+@each("name, interrupted", [("USR1", True), ("TERM", False)])
 def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_path, capfd, name, interrupted):
     """Exit code 75: a scheduler may start the run again. The agents never connect."""
+    capfd.readouterr()
 
     def start(pool: AgentPool, chosen: list[Node]) -> None:
         pool.start(["sh", "-c", f"kill -{name} {os.getpid()}; exec sleep 3600"], ["host"], 0, {})
@@ -334,43 +388,48 @@ def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_
     assert not (tmp_path / "run/logs").exists()
 
 
-NO_HANDSHAKES = {  # as Python writes them
-    "number": r"b'5\n'",
-    "list": r"b'[]\n'",
-    "null": r"b'null\n'",
-    "not ASCII": r"""'{"token":"é"}\n'.encode()""",
-    "half a character": r"""b'{"token":"\\ud800","index":0,"host":"a","gpus":0,"port":1}\n'""",
-    "nested": r"b'[' * 100_000 + b'\n'",
-    "nested within 4 kB": r"b'[' * 4000 + b'\n'",
-    "many lines": r"b'{}\n' * 2_000_000",
-    "silence": "b''",
-}
+@each(
+    "sent",
+    [
+        *(b"5\n", b"[]\n", b"null\n", '{"token":"é"}\n'.encode(), b"[" * 100_000 + b"\n", b"[" * 4000 + b"\n"),
+        b'{"token":"\\ud800","index":0,"host":"a","gpus":0,"port":1}\n',  # half a character
+    ],
+)
+def test_what_is_no_handshake_is_refused(sent):
+    other, connected = socket.socketpair()
+    with other, connected:
+        other.sendall(sent)
+        with pytest.raises(ValueError, match=r"no |Expecting|surrogates"):
+            protocol.handshake(connected, "token")
 
 
-@pytest.mark.parametrize("sent", NO_HANDSHAKES.values(), ids=NO_HANDSHAKES)
-def test_an_agent_joins_whatever_others_send_before_it(sent):
-    """More connections than are accepted at a time; each is closed within a second or so."""
-    agent = """
-import json, socket, sys, time
+JOINS = """
+import contextlib, json, socket, sys
 given = json.loads(sys.stdin.readline())
 said = {"token": given["token"], "index": 0, "host": "host", "gpus": 0, "port": 1}
 others = [socket.create_connection(given["head"]) for _ in range(70)]
-try:
+with contextlib.suppress(OSError):  # closed before it was all sent
     others[0].sendall(eval(sys.argv[1]))
-except OSError:
-    pass  # closed before it was all sent
-connection = socket.create_connection(given["head"])
-connection.sendall(json.dumps(said).encode() + b"\\n" * 5)
-connection.recv(1)
+joined = False
+while not joined:  # as agents do: on a busy machine, what one sends may come later than the head waits
+    connection = socket.create_connection(given["head"])
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(said).encode() + b"\\n" * 5)
+        joined = connection.recv(1)
 """
+
+
+@each("sent", ["b'{}\\n' * 2_000_000", "b''"])
+def test_an_agent_joins_whatever_others_send_before_it(sent):
+    """More connections than are accepted at a time; each is closed within a second or so."""
     with AgentPool(["host"], "127.0.0.1") as pool:
-        pool.start([sys.executable, "-c", agent, sent], ["host"], 0, {})
-        pool.connect(give_up=lambda: False, seconds=20)
+        pool.start([sys.executable, "-c", JOINS, sent], ["host"], 0, {})
+        pool.connect(give_up=lambda: False, seconds=200)
         assert pool.problems == {}
         assert pool.agents[0].handshake.host == "host"
 
 
-@pytest.mark.parametrize("chosen", ["2,3", "", None])
+@each("chosen", ["2,3", "", None])
 def test_ranks_see_the_gpus_that_the_user_chose(monkeypatch, chosen):
     """DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES=0,1,… for them."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -11,11 +11,16 @@ import struct
 import subprocess
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterator
+from ipaddress import IPv4Address
 from pathlib import Path
 
+from tests.ports import free_port
+
 PROGRAMS = ("ip", "sshd", "ssh", "ssh-keygen")
+_PREFIX = 29  # bits of the addresses that both hosts have in common
 _SSHD = """
 Port 22
 ListenAddress {address}
@@ -41,12 +46,12 @@ class Hosts:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        number = os.getpid()
-        self._bridge = f"br{number}"
-        subnet = f"198.18.{number % 256}"  # RFC 2544's, for tests
-        self.own = f"{subnet}.1"
-        self.addresses = [f"{subnet}.2", f"{subnet}.3"]
-        self.names = [f"host{number}-{index}" for index in range(2)]
+        name = uuid.uuid4().hex[:8]
+        self._bridge = f"br{name}"
+        # eight of RFC 2544's addresses, which are for tests: a port that no other process gets chooses which
+        subnet = IPv4Address("198.18.0.0") + free_port() * 8 % 2**17
+        self.own, *self.addresses = (str(subnet + index) for index in range(1, 4))
+        self.names = [f"host{name}-{index}" for index in range(2)]
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -60,13 +65,13 @@ class Hosts:
             _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / key))
         Path("/run/sshd").mkdir(exist_ok=True)  # sshd insists on it
         _run("ip", "link", "add", self._bridge, "type", "bridge")
-        _run("ip", "address", "add", f"{self.own}/24", "dev", self._bridge)
+        _run("ip", "address", "add", f"{self.own}/{_PREFIX}", "dev", self._bridge)
         _run("ip", "link", "set", self._bridge, "up")
         for index, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
             _run("ip", "netns", "add", name)
             _run("ip", "link", "add", self._link(index), "type", "veth", "peer", "name", "eth0", "netns", name)
             _run("ip", "link", "set", self._link(index), "master", self._bridge, "up")
-            for command in (f"address add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+            for command in (f"address add {address}/{_PREFIX} dev eth0", "link set eth0 up", "link set lo up"):
                 _run("ip", "-n", name, *command.split())
             configuration = self.folder / f"sshd-{index}"
             configuration.write_text(_SSHD.format(address=address, folder=self.folder))
@@ -75,7 +80,7 @@ class Hosts:
             sshd = [shutil.which("sshd") or "", "-D", "-e", "-f", str(configuration)]
             self._daemons.append(subprocess.Popen(["ip", "netns", "exec", name, *named, *sshd], stderr=log))
         for address in self.addresses:
-            patience = time.monotonic() + 30
+            patience = time.monotonic() + 120
             while subprocess.run(["ssh", *self.ssh.split(), address, "true"], stderr=subprocess.DEVNULL).returncode:
                 assert time.monotonic() < patience, "sshd doesn't answer"
                 time.sleep(0.2)
@@ -93,10 +98,10 @@ class Hosts:
         link = SlowLink(seconds, loss)
         name, address = self.names[index], self.addresses[index]
         _run("ip", "link", "set", self._link(index), "nomaster")
-        _run("ip", "-n", name, "address", "delete", f"{address}/24", "dev", "eth0")
+        _run("ip", "-n", name, "address", "delete", f"{address}/{_PREFIX}", "dev", "eth0")
         _run("ip", "link", "set", link.names[0], "master", self._bridge, "up")
         _run("ip", "link", "set", link.names[1], "netns", name)
-        for command in (f"address add {address}/24 dev {link.names[1]}", f"link set {link.names[1]} up"):
+        for command in (f"address add {address}/{_PREFIX} dev {link.names[1]}", f"link set {link.names[1]} up"):
             _run("ip", "-n", name, *command.split())
         self._forget_devices()
         link.start()
@@ -104,7 +109,7 @@ class Hosts:
             yield link
         finally:
             link.end()
-            _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            _run("ip", "-n", name, "address", "add", f"{address}/{_PREFIX}", "dev", "eth0")
             self.connect(index)
             self._forget_devices()
 
@@ -147,7 +152,8 @@ class SlowLink(threading.Thread):
 
     def __init__(self, seconds: float, loss: float):
         super().__init__(daemon=True)
-        self.names = [f"tap{os.getpid()}-{end}" for end in range(2)]
+        name = uuid.uuid4().hex[:8]
+        self.names = [f"tap{name}-{end}" for end in range(2)]
         self.frames = self.lost = 0
         self._seconds, self._loss = seconds, loss
         self._ends = [_tap(name) for name in self.names]

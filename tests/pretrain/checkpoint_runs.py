@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,10 @@ def config(folder: Path, corpus: Path, optimizer: str, stage: int) -> RunConfig:
     return RunConfig.model_validate(json.loads(path.read_text()))
 
 
-def trained(
-    ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None, optimizers: Iterable[str] = OPTIMIZERS
-) -> list[list[int]]:
-    """Trains with each of `optimizers` up to step `stop`; returns the exit codes on each rank."""
-    runs = [config(folder, corpus, optimizer, stage) for optimizer in optimizers]
-    return on_ranks(ranks, segment, folder, runs, stop)
+def trained(ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None) -> list[list[int]]:
+    """Trains with each of `OPTIMIZERS` up to step `stop`; returns the exit codes on each rank."""
+    runs = [config(folder, corpus, optimizer, stage) for optimizer in OPTIMIZERS]
+    return on_ranks(ranks, segment, folder, runs, stop, seconds=280)
 
 
 def segment(folder: Path, runs: list[RunConfig], stop: int | None) -> list[int]:

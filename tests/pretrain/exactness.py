@@ -23,46 +23,20 @@ from data_pipeline.loading.batches import Batch
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from pretrain.zero.optimizer import set_rates
-from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import own_rows
 
 STAGES, RANKS, PRECISIONS = (1, 2, 3), (1, 2, 4), ("fp32", "bf16")
 ROWS = 8  # of a global batch
 
+_ONE_LAYER = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+_T5 = {"family": "t5", "vocab_size": 57, "d_kv": 6, **_ONE_LAYER}
+_BART = {"family": "bart", "vocab_size": 61, "max_positions": 15, "dropout_rate": 0.0, **_ONE_LAYER}
 MODELS: dict[str, dict[str, Any]] = {
-    "t5": {
-        "family": "t5",
-        "vocab_size": 57,
-        "d_model": 20,
-        "d_kv": 6,
-        "d_ff": 26,
-        "num_heads": 3,
-        "num_encoder_layers": 1,
-        "num_decoder_layers": 1,
-        "tie_embeddings": True,
-    },
-    "bart": {
-        "family": "bart",
-        "vocab_size": 61,
-        "d_model": 18,
-        "d_ff": 26,
-        "num_heads": 3,
-        "num_encoder_layers": 1,
-        "num_decoder_layers": 1,
-        "max_positions": 15,
-        "dropout_rate": 0.0,
-    },
-    "t5 with muP": {  # twice as wide as its base, so matrices have rates of their own
-        "family": "t5",
-        "vocab_size": 57,
-        "d_model": 24,
-        "d_kv": 6,
-        "d_ff": 32,
-        "num_heads": 4,
-        "num_encoder_layers": 1,
-        "num_decoder_layers": 1,
-        "mup": {"base_width": 12},
-    },
+    "t5": {**_T5, "d_model": 20, "d_ff": 26, "num_heads": 3, "tie_embeddings": True},
+    "bart": {**_BART, "d_model": 18, "d_ff": 26, "num_heads": 3},
+    # twice as wide as its base, so matrices have rates of their own
+    "t5 with muP": {**_T5, "d_model": 24, "d_ff": 32, "num_heads": 4, "mup": {"base_width": 12}},
 }
 OF_TABLE = ("t5", "bart")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -172,11 +146,8 @@ class Case:
 
 def measure(ranks: int, cases: list[Case], steps: int, device: str = "cpu") -> dict[Case, float]:
     """The difference of each case, on `ranks` processes on `device`."""
-    return dict(zip(cases, on_ranks(ranks, _measure, cases, steps, seconds=800, device=device)[0], strict=True))
-
-
-def _measure(cases: list[Case], steps: int) -> list[float]:
-    return [difference(case, steps) for case in cases]
+    given = [(case, steps) for case in cases]
+    return dict(zip(cases, on_ranks(ranks, each, difference, given, seconds=800, device=device)[0], strict=True))
 
 
 def difference(case: Case, steps: int) -> float:

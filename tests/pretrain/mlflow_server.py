@@ -35,7 +35,7 @@ class Server:
         while True:
             assert self._process.poll() is None, (folder / "server.log").read_text()
             try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=120):
                     return
             except OSError:
                 time.sleep(0.1)

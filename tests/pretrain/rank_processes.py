@@ -61,7 +61,7 @@ def on_ranks(
     pipes = [processes.Pipe(duplex=False) for _ in range(ranks)]
     started = [
         processes.Process(
-            target=_on_rank, args=(rank, ranks, port, pipes[rank][1], function, arguments, joined), daemon=True
+            target=_on_rank, args=(rank, ranks, port, pipes[rank][1], function, arguments, joined, seconds), daemon=True
         )
         for rank in range(ranks)
     ]
@@ -126,6 +126,7 @@ def _on_rank(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     join: bool,
+    seconds: float,
 ) -> None:
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
     os.environ |= {**{name: str(value) for name, value in own.items()}, "MASTER_ADDR": "127.0.0.1"}
@@ -134,7 +135,7 @@ def _on_rank(
     from pretrain.zero.ranks import process_group
 
     try:
-        with process_group(cpu_threads=1, seconds=180) if join else contextlib.nullcontext():
+        with process_group(cpu_threads=1, seconds=seconds) if join else contextlib.nullcontext():
             result = True, function(*arguments)
     except BaseException as error:
         trouble = traceback.format_exception(error)

@@ -26,7 +26,7 @@ def record_steps(engine: type) -> None:
     from pretrain.zero.exact_model import ExactModel  # imports the engine's module, after which this is called
 
     take_step = engine.step
-    path = Path(os.environ["RECORDED_ROWS"]) / f"{time.time_ns()}-{os.getpid()}.jsonl"
+    path = Path(os.environ["RECORDED_ROWS"]) / f"{time.monotonic_ns()}-{os.getpid()}.jsonl"
 
     def step(self: Any, step: int, position: int, batches: list[Batch], *arguments: Any) -> Any:
         if isinstance(self.deepspeed.module, ExactModel):  # that of the comparison at a start

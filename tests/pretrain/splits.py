@@ -46,10 +46,7 @@ def global_batch(step: int) -> dict[str, torch.Tensor]:
     inputs = torch.randint(2, 96, (ROWS, INPUTS), generator=generator)
     labels = torch.randint(2, 96, (ROWS, TARGETS), generator=generator)
     lengths = torch.tensor([1, 10, 3, 0, 7, 2, 10, 5])[torch.randperm(ROWS, generator=generator)]
-    return {
-        "encoder_input_ids": inputs,
-        "labels": labels.masked_fill(torch.arange(TARGETS) >= lengths[:, None], -100),
-    }
+    return {"encoder_input_ids": inputs, "labels": labels.masked_fill(torch.arange(TARGETS) >= lengths[:, None], -100)}
 
 
 def micro_batches(layout: BatchLayout, step: int) -> list[dict[str, torch.Tensor]]:

@@ -19,8 +19,8 @@ from pretrain.tools.adapt.adapt_decoder import crosses_like_self
 from pretrain.tools.adapt.target_config import target
 from pretrain.tools.adapt.weight_origins import adapted
 from tests.pretrain.exported import randomise
-from tests.pretrain.runs import losses, run_file, train_ranks
 from tests.pretrain.test_rotary_decoders import KINDS, ids
+from tests.tables import each
 
 GPT2 = {"d_model": 48, "d_ff": 96, "num_heads": 4, "num_layers": 2, "max_positions": 40}
 SOURCES = {**{kind: settings for kind, (settings, _) in KINDS.items()}, "GPT-2": GPT2}
@@ -40,62 +40,45 @@ def become(style, decoder, encoder=None, seed=0):
     return model.eval(), result
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids=[f"{kind} to {style}" for kind, style in PAIRS])
-def pair(request):
-    """(a decoder, the balanced encoder-decoder that it became)"""
-    kind, style = request.param
-    decoder = randomise(build(config(kind)))
-    return decoder, become(style, decoder)[0]
-
-
+@each("kind, style", PAIRS)
 @torch.no_grad()
-def test_a_causal_mask_gives_the_decoders_hidden_states_back(pair, monkeypatch):
-    decoder, model = pair
+def test_a_balanced_model_computes_what_its_decoder_did(kind, style, monkeypatch):
+    decoder = randomise(build(config(kind)))
+    model, _ = become(style, decoder)
     given = stacks.self_attention_mask
+    merged = model.config.family == "t5gemma2"
 
+    # with a causal mask, the encoder has the decoder's hidden states
     def causally(x, keys, rotary, *, causal, key_mask, **masks):
         return given(x, keys, rotary, causal=True, key_mask=torch.ones(2, 30), **masks)  # a bias: encoders take no flag
 
-    monkeypatch.setattr(stacks, "self_attention_mask", causally)
-    monkeypatch.setattr(model.encoder, "layer_masks", LayerMasks(model.config, len(model.encoder.layers), before_only))
     inputs = ids(2, 30)
-    expected = decoder.decoder(decoder.embedding(inputs))
-    assert expected.std() > 0.1
-    assert (model.encode(inputs) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    with monkeypatch.context() as patch:
+        patch.setattr(stacks, "self_attention_mask", causally)
+        patch.setattr(model.encoder, "layer_masks", LayerMasks(model.config, len(model.encoder.layers), before_only))
+        expected = decoder.decoder(decoder.embedding(inputs))
+        assert expected.std() > 0.1
+        assert (model.encode(inputs) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
-
-@torch.no_grad()
-def test_without_cross_attention_the_decoder_gives_its_logits_back(pair):
-    decoder, model = pair
-    inputs, targets = ids(2, 9, seed=1), ids(2, 30)
-    states = model.encode(inputs)
-    merged = model.config.family == "t5gemma2"
-    blind = torch.zeros_like(inputs) if merged else None
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for layer in () if merged else model.decoder.layers:
-        for parameter in layer.cross_attention.o.parameters():
-            parameter.zero_()
-    expected = decoder.decode(targets)
-    found = model.decode(targets, states, blind)
-    model.load_state_dict(before)
-    assert expected.std() > 0.5
-    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert (model.decode(targets, states) - expected).abs().max() > 0.01  # cross-attention isn't idle
-
-
-def test_each_layers_cross_attention_is_its_self_attention(pair):
-    decoder, model = pair
-    if model.config.family == "t5gemma2":
-        return
+    # each layer's cross-attention is its self-attention, and isn't idle; without it, the logits are the decoder's
     theirs = decoder.state_dict()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in () if merged else model.state_dict().items():
         if "cross_attention" in name:
             stack, _, number, part, *rest = name.split(".")
             own = ".".join([part.replace("cross_attention", "attention"), *rest])
             assert torch.equal(tensor, theirs[f"{stack}.layers.{number}.{own}"]), name
+    inputs, targets = ids(2, 9, seed=1), inputs
+    states, expected = model.encode(inputs), decoder.decode(targets)
+    assert expected.std() > 0.5
+    assert (model.decode(targets, states) - expected).abs().max() > 0.01
+    for layer in () if merged else model.decoder.layers:
+        for parameter in layer.cross_attention.o.parameters():
+            parameter.zero_()
+    found = model.decode(targets, states, torch.zeros_like(inputs) if merged else None)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize(("kind", "style"), [("Gemma 2", "t5gemma"), ("Llama", "modern"), ("Qwen3", "modern")])
+@each("kind, style", [("Gemma 2", "t5gemma"), ("Llama", "modern"), ("Qwen3", "modern")])
 def test_an_encoder_of_another_size_gets_new_cross_attention_that_the_seed_decides(kind, style):
     decoder = randomise(build(config(kind)))
     encoder = randomise(build(config(kind, d_model=64, d_ff=80, num_layers=2)))
@@ -122,35 +105,24 @@ def test_matrices_of_tokens_get_further_rows():
     assert result.state["embedding.weight"][500:].std().item() == pytest.approx(0.02, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "style", "expected"),
+GPT, LLAMA, GEMMA2, GEMMA3 = map(config, ("GPT-2", "Llama", "Gemma 2", "Gemma 3"))
+
+
+@each(
+    "style, decoder, encoder, expected",
     [
-        (
-            "GPT-2",
-            "t5gemma",
-            "can't have positions: learned, activation: gelu_tanh, norm: layer.*; use --style modern",
-        ),
-        (
-            "Llama",
-            "t5gemma",
-            "norm: rms, norm_after: false, scale_embedding: false, tie_embeddings: false; use",
-        ),
-        ("Gemma 2", "t5gemma2", "qk_norm: false, attention_softcap: 5.0, output_softcap: 3.0; use --style t5gemma or"),
-        ("Gemma 3", "t5gemma", "can't have qk_norm: true; use --style t5gemma2 or modern"),
+        ("t5gemma", GPT, None, "have positions: learned, activation: gelu_tanh, norm: layer.*; use --style modern"),
+        ("t5gemma", LLAMA, None, "norm: rms, norm_after: false, scale_embedding: false, tie_embeddings: false; use"),
+        ("t5gemma2", GEMMA2, None, "qk_norm: false, attention_softcap: 5.0, output_softcap: 3.0; use --style t5gemma"),
+        ("t5gemma", GEMMA3, None, "can't have qk_norm: true; use --style t5gemma2 or modern"),
+        ("modern", config("Qwen3"), config("Qwen3", rope_base=1e4), "share these settings: rope_base is 10000"),
+        ("modern", config("GPT-2", positions="alibi", max_positions=None), None, "no style can"),
+        ("t5gemma2", GEMMA3, GEMMA3, "both stacks have one width"),
     ],
-)
-def test_what_a_style_cannot_be_is_refused(kind, style, expected):
+)  # fmt: skip
+def test_what_a_style_cannot_be_is_refused(style, decoder, encoder, expected):
     with pytest.raises(UserError, match=expected):
-        target(style, config(kind))
-
-
-def test_decoders_that_share_no_settings_are_refused():
-    with pytest.raises(UserError, match="share these settings: rope_base is 10000"):
-        target("modern", config("Qwen3"), config("Qwen3", rope_base=1e4))
-    with pytest.raises(UserError, match="no style can"):
-        target("modern", config("GPT-2", positions="alibi", max_positions=None))
-    with pytest.raises(UserError, match="both stacks have one width"):
-        target("t5gemma2", config("Gemma 3"), config("Gemma 3"))
+        target(style, decoder, encoder)
 
 
 # ---- as users do
@@ -172,35 +144,6 @@ def gemma(small_corpus, tmp_path_factory):
     return decoder, out
 
 
-@pytest.mark.slow
-def test_an_adapted_model_trains_evaluates_generates_and_is_exported(gemma, small_corpus, tmp_path):
-    _, directory = gemma
-    told = adapt(directory, tmp_path / "start", "--style", "t5gemma")
-    assert told.exit_code == 0, told.exception
-    model = TrainedModel.open(tmp_path / "start").model
-    copied = model.num_parameters()
-    assert f"{copied:,} parameters copied, 0 new" in told.output
-    assert "encoder self_attention" in told.output
-    path = run_file(
-        tmp_path,
-        small_corpus,
-        run={"max_steps": 1},
-        extends=[str(tmp_path / "start/model.yaml")],
-        model={},
-        checkpoint={"init_from": str(tmp_path / "start")},
-    )
-    assert train_ranks(path, 1) == [0]
-    assert losses(path)[1] == pytest.approx(float(torch.tensor(520.0).log()), abs=1.5)
-    runner = CliRunner()
-    for command in (
-        ["evaluate", tmp_path / "start", "--corpus", small_corpus, "--hook", "validation_loss"],
-        ["generate", tmp_path / "start", "Thank you <extra_id_0> me", "--max-new-tokens", "3"],
-        ["export", tmp_path / "start", tmp_path / "exported"],
-    ):
-        done = runner.invoke(cli.app, list(map(str, command)))
-        assert done.exit_code == 0, done.exception
-
-
 def test_a_checkpoint_of_ours_and_another_encoder(gemma, tmp_path):
     decoder, directory = gemma
     tokenizer = huggingface.read(directory)[2]
@@ -216,15 +159,15 @@ def test_a_checkpoint_of_ours_and_another_encoder(gemma, tmp_path):
 
 def test_wrong_arguments_get_one_line(gemma, tmp_path, small_corpus):
     _, directory = gemma
-    assert "expected t5gemma, t5gemma2, modern, got 'bert'" in str(
-        adapt(directory, tmp_path / "a", "--style", "bert").exception
-    )
-    assert "not a checkpoint" in str(adapt(small_corpus, tmp_path / "a", "--style", "modern").exception)
-    sentinels = adapt(directory, tmp_path / "a", "--style", "modern", "--sentinels", 50)
-    assert "--sentinels: the tokenizer has 20" in str(sentinels.exception)
-    made = adapt(directory, tmp_path / "b", "--style", "modern")
+    made = adapt(directory, tmp_path / "made", "--style", "modern")
     assert made.exit_code == 0, made.exception
-    assert "expected a decoder_only model" in str(adapt(tmp_path / "b", tmp_path / "c", "--style", "modern").exception)
+    for source, options, line in (
+        (directory, ["--style", "bert"], "expected t5gemma, t5gemma2, modern, got 'bert'"),
+        (small_corpus, ["--style", "modern"], "not a checkpoint"),
+        (directory, ["--style", "modern", "--sentinels", 50], "--sentinels: the tokenizer has 20"),
+        (tmp_path / "made", ["--style", "modern"], "expected a decoder_only model"),
+    ):
+        assert line in str(adapt(source, tmp_path / "out", *options).exception)
 
 
 def test_the_experiments_decoder_becomes_its_encoder_decoder():

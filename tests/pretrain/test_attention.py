@@ -1,16 +1,16 @@
 """Attention is right for every length and mask, and never meets a kernel that isn't."""
 
-import pytest
 import torch
 
 from pretrain.models.attention import sdpa_kernels
 from tests.pretrain.attention_grid import LENGTHS, errors
+from tests.tables import each
 
 # Unit roundoff is 6e-8 in fp32 and 4e-3 in bf16. Sums of some hundred roundings of random sign stay below these.
 BOUNDS = {torch.float32: 5e-6, torch.bfloat16: 3e-2}
 
 
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@each("dtype", BOUNDS)
 def test_outputs_and_gradients_are_those_of_fp64(dtype):
     lengths = LENGTHS if dtype == torch.float32 else (64, 114, 192)
     wrong = {case: error for case, error in errors(torch.device("cpu"), dtype, lengths) if error > BOUNDS[dtype]}

@@ -21,6 +21,8 @@ from tests.in_process import run_here
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
+from tests.slow import slow
+from tests.tables import each
 
 DECAY, STEPS = 0.75, 4
 OPTIMIZERS = {  # each with a stage of ZeRO
@@ -72,8 +74,7 @@ def stored(runs, name, step):
     return StoredTensors(checkpoint_directory(runs / name / "run", step))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@each("name", slow(*OPTIMIZERS))
 def test_the_moving_average_is_that_of_the_parameters_after_each_step(name, of_each_optimizer):
     saved = [stored(of_each_optimizer, name, step) for step in range(1, STEPS + 1)]
     for parameter in saved[0].shapes:
@@ -91,20 +92,12 @@ def test_a_resumed_run_has_the_same_moving_average_to_the_bit(runs):
         assert torch.equal(whole.whole(AVERAGE, parameter), resumed.whole(AVERAGE, parameter))
 
 
-def test_a_run_does_not_change_its_decay(runs, small_corpus):
+def test_an_average_is_one_runs_from_its_start_and_not_on_nvme(runs, small_corpus, tmp_path):
     done = run_forked("train", runs / "adamw/run.yaml", "optimizer.ema_decay=0.5")
-    assert done.returncode == 2
-    assert "optimizer.ema_decay" in done.stderr
-
-
-def test_states_on_nvme_leave_no_place_for_an_average(small_corpus, tmp_path):
+    assert (done.returncode, "optimizer.ema_decay" in done.stderr) == (2, True)
     zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
-    path = run_file(
-        tmp_path,
-        small_corpus,
-        optimizer={"learning_rate": 1e-2, "ema_decay": 0.5},
-        deepspeed={"zero_optimization": zero},
-    )
+    optimizer = {"learning_rate": 1e-2, "ema_decay": 0.5}
+    path = run_file(tmp_path, small_corpus, optimizer=optimizer, deepspeed={"zero_optimization": zero})
     with pytest.raises(UserError, match=r"optimizer\.ema_decay: DeepSpeed keeps no further states on NVMe"):
         load(path, [], RunConfig)
 

@@ -15,6 +15,7 @@ from pretrain.run.metrics_file import read_metrics
 from tests.in_process import run_here
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file
+from tests.tables import each
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +74,11 @@ def test_the_card_has_the_figures_of_run_and_corpus(run, small_corpus, tmp_path)
     assert str(run.parent) not in text  # no path of this machine
 
 
-def test_an_export_of_an_earlier_checkpoint_has_nothing_of_later_steps(run, tmp_path):
+def test_the_card_has_nothing_of_later_steps_and_of_what_is_not_known(run, tmp_path):
     _, text = exported(run / "checkpoints/step-00000004", tmp_path / "out")
     assert facts(text)["steps"] == ["4"]
     assert "at step 4." in text
     assert "## Evaluation" not in text  # at step 8 alone
-
-
-def test_what_is_not_known_is_left_out(run, tmp_path, small_corpus):
-    exported(run, tmp_path / "out")
     import_(tmp_path / "out", tmp_path / "imported")
     metadata, text = exported(tmp_path / "imported", tmp_path / "again")
     assert "language" not in metadata
@@ -90,8 +87,8 @@ def test_what_is_not_known_is_left_out(run, tmp_path, small_corpus):
     assert "## How to load it" in text
 
 
-@pytest.mark.parametrize(
-    ("options", "there", "absent"),
+@each(
+    "options, there, absent",
     [
         ((), "export it again with `--for ctranslate2`", "ct2-transformers-converter"),
         (("--for", "ctranslate2"), "ct2-transformers-converter --model DIRECTORY", "export it again"),

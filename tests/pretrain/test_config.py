@@ -10,6 +10,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
+from tests.tables import each
 
 
 @pytest.fixture
@@ -52,8 +53,8 @@ def test_a_key_of_a_family_is_named_as_in_the_file(config):
     assert "nearest valid key: model.cross" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("override", "line"),
+@each(
+    "override, line",
     [
         ("model.d_ff=0", "model.d_ff: expected integer > 0, got 0 (width of the feed-forward layers)"),
         (
@@ -79,13 +80,6 @@ def test_a_wrong_value_has_one_line_with_what_is_expected_and_what_the_key_means
     assert found.partition("run.yaml: ")[2] == line
 
 
-def test_every_shipped_run_file_is_valid():
-    files = sorted(Path("configs/runs").glob("*.yaml"))
-    assert files
-    for path in files:
-        load(path, [], RunConfig)
-
-
 def test_shipped_runs_for_gpus_choose_their_micro_batch():
     """Runs in bf16 are for GPUs, and what fits differs between them."""
     files = [*Path("configs/runs").glob("*.yaml"), *Path("configs/speedrun/gpu").glob("*.yaml")]
@@ -94,13 +88,15 @@ def test_shipped_runs_for_gpus_choose_their_micro_batch():
     assert chosen == ["auto"] * 18
 
 
-def test_every_shipped_run_file_fits_its_corpus_file():
+def test_every_shipped_run_file_is_valid_and_fits_its_corpus_file():
     """The kind and length of rows and the tokenizer's ids fit, as far as the corpus file determines them."""
     corpora = {}
     for path in Path("configs/corpora").glob("*.yaml"):
         corpus = load(path, [], CorpusConfig)
         corpora[corpus.output] = corpus
-    for path in sorted(Path("configs/runs").glob("*.yaml")):
+    files = sorted(Path("configs/runs").glob("*.yaml"))
+    assert files
+    for path in files:
         run = load(path, [], RunConfig)
         model = run.model
         for entry in run.data.train:

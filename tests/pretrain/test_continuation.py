@@ -19,6 +19,7 @@ from pretrain.evaluation.hook import Evaluation, HeldOut
 from pretrain.models import build, parse
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.runs import run_file, train_ranks
+from tests.tables import each
 
 SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}
 T5 = {"family": "t5", **SIZES, "d_kv": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -45,7 +46,7 @@ def log_p(model, context, text, form, vocabulary):
     return float(logits.log_softmax(dim=-1)[range(len(text)), text].sum())
 
 
-@pytest.mark.parametrize(("settings", "form"), [(T5, "answer"), (T5, "blank"), (CAUSAL, None)])
+@each("settings, form", [(T5, "answer"), (T5, "blank"), (CAUSAL, None)])
 def test_it_is_the_sum_of_the_models_log_probabilities(small_corpus, settings, form):
     corpus = open_corpus(small_corpus)
     vocabulary = corpus.tokenizer.vocabulary

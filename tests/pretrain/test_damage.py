@@ -1,10 +1,11 @@
 """Damaged or edited files of a run: each costs at most one checkpoint and is named in one line."""
 
+import contextlib
+import itertools
 import json
 import math
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from pretrain.run import rank_logs, status
 from pretrain.run.metrics_file import FILE_NAME
 from pretrain.run.train_state import rewinds
 from pretrain.tracking.mlflow_run import FeedState, TrackedRun
+from tests.tables import each
 
 JUNK = [b"", b"junk", b"\x80\xff\x00", b"null", b"[]", b'"text"', b"12", b"{}", b"{", b"[" * 100_000]
 HUGE = 10**30
+INDEX, TABLE, TENSORS = "index.json", "rank-00000.json", "rank-00000.safetensors"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -40,6 +43,19 @@ def run(whole, tmp_path) -> Path:
     return tmp_path / "run"
 
 
+def last(run: Path) -> Path:
+    return run / "checkpoints/step-00000012"
+
+
+@contextlib.contextmanager
+def restored(run: Path) -> Iterator[None]:
+    """The block may damage the last checkpoint."""
+    before = {path: path.read_bytes() for path in last(run).iterdir() if path.is_file()}
+    yield
+    for path, content in before.items():
+        path.write_bytes(content)
+
+
 def chosen(run: Path) -> int:
     """The step that the run would resume from."""
     found = newest_verified(run, 0, 1, torch.device("cpu"))
@@ -47,41 +63,41 @@ def chosen(run: Path) -> int:
     return int(found.name.removeprefix("step-"))
 
 
-def the_one_before(run: Path, caplog: pytest.LogCaptureFixture, file: str) -> str:
-    """The warning that `file` of step 12 is damaged. Checks that the run resumes from step 9."""
+def the_one_before(run: Path, caplog: pytest.LogCaptureFixture, *said: str) -> None:
+    """Checks that the run resumes from step 9, and is warned in one line of what is `said` that step 12 is damaged."""
     assert chosen(run) == 9
     (record,) = caplog.records
     line = record.getMessage()
+    for one in ("step-00000012", *said):
+        assert one in line
     assert "\n" not in line
-    assert "step-00000012" in line
-    assert file in line
     assert line.endswith(f"resuming from {run}/checkpoints/step-00000009")
-    return line
 
 
-def last(run: Path) -> Path:
-    return run / "checkpoints/step-00000012"
-
-
-@pytest.mark.parametrize("content", JUNK)
-@pytest.mark.parametrize("file", ["index.json", "rank-00000.json", "rank-00000.safetensors"])
+@each("file, content", itertools.product((INDEX, TABLE, TENSORS), JUNK))
 def test_a_file_of_junk_costs_its_checkpoint(run, caplog, file, content):
-    (last(run) / file).write_bytes(content)
-    the_one_before(run, caplog, file)
+    with restored(run):
+        (last(run) / file).write_bytes(content)
+        the_one_before(run, caplog, file)
 
 
-def rewrite(path: Path, change: Callable[[Any], None]) -> None:
+def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
     """Changes a JSON file and corrects every checksum, so that no sha256 reveals the change."""
     values = json.loads(path.read_text())
     change(values)
     path.write_text(json.dumps(values))
-    index = path.parent / "index.json"
+    index = path.parent / INDEX
     if path != index:
-        content = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        rewrite(index, lambda values: values["files"].update({path.name: content}))
+        describe(path)
         return
     values.pop("checksum", None)
     index.write_text(json.dumps({**values, "checksum": fingerprint(values)}))
+
+
+def describe(path: Path) -> None:
+    """Puts a file's size and checksum into the index."""
+    content = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    rewrite(path.parent / INDEX, lambda values: values["files"].update({path.name: content}))
 
 
 def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -112,79 +128,68 @@ OPTIONAL = [(("weights",), None)]
 @pytest.mark.slow
 def test_an_index_with_a_value_of_another_type_is_refused(run, caplog):
     """Changes the type of each value in turn, with correct checksums."""
-    index = last(run) / "index.json"
-    whole = index.read_text()
-    values = json.loads(whole)
+    values = json.loads((last(run) / INDEX).read_text())
     places = [place for place in leaves(values) if place[0] not in (*OPEN, "checksum")]
     assert len(places) > 20
-    for place in places:
-        for wrong in ("text", None, -1, 1.5, HUGE, [], {"a": 1}):
-            found = values
-            for key in place:
-                found = found[key]
-            if kind(wrong) == kind(found) and (place[0] == "health" or kind(wrong) != "number"):
-                continue
-            if (place, wrong) in OPTIONAL:
-                continue
-            rewrite(index, lambda values, place=place, wrong=wrong: put(values, place, wrong))
+    for place, wrong in itertools.product(places, ("text", None, -1, 1.5, HUGE, [], {"a": 1})):
+        found = values
+        for key in place:
+            found = found[key]
+        if kind(wrong) == kind(found) and (place[0] == "health" or kind(wrong) != "number"):
+            continue
+        if (place, wrong) in OPTIONAL:
+            continue
+        with restored(run):
+            rewrite(last(run) / INDEX, lambda values, place=place, wrong=wrong: put(values, place, wrong))
             caplog.clear()
             assert chosen(run) == 9, (place, wrong)
             assert "Traceback" not in caplog.text
-            index.write_text(whole)
 
 
-def test_an_index_without_one_of_its_keys_is_refused(run, caplog):
-    index = last(run) / "index.json"
-    whole = index.read_text()
-    for key in ("step", "position", "consumed", "skipped", "identity", "world_size", "zero_stage", "files"):
-        rewrite(index, lambda values, key=key: values.pop(key))
-        caplog.clear()
-        the_one_before(run, caplog, key)
-        index.write_text(whole)
+def in_table(key: str, wrong: Any) -> Callable[[Any], Any]:
+    return lambda values: values["fragments"]["embedding.weight"].update({key: wrong})
+
+
+def among_files(name: str) -> Callable[[Any], Any]:
+    return lambda values: values["files"].update({name: {"bytes": 1, "sha256": "0" * 64}})
+
+
+OF_ANOTHER_TENSOR = [
+    ("start", -1), ("start", 3), ("start", HUGE), ("start", "0"),
+    ("size", -1), ("size", 7), ("size", HUGE), ("size", None),
+    ("shape", [HUGE, HUGE]), ("shape", [3, 3]), ("shape", "32"), ("shape", None), ("shape", [-520, -32]),
+    ("states", ["exp_avg"]), ("states", None), ("states", "exp_avg"),
+    ("whole", ["nothing"]), ("whole", {"a": 1}),
+    ("scalars", {"step": "12"}), ("scalars", {"step": math.nan}), ("scalars", []),
+]  # fmt: skip
+NEEDED = ("step", "position", "consumed", "skipped", "identity", "world_size", "zero_stage", "files")
+OUTSIDE = ("/etc/hostname", "../step-00000009/index.json", "tokenizer/../../latest")
+
+
+@each(
+    "file, change, said",
+    [
+        *((INDEX, lambda values, key=key: values.pop(key), key) for key in NEEDED),
+        *((INDEX, among_files(name), "leads out of the directory") for name in OUTSIDE),
+        *((TABLE, in_table(*change), "") for change in OF_ANOTHER_TENSOR),
+        (TABLE, in_table("shape", [32, 520]), "misshapen: embedding.weight (32, 520) for (520, 32)"),
+        (TABLE, lambda values: values["fragments"].pop("embedding.weight"), "missing: embedding.weight"),
+    ],
+)
+def test_an_edit_with_the_right_checksums_is_refused(run, caplog, file, change, said):
+    """Of the index, or of the table of a tensor's pieces."""
+    with restored(run):
+        rewrite(last(run) / file, change)
+        the_one_before(run, caplog, said)
 
 
 def test_an_index_that_was_changed_is_refused(run, caplog):
     """Changes one digit without correcting the checksum."""
-    index = last(run) / "index.json"
+    index = last(run) / INDEX
     content = index.read_text()
     assert '"position": 192' in content
     index.write_text(content.replace('"position": 192', '"position": 193').replace("   192\n", "   193\n"))
-    assert "its checksum doesn't match its content" in the_one_before(run, caplog, "index.json")
-
-
-@pytest.mark.parametrize("name", ["/etc/hostname", "../step-00000009/index.json", "tokenizer/../../latest"])
-def test_a_file_outside_the_checkpoint_is_never_followed(run, caplog, name):
-    entry = {"bytes": 1, "sha256": "0" * 64}
-    rewrite(last(run) / "index.json", lambda values: values["files"].update({name: entry}))
-    assert "leads out of the directory" in the_one_before(run, caplog, "index.json")
-
-
-@pytest.mark.parametrize(
-    ("key", "wrong"),
-    [
-        ("start", -1), ("start", 3), ("start", HUGE), ("start", "0"),
-        ("size", -1), ("size", 7), ("size", HUGE), ("size", None),
-        ("shape", [HUGE, HUGE]), ("shape", [3, 3]), ("shape", "32"), ("shape", None), ("shape", [-520, -32]),
-        ("states", ["exp_avg"]), ("states", None), ("states", "exp_avg"),
-        ("whole", ["nothing"]), ("whole", {"a": 1}),
-        ("scalars", {"step": "12"}), ("scalars", {"step": math.nan}), ("scalars", []),
-    ],
-)  # fmt: skip
-def test_a_table_that_is_not_of_its_tensors_is_refused(run, caplog, key, wrong):
-    rewrite(
-        last(run) / "rank-00000.json",
-        lambda values: values["fragments"]["embedding.weight"].update({key: wrong}),
-    )
-    the_one_before(run, caplog, "")
-
-
-def test_a_table_of_transposed_or_missing_parameters_is_not_of_the_model(run, caplog):
-    table = last(run) / "rank-00000.json"
-    rewrite(table, lambda values: values["fragments"]["embedding.weight"]["shape"].reverse())
-    assert "embedding.weight (32, 520) for (520, 32)" in the_one_before(run, caplog, "misshapen")
-    caplog.clear()
-    rewrite(table, lambda values: values["fragments"].pop("embedding.weight"))
-    the_one_before(run, caplog, "missing: embedding.weight")
+    the_one_before(run, caplog, INDEX, "its checksum doesn't match its content")
 
 
 def retyped(tensor: torch.Tensor) -> torch.Tensor:
@@ -206,22 +211,17 @@ def shorter(tensor: torch.Tensor) -> torch.Tensor:
 PARAMETER, STATE = "parameter/embedding.weight", "exp_avg_sq_row/embedding.weight"
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [(name, change) for name in (PARAMETER, STATE) for change in (retyped, halved, not_a_number)]
-    + [(PARAMETER, shorter)],
-)
+@each("name, change", [*itertools.product((PARAMETER, STATE), (retyped, halved, not_a_number)), (PARAMETER, shorter)])
 def test_a_tensor_of_another_type_or_size_or_of_no_numbers_is_refused(run, caplog, name, change):
-    file = last(run) / "rank-00000.safetensors"
-    tensors = load_file(file)
-    tensors[name] = change(tensors[name])
-    save_file(tensors, file)
-    content = {"bytes": file.stat().st_size, "sha256": sha256(file)}
-    rewrite(last(run) / "index.json", lambda values: values["files"].update({file.name: content}))
-    assert name in the_one_before(run, caplog, file.name)
+    with restored(run):
+        tensors = load_file(last(run) / TENSORS)
+        tensors[name] = change(tensors[name])
+        save_file(tensors, last(run) / TENSORS)
+        describe(last(run) / TENSORS)
+        the_one_before(run, caplog, TENSORS, name)
 
 
-@pytest.mark.parametrize("content", [*JUNK, b"step-00000012.keep", b"step-12", b"../other/checkpoints/step-00000012"])
+@each("content", [*JUNK, b"step-00000012.keep", b"step-12", b"../other/checkpoints/step-00000012"])
 def test_without_a_usable_latest_the_newest_whole_checkpoint_counts(run, caplog, content):
     latest = run / "checkpoints/latest"
     latest.write_bytes(content)
@@ -253,11 +253,8 @@ def test_of_a_latest_that_is_no_small_file_nothing_is_read(run, caplog, tmp_path
     for make in made:
         latest.unlink()
         make()
-        writer = threading.Timer(5, latest.write_bytes, [b""])  # ends the waiting, if there is any
-        writer.start()
         caplog.clear()
         assert chosen(run) == 12
-        writer.cancel()
         assert f"{latest}: names no checkpoint: it is no small regular file; resuming from {last(run)}" in caplog.text
     assert "password" not in caplog.text
 
@@ -274,12 +271,21 @@ def test_other_names_beside_checkpoints_are_no_checkpoints(run, caplog):
     assert "step-00000040: damaged: its index.json names step 12, expected 40" in caplog.text
 
 
-@pytest.mark.parametrize("content", [*JUNK, b'{"state": "dead"}', b'{"attempt": "2"}', b'{"attempt": -1}'])
-def test_a_damaged_status_counts_as_none_and_attempts_go_on(run, content):
-    """The log of metrics records one attempt, the logs of the ranks three."""
-    (run / "status.json").write_bytes(content)
-    assert status.read(run) == status.Status()
+OF_STATUS = [b'{"state": "dead"}', b'{"attempt": "2"}', b'{"attempt": -1}']
+OF_MLFLOW = [b'{"uri": 3}', b'{"tracking_uri": "a", "experiment_id": 3, "run_id": []}']
+
+
+@each("content", [*JUNK, *OF_STATUS, *OF_MLFLOW])
+def test_damaged_files_that_a_run_can_do_without_count_as_none(run, content):
+    for name in ("status.json", "tracking.json", "mlflow.json"):
+        (run / name).write_bytes(content)
+    assert (status.read(run), TrackedRun.load(run), FeedState.load(run)) == (status.Status(), None, None)
     assert rank_logs.next_attempt(run) == 2
+
+
+def test_without_a_status_attempts_go_on(run):
+    """The log of metrics records one attempt, the logs of the ranks three."""
+    (run / "status.json").write_bytes(b"junk")
     for name in ("attempt-0003", "attempt-junk", "attempt-0009.old"):
         (run / "logs" / name).mkdir(parents=True)
     assert rank_logs.next_attempt(run) == 4
@@ -287,19 +293,10 @@ def test_a_damaged_status_counts_as_none_and_attempts_go_on(run, content):
     assert rank_logs.next_attempt(run) == 4
 
 
-@pytest.mark.parametrize(
-    "content", [*(one for one in JUNK if one != b"[]"), b'[{"step": 1}]', b'[{"step": -1, "position": 0, "to": 0}]']
-)
+@each("content", [*(one for one in JUNK if one != b"[]"), b'[{"step": 1}]', b'[{"step": -1, "position": 0, "to": 0}]'])
 def test_damaged_rewinds_are_refused_in_one_line(run, content):
     """The file names the rows to skip: without it, a run would train on those rows again."""
     (run / "rewinds.json").write_bytes(content)
     with pytest.raises(FailedError, match=r"rewinds\.json: damaged: ") as error:
         rewinds(run)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("content", [*JUNK, b'{"uri": 3}', b'{"tracking_uri": "a", "experiment_id": 3, "run_id": []}'])
-def test_damaged_files_of_mlflow_count_as_none(run, content):
-    for name, kind in (("tracking.json", TrackedRun), ("mlflow.json", FeedState)):
-        (run / name).write_bytes(content)
-        assert kind.load(run) is None

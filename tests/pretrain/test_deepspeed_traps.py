@@ -21,14 +21,16 @@ from pretrain.config.deepspeed_keys import (
 )
 from pretrain.models.model import Model
 from tests.pretrain.exactness import whole_parameters
-from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.rank_processes import each as each_on_ranks
+from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import micro_batches, own_layout, run_config
+from tests.tables import each
 
 STAGE_3 = {"stage": 3}
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
+@each(
+    "given, expected",
     [
         ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage: 0 is refused: with it, DeepSpeed gives no"),
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: expected 1, 2 or 3, got 4"),
@@ -200,7 +202,9 @@ def test_a_parameter_unused_in_a_step_has_no_gradient_there(ranks):
         model(**_all_rows(step, ranks))["labels"].mean().backward()
         optimizer.step()
     cases = [(stage, zero) for stage in (1, 2, 3) for zero in ({}, {"offload_optimizer": {"device": "cpu"}})]
-    for case, found in zip(cases, on_ranks(ranks, each, trained_with_unused_parameters, cases)[0], strict=True):
+    for case, found in zip(
+        cases, on_ranks(ranks, each_on_ranks, trained_with_unused_parameters, cases)[0], strict=True
+    ):
         for name, parameter in model.named_parameters():
             assert torch.allclose(found[name], parameter, atol=1e-6), (case, name)
 
@@ -225,7 +229,7 @@ def buffer_after_initialize(stage: int) -> list[float]:
 def test_buffers_are_those_of_rank_0_and_keep_their_precision():
     """DeepSpeed broadcasts only parameters."""
     expected = [True, *[torch.tensor(1 / 3).item()] * 9]
-    assert on_ranks(2, each, buffer_after_initialize, [(1,), (3,)]) == [[expected] * 2] * 2
+    assert on_ranks(2, each_on_ranks, buffer_after_initialize, [(1,), (3,)]) == [[expected] * 2] * 2
 
 
 def gradient_norms(stage: int, own: bool) -> list[float]:
@@ -252,7 +256,7 @@ def gradient_norms(stage: int, own: bool) -> list[float]:
 
 def test_gradients_of_bf16_models_are_accumulated_and_reduced_in_fp32():
     """DeepSpeed's default is bf16, which changes the norm of the gradient; in fp32 all stages agree."""
-    *norms, default = on_ranks(2, each, gradient_norms, [(1, True), (2, True), (3, True), (2, False)])[0]
+    *norms, default = on_ranks(2, each_on_ranks, gradient_norms, [(1, True), (2, True), (3, True), (2, False)])[0]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     assert norms[0] == pytest.approx(norms[2], rel=1e-5)
     assert default != pytest.approx(norms[1], rel=1e-5)
@@ -273,7 +277,7 @@ def told_on_stdout(stage: int) -> str:
 
 def test_it_tells_nothing_on_stdout():
     """At stage 1 DeepSpeed would print its memory at each point of its construction."""
-    assert on_ranks(1, each, told_on_stdout, [(1,), (2,), (3,)]) == [["", "", ""]]
+    assert on_ranks(1, each_on_ranks, told_on_stdout, [(1,), (2,), (3,)]) == [["", "", ""]]
 
 
 def shared_memory() -> list[str]:

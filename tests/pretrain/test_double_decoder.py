@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,8 +15,10 @@ from pretrain.models.double_decoder import visible_in_blocks
 from pretrain.models.model import Sizes
 from pretrain.trainer.matmul_speed import products
 from tests.pretrain.exported import randomise
-from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.rank_processes import each as each_on_ranks
+from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import micro_batches, run_config
+from tests.tables import each
 
 SIZES = {"vocab_size": 50, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 
@@ -58,7 +59,7 @@ def test_no_token_changes_a_logit_before_it():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("prompt", [1, 2, 7])
+@each("prompt", [1, 2, 7])
 def test_a_cache_changes_no_logits_and_the_encoder_reads_a_block_once_it_is_full(prompt):
     model, row = model_of(block_length=3, num_key_value_heads=2, activation="swiglu"), ids(2, 18)
     boundaries = torch.arange(prompt - 1, 18, 3).expand(2, -1)
@@ -74,7 +75,7 @@ def test_a_cache_changes_no_logits_and_the_encoder_reads_a_block_once_it_is_full
     assert read == [prompt, 2, *[3] * (closed - 1)]
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
+@each("num_beams", [1, 3])
 def test_prompts_padded_on_the_left_generate_what_they_do_alone(num_beams):
     model = model_of(block_length=3)
     prompts = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14], [15, 16]]
@@ -144,14 +145,5 @@ def losses_of_steps(stage, micro_batch):
 @pytest.mark.slow
 def test_every_zero_stage_and_micro_batch_has_the_same_boundaries():
     """Losses, half of them of rows of two lengths. Other boundaries would change them by more."""
-    first, *others = on_ranks(2, each, losses_of_steps, [(1, 2), (2, 4), (3, 2)])[0]
+    first, *others = on_ranks(2, each_on_ranks, losses_of_steps, [(1, 2), (2, 4), (3, 2)])[0]
     assert all(other == pytest.approx(first, abs=1e-6) for other in others)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "expected"),
-    [({"num_heads": 32}, "1 is odd"), ({"least_boundaries": 8}, "8 is above most_boundaries")],
-)
-def test_an_impossible_config_is_refused(wrong, expected):
-    with pytest.raises(ValidationError, match=expected):
-        DoubleDecoderConfig(**{**SIZES, **wrong})

@@ -12,16 +12,7 @@ import torch.distributed as dist
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.run.health import Health
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.splits import (
-    CASES,
-    ROWS,
-    config,
-    differences,
-    engine_of,
-    micro_batches,
-    train_cuts,
-    train_plainly,
-)
+from tests.pretrain.splits import CASES, ROWS, config, differences, engine_of, micro_batches, train_cuts, train_plainly
 from tests.slow import slow
 
 Trained = Callable[[int], list[dict[Any, list[dict[str, Any]]]]]
@@ -30,7 +21,7 @@ Trained = Callable[[int], list[dict[Any, list[dict[str, Any]]]]]
 @pytest.fixture(scope="module")
 def trained(device) -> Trained:
     """The result of `train_cuts` on each of a number of ranks."""
-    return cache(lambda ranks: on_ranks(ranks, train_cuts, device=device))
+    return cache(lambda ranks: on_ranks(ranks, train_cuts, device=device, seconds=600))
 
 
 @pytest.mark.parametrize("ranks", [1, *slow(2, 4)])
@@ -98,7 +89,9 @@ def _through(
 def test_a_step_without_a_finite_loss_or_gradient_is_skipped_on_every_rank(device):
     """Holds at every stage, in fp32 and bf16; later steps are bitwise as if the step had never been."""
     ranks = 2 if device == "cpu" else min(2, torch.cuda.device_count())
-    for of_rank, setting in itertools.product(on_ranks(ranks, train_through_trouble, device=device), SETTINGS):
+    for of_rank, setting in itertools.product(
+        on_ranks(ranks, train_through_trouble, device=device, seconds=600), SETTINGS
+    ):
         outcomes, parameters = of_rank[*setting, True]
         expected, wanted = of_rank[*setting, False]
         assert [outcome.applied for outcome in outcomes] == [True, False, True, False, True], setting

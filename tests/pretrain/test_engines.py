@@ -17,6 +17,7 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import answer_texts
 from pretrain.huggingface import export, load_state
 from pretrain.models import BartConfig, DecoderOnlyConfig, T5Config, build
+from tests.tables import each
 
 TEXTS = ["Unless required by <extra_id_0> law", "You may add Your own notice", "a"]
 SENTINELS = 20
@@ -90,8 +91,8 @@ def agreement(tmp_path, directory):
     return [tokens for tokens, _ in theirs] == [tokens for tokens, _ in found], max(differences)
 
 
-@pytest.mark.parametrize(
-    ("kind", "engine"),
+@each(
+    "kind, engine",
     [("v1.0", "transformers"), ("v1.0", "ctranslate2"), ("v1.1", "ctranslate2"), ("bart", "transformers")],
 )
 def test_ctranslate2_gives_the_same_tokens_and_probabilities(kind, engine, spiece, tmp_path):
@@ -101,7 +102,7 @@ def test_ctranslate2_gives_the_same_tokens_and_probabilities(kind, engine, spiec
     assert difference < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["v1.0", "v1.1", "bart"])
+@each("kind", ["v1.0", "v1.1", "bart"])
 def test_answers_by_ctranslate2_are_those_of_pytorch(kind, spiece):
     tokenizer = tokenizer_of(spiece, kind)
     trained = TrainedModel(model_of(tokenizer, kind, pad_vocab_to_multiple_of=128), tokenizer)
@@ -151,7 +152,7 @@ def test_ctranslate2_scales_the_outputs_of_every_t5(spiece, tmp_path):
     assert "export it again with `--for ctranslate2`" in (directory / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("kind", "engine"), [("v1.0", "llama.cpp"), ("v1.1", "ctranslate2")])
+@each("kind, engine", [("v1.0", "llama.cpp"), ("v1.1", "ctranslate2")])
 def test_a_head_rewritten_for_an_engine_gives_the_same_logits(kind, engine, spiece, tmp_path):
     model, directory = exported(tmp_path, spiece, kind, engine, pad_vocab_to_multiple_of=128)
     saved = json.loads((directory / "config.json").read_text())
@@ -190,8 +191,8 @@ def test_what_an_engine_can_not_run_is_refused(spiece, tmp_path):
 # ---- encoders
 
 
-@pytest.mark.parametrize(("kind", "padding"), [("v1.1", 0), ("bart", 0)])
-def test_an_encoder_alone_gives_the_same_states(kind, padding, spiece, tmp_path):
+@each("kind", ["v1.1", "bart"])
+def test_an_encoder_alone_gives_the_same_states(kind, spiece, tmp_path):
     tokenizer = tokenizer_of(spiece, kind)
     model = model_of(tokenizer, kind)
     usage = export(model.state_dict(), model.config, tokenizer, tmp_path / "out", encoder_only=True)

@@ -31,6 +31,7 @@ from pretrain.tools.experiment.statistics import compare, holm
 from pretrain.trainer.validate import validate
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, mlflow, run_file
+from tests.tables import each
 
 CONFIGS = Path(__file__).parents[2] / "configs/experiments"
 PUBLISHED = CONFIGS / "autoregressive"
@@ -39,8 +40,8 @@ PUBLISHED = CONFIGS / "autoregressive"
 # Statistics, compared with scipy's.
 
 
-@pytest.mark.parametrize(
-    ("row", "baseline"),
+@each(
+    "row, baseline",
     [
         ([3.0, 3.2, 3.1], [3.1, 3.3, 3.4]),
         ([5.0, 5.1], [4.0, 4.2]),
@@ -85,13 +86,6 @@ def test_the_scatter_of_all_rows_is_pooled():
     assert found.resolution(1) == pytest.approx(scipy.stats.t.ppf(0.975, 8) * error)
 
 
-def test_rows_without_a_difference_are_told_apart_as_often_as_p_says():
-    random = np.random.default_rng(1)
-    rows = [{str(row): dict(enumerate(random.normal(size=3))) for row in range(6)} for _ in range(400)]
-    alarms = [one.p < 0.05 for values in rows for one in compare(values, "0").values()]
-    assert np.mean(alarms) == pytest.approx(0.05, abs=0.015)
-
-
 def test_p_values_are_adjusted_for_being_one_of_several():
     """Those of Holm's step-down method, as R's p.adjust gives them."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
@@ -117,7 +111,7 @@ def test_a_budget_shortens_every_number_of_steps_in_proportion():
     assert load(file, Budget.parse("1step").overrides(whole), RunConfig).run.max_steps == 1
 
 
-@pytest.mark.parametrize("text", ["400", "0steps", "-3steps", "0%", "101%", "2h", "steps", "0flops", "flops"])
+@each("text", ["400", "0steps", "-3steps", "0%", "101%", "2h", "steps", "0flops", "flops"])
 def test_an_impossible_budget_is_refused(text):
     with pytest.raises(UserError, match="--budget"):
         Budget.parse(text)
@@ -126,16 +120,12 @@ def test_an_impossible_budget_is_refused(text):
 def test_a_budget_of_flops_gives_each_model_its_steps(small_corpus, tmp_path):
     """Also where the rows of the first steps are shorter, and where weights come from a run that isn't there yet."""
     long_spans = {"name": "span_corruption", "inputs_length": 22, "noise_density": 0.5, "mean_span_length": 5.0}
-    corpus = {"train": [{"corpus": str(small_corpus)}], "validation": [], "lanes": 8, "workers": 0}
+    data = {"train": [{"corpus": str(small_corpus)}], "validation": [], "lanes": 8, "workers": 0}
+    data["curriculum"] = [{"until_step": 4, "objective": long_spans}]
     files = {
         "narrow": run_file(tmp_path / "narrow", small_corpus),
         "wide": run_file(tmp_path / "wide", small_corpus, model={**MODEL, "d_ff": 256}),
-        "long spans": run_file(
-            tmp_path / "spans",
-            small_corpus,
-            data={**corpus, "curriculum": [{"until_step": 4, "objective": long_spans}]},
-            evaluation=[],
-        ),
+        "long spans": run_file(tmp_path / "spans", small_corpus, data=data, evaluation=[]),
         "adapted": run_file(tmp_path / "adapted", small_corpus, checkpoint={"init_from": "runs/not-there-yet"}),
     }
     steps = {}
@@ -169,7 +159,7 @@ def test_the_published_rows_have_the_published_sizes():
         assert (config.run.max_steps, config.batch.global_batch_size) == (9000, 800)
 
 
-@pytest.mark.parametrize("name", ["autoregressive", "autoregressive-small"])
+@each("name", ["autoregressive", "autoregressive-small"])
 def test_every_shipped_row_is_a_run(name):
     found = experiment_file.read(CONFIGS / name)
     assert len(found.rows) == 15
@@ -188,32 +178,29 @@ def test_rows_without_groups_are_compared_with_the_first(tmp_path):
     assert list(experiment_file.read(tmp_path).rows) == ["c", "b", "a"]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
+@each(
+    "rows, text, said",
     [
         (
+            ["a", "plain"],
             "groups: [{title: t, baseline: a, rows: [a, plian]}]",
-            r"groups\.0\.rows: plian\.yaml .* nearest: plain",
+            r"groups\.0\.rows: plian\.yaml .* plain",
         ),
-        ("groups: [{title: t, baseline: b, rows: [a]}]", r"groups\.0: baseline: b is none of the rows a"),
-        ("published: [{row: b}]", r"published\.0\.row: b\.yaml isn't in the folder"),
-        ("publish: []", r"publish: unknown key; nearest valid key: published"),
-        ("name: a b", r"'a b': expected letters"),
+        (["a"], "groups: [{title: t, baseline: b, rows: [a]}]", r"groups\.0: baseline: b is none of the rows a"),
+        (["a"], "published: [{row: b}]", r"published\.0\.row: b\.yaml isn't in the folder"),
+        (["a"], "publish: []", r"publish: unknown key; nearest valid key: published"),
+        (["a"], "name: a b", r"'a b': expected letters"),
+        ([], None, "no run file"),
+        (None, None, "no such folder"),
     ],
 )
-def test_a_wrong_experiment_file_is_refused(tmp_path, text, said):
-    for name in ("a", "plain"):
+def test_a_folder_that_is_no_experiment_is_refused(tmp_path, rows, text, said):
+    for name in rows or []:
         (tmp_path / f"{name}.yaml").write_text("run: {}")
-    (tmp_path / "experiment.yaml").write_text(text)
+    if text:
+        (tmp_path / "experiment.yaml").write_text(text)
     with pytest.raises(UserError, match=said):
-        experiment_file.read(tmp_path)
-
-
-def test_a_folder_without_run_files_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no run file"):
-        experiment_file.read(tmp_path)
-    with pytest.raises(UserError, match="no such folder"):
-        experiment_file.read(tmp_path / "none")
+        experiment_file.read(tmp_path if rows is not None else tmp_path / "none")
 
 
 # The table and the picture.
@@ -224,14 +211,8 @@ def made_up(row, seed, loss, embedding_loss=None):
     return Result(row, seed, 200, 15_763_500, loss - 0.1, loss, embedding_loss, 123.45, curve)
 
 
-RESULTS = [
-    made_up("plain", 1, 3.40),
-    made_up("plain", 2, 3.42),
-    made_up("plain", 3, 3.41),
-    made_up("mse", 1, 3.38, 4.138e-9),
-    made_up("mse", 2, 3.39, 4.2e-9),
-    made_up("mse", 3, 3.40, 4.3e-9),
-]
+RESULTS = [made_up("plain", seed, loss) for seed, loss in ((1, 3.40), (2, 3.42), (3, 3.41))]
+RESULTS += [made_up("mse", *one) for one in ((1, 3.38, 4.138e-9), (2, 3.39, 4.2e-9), (3, 3.40, 4.3e-9))]
 
 
 def test_the_table_has_means_spreads_and_p_values_beside_what_is_published():
@@ -259,16 +240,10 @@ def test_files_hold_the_same_numbers(tmp_path):
     assert mse["comparison"]["t"] == pytest.approx(-2 * 3**0.5)
     assert mse["published"]["embedding_loss"] == 4.138e-9
     rows = list(csv.DictReader(experiment_table.as_csv(RESULTS).splitlines()))
-    assert [(row["row"], row["seed"], float(row["validation_loss"])) for row in rows][3:5] == [
-        ("mse", "1", 3.38),
-        ("mse", "2", 3.39),
-    ]
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in experiment_table.markdown(lines).splitlines()
-    ]
-    assert ["mse", "15.7635M", "3.290±0.010", "3.390±0.010", "4.2e-9", "123.5", "-0.020"] in [
-        line[:7] for line in cells
-    ]
+    found = [(row["row"], row["seed"], float(row["validation_loss"])) for row in rows]
+    assert found[3:5] == [("mse", "1", 3.38), ("mse", "2", 3.39)]
+    cells = [[cell.strip() for cell in line.split("|")] for line in experiment_table.markdown(lines).splitlines()]
+    assert ["mse", "15.7635M", "3.290±0.010", "3.390±0.010", "4.2e-9", "123.5", "-0.020"] in [row[1:8] for row in cells]
 
 
 def test_the_picture_has_the_mean_over_seeds_and_differences_by_seed():
@@ -366,20 +341,25 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
 
 
 def test_a_signal_reaches_the_runs_that_train_and_no_other_is_started(tmp_path, monkeypatch, capfd):
-    script = """
-import os, signal, sys, time
+    """The second sends it once both are ready for it."""
+    script = f"""
+import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-if sys.argv[1] == "b":
-    os.kill(int(os.environ["EXPERIMENT"]), signal.SIGTERM)
-time.sleep(60)
+signal.alarm(200)
+if sys.argv[1] == "a":
+    pathlib.Path({str(tmp_path)!r}, "ready").touch()
+elif sys.argv[1] == "b":
+    while not pathlib.Path({str(tmp_path)!r}, "ready").exists():
+        time.sleep(0.02)
+    os.kill({os.getpid()}, signal.SIGTERM)
+while True:
+    time.sleep(0.1)
 """
-    monkeypatch.setenv("EXPERIMENT", str(os.getpid()))
     monkeypatch.setattr(launches, "start", pretend(script))
     before = signal.getsignal(signal.SIGTERM)
-    ended, stopped = launches.run_all(planned(tmp_path, "abc"), launches.environments(1, 0)[:1] * 2, lambda ended: None)
+    ended, stopped = launches.run_all(planned(tmp_path, "abc"), [{}, {}], lambda ended: None)
     assert stopped
-    assert {one.run.row: abs(one.code) for one in ended}.keys() == {"a", "b"}
-    assert next(one.code for one in ended if one.run.row == "b") == 75
+    assert {one.run.row: one.code for one in ended} == {"a": 75, "b": 75}
     assert signal.getsignal(signal.SIGTERM) is before
     assert "SIGTERM: the runs that train save and stop" in capfd.readouterr().err
 
@@ -395,9 +375,8 @@ def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path)
     ]
     assert first[0].config.run.max_steps == 4
     assert first[0].config.batch.global_batch_size == 32
-    assert (
-        len(plan_experiment(found, 3, "4steps", ["batch.global_batch_size=32"], out, 1)) == 3
-    )  # more seeds are welcome
+    more_seeds = plan_experiment(found, 3, "4steps", ["batch.global_batch_size=32"], out, 1)
+    assert len(more_seeds) == 3
     (out / "a").mkdir()
     with pytest.raises(UserError, match=r"out: has runs of a with other settings or steps; give the same"):
         plan_experiment(found, 2, None, [], out, 1)
@@ -413,26 +392,33 @@ def test_a_run_waits_for_the_one_whose_weights_it_starts_from(small_corpus, tmp_
     runs = plan_experiment(experiment_file.read(rows), 1, None, [], out, 1)
     assert [run.row for run in runs if run.follows(runs[0])] == ["b-then"]
     happened = []
+    wait = """
+import pathlib, signal, sys, time
+signal.alarm(200)
+while sys.argv[1:] and not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.02)
+"""
 
-    def started(code):
+    def started(code, gate):
+        """The first row ends once the third has, all with this exit code."""
+
         def start(group, run, environment):
             happened.append(f"{run.row} starts")
-            seconds = 0.6 if run.row == "a-first" else 0.05
-            return group.start([sys.executable, "-c", f"import time; time.sleep({seconds}); exit({code})"], os.environ)
+            waits_for = [str(gate)] if run.row == "a-first" else []
+            return group.start([sys.executable, "-c", f"{wait}\nexit({code})", *waits_for], os.environ)
 
-        return start
+        def report(ended):
+            happened.append(f"{ended.run.row} ends")
+            if ended.run.row == "c-other":
+                gate.touch()
 
-    def reported(ended):
-        happened.append(f"{ended.run.row} ends")
+        monkeypatch.setattr(launches, "start", start)
+        happened.clear()
+        launches.run_all(runs, [{}, {}], report)
+        return happened
 
-    monkeypatch.setattr(launches, "start", started(0))
-    launches.run_all(runs, [{}, {}], reported)
-    assert happened[:3] == ["a-first starts", "c-other starts", "c-other ends"]
-    assert happened[3:] == ["a-first ends", "b-then starts", "b-then ends"]
-    happened.clear()
-    monkeypatch.setattr(launches, "start", started(1))
-    launches.run_all(runs, [{}, {}], reported)
-    assert happened == ["a-first starts", "c-other starts", "c-other ends", "a-first ends"]
+    first = ["a-first starts", "c-other starts", "c-other ends", "a-first ends"]
+    assert started(0, tmp_path / "gate") == [*first, "b-then starts", "b-then ends"]
+    assert started(1, tmp_path / "other gate") == first
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The forms that a CPU computes faster give what PyTorch's own functions give."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,10 @@ from pretrain.models.layers import Dropout, FeedForward, RMSNorm, drop, fuse_lin
 from pretrain.models.logit_bias import toeplitz
 from pretrain.models.loss import shift_right, token_losses
 from pretrain.models.t5 import T5, T5Config
-from pretrain.models.visibility import MASKED
 from pretrain.zero.layers import prepare_layers
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import run_config
+from tests.tables import each
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
@@ -31,7 +32,7 @@ def gradients(result: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]
     return [result.detach(), *torch.autograd.grad((result * along.to(result.dtype)).sum(), inputs, retain_graph=True)]
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
+@each("epsilon", [1e-6, 0.5])
 def test_rms_norm_and_its_gradients_are_pytorchs(epsilon):
     norm = RMSNorm(24, epsilon).double()
     norm.weight.data = draw(24, seed=1).detach()
@@ -48,33 +49,9 @@ def test_rms_norm_computes_in_fp32_whatever_the_dtype():
     ours = norm(x)
     exact = F.rms_norm(x.double(), (512,), None, 1e-6)
     assert ours.dtype == torch.bfloat16
-    assert torch.equal(ours, exact.to(torch.bfloat16))  # one rounding, of the result
-
-
-@pytest.mark.parametrize("scale", [1.0, 0.25])
-@pytest.mark.parametrize("form", ["plain", "bias", "masked", "causal"])
-def test_bf16_attention_is_as_near_to_exact_as_pytorchs(form, scale):
-    queries, keys, values = (draw(2, 3, 33, 16, dtype=torch.bfloat16, seed=seed) for seed in range(3))
-    bias = draw(1, 3, 33, 33, dtype=torch.bfloat16, seed=3)
-    if form == "masked":
-        hidden = torch.rand(2, 1, 33, 33, generator=torch.Generator().manual_seed(4)) < 0.3
-        hidden[0, :, 5] = True  # a query that sees nothing
-        given = bias.masked_fill(hidden, MASKED)
-    else:
-        given = bias if form == "bias" else None
-    causal = form == "causal"
-    inputs = (queries, keys, values, *([] if given is None else [bias]))
-    ours = gradients(attend(queries, keys, values, given, causal, scale, 0.0), *inputs)
-
-    def pytorchs(dtype: torch.dtype) -> list[torch.Tensor]:
-        q, k, v = (tensor.to(dtype) for tensor in (queries, keys, values))
-        mask = None if given is None else given.to(dtype)
-        result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-        return gradients(result, *inputs)
-
-    for own, theirs, exact in zip(ours, pytorchs(torch.bfloat16), pytorchs(torch.float64), strict=True):
-        error, reference = ((tensor.double() - exact).abs().max() for tensor in (own, theirs))
-        assert error <= 2 * reference + 1e-2 * exact.abs().max()
+    # one rounding, of the result, which in fp32 is off by some 2⁻²⁴
+    either = [(exact * (1 + off)).to(torch.bfloat16) for off in (-(2**-20), 2**-20)]
+    assert ((ours == either[0]) | (ours == either[1])).all()
 
 
 def test_attention_drops_weights_in_bf16():
@@ -87,17 +64,7 @@ def test_attention_drops_weights_in_bf16():
     assert 0.03 < kept.std() < 0.08  # √(0.75 · 0.25 / 64) = 0.054
 
 
-def test_fp32_attention_with_a_learned_bias_is_pytorchs():
-    queries, keys, values = (draw(2, 3, 17, 8, dtype=torch.float32, seed=seed) for seed in range(3))
-    bias = draw(1, 3, 17, 17, dtype=torch.float32, seed=3)
-    inputs = (queries, keys, values, bias)
-    ours, pytorchs = (gradients(form(queries, keys, values, bias, False, 0.5, 0.0), *inputs) for form in (attend, sdpa))
-    for own, theirs in zip(ours, pytorchs, strict=True):
-        torch.testing.assert_close(own, theirs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+@each("dtype, rate", itertools.product((torch.bfloat16, torch.float16, torch.float32), (0.1, 0.5, 0.9)))
 def test_dropped_elements_are_zero_and_the_others_scaled_as_by_pytorch(dtype, rate):
     torch.manual_seed(3)
     x = torch.ones(333, 301, dtype=dtype, requires_grad=True)  # an odd number: draws serve several elements
@@ -123,8 +90,7 @@ def test_dropout_repeats_with_the_seed_and_is_of_training():
     assert layer.eval()(x) is x
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("cross", [False, True])
+@each("bias, cross", itertools.product((False, True), (False, True)))
 def test_joined_products_are_the_separate_ones(bias, cross, monkeypatch):
     torch.manual_seed(0)
     attention = Attention(Heads(d_model=24, d_ff=1, head_dim=8, num_heads=3), bias=bias).double()
@@ -152,9 +118,7 @@ def test_fused_gates_are_the_separate_ones(monkeypatch):
     assert_same(gradients(fused, x, *feed_forward.parameters()), separate, 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("stage", "compiled", "fused"), [(1, False, True), (2, False, True), (3, False, False), (3, True, True)]
-)
+@each("stage, compiled, fused", [(1, False, True), (2, False, True), (3, False, False), (3, True, True)])
 def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compiled, fused):
     """A product of matrices that are not gathered together would read some that aren't there."""
     config = run_config(stage, compute={"compile": compiled})
@@ -206,7 +170,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.timing  # and huge pages: what a page is
 def test_freed_memory_is_used_again_without_new_pages():
     faults = {
         which: int(subprocess.run([sys.executable, "-c", FAULTS, which], capture_output=True, check=True).stdout)
@@ -220,5 +184,5 @@ def _tiniest_product() -> float:
 
 
 def test_ranks_round_numbers_that_slow_a_cpu_down_to_zero():
-    assert _tiniest_product() > 0
+    assert on_ranks(1, _tiniest_product, joined=False)[0] > 0
     assert on_ranks(1, _tiniest_product) == [0.0]

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -12,20 +11,24 @@ from data_pipeline.foundation.errors import FailedError
 from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
+from tests.slow import slow
+from tests.tables import each
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_sums_of_parts_are_those_of_the_whole(dtype):
+@each("dtype", [torch.float32, torch.bfloat16])
+def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
+    from pretrain.faults import fingerprints
     from pretrain.faults.fingerprints import sums
 
-    values = torch.randn(3_000_001, generator=torch.Generator().manual_seed(0)).to(dtype)
+    monkeypatch.setattr(fingerprints, "_PART", 1 << 10)
+    values = torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)
     whole = sums(values)
-    parts = [(0, 7), (7, 1_500_000), (1_500_000, len(values))]
+    parts = [(0, 7), (7, 1500), (1500, len(values))]
     assert torch.equal(sum(sums(values[first:last], first) for first, last in parts), whole)
     for bit in range(8 * values.element_size()):
         flipped = values.clone()
         integers = torch.int16 if dtype is torch.bfloat16 else torch.int32
-        flipped[2_999_999:3_000_000].view(integers).bitwise_xor_(-(1 << bit) if bit == 31 else 1 << bit)
+        flipped[2999:3000].view(integers).bitwise_xor_(-(1 << bit) if bit == 31 else 1 << bit)
         assert not torch.equal(sums(flipped), whole), bit
     swapped = values.clone()
     swapped[[5, 6]] = values[[6, 5]]
@@ -61,10 +64,7 @@ def differences(path: Path, stage: int, precision: str) -> list[Any]:
     return [*found, before != prints.of_masters()]
 
 
-@pytest.mark.parametrize(
-    ("stage", "precision"),
-    [(2, "bf16"), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(1, "bf16"), (2, "fp32"), (3, "bf16")])],
-)
+@each("stage, precision", [(2, "bf16"), *slow((1, "bf16"), (2, "fp32"), (3, "bf16"))])
 def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(small_corpus, tmp_path, stage, precision):
     told = on_ranks(2, differences, run_file(tmp_path, small_corpus), stage, precision)
     assert told[0] == told[1]

@@ -1,6 +1,7 @@
 """Parameters that stay as they are for the first steps, under every ZeRO stage and across a resume."""
 
 import fnmatch
+import itertools
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from pretrain.optimizers.groups import parameter_groups, problems
 from pretrain.zero.optimizer import set_rates
 from tests.pretrain.runs import run_file, train_each
 from tests.pretrain.small_runs import run_config
-from tests.slow import slow
+from tests.tables import each
 
 CROSS = "decoder.layers.*.cross_attention*"
 FREEZE = {"match": ["*"], "but": [CROSS], "until_step": 2}
@@ -23,13 +24,13 @@ def parameters(run, step):
     return {name: stored.whole(PARAMETER, name) for name in stored.shapes}
 
 
-@pytest.mark.parametrize("stage", [3, *slow(1, 2)])
-def test_frozen_parameters_keep_their_bits_and_a_resume_repeats_them(small_corpus, tmp_path, stage):
+@pytest.mark.parametrize("stages", [(3,), pytest.param((1, 2), marks=pytest.mark.slow)])
+def test_frozen_parameters_keep_their_bits_and_a_resume_repeats_them(small_corpus, tmp_path, stages):
     """Two ranks, two frozen steps of four, and a run that is cut after the first."""
     starts, runs = [], {}
-    for name, stops in (("whole", [None]), ("cut", [1, None])):
+    for stage, (name, stops) in itertools.product(stages, (("whole", [None]), ("cut", [1, None]))):
         path = run_file(
-            tmp_path / name,
+            tmp_path / f"{name}-{stage}",
             small_corpus,
             stage,
             run={"max_steps": 4},
@@ -39,15 +40,16 @@ def test_frozen_parameters_keep_their_bits_and_a_resume_repeats_them(small_corpu
             evaluation=[],
         )
         starts += [(path, stop) for stop in stops]
-        runs[name] = path.parent / "run"
-    assert train_each(2, starts) == [[0, 75, 0]] * 2
-    first, before, after = (parameters(runs["whole"], step) for step in (1, 2, 3))
-    for name, tensor in first.items():
-        frozen = not fnmatch.fnmatchcase(name, CROSS)
-        assert torch.equal(tensor, before[name]) == frozen, name
-        assert not torch.equal(before[name], after[name]), name
-    whole, cut = (parameters(runs[name], 4) for name in ("whole", "cut"))
-    assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
+        runs[name, stage] = path.parent / "run"
+    assert train_each(2, starts) == [[0, 75, 0] * len(stages)] * 2
+    for stage in stages:
+        first, before, after = (parameters(runs["whole", stage], step) for step in (1, 2, 3))
+        for name, tensor in first.items():
+            frozen = not fnmatch.fnmatchcase(name, CROSS)
+            assert torch.equal(tensor, before[name]) == frozen, name
+            assert not torch.equal(before[name], after[name]), name
+        whole, cut = (parameters(runs[name, stage], 4) for name in ("whole", "cut"))
+        assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
 
 
 def test_rates_of_frozen_groups_are_0_until_their_step():
@@ -63,8 +65,8 @@ def test_rates_of_frozen_groups_are_0_until_their_step():
         assert rates[0, 0.1] == 1e-2
 
 
-@pytest.mark.parametrize(
-    ("freeze", "expected"),
+@each(
+    "freeze, expected",
     [
         ({"match": ["decoder.layer.*"], "until_step": 2}, "optimizer.freeze.match.0: 'decoder.layer.\\*' matches no"),
         ({"match": ["*"], "but": ["heads"], "until_step": 2}, "optimizer.freeze.but.0: 'heads' matches no parameter"),

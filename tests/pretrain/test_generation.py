@@ -2,16 +2,14 @@
 
 import copy
 import io
+import itertools
 import json
 import random
 import sys
-from pathlib import Path
 
 import pytest
-import sentencepiece
 import torch
 from pydantic import ValidationError
-from torch import nn
 from typer.testing import CliRunner
 
 from data_pipeline.corpus import open_corpus
@@ -33,16 +31,12 @@ from pretrain.generation.logits_processors import repeating, sample, uniform_dra
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
 from pretrain.huggingface import load_state
-from pretrain.models import T5Config, build
-from pretrain.models.attention import Attention, KeyValueCache
-from pretrain.models.attention_masks import AttentionMask
+from pretrain.models import DecoderOnlyConfig, T5Config, build
 from pretrain.models.config.base import ModelConfig
-from pretrain.models.config.blocks import Heads
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
-from pretrain.models.positions import rotary_embedding
-from pretrain.models.visibility import masked, visible
 from tests.slow import slow
+from tests.tables import each
 
 VOCABULARY = Vocabulary(100, (3, 90), pad=0, eos=1, unk=2, first_sentinel=99, sentinels=10)
 TINY = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
@@ -83,7 +77,9 @@ def until_eos(row, eos=1):
 
 def test_greedy_equals_the_likeliest_token_of_a_recomputed_prefix(model, inputs):
     ids, mask = inputs
-    generated = generate(model, ids, mask, settings(max_new_tokens=15))
+    generated = generate(model.train(), ids, mask, settings(max_new_tokens=15))
+    assert model.training  # as it was
+    model.eval()
     prefix = torch.cat([generated.new_zeros(4, 1), generated], dim=1)
     with torch.no_grad():
         logits = model.decode(prefix[:, :-1], model.encode(ids, mask), mask)[..., :100]
@@ -146,18 +142,19 @@ def trained_pair(tmp_path_factory):
     sizes = {**SMALL_T5, "vocab_size": 32, "dropout_rate": 0.0}
     reference = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, **V1_0))
     optimizer = torch.optim.Adam(reference.parameters(), lr=5e-3)
-    for _ in range(100):
+    loss = torch.tensor(1.0)
+    while loss > 0.02:  # so that each label is ahead by a factor, whatever the rounding of this CPU
         ids = torch.randint(3, 32, (32, 1)).expand(-1, 5)
         labels = (ids[:, :1] - 3 + 7 * torch.arange(13)) % 29 + 3
         labels[:, -1] = 1
-        reference(input_ids=ids, labels=labels).loss.backward()
+        loss = reference(input_ids=ids, labels=labels).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return ours_of(reference, tmp_path_factory.mktemp("trained")), reference.eval()
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "in fp32"])
-@pytest.mark.parametrize("beams", [1, 4])
+@each("native, beams", itertools.product((True, False), (1, 4)))
 def test_in_bf16_a_trained_model_gives_the_tokens_of_transformers(trained_pair, beams, native, monkeypatch):
     """Its likeliest token is ahead by more than bf16's rounding. On a CPU that lacks products in bf16, ours decodes in
     fp32."""
@@ -172,24 +169,23 @@ def test_in_bf16_a_trained_model_gives_the_tokens_of_transformers(trained_pair, 
     assert until_eos(found[0]) == [(7 * step) % 29 + 3 for step in range(12)] + [1]
 
 
-def test_in_bf16_tokens_differ_from_exact_ones_only_at_ties(monkeypatch):
-    """Random weights: at the first token that differs, the two logits are no further apart than rounding moves some."""
+@torch.no_grad()
+def test_in_bf16_the_logits_of_each_step_are_as_near_to_exact_ones_as_the_models_own(monkeypatch):
+    """Over 64 rows and 20 steps, whichever products of bf16 this CPU has."""
     monkeypatch.setattr(incremental, "can_pack", lambda dtype: True)
-    rounded = of_random_weights(
-        build(T5Config(**TINY, num_encoder_layers=2, num_decoder_layers=2)), std=0.15
-    ).bfloat16()
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2}
+    rounded = of_random_weights(build(T5Config(**TINY, **sizes)), std=0.15).bfloat16()
     exact = copy.deepcopy(rounded).double()  # the same weights
-    ids = torch.randint(3, 100, (64, 20), generator=torch.Generator().manual_seed(0))
-    found, expected = (generate(one, ids, None, settings(min_new_tokens=20)) for one in (rounded, exact))
-    rows = (found != expected).any(dim=1).nonzero()[:, 0].tolist()
-    assert 0 < len(rows) < 64
-    for row in rows:
-        step = int((found[row] != expected[row]).nonzero()[0])
-        prefix = torch.cat([torch.tensor([0]), found[row, :step]])[None]
-        with torch.no_grad():
-            logits, of_exact = (one.decode(prefix, one.encode(ids[row, None]))[0, -1] for one in (rounded, exact))
-        gap = of_exact[expected[row, step]] - of_exact[found[row, step]]
-        assert gap <= 2 * (logits - of_exact).abs().max()
+    generator = torch.Generator().manual_seed(0)
+    ids, tokens = (torch.randint(3, 100, (64, length), generator=generator) for length in (20, 20))
+    fast, own, true = start(rounded, ids, None), start(rounded, ids, None, plain=True), start(exact, ids, None)
+    errors = []
+    for step in range(20):
+        token = tokens[:, step : step + 1] if step else fast.prompt
+        found, plain, wanted = (decoder.step(token).double() for decoder in (fast, own, true))
+        errors.append([float((one[:, :100] - wanted[:, :100]).square().mean()) for one in (found, plain)])
+    mine, models = torch.tensor(errors).mean(dim=0).sqrt().tolist()
+    assert 0 < mine < 1.3 * models
 
 
 def any_settings(rng):
@@ -213,8 +209,13 @@ def rows_of(rng, number, causal):
     return rows, *padded(rows, 0, left=causal)
 
 
-@pytest.mark.parametrize("seed", [0, *slow(*range(1, 8))])
-@pytest.mark.parametrize("family", ["t5-v1.1", "gpt2", *slow("t5-v1.0", "bart")])
+@each(
+    "family, seed",
+    [
+        *itertools.product(("t5-v1.1", "gpt2"), (0,)),
+        *slow(*itertools.product(("t5-v1.1", "gpt2"), (1, 2)), *itertools.product(("t5-v1.0", "bart"), (0, 1))),
+    ],
+)
 def test_greedy_and_beam_search_equal_transformers(family, seed, tmp_path):
     """Compares tokens up to EOS; after it, transformers' beam search fills with EOS if pad is 0.
 
@@ -267,8 +268,8 @@ class Script:
 END, A, B = 1, 2, 3  # tokens
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "most", "expected"),
+@each(
+    "probabilities, most, expected",
     [
         # two have ended after step 2, at -0.47 and -0.69; "A A" is worth -2.00 / 2² and, ended, -2.00 / 3² = -0.22
         (
@@ -292,7 +293,7 @@ def test_when_beam_search_stops(probabilities, most, expected):
             assert beam_search(Script(*probabilities), config, chosen, stop_early).tolist() == [tokens]
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_beams": 3}, {"temperature": 1.5}], ids=["greedy", "beams", "sampled"])
+@each("changes", [{}, {"num_beams": 3}, {"temperature": 1.5}])
 def test_a_row_is_the_same_alone_and_in_any_batch(model, inputs, changes):
     ids, mask = inputs
     chosen = settings(**changes, seed=3)
@@ -304,15 +305,13 @@ def test_a_row_is_the_same_alone_and_in_any_batch(model, inputs, changes):
         assert until_eos(row) == until_eos(alone)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"num_beams": 3}, {"num_beams": 2, "early_stopping": True}, {"temperature": 2.0}]
-)
-def test_a_row_ends_with_eos_and_then_padding_and_may_be_decoded_to_the_end(model, inputs, changes):
+@each("changes", [{}, {"num_beams": 3}, {"num_beams": 2, "early_stopping": True}, {"temperature": 2.0}])
+def test_a_row_ends_with_eos_and_then_padding_and_may_be_decoded_to_the_end(model, inputs, changes, monkeypatch):
     """Other ranks may need more steps; what comes after a row's end changes nothing."""
     chosen = settings(max_new_tokens=30, seed=4, **changes)
     endless = generate(model, *inputs, chosen)
     eos = int(endless[0, 6])  # a token that occurs
-    model.config = model.config.model_copy(update={"eos_id": eos})
+    monkeypatch.setattr(model, "config", model.config.model_copy(update={"eos_id": eos}))
     generated = generate(model, *inputs, chosen).tolist()
     ended = [row for row in generated if eos in row]
     assert ended
@@ -321,38 +320,12 @@ def test_a_row_ends_with_eos_and_then_padding_and_may_be_decoded_to_the_end(mode
     assert [row[: len(generated[0])] for row in everyone] == generated
 
 
-class EndsAtOnce:
-    """A decoder that always predicts EOS; it counts the rows of each step."""
-
-    def __init__(self):
-        self.prompt = self.history = torch.zeros(4, 1, dtype=torch.long)
-        self.rows = []
-
-    def step(self, tokens):
-        self.rows.append(len(tokens))
-        return torch.tensor(100 * [0.0]).index_fill(0, torch.tensor([1]), 20.0).expand(len(tokens), -1)
-
-    def branch(self, origin):
-        pass
-
-    keep = branch
-
-
-@pytest.mark.parametrize("changes", [{}, {"num_beams": 2, "early_stopping": True}, {"num_beams": 2}])
-@pytest.mark.parametrize("device", ["cpu"])
-def test_ranks_that_decode_together_take_as_many_steps(model, inputs, changes, monkeypatch):
-    for stop_early, expected in ((True, {1, 2}), (False, {12})):
-        decoder = EndsAtOnce()
-        monkeypatch.setattr(decoding, "start", lambda *_, decoder=decoder, **__: decoder)
-        generate(model, *inputs, settings(max_new_tokens=12, **changes), stop_early=stop_early)
-        assert len(decoder.rows) in expected
-
-
-@pytest.mark.parametrize("changes", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+@each("changes", [{}, {"num_beams": 3}])
 def test_rows_that_are_decided_leave(model, inputs, changes, monkeypatch):
     chosen = settings(max_new_tokens=30, **changes)
     generated = generate(model, *inputs, chosen)
-    model.config = model.config.model_copy(update={"eos_id": int(generated[0, 4])})  # a row ends early
+    ends_early = model.config.model_copy(update={"eos_id": int(generated[0, 4])})
+    monkeypatch.setattr(model, "config", ends_early)
     rows = []
 
     def counted(*arguments, **options):
@@ -370,7 +343,13 @@ def test_rows_that_are_decided_leave(model, inputs, changes, monkeypatch):
     rows.clear()
     everyone = generate(model, *inputs, chosen, stop_early=False)
     assert set(rows[1:]) == {4 * beams}
+    assert len(rows) == 30  # as many steps on each of the ranks that decode together
     assert torch.equal(everyone[:, : found.size(1)], found)
+    rows.clear()
+    ids, mask = inputs
+    alone = generate(model, ids[:1], mask[:1], chosen)
+    assert alone.size(1) <= len(rows) < 30  # a beam that is longer than the best may have to be seen out
+    assert beams > 1 or len(rows) == alone.size(1)  # no more than this row needs
 
 
 def test_padding_rows_of_the_vocabulary_are_never_generated(model, inputs):
@@ -396,12 +375,7 @@ def test_draws_are_uniform_and_those_of_a_longer_run_begin_with_those_of_a_short
     assert torch.equal(uniform_draws(settings(), [5, 2])[1], uniform_draws(settings(), [2])[0])
 
 
-def test_generation_leaves_the_mode_as_it_was(model, inputs):
-    generate(model.train(), *inputs, settings(max_new_tokens=2))
-    assert model.training
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
+@each("size", [1, 2, 3])
 def test_what_would_repeat_an_ngram(size):
     """Compares with a list of all n-grams of each row; none of them reaches into padding."""
     histories = torch.randint(0, 4, (30, 12), generator=torch.Generator().manual_seed(size))
@@ -415,7 +389,7 @@ def test_what_would_repeat_an_ngram(size):
 
 
 @pytest.mark.parametrize("device", ["cpu"])
-@pytest.mark.parametrize("plain", [False, True])
+@each("plain", [False, True])
 def test_the_input_of_beams_is_held_once_for_each_example(model, inputs, plain):
     """Plain decoding holds it for each hypothesis, but doesn't move it while they change places."""
     decoder = start(model, *inputs, plain=plain)
@@ -440,48 +414,8 @@ def test_the_input_of_beams_is_held_once_for_each_example(model, inputs, plain):
     torch.testing.assert_close(found[:, :100], expected[:, :100], rtol=0, atol=1e-10)
 
 
-class OneLayer(Model):
-    """The smallest causal model: rotated attention, prompts padded on the left."""
-
-    def __init__(self):
-        super().__init__()
-        self.config = ModelConfig(family="one_layer", vocab_size=40)
-        self.embedding, self.head = nn.Embedding(40, 16), nn.Linear(16, 40)
-        self.attention = Attention(Heads(d_model=16, d_ff=1, head_dim=8, num_heads=2), scaled=True)
-
-    def decode(self, input_ids, cache=None, attention_mask=None):
-        new, held = input_ids.size(1), cache[0].length if cache else 0
-        seen = visible(new, held + new, input_ids.device, causal=True, key_mask=attention_mask)
-        x = self.embedding(input_ids)
-        mask = AttentionMask(masked(None, seen, x.dtype), rotary_embedding(torch.arange(held, held + new), 8, x.dtype))
-        return self.head(x + self.attention(x, mask=mask, cache=cache[0] if cache else None))
-
-    def new_cache(self):
-        return [KeyValueCache()]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"num_beams": 3}, {"num_beams": 4, "no_repeat_ngram_size": 2}, {"temperature": 1.0, "top_k": 9, "top_p": 0.8}],
-)
-def test_a_causal_model_goes_on_with_prompts_that_are_padded_on_the_left(changes):
-    model = of_random_weights(OneLayer(), std=1.0)
-    assert isinstance(model, CausalModel)
-    chosen = settings(**changes)
-    prompts = [[5, 6, 7, 8], [9], [10, 11]]
-    found = generate(model, *padded(prompts, 0, left=True), chosen).tolist()
-    for number, (prompt, row) in enumerate(zip(prompts, found, strict=True)):
-        alone = generate(model, torch.tensor([prompt]), None, chosen, numbers=[number])[0].tolist()
-        assert until_eos(row) == until_eos(alone)
-        if not changes:
-            expected = list(prompt)
-            while len(expected) < len(prompt) + 20 and expected[-1] != 1:
-                expected.append(int(model.decode(torch.tensor([expected]))[0, -1].argmax()))
-            assert until_eos(row) == expected[len(prompt) :]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
+@each(
+    "wrong, message",
     [
         ({"temperature": -1.0}, "greater than or equal to 0"),
         ({"temperature": float("nan")}, "finite"),
@@ -519,8 +453,8 @@ def test_what_a_model_cannot_do_is_refused(model, inputs):
 PROBABILITIES = torch.tensor([0.1, 0.5, 0.15, 0.25])  # from likely to unlikely: 1, 3, 2, 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "shares"),
+@each(
+    "settings, shares",
     [
         ({}, [0.1, 0.5, 0.15, 0.25]),
         ({"top_k": 2}, [0, 2 / 3, 0, 1 / 3]),
@@ -541,7 +475,7 @@ def test_sampled_shares(settings, shares):
     torch.testing.assert_close(counted, torch.tensor(shares, dtype=torch.float32), rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.7])
+@each("temperature", [0.3, 1.7])
 def test_sampling_leaves_out_what_transformers_leaves_out(temperature):
     """Compares the scores from which its `generate` samples, for 64 prompts; half of the 500 tokens are as likely as
     the others."""
@@ -567,31 +501,18 @@ def test_sampling_leaves_out_what_transformers_leaves_out(temperature):
 
 
 def test_spans_are_split_at_sentinels():
+    """By the vocabulary's marks; malformed targets give what can be read."""
     assert split_spans([99, 5, 6, 98, 7, 1, 0, 0], VOCABULARY) == {99: [5, 6], 98: [7]}
-
-
-def test_the_marks_are_the_vocabularys():
     others = Vocabulary(100, (4, 90), pad=1, eos=2, unk=3, bos=0, first_sentinel=99, sentinels=10)
     assert split_spans([99, 5, 0, 98, 7, 2, 1], others) == {99: [5, 0], 98: [7]}
-
-
-def test_malformed_targets_give_what_can_be_read():
     assert split_spans([], VOCABULARY) == {}
     assert split_spans([8, 99, 98, 7, 99, 5], VOCABULARY) == {99: [], 98: [7]}
     assert split_spans([99, 5, 1, 98, 6], VOCABULARY) == {99: [5]}
 
 
-LICENSE = Path(__file__).parents[2] / "LICENSE"
-
-
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(LICENSE), model_prefix=str(folder / "spiece"), vocab_size=300, pad_id=0, eos_id=1, unk_id=2,
-        bos_id=-1, num_threads=1, minloglevel=2,
-    )  # fmt: skip
-    return Tokenizer(SentencePiece.read(folder / "spiece.model"), (), 20)
+def tokenizer(spiece):
+    return Tokenizer(SentencePiece.read(spiece), (), 20)
 
 
 @pytest.fixture
@@ -653,16 +574,19 @@ def test_no_filling_is_listed_twice(trained):
 
 
 def test_a_causal_model_goes_on_with_a_text(tokenizer):
-    model = OneLayer()
-    model.config = ModelConfig(family="decoder_only", vocab_size=320)
-    model.embedding, model.head = nn.Embedding(320, 16), nn.Linear(16, 320)
-    trained = TrainedModel(of_random_weights(model, std=1.0), tokenizer)
+    sizes = {"d_model": 16, "d_ff": 16, "num_heads": 2, "num_layers": 1}
+    model = of_random_weights(build(DecoderOnlyConfig(vocab_size=320, positions="rotary", **sizes)), std=1.0)
+    assert isinstance(model, CausalModel)
+    trained = TrainedModel(model, tokenizer)
     written = list(answer_texts(trained, ["The Work", ""], settings(max_new_tokens=5)))
     assert written[0].whole.startswith("The Work")
     assert written[0].whole != "The Work"
     prompt = torch.tensor([tokenizer.encode(["The Work"])[0]])
     new = until_eos(generate(model, prompt, None, settings(max_new_tokens=5))[0].tolist())
     assert written[0].generated == tokenizer.decode(new)
+    sampled = settings(temperature=1.0)
+    together, alone = (list(answer_texts(trained, LINES, sampled, batch_size=size)) for size in (3, 1))
+    assert together == alone
 
 
 def invoke(monkeypatch, trained, *arguments, piped=None):
@@ -694,8 +618,8 @@ def test_texts_from_arguments_a_file_or_a_pipe_give_the_same(trained, tmp_path, 
     assert "exists already" in str(again.exception)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@each(
+    "arguments, message",
     [
         (["a text", "--top-p", 1.5], "generate: top_p: expected number > 0, ≤ 1, got 1.5 (tokens are sampled from"),
         (["a text", "--early-stopping", "soon"], "generate: early_stopping: expected true, false or never, got 'soon'"),

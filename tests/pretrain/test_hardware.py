@@ -5,6 +5,7 @@ import subprocess
 import sys
 from itertools import takewhile
 
+import pynvml
 import pytest
 import torch
 
@@ -12,14 +13,20 @@ from data_pipeline.foundation.errors import UserError
 from launch import rank_commands
 from pretrain.run import hardware
 from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, local_ranks
+from tests.tables import each
 
 
 @pytest.fixture(autouse=True)
-def _no_device_is_asked_for(monkeypatch):
+def _nothing_is_asked_for_and_no_driver_is_here(monkeypatch):
+    def absent():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
 
 
-@pytest.mark.parametrize(
+@each(
     "chosen",
     ["", "-1", "0", "0,1", "1,0", "2", "0,2,1", "0,-1,1", "0,,1", " 0, 1", "0,0", "none", "0,GPU-1f", "NoDevFiles"],
 )
@@ -32,8 +39,8 @@ def test_indices_choose_gpus_as_cuda_and_pytorch_read_them(chosen, tmp_path, mon
     assert count_gpus(tmp_path) == len(expected)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
+@each(
+    "chosen, expected",
     [
         (None, 2),
         ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", 1),
@@ -46,7 +53,6 @@ def test_indices_choose_gpus_as_cuda_and_pytorch_read_them(chosen, tmp_path, mon
 def test_uuids_choose_gpus(chosen, expected, tmp_path, monkeypatch):
     (tmp_path / "nvidia0").touch()
     (tmp_path / "nvidia1").touch()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert count_gpus(tmp_path) == expected
@@ -68,7 +74,7 @@ def test_the_cpu_may_be_asked_for_beside_gpus(tmp_path, monkeypatch):
     assert (device_type(), count_gpus(tmp_path)) == ("cuda", 1)
 
 
-@pytest.mark.parametrize("asked", ["cuda", "xpu"])
+@each("asked", ["cuda", "xpu"])
 def test_a_device_that_is_not_there_is_refused(monkeypatch, asked):
     monkeypatch.setenv("DS_ACCELERATOR", asked)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -78,10 +84,9 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch, asked):
 
 def test_the_driver_counts_gpus_that_have_no_files(tmp_path, monkeypatch):
     """As under WSL."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert count_gpus(tmp_path) == 0
-    monkeypatch.setattr("pynvml.nvmlInit", lambda: None)
-    monkeypatch.setattr("pynvml.nvmlDeviceGetCount", lambda: 3)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
     assert count_gpus(tmp_path) == 3
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     assert count_gpus(tmp_path) == 2
@@ -141,8 +146,8 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch):
         assert local_ranks() == number
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
+@each(
+    "line, expected",
     [
         ("flags\t\t: fpu avx2 avx512f avx512_vnni", False),
         ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", True),

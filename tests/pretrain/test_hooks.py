@@ -6,7 +6,9 @@ import json
 import math
 import os
 import re
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,13 +22,13 @@ from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli import evaluate as command
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
+from pretrain.evaluation import collectives, record
 from pretrain.evaluation.attention import attention_patterns
 from pretrain.evaluation.collectives import Collectives, Outcome
 from pretrain.evaluation.embedding import embedding
 from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
-from pretrain.evaluation.record import table
 from pretrain.models import build, parse
 from pretrain.models.loss import shift_right
 from pretrain.run.metrics_file import read_metrics
@@ -35,6 +37,7 @@ from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
 from tests.slow import slow
+from tests.tables import each as table
 
 CPU = torch.device("cpu")
 # Weights are spread over the ranks however small they are: the ranks exchange them in each forward.
@@ -42,7 +45,8 @@ SHARDED = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold
 
 
 def _ended_on_each(case: str) -> Outcome[str]:
-    collectives, alone = Collectives(0.3, CPU), torch.distributed.get_rank() == 0
+    alone = torch.distributed.get_rank() == 0
+    collectives = Collectives(0.3 if case == "hangs" and alone else 3600, CPU)
 
     def hook() -> str:
         with collectives.guard():
@@ -50,7 +54,7 @@ def _ended_on_each(case: str) -> Outcome[str]:
         if case == "raises" and alone:
             raise ValueError("no such row\nsecond line")
         if case == "hangs" and alone:
-            time.sleep(60)
+            time.sleep(3600)
         if case == "calls less" and alone:
             return "done"
         with collectives.guard():
@@ -65,7 +69,7 @@ def _ended_on_each(case: str) -> Outcome[str]:
 def test_all_ranks_leave_a_hook_together():
     """Whatever rank 0 does alone, and ready for the next hook. Only the rank that raised knows why."""
     cases = ["returns", "raises", "hangs", "calls less", "raises at the end", "returns"]
-    first, second = on_ranks(2, each, _ended_on_each, [(case,) for case in cases], seconds=60)
+    first, second = on_ranks(2, each, _ended_on_each, [(case,) for case in cases])
     assert [outcome.value for outcome in first] == ["done", None, None, None, None, "done"]
     assert [outcome.value for outcome in second] == ["done", None, None, None, None, "done"]
     others = "failed on another rank"
@@ -78,6 +82,34 @@ def test_all_ranks_leave_a_hook_together():
         "ValueError: too late",
     ]
     assert "second line" in first[1].traceback
+
+
+@table("took, left", [(4000, 5000), (9001, 0.001)])
+def test_an_alarm_that_was_set_before_a_hook_goes_off_when_it_would_have(monkeypatch, took, left):
+    """Such as that of pytest-timeout. It was to go off after 9000 s, and the hook takes `took`."""
+    now, set_to, rang = [0.0], [], []
+    monkeypatch.setattr(collectives, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    handler, own = signal.signal(signal.SIGALRM, lambda *_: rang.append(1)), signal.setitimer(signal.ITIMER_REAL, 9000)
+    set_timer = signal.setitimer
+
+    def noted(which, seconds, interval=0.0):
+        set_to.append(seconds)
+        return set_timer(which, seconds, interval)
+
+    def hook():
+        now[0] += took
+        return "done"
+
+    try:
+        monkeypatch.setattr(signal, "setitimer", noted)
+        assert Collectives(3600, CPU, alone=True).run(hook).value == "done"
+        assert set_to == [7200, 0, pytest.approx(left, abs=120)]  # what this machine itself took
+        while took > 9000 and not rang:
+            time.sleep(0.01)
+    finally:
+        set_timer(signal.ITIMER_REAL, *own)
+        signal.signal(signal.SIGALRM, handler)
+    assert len(rang) == (took > 9000)
 
 
 def test_a_hook_that_is_due_twice_runs_once(tmp_path, monkeypatch):
@@ -97,7 +129,9 @@ def test_a_hook_that_is_due_twice_runs_once(tmp_path, monkeypatch):
 
 
 PACKAGE = '''
+import signal
 import time
+from types import SimpleNamespace
 from typing import ClassVar, Literal
 from pretrain.config.evaluation import HookSettings
 
@@ -110,9 +144,21 @@ class TroubleSettings(HookSettings):
     on_rank: int = 0
     """The rank that does it."""
 
+skipped = 0
+
+def dawdle():
+    global skipped
+    skipped += 700
+
+def hang():
+    signal.setitimer(signal.ITIMER_REAL, 0.01)  # the alarm that would go off after twice the budget
+    time.sleep(3600)
+
 class Trouble:
     def __init__(self, settings):
+        from pretrain.evaluation import collectives, hook_runner
         self.settings = settings
+        collectives.time = hook_runner.time = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped)
 
     def evaluate(self, evaluation):
         import torch
@@ -123,37 +169,35 @@ class Trouble:
                 evaluation.losses(batch)
                 batches += 1
                 if evaluation.held_out.layout.rank == self.settings.on_rank:
-                    {"raise": lambda: 1 // 0, "hang": lambda: time.sleep(99), "dawdle": lambda: time.sleep(0.7),
+                    {"raise": lambda: 1 // 0, "hang": hang, "dawdle": dawdle,
                      "leave": lambda: torch.manual_seed(0)}[self.settings.what]()
         return Findings({"trouble/batches": batches})
 '''
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory) -> Path:
-    """A folder with an installed package that offers a hook."""
+@pytest.fixture
+def package(tmp_path_factory, monkeypatch) -> Callable[[], None]:
+    """Installs a package that offers a hook, for the processes that are started afterwards."""
     folder = tmp_path_factory.mktemp("package")
     (folder / "trouble.py").write_text(PACKAGE)
     (folder / "trouble-1.0.dist-info").mkdir()
     (folder / "trouble-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: trouble\nVersion: 1.0\n")
     entry = "[encdec_pretrain.hooks]\ntrouble = trouble:TroubleSettings\n"
     (folder / "trouble-1.0.dist-info/entry_points.txt").write_text(entry)
-    return folder
+    return lambda: monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
 @pytest.mark.slow
-def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
-    package, small_corpus, tmp_path, monkeypatch
-):
+def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(package, small_corpus, tmp_path):
     """At ZeRO-3, whose ranks exchange weights in each forward: what one rank does alone ends the hook on both."""
     plain = run_file(tmp_path / "plain", small_corpus, deepspeed=SHARDED)
     assert train_ranks(plain, 2) == [0, 0]
-    troubles = [{"what": "raise", "on_rank": 1}, {"what": "hang", "budget_seconds": 0.5}]
-    troubles += [{"what": "dawdle", "budget_seconds": 1.3}, {"what": "leave"}]
+    troubles = [{"what": "raise", "on_rank": 1}, {"what": "hang", "budget_seconds": 1800}]
+    troubles += [{"what": "dawdle", "budget_seconds": 1300}, {"what": "leave"}]
     hooks = [{"hook": "trouble", "every_steps": 5, **trouble} for trouble in troubles]
     hooks.append({"hook": "validation_loss"})
     path = run_file(tmp_path / "trouble", small_corpus, evaluation=hooks, deepspeed=SHARDED)
-    with_package(monkeypatch, package)
+    package()
     done = run_command("launch", "local", path, "--ranks", "2")
     assert done.returncode == 0, done.stderr
     assert losses(path) == losses(plain)
@@ -162,50 +206,28 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(
         f"warning: evaluation by trouble failed on rank {rank}: {error}; training goes on"
         for rank, error in (
             (1, "ZeroDivisionError: integer division or modulo by zero"),
-            (0, "hung: no end after 1 s, twice its budget"),
+            (0, "hung: no end after 3600 s, twice its budget"),
         )
     ]
     assert [said[0], said[1], said[3], said[4]] == [*one_time, *one_time]
-    budget = r"its budget of 1\.3 s \(evaluation\.budget_seconds\)"
+    budget = r"its budget of 1300 s \(evaluation\.budget_seconds\)"
     cut = re.match(rf"warning: trouble was cut after (.*) s, {budget}", said[2])
     assert cut, said[2]
-    assert 1.3 <= float(cut[1]) <= 2.7  # at the end of a batch, and before the hook counts as hung
+    assert 2100 <= float(cut[1]) < 2800  # at the end of a batch
     kept = tmp_path / "trouble/run/artifacts/evaluation/failures/trouble-step-00000005-rank-1.txt"
     assert "1 // 0" in kept.read_text()
 
 
-def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp_path, monkeypatch):
+def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp_path):
     path = run_file(tmp_path, small_corpus, evaluation=[{"hook": "trouble"}])
     unknown = run_forked("train", path)
     assert unknown.returncode == 2
     assert "evaluation.0.hook: expected one of validation_loss, loss_breakdown, " in unknown.stderr
     assert "got 'trouble'" in unknown.stderr
-    with_package(monkeypatch, package)
+    package()
     lacking = run_command("pretrain", "train", path)
     assert (lacking.returncode, len(lacking.stderr.splitlines())) == (2, 1)
     assert "evaluation.0.what: missing (what it does)" in lacking.stderr
-
-
-def with_package(monkeypatch, folder):
-    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-
-
-@pytest.mark.slow
-def test_samples_are_a_table_that_grows_over_the_steps(small_corpus, tmp_path):
-    hooks = [{"hook": "samples", "every_steps": 2, "number": 3}]
-    path = run_file(tmp_path, small_corpus, evaluation=hooks, deepspeed=SHARDED)
-    assert train_ranks(path, 2, stop=5) == [75, 75]
-    assert train_ranks(path, 1) == [0]
-    content = json.loads((tmp_path / "run/artifacts/evaluation/samples.json").read_text())
-    columns = ["step", "corpus", "given", "written", "original"]
-    assert content["columns"] == columns
-    rows = [dict(zip(columns, row, strict=True)) for row in content["data"]]
-    assert [row["step"] for row in rows] == [step for step in (2, 4, 6, 8) for _ in range(3)]
-    for row in rows:
-        begin = row["given"].partition("<extra_id_0>")[0].strip()
-        assert row["written"].startswith(f"{begin} [")
-        assert row["original"].startswith(begin)
-    assert read_metrics(tmp_path / "run")[-1].metrics["evaluation/samples/seconds"] > 0
 
 
 def test_span_lengths_are_those_of_a_worked_example():
@@ -240,14 +262,14 @@ def test_hits_are_where_the_target_is_the_likeliest_id():
             assert torch.equal(hits, logits.argmax(dim=-1) == own)
 
 
-@pytest.mark.parametrize("limit", [{}, *slow({"rows": 5})], ids=["all rows", "5 rows"])
+@table("limit", [{}, *slow({"rows": 5})])
 def test_a_breakdown_splits_the_loss_of_the_same_rows(small_corpus, tmp_path, limit):
     """Each grouping's tokens and losses add up: by position to all targets, by frequency to all text."""
     hooks = [{"hook": "validation_loss", **limit}, {"hook": "loss_breakdown", "rows": 10_000, **limit}]
     path = run_file(tmp_path, small_corpus, evaluation=hooks, run={"max_steps": 2})
     assert train_ranks(path, 2) == [0, 0]
     whole = read_metrics(tmp_path / "run")[-1].metrics
-    rows = table(tmp_path / "run/artifacts/evaluation/loss_breakdown.json")
+    rows = record.table(tmp_path / "run/artifacts/evaluation/loss_breakdown.json")
     for by, metric in (("position", "loss"), ("frequency", "text_loss")):
         found = [row for row in rows if row["by"] == by]
         mean = sum(row["tokens"] * row["loss"] for row in found) / sum(row["tokens"] for row in found)
@@ -262,20 +284,22 @@ def test_a_breakdown_splits_the_loss_of_the_same_rows(small_corpus, tmp_path, li
 
 
 @pytest.mark.slow
-def test_pictures_of_attention_positions_and_embedding(small_corpus, tmp_path):
-    """At ZeRO-3, drawn by rank 0 alone, in mid-run and at the end. T5 has three kinds of attention and two tables of
-    relative biases."""
+def test_samples_and_pictures_of_attention_positions_and_embedding(small_corpus, tmp_path):
+    """At ZeRO-3, then on one rank; drawn by rank 0 alone, in mid-run and at the end. T5 has three kinds of attention
+    and two tables of relative biases. Samples are a table that grows over the steps."""
     hooks = [{"hook": name, "every_steps": 3} for name in ("attention", "positions", "embedding")]
-    run = {"max_steps": 6}
-    path = run_file(tmp_path, small_corpus, evaluation=hooks, deepspeed=SHARDED, run=run)
-    assert train_ranks(path, 2) == [0, 0]
+    hooks.append({"hook": "samples", "every_steps": 2, "number": 3})
+    path = run_file(tmp_path, small_corpus, evaluation=hooks, deepspeed=SHARDED)
+    assert train_ranks(path, 2, stop=5) == [75, 75]
+    assert train_ranks(path, 1) == [0]
     folder = tmp_path / "run/artifacts/evaluation"
     assert {str(file.parent.relative_to(folder)) for file in folder.rglob("*.png")} == {
         *(f"attention/small/{kind}" for kind in ("encoder", "decoder", "cross")),
         *(f"positions/{stack}.relative_attention_bias" for stack in ("encoder", "decoder")),
     }
     metrics = read_metrics(tmp_path / "run")[-1].metrics
-    trained = TrainedModel.open(tmp_path / "run/checkpoints/step-00000006").model
+    assert metrics["evaluation/samples/seconds"] > 0
+    trained = TrainedModel.open(tmp_path / "run/checkpoints/step-00000008").model
     rows = embedding(trained).detach().numpy()
     values = np.linalg.svd(rows, compute_uv=False)
     shares = values / values.sum()
@@ -283,39 +307,44 @@ def test_pictures_of_attention_positions_and_embedding(small_corpus, tmp_path):
     directions = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     cosines = (directions @ directions.T)[~np.eye(len(rows), dtype=bool)]
     assert math.isclose(metrics["embedding/mean_cosine"], cosines.mean(), abs_tol=1e-6)
+    content = json.loads((folder / "samples.json").read_text())
+    columns = ["step", "corpus", "given", "written", "original"]
+    assert content["columns"] == columns
+    samples = [dict(zip(columns, row, strict=True)) for row in content["data"]]
+    assert [row["step"] for row in samples] == [step for step in (2, 4, 6, 8) for _ in range(3)]
+    for row in samples:
+        begin = row["given"].partition("<extra_id_0>")[0].strip()
+        assert row["written"].startswith(f"{begin} [")
+        assert row["original"].startswith(begin)
+
+
+def patterns_of(small_corpus, most, **settings):
+    """The patterns of attention of a small model to a row of 7 tokens with 5 targets."""
+    sizes = {"vocab_size": 520, "d_model": 8, "d_ff": 16, "num_heads": 2}
+    model = build(parse({**sizes, **settings})).eval()
+    row = {"encoder_input_ids": torch.randint(3, 500, (1, 7)), "labels": torch.randint(3, 500, (1, 5))}
+    with torch.no_grad():
+        found = attention_patterns(model, row, open_corpus(small_corpus).tokenizer, most=most)
+    assert not found["decoder"].weights.triu(1).any()  # a causal query sees nothing later
+    return found, {kind: tuple(one.weights.shape) for kind, one in found.items()}
 
 
 def test_patterns_are_the_softmax_of_each_layer(small_corpus):
-    """Each query's weights sum to 1, a causal one sees nothing later, and what is noted gives the layer's output."""
-    sizes = {"vocab_size": 520, "d_model": 8, "d_ff": 16, "num_heads": 2, "d_kv": 4, "dropout_rate": 0.0}
-    model = build(parse({"family": "t5", **sizes, "num_encoder_layers": 2, "num_decoder_layers": 1})).eval()
-    row = {"encoder_input_ids": torch.randint(3, 500, (1, 7)), "labels": torch.randint(3, 500, (1, 5))}
-    tokenizer = open_corpus(small_corpus).tokenizer
-    with torch.no_grad():
-        patterns = attention_patterns(model, row, tokenizer, most=6)
-    assert {kind: tuple(one.weights.shape) for kind, one in patterns.items()} == {
-        "encoder": (2, 2, 6, 6),
-        "decoder": (1, 2, 5, 5),
-        "cross": (1, 2, 5, 6),
-    }
-    decoder = patterns["decoder"]
-    assert torch.allclose(decoder.weights.sum(dim=-1), torch.ones(1, 2, 5))
-    assert not decoder.weights.triu(1).any()
+    """Each query's weights sum to 1."""
+    layers = {"num_encoder_layers": 2, "num_decoder_layers": 1, "dropout_rate": 0.0}
+    patterns, shapes = patterns_of(small_corpus, 6, family="t5", d_kv=4, **layers)
+    assert shapes == {"encoder": (2, 2, 6, 6), "decoder": (1, 2, 5, 5), "cross": (1, 2, 5, 6)}
+    assert torch.allclose(patterns["decoder"].weights.sum(dim=-1), torch.ones(1, 2, 5))
     assert len(patterns["cross"].keys) == 6
-    assert len(decoder.queries) == 5
+    assert len(patterns["decoder"].queries) == 5
 
 
 def test_merged_attention_is_drawn_in_two_parts(small_corpus):
     """T5Gemma 2's decoder attends to its targets and to the input with one softmax."""
-    sizes = {"vocab_size": 520, "d_model": 8, "d_ff": 16, "num_heads": 2, "num_key_value_heads": 2, "num_layers": 1}
+    sizes = {"head_dim": 4, "num_key_value_heads": 2, "num_layers": 1}
     windows = {"sliding_window": None, "full_attention_every": None, "window_rope_base": None}
-    model = build(parse({"family": "t5gemma2", "head_dim": 4, **sizes, **windows})).eval()
-    row = {"encoder_input_ids": torch.randint(3, 500, (1, 7)), "labels": torch.randint(3, 500, (1, 5))}
-    with torch.no_grad():
-        patterns = attention_patterns(model, row, open_corpus(small_corpus).tokenizer, most=9)
-    shapes = {kind: tuple(one.weights.shape) for kind, one in patterns.items()}
+    patterns, shapes = patterns_of(small_corpus, 9, family="t5gemma2", **sizes, **windows)
     assert shapes == {"encoder": (1, 2, 7, 7), "decoder": (1, 2, 5, 5), "cross": (1, 2, 5, 7)}
-    assert not patterns["decoder"].weights.triu(1).any()
     whole = patterns["decoder"].weights.sum(dim=-1) + patterns["cross"].weights.sum(dim=-1)
     assert torch.allclose(whole, torch.ones(1, 2, 5))
 
@@ -328,7 +357,8 @@ def _evaluated(run: Path, corpora: list[Path]) -> str:
 
 
 def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
-    """With the run's corpora or given ones, on one rank and on two, of which rank 0 prints."""
+    """With the run's corpora or given ones, on one rank and on two, of which rank 0 prints. Attention is drawn for a
+    text."""
     hooks = [{"hook": name} for name in ("validation_loss", "loss_breakdown", "embedding")]
     path = run_file(tmp_path, small_corpus, evaluation=hooks, run={"max_steps": 2})
     assert train_ranks(path, 2) == [0, 0]
@@ -345,18 +375,10 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
     assert second == ""
     on_two = json.loads(first)
     assert {name: on_two[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_attention_is_drawn_for_a_text(small_corpus, tmp_path):
-    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
-    assert train_ranks(path, 1) == [0]
-    done = run_forked(
-        "attention", tmp_path / "run", "See <extra_id_0> there.", "--out", tmp_path / "a", "--target", "it"
-    )
-    assert done.stdout.split() == [str(tmp_path / f"a/{kind}.png") for kind in ("encoder", "decoder", "cross")], (
-        done.stderr
-    )
+    text = ["See <extra_id_0> there.", "--out", tmp_path / "a", "--target", "it"]
+    drawn = run_forked("attention", tmp_path / "run", *text)
+    kinds = ("encoder", "decoder", "cross")
+    assert drawn.stdout.split() == [str(tmp_path / f"a/{kind}.png") for kind in kinds], drawn.stderr
     wrong = run_forked("evaluate", tmp_path / "run", "--hook", "lss")
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
     assert "--hook: expected one of validation_loss," in wrong.stderr

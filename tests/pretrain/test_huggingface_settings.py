@@ -9,21 +9,14 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface import load_state
 from pretrain.models import build
 from pretrain.models.loss import shift_right
+from tests.slow import slow
+from tests.tables import each
 
 transformers = pytest.importorskip("transformers")
 
 LENGTH = 40
-TWO_STACKS = {
-    "vocab_size": 96,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 64,
-}
+TWO_STACKS = {"vocab_size": 96, "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "max_position_embeddings": 64}
+TWO_STACKS |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
 # A class of transformers and a small config of it; settings beside those that the config's class declares.
 FAMILIES = {
     "t5": (
@@ -70,18 +63,18 @@ def another(value):
 
 def settings():
     for family, (_, sizes, beside) in FAMILIES.items():
-        marks = [] if family == "t5" else [pytest.mark.slow]
+        cases = []
         config = transformers.CONFIG_MAPPING[family]
         declared = {key: getattr(config(**sizes), key) for key in config.__annotations__ if key != "model_type"}
         for key, value in (declared | beside).items():
             if isinstance(value, bool | int | float | str):
-                yield pytest.param(family, key, another(value), id=f"{family}-{key}", marks=marks)
-        others = {"quantization_config": {"quant_method": "fp8"}, "transformers_weights": "model.ema.safetensors"}
-        for key, refused in others.items():
-            yield pytest.param(family, key, refused, id=f"{family}-{key}", marks=marks)
+                cases.append((family, key, another(value)))
+        cases.append((family, "quantization_config", {"quant_method": "fp8"}))
+        cases.append((family, "transformers_weights", "model.ema.safetensors"))
+        yield from cases if family == "t5" else slow(*cases)
 
 
-@pytest.mark.parametrize(("family", "key", "value"), settings())
+@each("family, key, value", settings())
 def test_a_setting_is_followed_or_refused_by_name(family, key, value, tmp_path):
     """Compares transformers' model, with random weights that fit the setting, with ours from the same files."""
     name, sizes, _ = FAMILIES[family]

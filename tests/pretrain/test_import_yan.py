@@ -15,6 +15,7 @@ from pretrain.huggingface import import_yan
 from pretrain.models import AutoregressiveConfig, build
 from tests.in_process import run_here
 from tests.slow import slow
+from tests.tables import each
 
 AUTHORS = "autoregressive_encoder_decoder_transformer.model"
 WIDTH, HEADS, ACROSS, LAYERS, LENGTH, IDS = 16, 2, 4, 2, 12, 50257
@@ -29,14 +30,8 @@ DEFAULTS = {
 NO_LOSS = dict.fromkeys(["use_ln_on_encoder_out", "detach_type", "embedding_loss_coeff", "embedding_ln_type"])
 VARIANTS = {
     "best": {},
-    "all else": {
-        "use_bias": True,
-        "cross_attn_config": {"use_bias": False, "n_head": ACROSS},
-        "add_pos_embed_to_decoder": True,
-        "sub_pos_embed_to_decoder": "YES_LN",
-        "add_ln_before_decoder_ff": True,
-        "order_type": "ALT",
-    },
+    "all else": {"use_bias": True, "add_pos_embed_to_decoder": True, "sub_pos_embed_to_decoder": "YES_LN"}
+    | {"add_ln_before_decoder_ff": True, "order_type": "ALT"},
     "no loss": {"sub_pos_embed_to_decoder": "NO", "embedding_loss_type": "NONE", **NO_LOSS},
 }
 
@@ -60,28 +55,24 @@ def weights(settings: dict) -> dict[str, torch.Tensor]:
     added = settings["add_pos_embed_to_decoder"] or settings["sub_pos_embed_to_decoder"] != "NO"
     found["token_embedding.weight"] = torch.randn(IDS, WIDTH, generator=draws)
     found["positional_embedding.weight"] = torch.randn(LENGTH + added, WIDTH, generator=draws)
-    if settings["add_ln_before_decoder_ff"]:
-        norm("ffd_ln", bias)
     linear("decoder_feed_forward", WIDTH, WIDTH, bias)
     for number in range(LAYERS):
-        block = f"encoder_transformer_blocks.{number}"
-        linear(f"{block}.multi_attn_head.batch_attn_weights", 3 * WIDTH, WIDTH, bias)
-        linear(f"{block}.multi_attn_head.residual_proj", WIDTH, WIDTH, bias)
-        linear(f"{block}.feed_forward.linear", 4 * WIDTH, WIDTH, bias)
-        linear(f"{block}.feed_forward.residual_proj", WIDTH, 4 * WIDTH, bias)
-        norm(f"{block}.ln1", bias)
-        norm(f"{block}.ln2", bias)
-        found[f"{block}.multi_attn_head.tril"] = torch.ones(1, 1, LENGTH, LENGTH).tril()
-        block = f"decoder_transformer_blocks.{number}"
-        linear(f"{block}.decoder_multi_attn_head.batch_attn_weights", 3 * WIDTH, WIDTH, bias)
-        linear(f"{block}.decoder_multi_attn_head.residual_proj", WIDTH, WIDTH, bias)
-        linear(f"{block}.cross_multi_attn_head.k_v_weights", 2 * WIDTH, WIDTH, across)
-        linear(f"{block}.cross_multi_attn_head.q_weights", WIDTH, WIDTH, across)
-        linear(f"{block}.cross_multi_attn_head.residual_proj", WIDTH, WIDTH, across)
-        linear(f"{block}.decoder_feed_forward.linear", 4 * WIDTH, WIDTH, bias)
-        linear(f"{block}.decoder_feed_forward.residual_proj", WIDTH, 4 * WIDTH, bias)
-        for one in ("encoder_cross_ln", "decoder_cross_ln", "decoder_ln1", "decoder_ln2"):
-            norm(f"{block}.{one}", bias)
+        encoder, decoder = f"encoder_transformer_blocks.{number}", f"decoder_transformer_blocks.{number}"
+        for name in (f"{encoder}.multi_attn_head", f"{decoder}.decoder_multi_attn_head"):
+            linear(f"{name}.batch_attn_weights", 3 * WIDTH, WIDTH, bias)
+            linear(f"{name}.residual_proj", WIDTH, WIDTH, bias)
+        for name in (f"{encoder}.feed_forward", f"{decoder}.decoder_feed_forward"):
+            linear(f"{name}.linear", 4 * WIDTH, WIDTH, bias)
+            linear(f"{name}.residual_proj", WIDTH, 4 * WIDTH, bias)
+        for name, outputs in (("k_v_weights", 2 * WIDTH), ("q_weights", WIDTH), ("residual_proj", WIDTH)):
+            linear(f"{decoder}.cross_multi_attn_head.{name}", outputs, WIDTH, across)
+        for name in ("encoder_cross_ln", "decoder_cross_ln", "decoder_ln1", "decoder_ln2"):
+            norm(f"{decoder}.{name}", bias)
+        norm(f"{encoder}.ln1", bias)
+        norm(f"{encoder}.ln2", bias)
+        found[f"{encoder}.multi_attn_head.tril"] = torch.ones(1, 1, LENGTH, LENGTH).tril()
+    if settings["add_ln_before_decoder_ff"]:
+        norm("ffd_ln", bias)
     norm("ln", bias)
     if settings["sub_pos_embed_to_decoder"] == "YES_LN":
         norm("post_sub_pos_ln", bias)
@@ -163,25 +154,19 @@ def pickled(monkeypatch):
     monkeypatch.setitem(sys.modules, AUTHORS, module)
 
     def convert(settings: dict) -> dict:
-        return {
-            key: made[key](value) if key in made and value is not None else value for key, value in settings.items()
-        }
+        chosen = {key: made[key](settings[key]) for key in made if settings[key] is not None}
+        return settings | chosen
 
     return convert
 
 
-@pytest.mark.parametrize("variant", ["best", *slow("all else", "no loss")])
+@each("variant", ["best", *slow("all else", "no loss")])
 def test_the_logits_are_those_of_the_authors_model(variant, pickled, byte_level_bpe, tmp_path):
     settings = {**DEFAULTS, **VARIANTS[variant]}
     held = weights(settings)
-    saved = {
-        "model": {f"_orig_mod.{name}": tensor for name, tensor in held.items()},
-        "model_config": pickled(settings),
-        "optimizer": {},
-        "iter_num": 9000,
-        "best_val_loss": 3.385,
-    }
-    torch.save(saved, tmp_path / "ckpt.pt")
+    model = {f"_orig_mod.{name}": tensor for name, tensor in held.items()}
+    others = {"optimizer": {}, "iter_num": 9000, "best_val_loss": 3.385}
+    torch.save({"model": model, "model_config": pickled(settings), **others}, tmp_path / "ckpt.pt")
     arguments = [tmp_path / "ckpt.pt", tmp_path / "out", "--tokenizer", byte_level_bpe / "gpt2"]
     done = run_here("pretrain", "import", *arguments)
     assert done.returncode == 0, done.stderr
@@ -219,11 +204,7 @@ def test_other_files_are_refused_in_a_line_and_nothing_in_them_is_run(byte_level
         ("other.pt", {"weights": build(config).state_dict()}, "not a checkpoint of Yan's"),
         ("cut.pt", {"model": held, "model_config": DEFAULTS}, "final_norm.weight is missing"),
         ("small.pt", {"model": weights(DEFAULTS), "model_config": {**DEFAULTS, "n_head": 3}}, "n_head 3"),
-        (
-            "deep.pt",
-            {"model": held, "model_config": {**DEFAULTS, "n_layer": 10**7}},
-            "but there are weights of 2 layers",
-        ),
+        ("deep.pt", {"model": held, "model_config": {**DEFAULTS, "n_layer": 10**7}}, "there are weights of 2 layers"),
     ):
         path = tmp_path / name
         if content is None:

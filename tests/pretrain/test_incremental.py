@@ -1,22 +1,29 @@
 """The fast step of decoding, compared with the models' own code."""
 
+import itertools
 import random
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 from pretrain.generation.decoders import start
 from pretrain.generation.incremental import PackedModel
-from pretrain.generation.packed_linear import packed_linear
+from pretrain.generation.packed_linear import can_pack, packed_linear
 from pretrain.generation.paged_cache import PAGE
 from pretrain.models import build, parse
 from pretrain.models.layers import Linear
 from tests.slow import slow
+from tests.tables import each
 
 SIZES = {"vocab_size": 90, "pad_vocab_to_multiple_of": 64, "d_model": 32, "d_ff": 48, "num_heads": 4}
 STACKS = {"num_encoder_layers": 2, "num_decoder_layers": 2}
 STACK = {"d_model": 32, "d_ff": 48, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
+DECODER = {"family": "decoder_only", "num_layers": 2}
+OTHER_LAYERS = {"norm": "rms_around_one", "activation": "geglu", "biases": False, "tie_embeddings": False}
+OTHER_SCALES = {"head_dim": 10, "query_pre_attn_scalar": 5, "scale_embedding": True}
+WINDOWS = {"num_layers": 3, "sliding_window": 4, "full_attention_every": 3, "window_rope_base": 100.0}
+OTHER_NORMS = {"num_key_value_heads": 2, "qk_norm": True, "norm_after": True, "output_softcap": 30.0}
+TIED = {"tie_embeddings": "output"}
 KINDS = {
     **{
         f"t5 {positions}": {"family": "t5", **STACKS, "d_kv": 6, "positions": positions}
@@ -25,47 +32,11 @@ KINDS = {
     "t5 v1.0": {"family": "t5", **STACKS, "d_kv": 6, "feed_forward": "relu", "tie_embeddings": True},
     "bart": {"family": "bart", **STACKS, "scale_embedding": True},
     "vanilla": {"family": "vanilla", **STACKS},
-    **{
-        f"decoder_only {positions}": {"family": "decoder_only", "num_layers": 2, "positions": positions}
-        for positions in ("learned", "rotary", "alibi", "sinusoidal")
-    },
-    "decoder_only of another form": {
-        "family": "decoder_only",
-        "num_layers": 2,
-        "positions": "rotary",
-        "head_dim": 10,
-        "query_pre_attn_scalar": 5,
-        "norm": "rms_around_one",
-        "activation": "geglu",
-        "scale_embedding": True,
-        "tie_embeddings": False,
-        "biases": False,
-    },
-    "decoder_only with windows": {
-        "family": "decoder_only",
-        "num_layers": 3,
-        "positions": "rotary",
-        "num_key_value_heads": 2,
-        "qk_norm": True,
-        "norm_after": True,
-        "sliding_window": 4,
-        "full_attention_every": 3,
-        "window_rope_base": 100.0,
-        "output_softcap": 30.0,
-    },
-    "decoder_only learned and subtracted": {
-        "family": "decoder_only",
-        "num_layers": 2,
-        "positions": "learned",
-        "subtract_positions": "with_norm",
-    },
-    "modern": {
-        "family": "modern",
-        "encoder": {**STACK, "d_model": 48},
-        "decoder": STACK,
-        "sliding_window": 4,
-        "tie_embeddings": "output",
-    },
+    **{f"decoder_only {one}": {**DECODER, "positions": one} for one in ("learned", "rotary", "alibi", "sinusoidal")},
+    "decoder_only of another form": {**DECODER, "positions": "rotary", **OTHER_LAYERS, **OTHER_SCALES},
+    "decoder_only with windows": {**DECODER, "positions": "rotary", **WINDOWS, **OTHER_NORMS},
+    "decoder_only learned and subtracted": {**DECODER, "positions": "learned", "subtract_positions": "with_norm"},
+    "modern": {"family": "modern", "encoder": {**STACK, "d_model": 48}, "decoder": STACK, "sliding_window": 4, **TIED},
     "t5gemma": {"family": "t5gemma", "encoder": STACK, "decoder": STACK, "sliding_window": 4, "attention_softcap": 5.0},
 }
 
@@ -73,12 +44,11 @@ KINDS = {
 FIRST = ("t5 relative", "t5 alibi", "bart", "decoder_only rotary", "decoder_only learned and subtracted", "t5gemma")
 
 
-@pytest.fixture(params=[*FIRST, *slow(*(name for name in KINDS if name not in FIRST))])
-def model(request):
-    values = {**SIZES, **KINDS[request.param]}
+def model_of(kind):
+    values = {**SIZES, **KINDS[kind]}
     if "encoder" in values:
         values = {name: value for name, value in values.items() if name not in ("d_model", "d_ff", "num_heads")}
-    if "learned" in request.param or values["family"] == "bart":
+    if "learned" in kind or values["family"] == "bart":
         values["max_positions"] = 100
     built = build(parse(values))
     torch.manual_seed(0)
@@ -88,10 +58,18 @@ def model(request):
     return built.double().eval()
 
 
-@pytest.mark.parametrize("padded", [True, *slow(False)])
+@each(
+    "kind, padded",
+    [
+        *((kind, True) for kind in FIRST),
+        *slow(*((kind, True) for kind in KINDS if kind not in FIRST)),
+        *slow(*((kind, False) for kind in ("t5 relative", "decoder_only rotary", "t5gemma"))),
+    ],
+)
 @torch.no_grad()
-def test_each_step_equals_the_models_own_code(model, padded):
+def test_each_step_equals_the_models_own_code(kind, padded):
     """Hypotheses change places at random for three pages of steps, and examples leave."""
+    model = model_of(kind)
     ids = torch.randint(3, 90, (4, 20), generator=torch.Generator().manual_seed(0))
     mask = None
     if padded:
@@ -136,19 +114,23 @@ def test_weights_that_zero_3_holds_elsewhere_are_not_copied():
     assert PackedModel.of(model) is None
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (1100, 1000)], ids=["small", "large"])
-@pytest.mark.parametrize("rows", [1, 3, 32])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7), (torch.float64, 0)])
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float64: 0}
+SMALL, LARGE = (64, 96), (1100, 1000)
+
+
+@each("sizes, rows, bias, dtype", itertools.product((SMALL, LARGE), (1, 3, 32), (False, True), TOLERANCES))
 @torch.no_grad()
-def test_products_are_those_of_linear_layers(inputs, outputs, rows, bias, dtype, tolerance):
+def test_products_are_those_of_linear_layers(sizes, rows, bias, dtype):
+    (inputs, outputs), tolerance = sizes, TOLERANCES[dtype]
     torch.manual_seed(0)
     first = Linear(inputs, outputs, inputs**-0.5, bias).to(dtype)
     if bias:
         first.bias.normal_()
     x = torch.randn(rows, inputs, dtype=dtype)
+    found = packed_linear(first.weight, first.bias)(x)
+    if dtype == torch.bfloat16 and not can_pack(dtype):  # PyTorch's own product, which may round more often
+        assert torch.equal(found, F.linear(x, first.weight, first.bias))
+        return
     expected = F.linear(x.double(), first.weight.double(), None if first.bias is None else first.bias.double())
     # the sum is rounded once; it is about 1, and up to 5
-    torch.testing.assert_close(
-        packed_linear(first.weight, first.bias)(x).double(), expected, rtol=tolerance, atol=tolerance + 1e-12
-    )
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance + 1e-12)

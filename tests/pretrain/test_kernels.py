@@ -1,8 +1,9 @@
 """The attention kernel: against fp64 in Triton's interpreter, and compiled for two GPUs without one.
 
-The interpreter has no bf16 products, so fp16 stands for it here; tests/gpu runs the same cases in bf16.
+The interpreter has no bf16 products, so fp16 stands for it here; checks/gpu runs the same cases in bf16.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.pretrain import attention_cases, compiled_kernels
 from tests.pretrain.attention_cases import Case, interpreted
 from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW, Form
 from tests.slow import slow
+from tests.tables import each
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
@@ -52,16 +54,14 @@ def run() -> Iterator[Callable[..., Any]]:
         yield call
 
 
-@pytest.mark.parametrize("case", [*GRID, *slow(*OTHER_SHAPES)], ids=str)
+@each("case", [*GRID, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHER_SHAPES)])
 def test_outputs_and_gradients_are_those_of_the_definition(run, case):
     errors = run(attention_cases.errors, case, "cpu")
     assert len(errors) == 4 + case.bias
     assert max(errors.values()) < TOLERANCE[case.dtype], errors
 
 
-@pytest.mark.parametrize(
-    "family", ["t5", "t5gemma2", *slow("t5gemma", "decoder_only", "bart", "autoregressive", "encoder_only")]
-)
+@each("family", ["t5", "t5gemma2", *slow("t5gemma", "decoder_only", "bart", "autoregressive", "encoder_only")])
 def test_models_have_the_same_gradients_with_the_kernel_and_without(run, family):
     differences = run(attention_cases.of_model, family, "cpu")
     assert len(differences) > 5
@@ -86,7 +86,7 @@ def test_dropout_keeps_its_share_of_weights_and_drops_the_same_in_the_backward_p
     assert max(found["errors"]) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (64, 64), (130, 200)])
+@each("queries, keys", [(1, 1), (64, 64), (130, 200)])
 def test_ranges_hold_every_pair_that_meets(queries, keys):
     generator = torch.Generator().manual_seed(0)
     query_segments, key_segments = (
@@ -115,12 +115,16 @@ def test_everything_visible_needs_no_labels():
     assert labels(8, None, None, None) is None
 
 
+A100, H100 = (80, 166_912, "mma.sync"), (90, 232_448, "wgmma")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "shared", "product"), [(80, 166_912, "mma.sync"), (90, 232_448, "wgmma")])
-@pytest.mark.parametrize("form", [EVERYTHING, EVERYTHING_IN_A_WINDOW], ids=["causal", "window"])
-@pytest.mark.parametrize("kernel", compiled_kernels.KERNELS)
-def test_kernels_compile_for_a100_and_h100(kernel, form, architecture, shared, product, monkeypatch, tmp_path):
+@each(
+    "kernel, form, gpu", itertools.product(compiled_kernels.KERNELS, (EVERYTHING, EVERYTHING_IN_A_WINDOW), (A100, H100))
+)
+def test_kernels_compile_for_a100_and_h100(kernel, form, gpu, monkeypatch, tmp_path):
     """With every feature, in bf16: the tensor cores' instructions, and the shared memory that a program may have."""
+    architecture, shared, product = gpu
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     tiles = choices(kernel, torch.bfloat16, 64)[0]
     compiled = compiled_kernels.compiled(kernel, architecture, tiles, torch.bfloat16, 64, form)
@@ -130,21 +134,23 @@ def test_kernels_compile_for_a100_and_h100(kernel, form, architecture, shared, p
 
 BIAS, WINDOW = Form(bias=True), Form(window=True)
 CAPPED_WINDOW = Form(window=True, softcap=True)
+FORMS = [(BIAS, 64), (BIAS, 128), (WINDOW, 64), (WINDOW, 256), (CAPPED_WINDOW, 256)]  # of T5, T5Gemma 2 and T5Gemma
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [80, 90])
-@pytest.mark.parametrize(
-    ("form", "d_kv"),
-    [(BIAS, 64), (BIAS, 128), (WINDOW, 64), (WINDOW, 256), (CAPPED_WINDOW, 256)],
-    ids=["t5", "t5, wide", "t5gemma2", "t5gemma2, wide", "t5gemma"],
+@each(
+    "kernel, form, d_kv",
+    [
+        (kernel, *form)
+        for kernel in compiled_kernels.KERNELS
+        for form in FORMS
+        if kernel != "backward_diagonals" or form[0].bias  # without a bias, it has no gradient
+    ],
 )
-@pytest.mark.parametrize("kernel", compiled_kernels.KERNELS)
 def test_no_choice_of_tiles_spills_registers(kernel, form, d_kv, architecture, monkeypatch, tmp_path):
     """In bf16, with what these models' attention is made of."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    if kernel == "backward_diagonals" and not form.bias:
-        pytest.skip("without a bias, it has no gradient")
     for tiles in choices(kernel, torch.bfloat16, d_kv):
         compiled = compiled_kernels.compiled(kernel, architecture, tiles, torch.bfloat16, d_kv, form)
         assert compiled_kernels.usage(compiled, tmp_path).spilled == 0, tiles

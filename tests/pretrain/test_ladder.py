@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from pretrain.tools.ladder.run_ladder import ladder
 from pretrain.tools.ladder.scaling_law import fit
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, run_file
+from tests.tables import each
 
 SHIPPED = Path(__file__).parents[2] / "configs/ladders/t5-wikipedia-c4.yaml"
 COMPUTE = 1e12 * 4.0 ** np.arange(6)
@@ -33,7 +33,7 @@ COMPUTE = 1e12 * 4.0 ** np.arange(6)
 # The law.
 
 
-@pytest.mark.parametrize(("E", "A", "alpha"), [(1.69, 406.4, 0.34), (2.5, 2000.0, 0.25), (0.8, 30.0, 0.1)])
+@each("E, A, alpha", [(1.69, 406.4, 0.34), (2.5, 2000.0, 0.25), (0.8, 30.0, 0.1)])
 def test_a_fit_without_noise_finds_the_constants(E, A, alpha):
     law = fit(COMPUTE[:5], E + A * COMPUTE[:5] ** -alpha)
     assert (law.E, law.A, law.alpha) == pytest.approx((E, A, alpha), rel=1e-3)
@@ -41,7 +41,7 @@ def test_a_fit_without_noise_finds_the_constants(E, A, alpha):
     assert not law.bounded
 
 
-@pytest.mark.parametrize("rungs", [4, 5])
+@each("rungs", [4, 5])
 def test_the_interval_holds_the_next_rung_as_often_as_it_says(rungs):
     draws = np.random.default_rng(0)
     inside, widths = 0, []
@@ -83,8 +83,8 @@ def written(tmp_path, corpus, rungs=None, following=None, **changes):
     return path
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
+@each(
+    "changes, said",
     [
         ({"rungs": [(8,), (16,), (24,)]}, r"ladder\.yaml: rungs: 3 given; .* at least 4$"),
         ({"rungs": [(8,), (16,), (16,), (24,)]}, r"rungs: two are named 'w16'$"),
@@ -92,51 +92,40 @@ def written(tmp_path, corpus, rungs=None, following=None, **changes):
         ({"run": "other.yaml"}, r"other\.yaml: no such file$"),
         ({"run": "ladder.yaml"}, r"run: ladder\.yaml isn't a run file$"),
         ({"tokens_per_parameters": 3}, r"unknown key; nearest valid key: tokens_per_parameter$"),
+        (None, r"run\.yaml: is a run file; expected a ladder file, with run, rungs and next$"),
     ],
 )
 def test_a_wrong_ladder_file_is_refused_in_a_line(tmp_path, changes, said):
-    path = written(tmp_path, tmp_path / "corpus", **changes)
+    path = written(tmp_path, tmp_path / "corpus", **(changes or {}))
     with pytest.raises(UserError, match=said) as caught:
-        ladder_file.read(path)
+        ladder_file.read(path if changes is not None else tmp_path / "run.yaml")
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_file_of_another_kind_is_refused_in_a_line(tmp_path):
-    path = run_file(tmp_path, tmp_path / "corpus")
-    with pytest.raises(UserError, match=r"run\.yaml: is a run file; expected a ladder file, with run, rungs and next$"):
-        ladder_file.read(path)
+BART = {key: MODEL[key] for key in MODEL if key != "d_kv"} | {"family": "bart"}
 
 
-def refused(path):
-    """The one line with which a ladder that can be read can't be run."""
-    with pytest.raises(UserError) as caught:
+@each(
+    "changes, model, corpus, said",
+    [
+        ({"same": True}, MODEL, None, r"ladder\.yaml: w16 and w24 have [\d,]+ parameters each; a rung is a size$"),
+        ({"rungs": [(8,), (16,), (27,), (32,)]}, BART, None, r"rungs\.2 \(w27\): .*: 2 doesn't divide d_model 27$"),
+        ({}, MODEL, "no corpus", r"rungs\.0 \(w8\), .*, next \(w40\): .*no corpus"),  # said once for all rungs
+        ({"following": (12,)}, MODEL, None, r"next \(w12\): smaller than w32; the next rung is the largest$"),
+    ],
+)
+def test_rungs_that_cannot_be_run_are_refused_in_a_line(changes, model, corpus, said, small_corpus, tmp_path):
+    same = changes.pop("same", False)
+    path = written(tmp_path, tmp_path / corpus if corpus else small_corpus, **changes)
+    if same:
+        content = yaml.safe_load(path.read_text())
+        content["rungs"][2]["overrides"] = content["rungs"][1]["overrides"]
+        path.write_text(yaml.safe_dump(content))
+    if model is not MODEL:
+        run_file(tmp_path, small_corpus, model=model)
+    with pytest.raises(UserError, match=said) as caught:
         rungs.sized(path, *ladder_file.read(path), [])
-    (line,) = str(caught.value).splitlines()
-    return line
-
-
-def test_rungs_of_equal_size_are_refused(small_corpus, tmp_path):
-    path = written(tmp_path, small_corpus)
-    content = yaml.safe_load(path.read_text())
-    content["rungs"][2]["overrides"] = content["rungs"][1]["overrides"]
-    path.write_text(yaml.safe_dump(content))
-    assert re.search(r"ladder\.yaml: w16 and w24 have [\d,]+ parameters each; a rung is a size$", refused(path))
-
-
-def test_widths_that_heads_do_not_divide_are_refused(small_corpus, tmp_path):
-    path = written(tmp_path, small_corpus, rungs=[(8,), (16,), (27,), (32,)])
-    run_file(tmp_path, small_corpus, model={**{key: MODEL[key] for key in MODEL if key != "d_kv"}, "family": "bart"})
-    assert re.search(r"rungs\.2 \(w27\): .*num_heads: 2 doesn't divide d_model 27$", refused(path))
-
-
-def test_what_is_wrong_with_all_rungs_is_said_once(tmp_path):
-    path = written(tmp_path, tmp_path / "no corpus")
-    assert re.search(r"rungs\.0 \(w8\), .*, next \(w40\): .*no corpus", refused(path))
-
-
-def test_a_next_rung_below_the_others_is_refused(small_corpus, tmp_path):
-    path = written(tmp_path, small_corpus, following=(12,))
-    assert refused(path).endswith("next (w12): smaller than w32; the next rung is the largest")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 # Lengths.
@@ -174,7 +163,7 @@ def test_the_shipped_ladder_grows_by_a_half_to_the_double():
 # What is reported.
 
 
-@pytest.mark.parametrize("bottom", [0.0, 1.5])
+@each("bottom", [0.0, 1.5])
 def test_compute_for_equal_losses_is_that_of_the_other_ladders_law(tmp_path, bottom):
     """One law is the other at a quarter of the compute; below its limit no compute is enough."""
     losses = bottom + 2000 * COMPUTE**-0.25

@@ -1,5 +1,7 @@
 """lm-evaluation-harness on our models: its answers are the sums of our own losses, in the form of the training."""
 
+import contextlib
+import io
 import json
 import math
 
@@ -9,11 +11,12 @@ import yaml
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
+from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.cli.evaluate import Standalone
+from pretrain.cli.evaluate import Standalone, evaluate_on_tasks
 from pretrain.evaluation.collectives import Collectives
 from pretrain.evaluation.hook import Evaluation, HeldOut
-from pretrain.evaluation.lm_eval import LmEvalRequests
+from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings
 from pretrain.evaluation.prompt_format import PromptFormat
 from pretrain.models import build, parse
 from tests.pretrain.forked import run_forked
@@ -124,44 +127,29 @@ def test_a_decoder_only_model_is_scored_plainly(tokenizer):
 def _tasks(folder):
     folder.mkdir()
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    task = {
-        "task": "sky",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
-        "test_split": "test",
+    rows = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}}}
+    choosing = {
         "output_type": "multiple_choice",
         "doc_to_text": "{{question}}",
         "doc_to_choice": "{{choices}}",
         "doc_to_target": "{{answer}}",
         "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
     }
-    (folder / "sky.yaml").write_text(yaml.dump(task))
     rolling = {
-        "task": "plain",
-        "dataset_path": "json",
-        "dataset_kwargs": task["dataset_kwargs"],
-        "test_split": "test",
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
         "doc_to_target": "{{question}}",
         "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
     }
-    (folder / "plain.yaml").write_text(yaml.dump(rolling))
+    for name, task in (("sky", choosing), ("plain", rolling)):
+        (folder / f"{name}.yaml").write_text(yaml.dump({"task": name, **rows, "test_split": "test", **task}))
     return folder
 
 
 def _on_tasks(run, folder):
-    import contextlib
-    import io
-    from pathlib import Path
-
-    from pretrain.checkpoint.choose import checkpoint_in
-    from pretrain.cli.evaluate import evaluate_on_tasks
-    from pretrain.evaluation.lm_eval import LmEvalSettings
-
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        evaluate_on_tasks(checkpoint_in(Path(run)), LmEvalSettings(["sky", "plain"], folder), as_json=True)
+        evaluate_on_tasks(checkpoint_in(run), LmEvalSettings(["sky", "plain"], folder), as_json=True)
     return out.getvalue()
 
 

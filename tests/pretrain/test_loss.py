@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models import loss
 from pretrain.models.loss import shift_right, token_losses
+from tests.tables import each
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +35,13 @@ def reference(logits, labels, z_loss, smoothing):
 SETTINGS = [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]
 
 
-@pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)]
+@each(
+    "dtype, tolerance, z_loss, smoothing",
+    [
+        (*dtype, *settings)
+        for dtype in [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)]
+        for settings in SETTINGS
+    ],
 )
 def test_losses_are_pytorchs(dtype, tolerance, z_loss, smoothing, device):
     logits, labels = batch(dtype=dtype, device=device)
@@ -45,9 +50,13 @@ def test_losses_are_pytorchs(dtype, tolerance, z_loss, smoothing, device):
     torch.testing.assert_close(found.double(), reference(logits, labels, z_loss, smoothing), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2**-8)]
+@each(
+    "dtype, tolerance, z_loss, smoothing",
+    [
+        (*dtype, *settings)
+        for dtype in [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2**-8)]
+        for settings in SETTINGS
+    ],
 )
 def test_gradients_are_pytorchs(dtype, tolerance, z_loss, smoothing, device):
     """The gradient is of a weighted sum over targets; in bf16 only the gradient itself is rounded."""
@@ -61,7 +70,7 @@ def test_gradients_are_pytorchs(dtype, tolerance, z_loss, smoothing, device):
     assert (found[labels != IGNORE_INDEX] != 0).any(dim=-1).all()
 
 
-@pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
+@each("z_loss, smoothing", SETTINGS)
 def test_gradients_are_those_of_finite_differences(z_loss, smoothing):
     logits, labels = batch(vocabulary=7, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda x: token_losses(x, labels, z_loss, smoothing), logits)

@@ -1,5 +1,7 @@
 """The loss of states in chunks, as GPUs compute it: the kernel in Triton's interpreter, and the plain form."""
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,6 +13,7 @@ from pretrain.models.loss import indices_of_targets, token_losses
 from pretrain.models.loss_head import Head
 from tests.pretrain import loss_cases
 from tests.pretrain.attention_cases import interpreted
+from tests.tables import each
 
 SETTINGS = [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]
 
@@ -22,24 +25,26 @@ def run():
         yield call
 
 
-@pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2.5e-2)])
-def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, most, z_loss, smoothing):
-    assert max(loss_cases.errors("cpu", dtype, z_loss, smoothing, False)) < most
+MOST = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2.5e-2}
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_chunks_of_soft_capped_logits_do_too(dtype, most):
-    assert max(loss_cases.errors("cpu", dtype, 0.05, 0.1, False, softcap=3.0)) < most
+@each(
+    "dtype, z_loss, smoothing, softcap",
+    [
+        *((dtype, *settings, None) for dtype in MOST for settings in SETTINGS),
+        *((dtype, 0.05, 0.1, 3.0) for dtype in (torch.float64, torch.float32)),
+    ],
+)
+def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, z_loss, smoothing, softcap):
+    assert max(loss_cases.errors("cpu", dtype, z_loss, smoothing, False, softcap)) < MOST[dtype]
 
 
-@pytest.mark.parametrize(("z_loss", "smoothing"), SETTINGS)
+@each("z_loss, smoothing", SETTINGS)
 def test_the_kernel_gives_the_losses_and_gradients_of_all_logits(run, z_loss, smoothing):
     assert max(run(loss_cases.errors, "cpu", torch.float32, z_loss, smoothing, True)) < 1e-5
 
 
-@pytest.mark.parametrize("counted", [0, 2, 11, 12])
-@pytest.mark.parametrize("softcap", [None, 3.0])
+@each("counted, softcap", itertools.product((0, 2, 11, 12), (None, 3.0)))
 def test_positions_without_a_target_change_no_loss_and_no_gradient(counted, softcap):
     """Some are left out, and few are computed for nothing; both give what `token_losses` does."""
     generator = torch.Generator().manual_seed(0)

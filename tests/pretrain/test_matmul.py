@@ -7,15 +7,15 @@ from pretrain.kernels import matmul
 from pretrain.models.attention import Attention, eager
 from pretrain.models.config.blocks import Heads
 from pretrain.optimizers.muon import orthogonal
+from tests.tables import each
 
 HALF_A_STEP = 2.0**-8  # of a bf16 number, relative to it
 
 
-@pytest.fixture(params=[False, True], ids=["widened", "as it comes"])
-def multiplies(request, monkeypatch):
-    """Whether the CPU is taken for one that multiplies bf16."""
-    monkeypatch.setattr(matmul, "_MULTIPLIES_BF16", request.param)
-    return request.param
+@pytest.fixture(autouse=True)
+def _no_arithmetic_for_bf16(monkeypatch):
+    """This CPU is taken for one that doesn't multiply bf16."""
+    monkeypatch.setattr(matmul, "_MULTIPLIES_BF16", False)
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:
@@ -29,8 +29,23 @@ def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor, terms: torch.T
     assert ((found.double() - exact).abs() <= HALF_A_STEP * exact.abs() + 2.0**-18 * terms).all()
 
 
-@pytest.mark.parametrize("biased", [False, True])
-def test_outputs_and_gradients_of_a_linear_map_are_rounded_once(multiplies, biased):
+def test_a_cpu_that_multiplies_bf16_does_so_by_itself(monkeypatch):
+    monkeypatch.setattr(matmul, "_MULTIPLIES_BF16", True)
+    x, weight, bias, summand = draw(2, 8, 48, seed=0), draw(40, 48, seed=1), draw(40, seed=2), draw(2, 8, 40, seed=3)
+    assert torch.equal(matmul.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
+    assert torch.equal(matmul.matmul(x, weight.T), x @ weight.T)
+    right = weight.T.expand(2, -1, -1)
+    with torch.no_grad():
+        found = matmul.addmm(summand, x, right, 0.5, 2.0)
+        assert torch.equal(found, torch.baddbmm(summand, x, right, beta=0.5, alpha=2.0))
+        assert torch.equal(
+            matmul.addmm(summand[0], x[0], weight.T, 0.5, 2.0),
+            torch.addmm(summand[0], x[0], weight.T, beta=0.5, alpha=2.0),
+        )
+
+
+@each("biased", [False, True])
+def test_outputs_and_gradients_of_a_linear_map_are_rounded_once(biased):
     x, weight, bias, along = draw(3, 70, 48, seed=0), draw(40, 48, seed=1), draw(40, seed=2), draw(3, 70, 40, seed=3)
     inputs = [x, weight, bias] if biased else [x, weight]
     found = matmul.linear(*inputs)
@@ -45,7 +60,7 @@ def test_outputs_and_gradients_of_a_linear_map_are_rounded_once(multiplies, bias
         assert_rounded_once(one, other, of_terms)
 
 
-def test_products_of_heads_are_rounded_once(multiplies):
+def test_products_of_heads_are_rounded_once():
     left, right = draw(2, 33, 3, 16, seed=0).transpose(1, 2), draw(2, 3, 16, 21, seed=1)
     along = draw(2, 3, 33, 21, seed=2)
     found = matmul.matmul(left, right)
@@ -56,7 +71,7 @@ def test_products_of_heads_are_rounded_once(multiplies):
     assert_rounded_once(of_right, left.double().mT @ wide, left.abs().double().mT @ wide.abs())
 
 
-def test_a_matrix_for_all_rows_gets_the_sum_of_their_gradients(multiplies):
+def test_a_matrix_for_all_rows_gets_the_sum_of_their_gradients():
     left, right = draw(4, 5, 6, seed=0), draw(1, 6, 7, seed=1)
     (gradient,) = torch.autograd.grad(matmul.matmul(left, right).sum(), right)
     expected = left.double().sum(dim=(0, 1))[None, :, None].expand(1, 6, 7)
@@ -64,9 +79,8 @@ def test_a_matrix_for_all_rows_gets_the_sum_of_their_gradients(multiplies):
     torch.testing.assert_close(gradient.double(), expected, rtol=2**-6, atol=2**-4)
 
 
-def test_models_and_muon_multiply_by_these_functions(monkeypatch):
+def test_models_and_muon_multiply_by_these_functions():
     """On a CPU without arithmetic for bf16, none of their products is left to PyTorch's bf16."""
-    monkeypatch.setattr(matmul, "_MULTIPLIES_BF16", False)
     torch.manual_seed(0)
     with Multiplied() as dtypes:
         attention = Attention(Heads(d_model=24, d_ff=1, head_dim=8, num_heads=3), bias=True).to(torch.bfloat16)
@@ -92,7 +106,7 @@ class Multiplied(torch.utils._python_dispatch.TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_orthogonal_matrices_are_near_to_those_in_fp32(multiplies):
+def test_orthogonal_matrices_are_near_to_those_in_fp32():
     matrix = draw(24, 16, seed=0).detach()
     found, precise = orthogonal(matrix, 5).float(), orthogonal(matrix.float(), 5)
     assert (found - precise).abs().max() < 0.05

@@ -16,8 +16,9 @@ from pretrain.trainer import micro_batch
 from pretrain.trainer.micro_batch import fastest
 from pretrain.trainer.trial_passes import batches_with_all_kernels
 from pretrain.trainer.validate import validate
+from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import losses, run_file, train_each
+from tests.pretrain.runs import losses, run_file
 
 
 def auto_file(folder: Path, corpus: Path, micro: object, stage: int = 2, precision: str = "fp32") -> Path:
@@ -40,14 +41,25 @@ def test_losses_are_those_of_a_run_that_measured_nothing(small_corpus, tmp_path)
         auto_file(tmp_path / f"auto-{stage}", small_corpus, "auto", stage, precision) for stage, precision in settings
     ]
     fixed = [auto_file(tmp_path / f"fixed-{stage}", small_corpus, 8, stage, precision) for stage, precision in settings]
-    assert train_each(2, [(path, 4) for path in auto]) == [[75] * 3] * 2
+    assert on_ranks(2, trained_with_memory, [(path, 4) for path in auto], seconds=600) == [[75] * 3] * 2
     kept = [path.parent / "run/micro_batch.json" for path in auto]
     chosen = [json.loads(path.read_text()) for path in kept]
-    # a rank's whole share: 8 rows of such a model fit anywhere
+    # a rank's whole share
     assert [(one["micro_batch_size"], one["measured_for"]["ranks"]) for one in chosen] == [(8, 2)] * 3
-    assert train_each(2, [(path, None) for path in (*auto, *fixed)]) == [[0] * 6] * 2
+    rest = [(path, None) for path in (*auto, *fixed)]
+    assert on_ranks(2, trained_with_memory, rest, seconds=600) == [[0] * 6] * 2
     assert [json.loads(path.read_text()) for path in kept] == chosen
     assert [losses(path) for path in auto] == [losses(path) for path in fixed]
+
+
+def trained_with_memory(starts: list[tuple[Path, int | None]]) -> list[int]:
+    """The exit codes of runs on a machine with 64 GiB of free memory."""
+    from pretrain.zero import memory
+    from tests.pretrain.runs import _train_each
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "available", lambda: 64 * 2**30)
+        return _train_each(starts)
 
 
 def chosen_with(path: Path, free: int) -> tuple[int, int]:
@@ -142,17 +154,11 @@ def test_kernels_are_found_with_rows_as_the_run_has_them(small_corpus, tmp_path)
     assert padded["labels"].size(1) == auto.lengths[1]
 
 
-@pytest.mark.parametrize(
-    ("controllers", "root", "limit", "usage", "cache"),
+@tables.each(
+    "controllers, root, limit, usage, cache",
     [
         ("0::", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-        (
-            "4:memory:",
-            "sys/fs/cgroup/memory",
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            "total_inactive_file",
-        ),
+        ("4:memory:", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ],
 )
 def test_a_containers_limit_is_seen(tmp_path, controllers, root, limit, usage, cache):

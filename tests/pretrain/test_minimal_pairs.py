@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -22,6 +21,7 @@ from pretrain.evaluation.prompt_scores import PromptScores
 from pretrain.models import build, parse
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file, train_ranks
+from tests.tables import each
 
 SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}
 T5 = {"family": "t5", **SIZES, "d_kv": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -62,7 +62,7 @@ def log_p(model, inputs, read, wanted):
     return sum(shares[len(read) - len(wanted) + place, id_].item() for place, id_ in enumerate(wanted))
 
 
-@pytest.mark.parametrize("name", ["word", "span", "sentence", "official", "no_input"])
+@each("name", ["word", "span", "sentence", "official", "no_input"])
 def test_the_scores_of_a_denoiser_are_sums_of_its_log_probabilities(tokenizer, name):
     model, found = scored_by(T5, tokenizer, "span_corruption", name)
     vocabulary, start = tokenizer.vocabulary, model.config.decoder_start_id
@@ -96,15 +96,6 @@ def test_a_decoder_has_the_likelihood_of_the_sentence_alone(tokenizer):
     assert SentencePrompts(PromptFormat("continuation", tokenizer.vocabulary, model.config)).scores == ["sentence"]
 
 
-def test_each_word_is_in_as_many_blanks_as_a_blank_has_words(tokenizer):
-    for ids in tokenizer.encode(SENTENCES):
-        for words in (1, 3):
-            covered = np.zeros(len(ids), dtype=int)
-            for start, end in minimal_pairs.blanks(ids, tokenizer.vocabulary, words):
-                covered[start:end] += 1
-            assert (covered == words).all()
-
-
 def test_ties_count_half_and_groups_weigh_the_same():
     pairs = {"a": [Pair("x", "y", "a", "g"), Pair("yy", "x", "a", "g")], "b": [Pair("xx", "yy", "b", "g")]}
     pairs["c"] = [Pair("xyz", "x", "c", "h")]
@@ -123,25 +114,15 @@ def pairs_in(folder: Path) -> Path:
     return folder
 
 
-def test_selection_belongs_to_argument_structure_as_in_blimps_paper(tmp_path):
-    pair = {
-        "sentence_good": "a",
-        "sentence_bad": "b",
-        "UID": "animate_subject_trans",
-        "linguistics_term": "s-selection",
-    }
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
-    (found,) = minimal_pairs.read_pairs(tmp_path)["animate_subject_trans"]
+def test_pairs_are_read_as_in_blimps_paper_and_wrong_ones_are_one_line(tmp_path):
+    selection = {"UID": "animate_subject_trans", "linguistics_term": "s-selection"}
+    (tmp_path / "blimp").mkdir()
+    (tmp_path / "blimp/pairs.jsonl").write_text(json.dumps({"sentence_good": "a", "sentence_bad": "b", **selection}))
+    (found,) = minimal_pairs.read_pairs(tmp_path / "blimp")["animate_subject_trans"]
     assert found.group == "argument_structure"
-
-
-def test_wrong_pairs_are_one_line(tmp_path):
     folder = pairs_in(tmp_path / "pairs")
-    assert {name: len(one) for name, one in minimal_pairs.read_pairs(folder, 1).items()} == {
-        "agreement": 1,
-        "anaphor": 1,
-        "participle": 1,
-    }
+    counts = {name: len(one) for name, one in minimal_pairs.read_pairs(folder, 1).items()}
+    assert counts == {"agreement": 1, "anaphor": 1, "participle": 1}
     for line, message in (('{"UID": "a"}', "sentence_good: missing, or not a text"), ("{", "not JSON")):
         (folder / "wrong.jsonl").write_text(f"{line}\n")
         with pytest.raises(UserError, match=rf"wrong.jsonl:1: {message}"):
@@ -155,42 +136,39 @@ def test_wrong_pairs_are_one_line(tmp_path):
         minimal_pairs.read_pairs(tmp_path)
 
 
-def test_the_command_prints_groups_and_scores_beside_their_controls(small_corpus, tmp_path):
-    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
-    assert train_ranks(path, 1) == [0]
-    out = tmp_path / "out"
-    done = run_forked("evaluate", tmp_path / "run", "--minimal-pairs", pairs_in(tmp_path / "pairs"), "--out", out)
+@pytest.fixture(scope="module")
+def run(small_corpus, tmp_path_factory):
+    """(a run of one step, a folder of pairs)"""
+    folder = tmp_path_factory.mktemp("run")
+    assert train_ranks(run_file(folder, small_corpus, run={"max_steps": 1}, evaluation=[]), 1) == [0]
+    return folder / "run", pairs_in(folder / "pairs")
+
+
+def test_the_command_prints_groups_and_scores_beside_their_controls(run, tmp_path):
+    done = run_forked("evaluate", run[0], "--minimal-pairs", run[1], "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     first, _, *rows = done.stdout.splitlines()
     scores = ["word", "span", "official", "no_input", "sentence", "random", "unigram"]
     assert [cell.strip() for cell in first.strip("| ").split("|")] == scores
-    assert [row.split("|")[1].strip() for row in rows] == [
-        "binding",
-        "morphology",
-        "mean of groups",
-        "mean of paradigms",
-    ]
-    found = json.loads((out / "minimal_pairs.json").read_text())
+    names = ["binding", "morphology", "mean of groups", "mean of paradigms"]
+    assert [row.split("|")[1].strip() for row in rows] == names
+    found = json.loads((tmp_path / "minimal_pairs.json").read_text())
     assert list(found) == scores
     assert set(found["word"]["by_paradigm"]) == {"agreement", "anaphor", "participle"}
 
 
 @pytest.mark.slow
-def test_the_harness_task_chooses_by_the_score_of_the_sentence(small_corpus, tmp_path, monkeypatch):
+def test_the_harness_task_chooses_by_the_score_of_the_sentence(run, tmp_path, monkeypatch):
     pytest.importorskip("lm_eval", reason="the extra lm-eval isn't installed")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
-    assert train_ranks(path, 1) == [0]
-    pairs = pairs_in(tmp_path / "blimp")
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     task = yaml.safe_load((CONFIGS / "lm_eval/minimal_pairs.yaml").read_text())
-    task["dataset_kwargs"]["data_files"]["test"] = str(pairs / "*.jsonl")
+    task["dataset_kwargs"]["data_files"]["test"] = str(run[1] / "*.jsonl")
     (tasks / "minimal_pairs.yaml").write_text(yaml.dump(task))
-    run = tmp_path / "run"
-    by_task = run_forked("evaluate", run, "--lm-eval", "minimal_pairs", "--include-path", tasks, "--json")
+    by_task = run_forked("evaluate", run[0], "--lm-eval", "minimal_pairs", "--include-path", tasks, "--json")
     assert by_task.returncode == 0, by_task.stderr
-    ours = run_forked("evaluate", run, "--minimal-pairs", pairs, "--out", tmp_path / "out", "--json")
+    ours = run_forked("evaluate", run[0], "--minimal-pairs", run[1], "--out", tmp_path / "out", "--json")
     assert ours.returncode == 0, ours.stderr
     found = json.loads((tmp_path / "out/minimal_pairs.json").read_text())["sentence"]["by_paradigm"]
     right = 2 * found["agreement"] + found["anaphor"] + found["participle"]

@@ -5,12 +5,12 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from pathlib import Path
 
 import matplotlib.figure
@@ -25,6 +25,7 @@ from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.run.system_metrics import SystemMonitor
 from pretrain.tracking.mlflow_run import DatasetInfo, FeedState, TrackedRun
 from pretrain.tracking.tracker import Tracker, sync
+from tests.ports import free_port
 
 TEXTS = ["The <extra_id_0> is on the table.", "Melt the margarine", "A"]
 
@@ -48,7 +49,7 @@ def run_dir(whole, tmp_path):
     """A copy of a finished run with four checkpoints, which MLflow doesn't have yet."""
     shutil.copytree(whole / "adamw/run", tmp_path / "run")
     run = TrackedRun.load(tmp_path / "run")
-    run.key, run.experiment = f"{abs(hash(str(tmp_path))):032x}", tmp_path.name
+    run.key, run.experiment = uuid.uuid4().hex, tmp_path.name
     run.save(tmp_path / "run")
     return tmp_path / "run"
 
@@ -86,6 +87,9 @@ def test_a_search_ranks_the_checkpoints_that_are_kept(run_dir, uri, client):
 
 
 def test_feeding_checkpoints_again_changes_nothing(run_dir, uri, client):
+    """Nor does a step that is taken again with the same loss."""
+    loss = {row.step: row.metrics["train/loss"] for row in read_metrics(run_dir)}[12]
+    MetricLog(run_dir, attempt=2).log(12, {"train/loss": loss})
     sync(run_dir, uri)
     state, before = FeedState.load(run_dir), ranked(client, run_dir)
 
@@ -94,6 +98,8 @@ def test_feeding_checkpoints_again_changes_nothing(run_dir, uri, client):
 
     curve = points()
     assert [step for step, _ in curve] == list(range(1, 13))
+    model = client.get_logged_model(state.checkpoints["step-00000012"].model_id)
+    assert [metric.value for metric in model.metrics] == [loss]
     (run_dir / "mlflow.json").unlink()  # as after a kill before it was written
     sync(run_dir, uri)
     assert FeedState.load(run_dir).checkpoints == state.checkpoints
@@ -120,16 +126,6 @@ def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, 
     assert [point.step for point in history].count(9) == 2
     # NaN would be 0 in MLflow, and the best of all
     assert not client.get_logged_model(new.checkpoints["step-00000012"].model_id).metrics
-
-
-def test_a_step_that_is_taken_again_with_the_same_loss_adds_no_point(run_dir, uri, client):
-    loss = {row.step: row.metrics["train/loss"] for row in read_metrics(run_dir)}[12]
-    MetricLog(run_dir, attempt=2).log(12, {"train/loss": loss})
-    sync(run_dir, uri)
-    state = FeedState.load(run_dir)
-    model = client.get_logged_model(state.checkpoints["step-00000012"].model_id)
-    assert [metric.value for metric in model.metrics] == [loss]
-    assert [one.step for one in client.get_metric_history(state.run_id, "loss/train")] == list(range(1, 13))
 
 
 def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):
@@ -182,9 +178,10 @@ def test_system_metrics_have_the_names_of_mlflows_own(tmp_path, uri, client):
         with Tracker(run, attempt=attempt, run_name="r", uri=None, experiment="system"):
             monitor = SystemMonitor(run, attempt, "node 1", alone, seconds=0.02)
             samples = attempt * 3
-            while sum(1 for _ in lines(run)) < samples:
+            while len(lines(run)) < samples:
                 time.sleep(0.02)
             monitor.close()
+            monitor._thread.join()  # which a run doesn't wait for
     steps = [json.loads(line)["step"] for line in lines(run)]
     assert steps == list(range(len(steps)))
     sync(run, uri)
@@ -256,22 +253,9 @@ def test_mlflow_serves_the_registered_model(registered, uri, client, tmp_path):
     assert "served_model.py" in files
     assert not [name for name in files if name.endswith((".pkl", ".bin", ".pt"))]
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "models",
-        "serve",
-        "--env-manager",
-        "local",
-        "-m",
-        model,
-        "-p",
-        str(port),
-    ]
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local", "-m", model]
+    command += ["-p", str(port)]
     environment = {
         "MLFLOW_TRACKING_URI": uri,
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
@@ -291,19 +275,16 @@ def test_mlflow_serves_the_registered_model(registered, uri, client, tmp_path):
 
 
 def answer(server, url, request):
-    for _ in range(600):
+    asked = urllib.request.Request(url, json.dumps(request).encode(), {"Content-Type": "application/json"})
+    while True:
         assert server.poll() is None
         try:
-            content = json.dumps(request).encode()
-            with urllib.request.urlopen(
-                urllib.request.Request(url, content, {"Content-Type": "application/json"})
-            ) as got:
+            with urllib.request.urlopen(asked) as got:
                 return json.load(got)
         except urllib.error.HTTPError as error:
             raise AssertionError(error.read()) from None
         except OSError:
             time.sleep(0.2)
-    raise AssertionError("no answer")
 
 
 def test_what_cannot_be_registered_is_one_line(registered, whole, tmp_path):

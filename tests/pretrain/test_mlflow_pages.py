@@ -1,12 +1,7 @@
-"""A browser clicks through MLflow's pages of three runs: charts, images, tables, comparison, models, registry.
+"""A browser clicks through MLflow's pages of three runs: charts, images, tables, comparison, models, registry."""
 
-$SCREENSHOTS names a folder in which it leaves a picture of each page.
-"""
-
-import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -31,9 +26,12 @@ NORMS = [
     for layer in ("embedding", "encoder.layers.0", "decoder.layers.0", "lm_head")
 ]
 
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt-get install chromium chromium-driver)"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt-get install chromium chromium-driver)"
+    ),
+    pytest.mark.xfail(strict=False, reason="a browser's pages are reported, and gate nothing"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ def browser():
 
 class Pages:
     def __init__(self, browser):
-        self._browser, self._number = browser, 0
+        self._browser = browser
 
     def see(self, *texts):
         """Waits until the page shows all of these texts."""
@@ -111,11 +109,6 @@ class Pages:
     def count(self, path, number):
         self._wait(lambda: len(self._browser.find_elements("xpath", path)) >= number, f"{number} × {path}")
 
-    def keep(self, name):
-        if folder := os.environ.get("SCREENSHOTS"):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self._browser.save_screenshot(str(Path(folder, f"{name}.png")))
-
     def _wait(self, condition, what):
         from selenium.common.exceptions import TimeoutException, WebDriverException
         from selenium.webdriver.support.ui import WebDriverWait
@@ -124,7 +117,6 @@ class Pages:
             wait = WebDriverWait(self._browser, SECONDS, poll_frequency=0.5, ignored_exceptions=[WebDriverException])
             wait.until(lambda _: condition())
         except TimeoutException:
-            self.keep("failed")
             page = self._browser.find_element("tag name", "body").text
             raise AssertionError(f"{what}: not on {self._browser.current_url}:\n{page}") from None
 
@@ -137,7 +129,6 @@ def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
     pages.click("//button[contains(@data-component-id, 'assistant.chat_panel.close')]")
     pages.click("//button[contains(@data-component-id, 'runnamecellrenderer')]")  # the parent's runs
     pages.see(*NAMES)
-    pages.keep("runs")
 
     pages.click(NAMES[0])
     pages.see("Parent run", "pretrain train", "Train")
@@ -148,12 +139,10 @@ def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
     assert sections == ["loss", "pictures", "train", "usage"]
     pages.move_on("//*[@role='slider']")  # to the first step that has an image
     pages.count("//img[contains(@src, 'norms') or starts-with(@src, 'blob:')]", 1)
-    pages.keep("metrics")
     pages.click("Artifacts")
     pages.click("//*[normalize-space()='evaluation']")
     pages.click("//*[normalize-space()='samples.json']")
     pages.see("The [cat 12] sat.")
-    pages.keep("table")
 
     pages.click("Runs")
     pages.see("4 matching runs")
@@ -164,13 +153,10 @@ def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
         pages.click(f"//div[@role='row' and @row-index='{row}']//input[@type='checkbox']")
     pages.click("Compare")
     pages.see("Comparing 3 Runs", "optimizer.name")
-    pages.keep("comparison")
 
     browser.get(f"{server.uri}/#/experiments/1/models?workflowType=machine_learning")
     pages.see(*(f"{name}-step-00000012" for name in NAMES), "best-t5")
-    pages.keep("models")
     pages.click("Model registry")
     pages.click("Try it now")  # closes what MLflow says to those who come for the first time
     pages.click("best-t5")
     pages.see("Version 1")
-    pages.keep("registered")

@@ -169,7 +169,7 @@ def test_a_hook_that_raises_around_a_step_fails_alone(tmp_path):
     """The step is taken, the other hooks see it, and the next evaluation of the hook is sound."""
     held_out = SimpleNamespace(layout=BatchLayout(0, 1, 1, 1))
     hooks = HookRunner(
-        [NormsSettings(every_steps=1), NormsSettings(every_steps=1, budget_seconds=9)], held_out, tmp_path
+        [NormsSettings(every_steps=1), NormsSettings(every_steps=1, budget_seconds=9_000)], held_out, tmp_path
     )
     first, other = Raising("before"), Raising("never")
     hooks._hooks = [(settings, hook) for (settings, _), hook in zip(hooks._hooks, (first, other), strict=True)]

@@ -23,7 +23,7 @@ def sections(corpus: str | Path, cache: Path, workers: int) -> dict[str, object]
             "lanes": 1,  # so that a run meets new blocks until its end
             "workers": workers,
             "prefetch": 1,
-            "cache": {"directory": str(cache), "wait_seconds": 1.0},
+            "cache": {"directory": str(cache), "wait_seconds": 10.0},
         },
         "batch": {"global_batch_size": 64, "micro_batch_size": 32},
         "evaluation": [],
@@ -48,7 +48,7 @@ def test_a_store_that_goes_away_stops_the_run_saved_and_it_goes_on_to_the_same_l
     assert "Traceback" not in done.stderr
     store.calm()
     store.faults = True
-    done = train(remote, 1)
+    done = train(remote, 1, "data.cache.wait_seconds=120")
     assert done.returncode == 0, done.stderr
     assert store.busy
     assert store.broken

@@ -6,30 +6,46 @@ import time
 
 import numpy as np
 import pytest
+import requests
 
-from pretrain.run.metrics_file import read_metrics
 from pretrain.tracking import tracker as tracking
 from pretrain.tracking.mlflow_run import FeedState
 from pretrain.tracking.store import answers
-from pretrain.tracking.tracker import Tracker, sync
+from pretrain.tracking.tracker import Tracker
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server
+from tests.tables import each
 
 STEPS = 20
-MATRIX = np.random.default_rng(0).random((1000, 1000), dtype=np.float32)
+
+
+def patient(uri):
+    """As `answers`, of a server on a busy machine."""
+    try:
+        return requests.get(f"{uri}/health", timeout=120).ok
+    except requests.RequestException:
+        return False
 
 
 @pytest.fixture(autouse=True)
 def feed_often(monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
+    monkeypatch.setattr(tracking, "answers", patient)
     monkeypatch.setattr(tracking, "SECONDS_BEFORE_FEEDS", 0.05)
     monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 0.05)
+    monkeypatch.setattr(tracking, "SECONDS_FOR_THE_REST", 3600.0)
     monkeypatch.setattr(tracking, "LONGEST_PAUSE", 1.0)
 
 
-def wait_for_failure(caplog, meanwhile=lambda: None):
+def wait_for_failure(caplog):
     """Until the log says that MLflow can't be reached."""
     while not any("training goes on, will try again" in message for message in caplog.messages):
-        meanwhile()
+        time.sleep(0.05)
+
+
+def wait_for_feed(folder):
+    """Until MLflow has metrics of the run."""
+    while not (state := FeedState.load(folder)) or not state.offsets:
         time.sleep(0.05)
 
 
@@ -37,58 +53,40 @@ def start(run_dir, uri):
     return Tracker(run_dir, attempt=1, run_name="r", uri=uri, experiment="outage")
 
 
-def take_steps(tracker, first, number=STEPS):
-    """Takes steps; returns the seconds that each waits for the tracker, and the median seconds of their arithmetic."""
-    waits, work = [], []
-    for step in range(first, first + number):
-        began = time.perf_counter()
-        MATRIX @ MATRIX
-        logged = time.perf_counter()
-        tracker.log(step, {"train/loss": 1 / step})
-        waits.append(time.perf_counter() - logged)
-        work.append(logged - began)
-    return waits, statistics.median(work)
+def steps_in_mlflow(uri, folder):
+    """The steps of a run that MLflow has finished."""
+    from mlflow.tracking import MlflowClient
 
-
-def usual_wait(folder):
-    """The median seconds that a step waits for a tracker without MLflow."""
-    with start(folder, None) as tracker:
-        return statistics.median(take_steps(tracker, 1)[0])
+    client, run_id = MlflowClient(tracking_uri=uri), FeedState.load(folder).run_id
+    assert client.get_run(run_id).info.status == "FINISHED"
+    history = client.get_metric_history(run_id, "loss/train")
+    assert all(point.value == 1 / point.step for point in history)
+    return [point.step for point in history]
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_and_comes_back_lacks_nothing_and_costs_no_time(tmp_path, empty_mlflow, caplog):
+def test_a_server_that_is_killed_and_comes_back_lacks_nothing(tmp_path, empty_mlflow, caplog):
     empty_mlflow(tmp_path)
     port = free_port()
     server = Server(tmp_path, port)
     try:
         tracker = start(tmp_path / "run", server.uri)
-        waits, _ = take_steps(tracker, 1)
-        while not (state := FeedState.load(tmp_path / "run")) or not state.offsets:
-            time.sleep(0.05)
-        server.kill()
-        wait_for_failure(caplog, lambda: waits.extend(take_steps(tracker, 1 + len(waits), 1)[0]))
-        without, work = take_steps(tracker, 1 + len(waits))
-        server = Server(tmp_path, port)
-        waits += without
-        waits += take_steps(tracker, 1 + len(waits))[0]
-        tracker.close("FINISHED", timeout=60)
-
-        from mlflow.tracking import MlflowClient
-
-        client = MlflowClient(tracking_uri=server.uri)
-        run_id = FeedState.load(tmp_path / "run").run_id
-        history = client.get_metric_history(run_id, "loss/train")
-        assert [(point.step, point.value) for point in history] == [
-            (step, 1 / step) for step in range(1, len(waits) + 1)
-        ]
-        assert client.get_run(run_id).info.status == "FINISHED"
+        for step in range(1, 3 * STEPS + 1):
+            tracker.log(step, {"train/loss": 1 / step})
+            if step == STEPS:
+                wait_for_feed(tmp_path / "run")
+                server.kill()
+            elif step == STEPS + 1:
+                wait_for_failure(caplog)
+            elif step == 2 * STEPS:
+                server = Server(tmp_path, port)
+        tracker.close("FINISHED")
+        assert steps_in_mlflow(server.uri, tmp_path / "run") == list(range(1, 3 * STEPS + 1))
     finally:
         server.kill()
     said = [message.partition(": ")[0].partition(" at ")[0] for message in caplog.messages]
     assert said == ["MLflow", "MLflow"], caplog.messages  # one line for the outage, one for its end
     assert "accepts metrics again" in caplog.messages[1]
-    assert statistics.median(without) - usual_wait(tmp_path / "plain") < 0.02 * work
 
 
 @pytest.mark.slow
@@ -101,27 +99,21 @@ def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, empty_mlf
     tracker = start(tmp_path / "run", f"http://127.0.0.1:{port}")
     tracker.log(1, {"train/loss": 1.0})
     wait_for_failure(caplog)
-    began = time.monotonic()
     assert not answers(f"http://127.0.0.1:{port}")
-    assert time.monotonic() - began < 2
     server = Server(tmp_path, port)
     try:
-        assert answers(server.uri)
+        while not answers(server.uri):
+            time.sleep(0.05)
         tracker.log(2, {"train/loss": 0.5})
-        tracker.close("FINISHED", timeout=120)
-        from mlflow.tracking import MlflowClient
-
-        run_id = FeedState.load(tmp_path / "run").run_id
-        client = MlflowClient(tracking_uri=server.uri)
-        assert [point.step for point in client.get_metric_history(run_id, "loss/train")] == [1, 2]
-        assert client.get_run(run_id).info.status == "FINISHED"
+        tracker.close("FINISHED")
+        assert steps_in_mlflow(server.uri, tmp_path / "run") == [1, 2]
     finally:
         server.kill()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("was_there", [False, True])
-def test_a_run_whose_server_is_gone_at_its_end_waits_for_seconds(
+@each("was_there", [False, True])
+def test_a_run_whose_server_is_gone_at_its_end_does_not_wait_for_the_rest(
     tmp_path, empty_mlflow, monkeypatch, caplog, was_there
 ):
     """Also if it was there at the last feed: it gets as long as one that has been away."""
@@ -132,26 +124,38 @@ def test_a_run_whose_server_is_gone_at_its_end_waits_for_seconds(
     tracker = start(tmp_path / "run", f"http://127.0.0.1:{port}")
     tracker.log(1, {"train/loss": 1.0})
     if server:
-        while not (state := FeedState.load(tmp_path / "run")) or not state.offsets:
-            time.sleep(0.05)
+        wait_for_feed(tmp_path / "run")
         server.kill()
-    began = time.monotonic()
-    tracker.close("FINISHED")
-    assert time.monotonic() - began < 10
+    tracker.close("FINISHED")  # the rest would have an hour
     assert "MLflow lacks the end of this run" in caplog.messages[-1]
 
 
-def test_a_server_that_never_answers_costs_no_time_and_nothing_is_lost(tmp_path, empty_mlflow):
+@pytest.mark.timing
+def test_a_server_that_never_answers_costs_no_time(tmp_path):
+    matrix = np.random.default_rng(0).random((1000, 1000), dtype=np.float32)
+
+    def medians(tracker):
+        """The median seconds that a step waits for the tracker, and those of its arithmetic."""
+        waits, work = [], []
+        for step in range(1, STEPS + 1):
+            began = time.perf_counter()
+            matrix @ matrix
+            logged = time.perf_counter()
+            tracker.log(step, {"train/loss": 1 / step})
+            waits.append(time.perf_counter() - logged)
+            work.append(logged - began)
+        return statistics.median(waits), statistics.median(work)
+
+    with start(tmp_path / "plain", None) as tracker:
+        usual, _ = medians(tracker)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         tracker = start(tmp_path / "run", f"http://127.0.0.1:{server.getsockname()[1]}")
         connection, _ = server.accept()  # the tracker's request is under way
         with connection:
-            waits, work = take_steps(tracker, 1)
+            waits, work = medians(tracker)
             began = time.monotonic()
             tracker.close("FINISHED", timeout=1)
             assert time.monotonic() - began < 3
-    assert statistics.median(waits) - usual_wait(tmp_path / "plain") < 0.02 * work
-    assert [row.step for row in read_metrics(tmp_path / "run")] == list(range(1, STEPS + 1))
-    assert sync(tmp_path / "run", empty_mlflow(tmp_path)) == STEPS
+    assert waits - usual < 0.02 * work

@@ -1,6 +1,7 @@
 """`pretrain plan`: against what PyTorch saves, what DeepSpeed allocates and sends, and published runs."""
 
 import gc
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
-from pretrain.config.deepspeed_keys import ZeroSection
 from pretrain.models import attention, chunked_cross_entropy
 from pretrain.models.model import Sizes
 from pretrain.run import cpu_speed as cpu
@@ -31,7 +31,9 @@ from pretrain.tools.plan.planner import Planner, Question, memory_checkpoint_byt
 from pretrain.tools.plan.step_time import Arithmetic, Cluster, Traffic, step, traffic
 from pretrain.tools.plan.zero_memory import Parameters, Setting, States, states
 from pretrain.zero.layers import layers, recomputed
+from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_engines import engine_of
 from tests.pretrain.small_runs import own_layout, run_config
 from tests.slow import slow
 
@@ -41,6 +43,7 @@ BASE, LARGEST = RUNS / "t5-v1.1-base-c4.yaml", RUNS / "t5-v1.0-11b-c4.yaml"
 SIZE = {"vocab_size": 2048, "d_model": 64, "num_heads": 4}
 STACKS = {**SIZE, "num_encoder_layers": 2, "num_decoder_layers": 2, "d_ff": 256}
 ONE_STACK = {**SIZE, "num_layers": 2, "d_ff": 256, "max_positions": 128}
+LLAMA = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "biases": False, "num_key_value_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {**STACKS, "family": "t5", "d_kv": 32, "dropout_rate": 0.1},
     "t5 without bias": {**STACKS, "family": "t5", "d_kv": 32, "positions": "rotary", "feed_forward": "relu"},
@@ -48,17 +51,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "t5gemma2": {**SIZE, "family": "t5gemma2", "num_layers": 2, "d_ff": 256, "num_key_value_heads": 2},
     "autoregressive": {**STACKS, "family": "autoregressive", "max_positions": 128},
     "double_decoder": {**STACKS, "family": "double_decoder"},
-    "decoder_only": {
-        **SIZE,
-        "family": "decoder_only",
-        "num_layers": 2,
-        "d_ff": 256,
-        "positions": "rotary",
-        "norm": "rms",
-        "activation": "swiglu",
-        "biases": False,
-        "num_key_value_heads": 2,
-    },
+    "decoder_only": {**SIZE, "family": "decoder_only", "num_layers": 2, "d_ff": 256, **LLAMA},
     "encoder_only": {**ONE_STACK, "family": "encoder_only", "next_sentence": False},
 }
 
@@ -105,7 +98,7 @@ CHECKED = [("t5", True), ("t5gemma2", False), ("autoregressive", False)]
 CHECKED += slow(*((family, False) for family in FAMILIES if (family, False) not in CHECKED))
 
 
-@pytest.mark.parametrize(("family", "checkpointing"), CHECKED)
+@tables.each("family, checkpointing", CHECKED)
 def test_activations_are_those_that_autograd_saves(family, checkpointing, monkeypatch):
     """T5's learned bias takes the plain formula on a CPU; elsewhere its fused kernel keeps what CUDA's keep."""
     monkeypatch.setattr(attention, "eager", attention.sdpa)
@@ -118,15 +111,6 @@ def test_activations_are_those_that_autograd_saves(family, checkpointing, monkey
     assert planned.saved == pytest.approx(saved, rel=0.1)
 
 
-def test_fused_attention_never_keeps_attention_weights():
-    """Of each of 4 attention layers the plain formula keeps at least the weights: rows · heads · 128 · 128 in bf16."""
-    config, rows = models.parse({**FAMILIES["t5"], "dropout_rate": 0.0}), Rows(8, 128, 128, 128)
-    plain, fused = (
-        activations(config, rows, "bf16", False, on_gpu=False, fused_attention=one).saved for one in (False, True)
-    )
-    assert plain - fused > 4 * 8 * 4 * 128 * 128 * 2
-
-
 def test_on_gpus_logits_are_planned_in_the_chunks_that_training_computes(monkeypatch):
     """32 rows of 40 targets, 100 at a time: logits in bf16, which become their gradients in place, without a copy."""
     config, rows = models.parse(FAMILIES["t5"]), Rows(32, 96, 40, 40)
@@ -137,7 +121,7 @@ def test_on_gpus_logits_are_planned_in_the_chunks_that_training_computes(monkeyp
     assert planned.logits <= 100 * vocabulary * 2 < 32 * 40 * vocabulary * 2 < whole.logits
 
 
-@pytest.mark.parametrize("family", ["t5", "bart", "decoder_only"])
+@tables.each("family", ["t5", "bart", "decoder_only"])
 def test_on_gpus_no_matrix_of_queries_and_keys_is_planned(family):
     """Twice the length takes twice the memory, also with a learned bias and padding."""
     longest = {"max_positions": 4096} if "max_positions" in FAMILIES[family] else {}
@@ -201,16 +185,14 @@ def allocated(*case: Any) -> dict[str, float]:
     """What DeepSpeed's tensors take on this rank, by kind, the most that existed during a step, and the bytes
     that the rank sends in a step."""
     from pretrain.optimizers import flat_buffers
-    from pretrain.zero.construction import construct
     from pretrain.zero.deepspeed_private import fragments
-    from pretrain.zero.engine import Engine
 
     flat_buffers.IN_PARTS = frozenset()  # as on a GPU
     config = config_of(*case)
     layout = own_layout(ROWS)
     batch = batch_of("t5", Rows(ROWS, INPUTS, TARGETS, TARGETS))
     with LiveMemory("cpu") as memory:
-        engine = Engine(construct(config, config.model), config)
+        engine = engine_of(config)
         for number in range(2):
             gc.collect()
             memory.peak = memory.allocated
@@ -253,7 +235,7 @@ def test_memory_and_traffic_are_deepspeeds_own_on_two_ranks():
     """All stages and precisions, with and without checkpointing and offloading; two micro-batches a step.
 
     On CPU ranks, what is offloaded lies beside what isn't: only the sum can be compared."""
-    for results in on_ranks(2, each, allocated, CASES):
+    for results in on_ranks(2, each, allocated, CASES, seconds=600):
         for case, found in zip(CASES, results, strict=True):
             held, peak, travelling = planned(case, 2)
             if case[2] == "adamw" and not case[-1]:
@@ -268,50 +250,11 @@ def test_memory_and_traffic_are_deepspeeds_own_on_two_ranks():
                 assert held.moments == pytest.approx(found["moments"], rel=0.01), (case, held, found)
 
 
-def shards_of_the_largest(ranks: int) -> list[tuple[int, int]]:
-    """(elements, elements on this rank) of each parameter of T5 11B, as DeepSpeed cuts it for so many ranks."""
-    import deepspeed
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from pretrain.models import layers as of_models
-    from pretrain.zero import deepspeed_private
-    from pretrain.zero.config import quiet_deepspeed
-
-    quiet_deepspeed()
-    deepspeed_private.load_no_extensions()
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    deepspeed.init_distributed(dist_backend="fake")
-    of_models.draw_normal = lambda weight, std: None  # pages that nobody writes take no memory
-    config = load(LARGEST, ["model.vocab_size=32100"], RunConfig)
-    with deepspeed.zero.Init(config_dict_or_path={"train_batch_size": ranks, "zero_optimization": {"stage": 3}}):
-        model = models.build(config.model)
-    return [(parameter.ds_numel, parameter.ds_tensor.numel()) for parameter in model.parameters()]
-
-
-@pytest.mark.slow
-def test_the_shards_of_t5_11b_on_512_ranks_add_up():
-    """A shard has the same size on all ranks: 512 times rank 0's are the parameters and less than 512 elements each of
-    padding. The published 11,307,321,344 parameters are those of the paper's 11B."""
-    (shards,) = on_ranks(1, shards_of_the_largest, 512, joined=False)
-    whole, share = (sum(sizes) for sizes in zip(*shards, strict=True))
-    assert whole == 11_307_321_344
-    assert 0 <= 512 * share - whole < 512 * len(shards)
-    config = load(LARGEST, [], RunConfig)
-    sizes = Parameters.of(models.outline(config.model), config)
-    assert sizes.share(3, 512) == share
-    held = states(
-        sizes, Setting(3, "none", True, True), 512, "bf16", ZeroSection(stage=3, stage3_param_persistence_threshold=0)
-    )
-    assert held.weights == 2 * share
-    assert held.master_weights == held.gradients == 4 * share
-
-
-def test_stages_1_and_2_cut_whole_groups():
-    """DeepSpeed rounds a group up to a multiple of 2 · ranks elements."""
+def test_stages_cut_groups_and_parameters():
+    """DeepSpeed rounds a group up to a multiple of 2 · ranks elements; at stage 3, it cuts each parameter."""
     sizes = Parameters([[1000, 24], [7]], moments=0, whole_moments=0, copies=0)
-    for ranks, expected in ((1, 1024 + 8), (3, 342 + 4), (512, 2 + 2)):
-        assert [sizes.share(stage, ranks) for stage in (1, 2)] == [expected, expected]
+    for ranks, expected, single in ((1, 1024 + 8, 1031), (3, 342 + 4, 334 + 8 + 3), (512, 2 + 2, 2 + 1 + 1)):
+        assert [sizes.share(stage, ranks) for stage in (1, 2, 3)] == [expected, expected, single]
 
 
 def planner(path: Path, gpus_per_node: int, overrides: list[str], **changes: Any) -> Planner:
@@ -334,7 +277,7 @@ def test_parts_of_the_arithmetic_are_worked_by_hand():
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@tables.each("family", FAMILIES)
 def test_parts_add_up(family):
     config = models.parse(FAMILIES[family])
     model = models.outline(config)
@@ -404,21 +347,20 @@ def test_a_step_by_hand():
     assert step(Arithmetic(800e12, 600e12), nothing, cluster, recomputing, 100e12, 0.5).compute == pytest.approx(1.25)
 
 
-@pytest.mark.parametrize(
-    ("device", "name"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
-        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
-        ("NVIDIA A100-PCIE-40GB", "a100-40gb-pcie"),
-        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA H100 NVL", "h100-nvl"),
-        ("NVIDIA H200", "h200"),
-    ],
-)
-def test_gpus_have_the_names_that_cuda_gives_them(device, name):
-    assert gpu_of_device(device) is GPUS[name]
+DEVICES = {
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA A100 80GB PCIe": "a100-80gb-pcie",
+    "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie",
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA H200": "h200",
+}
+
+
+def test_gpus_have_the_names_that_cuda_gives_them():
+    assert {device: gpu_of_device(device) for device in DEVICES} == {one: GPUS[name] for one, name in DEVICES.items()}
 
 
 def run_plan(*arguments: object) -> None:
@@ -453,12 +395,13 @@ def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
     assert cpu.seconds_left(config, config.model, (128, 32)) == pytest.approx(3600 * 0.75 * hours, rel=0.05)
 
 
+@pytest.mark.timing
 def test_a_measured_cpu_computes_faster_than_a_tenth_and_slower_than_a_hundred_of_its_kind():
     assert 1e9 < cpu.product_flops() / threads_per_rank(1) < 1e12
 
 
 def test_the_tables_fit_a_terminal_and_the_json_says_the_same(capsys):
-    asked = (BASE, "--gpus", 8, "--gpu", "a100-80gb", "--inputs", 512, "--targets", 114)
+    asked = (BASE, *itertools.chain.from_iterable(ASKED.items()))
     run_plan(*asked)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -472,18 +415,12 @@ def test_the_tables_fit_a_terminal_and_the_json_says_the_same(capsys):
 
 
 ASKED = {"--gpus": 8, "--gpu": "a100-80gb", "--inputs": 512, "--targets": 114}
-
-
 SCALING = (RUNS.parents[1] / "docs/results/plans.md").read_text(encoding="utf-8")
 PLANS = re.findall(r"(?s)\n    pretrain plan (configs\S+ [^\n]*)\n\n(?:Without [^\n]*\n\n)?```\n(.*?)```", SCALING)
 
 
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [
-        pytest.param(command, shown, id=command, marks=[pytest.mark.slow] if "11b" in command else [])
-        for command, shown in PLANS
-    ],
+@tables.each(
+    "command, shown", [pytest.param(*plan, marks=[pytest.mark.slow] if "11b" in plan[0] else []) for plan in PLANS]
 )
 def test_the_tables_in_the_docs_are_what_the_command_prints(command, shown, capsys):
     """All of it; or, without the first lines, the tables without their rows that offload and the words below them."""
@@ -504,8 +441,8 @@ def test_the_docs_show_the_plans_of_t5_base_and_11b():
     assert len(PLANS) == 5
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@tables.each(
+    "changes, message",
     [
         ({"--gpu": "a100"}, "--gpu: 'a100' isn't known; choose a100-40gb, a100-40gb-pcie, a100-80gb, "),
         ({"--gpus": None}, "--gpus: missing; give the number of GPUs, or --gpu cpu"),

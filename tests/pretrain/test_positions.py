@@ -15,6 +15,7 @@ from pretrain.models.positions import (
     rotary_embedding,
     sinusoids,
 )
+from tests.tables import each
 
 
 def random(*shape, seed=0):
@@ -27,7 +28,7 @@ def turned(vector, position, base=10_000.0):
     return apply_rotary(vector[None, None, None], by).flatten()
 
 
-@pytest.mark.parametrize("distance", [0, 1, 7, 100])
+@each("distance", [0, 1, 7, 100])
 def test_rotated_dot_products_depend_on_distance_alone(distance):
     query, key = random(32), random(32, seed=1)
     products = torch.stack([turned(query, p + distance) @ turned(key, p) for p in (0, 1, 5, 40, 300)])

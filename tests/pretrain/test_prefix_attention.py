@@ -17,8 +17,8 @@ from pretrain.generation.texts import padded
 from pretrain.huggingface import conversion_for
 from pretrain.models import build, parse
 from pretrain.models.attention_masks import AttentionInputs
-from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from tests.data_pipeline.example_rows import VOCABULARY, ragged_rows
+from tests.tables import each
 
 SIZES = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2, "init_std": 0.3}
 ROTARY = {"positions": "rotary", "norm": "rms", "qk_norm": True, "activation": "swiglu", "biases": False}
@@ -36,7 +36,7 @@ def examples(lengths=(30, 9, 17, 30)):
     return InOneRow(of=PrefixLM(length=30)).apply(rows, keys, VOCABULARY, {})
 
 
-@pytest.mark.parametrize("settings", [ROTARY, LEARNED], ids=["rotary", "learned"])
+@each("settings", [ROTARY, LEARNED])
 def test_losses_depend_on_every_token_of_the_prefix_and_on_no_later_one(settings):
     """The gradient of each loss with respect to the tokens' vectors says what it has seen."""
     subject = model(**settings)
@@ -63,16 +63,16 @@ def test_a_causal_decoder_reads_the_same_rows_without_seeing_ahead():
     assert not torch.allclose(bidirectional(**batch)["labels"], causal(**batch)["labels"])
 
 
-@pytest.mark.parametrize("settings", [ROTARY, LEARNED], ids=["rotary", "learned"])
+@each("settings", [ROTARY, LEARNED])
 def test_packed_rows_give_the_same_losses(settings):
     subject, apart = model(**settings), examples()
-    each = subject(**as_batch(apart, VOCABULARY.pad))["labels"]
+    alone = subject(**as_batch(apart, VOCABULARY.pad))["labels"]
     packed = subject(**as_batch(balanced(apart, 2), VOCABULARY.pad))["labels"]
-    losses = [np.sort(found[found != 0].detach().numpy()) for found in (each, packed)]
+    losses = [np.sort(found[found != 0].detach().numpy()) for found in (alone, packed)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "packed"])
+@each("plain", [True, False])
 def test_generation_reads_a_prompt_as_training_reads_inputs(plain):
     """The likeliest tokens after prompts of different lengths are those that the loss of the whole row prefers."""
     subject = model(**ROTARY)
@@ -97,12 +97,6 @@ def test_another_objective_in_the_row_starts_afresh(tmp_path):
     child.write_text("extends: base.yaml\nobjective: {of: {name: text_to_text, targets_length: 9}}")
     objective = load(child, [], DataSection).objective
     assert (objective.of.name, objective.of.targets_length, objective.of.inputs_length) == ("text_to_text", 9, 512)
-
-
-def test_windows_and_linear_biases_are_refused():
-    for settings in ({"sliding_window": 4, **ROTARY}, {"positions": "alibi"}):
-        with pytest.raises(ValueError, match="prefix_attention"):
-            DecoderOnlyConfig(**SIZES, vocab_size=100, prefix_attention="bidirectional", **settings)
 
 
 def test_an_export_names_it():

@@ -1,5 +1,6 @@
 """Directories with published tokenizers are imported, adapted, trained and exported: ids and logits stay."""
 
+import functools
 import json
 import shutil
 
@@ -15,16 +16,10 @@ from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import run_here
 from tests.pretrain.runs import losses, run_file, train_ranks
 from tests.published_tokenizers import ODD, texts
+from tests.tables import each
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2}
 WINDOWS = {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 # model: (its tokenizer, its class, rows of the matrix beside the tokenizer's ids, settings)
 MODELS = {
@@ -44,35 +39,39 @@ def invoke(*arguments):
     return done
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def saved(request, published_tokenizers, tmp_path_factory):
-    """(the name, the directory that transformers saved, its model, its tokenizer)"""
-    kind, name, spare, settings = MODELS[request.param]
-    directory = tmp_path_factory.mktemp("saved") / name
-    shutil.copytree(published_tokenizers / kind, directory)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    settings = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **settings}
-    config_class = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
-    config = config_class(vocab_size=len(tokenizer) + spare, **SIZES, **settings)
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
-    model.save_pretrained(directory)
-    return request.param, directory, model, tokenizer
+@pytest.fixture(scope="module")
+def saved(published_tokenizers, tmp_path_factory):
+    """For the name of a model: the directory that transformers saved, its model, its tokenizer."""
+
+    @functools.cache
+    def of(of_model):
+        kind, name, spare, settings = MODELS[of_model]
+        directory = tmp_path_factory.mktemp("saved") / name
+        shutil.copytree(published_tokenizers / kind, directory)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        settings = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **settings}
+        config_class = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
+        config = config_class(vocab_size=len(tokenizer) + spare, **SIZES, **settings)
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+        model.save_pretrained(directory)
+        return directory, model, tokenizer
+
+    return of
 
 
 def ids_of(tokenizer, text):
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
+@each("name", MODELS)
 @torch.no_grad()
-def test_an_import_and_its_export_have_the_ids_and_logits_of_transformers(saved, tmp_path):
-    name, directory, model, tokenizer = saved
+def test_an_import_and_its_export_have_the_ids_and_logits_of_transformers(name, saved, tmp_path):
+    directory, model, tokenizer = saved(name)
     told = invoke("import", directory, tmp_path / "start").output
     ours = TrainedModel.open(tmp_path / "start")
-    assert (ours.tokenizer.size, ours.model.config.padded_vocab_size) == (
-        min(len(tokenizer), model.config.vocab_size),
-        model.config.vocab_size,
-    )
+    rows = model.config.vocab_size
+    assert (ours.tokenizer.size, ours.model.config.padded_vocab_size) == (min(len(tokenizer), rows), rows)
     assert ("left out: <image_soft_token>" in told) == (name == "Gemma 3")
     assert ("no file names a token for padding" in told) == (name in ("Llama 3", "TinyLlama"))
     assert ("end texts with <|eot_id|> (703) too" in told) == (name == "Llama 3")
@@ -95,9 +94,9 @@ def test_an_import_and_its_export_have_the_ids_and_logits_of_transformers(saved,
     assert TrainedModel.open(tmp_path / "again").tokenizer.describe() == described
 
 
-@pytest.mark.usefixtures("modules_of_transformers")
-def test_an_adapted_model_gets_sentinels_and_its_export_has_them(saved, tmp_path):
-    name, directory, model, tokenizer = saved
+@each("name", MODELS)
+def test_an_adapted_model_gets_sentinels_and_its_export_has_them(name, saved, tmp_path, modules_of_transformers):
+    directory, model, tokenizer = saved(name)
     invoke("adapt", directory, tmp_path / "start", "--style", STYLES[name], "--sentinels", 100)
     ours = TrainedModel.open(tmp_path / "start")
     pieces = min(len(tokenizer), model.config.vocab_size)
@@ -118,9 +117,8 @@ def test_an_adapted_model_gets_sentinels_and_its_export_has_them(saved, tmp_path
     assert TrainedModel.open(tmp_path / "again").tokenizer.sentinels == 100
 
 
-@pytest.mark.parametrize("saved", ["Gemma 2"], indirect=True)
-def test_an_adapted_model_trains_on_a_corpus_of_the_same_directory(saved, tmp_path):
-    _, directory, _, _ = saved
+def test_an_adapted_model_trains_evaluates_and_generates_on_a_corpus_of_the_same_directory(saved, tmp_path):
+    directory, _, _ = saved("Gemma 2")
     invoke("adapt", directory, tmp_path / "start", "--style", "t5gemma", "--sentinels", 20)
     write_c4(tmp_path / "c4.json.gz", records=40)
     tokenizer = {"kind": "tokenizer_json", "path": str(directory / "tokenizer.json"), "sentinels": 20}
@@ -139,19 +137,20 @@ def test_an_adapted_model_trains_on_a_corpus_of_the_same_directory(saved, tmp_pa
     )
     assert train_ranks(path, 1) == [0]
     assert losses(path)[3] < losses(path)[1]
+    invoke("evaluate", tmp_path / "start", "--corpus", tmp_path / "corpus", "--hook", "validation_loss")
+    invoke("generate", tmp_path / "start", "Thank you <extra_id_0> me", "--max-new-tokens", 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
+@each(
+    "name, content, problem",
     [
         ("tokenizer.json", "{", "tokenizer.json: damaged: Invalid JSON"),
         ("tokenizer.json", json.dumps({"model": {"type": "BPE", "vocab": 3}}), "tokenizer.json: damaged: "),
         ("tokenizer.json", None, "no supported tokenizer: neither spiece.model, nor"),
     ],
 )
-@pytest.mark.parametrize("saved", ["TinyLlama"], indirect=True)
 def test_what_cannot_be_read_gets_one_line(saved, tmp_path, name, content, problem):
-    shutil.copytree(saved[1], tmp_path / "saved")
+    shutil.copytree(saved("TinyLlama")[0], tmp_path / "saved")
     (tmp_path / "saved" / name).unlink()
     if content is not None:
         (tmp_path / "saved" / name).write_text(content)

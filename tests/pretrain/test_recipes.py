@@ -10,6 +10,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.objectives import Denoising
 from pretrain import models
 from pretrain.config import RunConfig
+from tests.tables import each
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/results/recipes.md").read_text(encoding="utf-8")
@@ -21,7 +22,7 @@ def run(recipe: str) -> RunConfig:
     return load(ROOT / f"configs/runs/{recipe}.yaml", [], RunConfig)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@each("recipe", RECIPES)
 def test_the_exact_columns_are_what_the_run_file_says(recipe):
     exact = counted(recipe)
     assert ROWS[exact[0]][: len(exact)] == exact

@@ -15,6 +15,7 @@ from data_pipeline.foundation.key_meanings import in_brief, meaning, values
 from data_pipeline.sources import OPTIONS
 from pretrain.config import RunConfig
 from pretrain.tools import reference
+from tests.tables import each
 
 PAGE = Path("docs/reference/settings.md")
 
@@ -46,7 +47,7 @@ def test_the_page_is_what_the_code_says():
     )
 
 
-def test_a_key_is_shown_with_all_below_it():
+def test_a_key_is_shown_with_all_below_it_and_another_answered_with_the_nearest():
     rate = reference.describe_key("optimizer.learning_rate").splitlines()
     assert rate[0].startswith("optimizer.learning_rate (Run files, optimizer")
     (row,) = [line for line in PAGE.read_text().splitlines() if line.startswith("| `data.train.0.weight` ")]
@@ -55,9 +56,6 @@ def test_a_key_is_shown_with_all_below_it():
     assert shown == (f"data.train.0.weight (Run files, data)\n  {meaning}\n  values: {values}\n  default: {default}\n")
     below = re.findall(r"^(\S+) \(", reference.describe_key("batch"), re.MULTILINE)
     assert below == [row.split("`")[1] for row in PAGE.read_text().splitlines() if row.startswith("| `batch")]
-
-
-def test_a_key_that_is_not_there_is_answered_with_the_nearest():
     with pytest.raises(UserError, match=r"^optimizer.learning_rte: no such key; .* optimizer.learning_rate"):
         reference.describe_key("optimizer.learning_rte")
 
@@ -94,7 +92,7 @@ def test_every_link_leads_to_a_heading_or_a_file():
     assert all((PAGE.parent / target).exists() for target in targets if not target.startswith(("#", "http")))
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         # an effective default (C4's profile sets it), one that is required, a path, a section that may be null
@@ -111,7 +109,7 @@ def test_lines_of_the_page(line):
     assert line in re.sub(" +", " ", PAGE.read_text())
 
 
-def test_a_field_that_is_declared_again_keeps_its_meaning():
+def test_a_meaning_is_inherited_and_can_be_brief():
     class Parent(Section):
         rate: float = 0.5
         """The share of
@@ -121,22 +119,13 @@ def test_a_field_that_is_declared_again_keeps_its_meaning():
         rate: float = 0.1
 
     assert meaning(Child, "rate") == "The share of noise."
+    assert in_brief("Rows per step. null: all.") == "rows per step"
+    assert in_brief("AdamW's rate. More.") == "AdamW's rate"
+    assert in_brief("A `bf16` value.") == "a bf16 value"
 
 
-@pytest.mark.parametrize(
-    ("said", "brief"),
-    [
-        ("Rows per step. null: all.", "rows per step"),
-        ("AdamW's rate. More.", "AdamW's rate"),
-        ("A `bf16` value.", "a bf16 value"),
-    ],
-)
-def test_a_meaning_in_brief(said, brief):
-    assert in_brief(said) == brief
-
-
-@pytest.mark.parametrize(
-    ("schema", "words"),
+@each(
+    "schema, words",
     [
         ({"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"const": "auto"}]}, "integer > 0 or auto"),
         ({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]}, "path or null"),

@@ -1,15 +1,18 @@
 """The families that transformers lacks, loaded from the modelling files in their exports.
 
-test_exports.py compares their logits, losses and greedy texts, test_autoregressive_export.py has more of that family.
+test_exports.py compares their logits, losses and greedy texts.
 """
 
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
@@ -22,11 +25,13 @@ from pretrain.models import FAMILIES, build, parse
 from tests.pretrain.exported import randomise
 from tests.pretrain.test_exports import CASES, ids, loaded_by_transformers
 from tests.slow import slow
+from tests.tables import each
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("modules_of_transformers")
 
-KINDS = ["modern, local and global", "modern, plain", "vanilla", "double decoder"]
+KINDS = ["modern, local and global", "modern, plain", "vanilla", "double decoder", "Yan 2024"]
+QUICK = {KINDS[0], KINDS[3], KINDS[4]}
 PROMPTS = [[5, 6, 7, 8, 9, 10, 40, 41], [11], [12, 13, 14], [15, 16]]
 
 
@@ -35,49 +40,65 @@ def tokenizer(spiece):
     return Tokenizer(SentencePiece.read(spiece), [], sentinels=20)
 
 
-@pytest.fixture(scope="module", params=[KINDS[0], *slow(*KINDS[1:3]), KINDS[3]])
-def exported(request, tokenizer, tmp_path_factory, modules_of_transformers):
-    """A model in which every weight matters, the directory of its export, and what transformers loads from it."""
-    family, settings = CASES[request.param]
-    marks = {"vocab_size": tokenizer.size, "pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
-    config = parse({"family": family, **marks, **settings, "dropout_rate": 0.1})
-    model, out = randomise(build(config), std=0.4), tmp_path_factory.mktemp("exported") / "out"
-    export(model.state_dict(), config, tokenizer, out)
-    return model, out, loaded_by_transformers(out)
+@pytest.fixture(scope="module")
+def exported(tokenizer, tmp_path_factory, modules_of_transformers):
+    """For a kind: a model in which every weight matters, the directory of its export, and what transformers loads."""
+
+    @functools.cache
+    def of(kind):
+        family, settings = CASES[kind]
+        marks = {"vocab_size": tokenizer.size, "pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
+        config = parse({"family": family, **marks, **settings, "dropout_rate": 0.1})
+        model, out = randomise(build(config), std=0.4), tmp_path_factory.mktemp("exported") / "out"
+        export(model.state_dict(), config, tokenizer, out)
+        return model, out, loaded_by_transformers(out)
+
+    return of
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_texts_of_a_padded_batch_are_those_of_our_own_generation(exported, num_beams):
-    model, _, loaded = exported
+def each_kind(kinds=KINDS):
+    return each("kind", [kind for one in kinds for kind in ([one] if one in QUICK else slow(one))])
+
+
+@each_kind()
+def test_beams_of_a_padded_batch_are_those_of_our_own_generation(kind, exported):
+    model, _, loaded = exported(kind)
     answers = FAMILIES[model.config.family].generates == "answers"
     inputs, mask = padded(PROMPTS, model.config.pad_id, left=not answers)
-    settings = {"max_new_tokens": 12, "min_new_tokens": 10, "num_beams": num_beams, "no_repeat_ngram_size": 2}
+    settings = {"max_new_tokens": 12, "min_new_tokens": 10, "num_beams": 3, "no_repeat_ngram_size": 2}
     ours = generate(model.double(), inputs, mask, GenerationSettings(**settings))
-    theirs = loaded.double().generate(inputs, attention_mask=mask, do_sample=False, **settings)
+    start = 1 if answers else inputs.size(1)
+    for use_cache in (True, False) if kind == "Yan 2024" else (True,):
+        theirs = loaded.double().generate(inputs, attention_mask=mask, do_sample=False, use_cache=use_cache, **settings)
+        length = min(ours.size(1), theirs.size(1) - start)
+        assert theirs[:, start : start + length].tolist() == ours[:, :length].tolist()
+    assert len({tuple(row) for row in ours.tolist()}) > 1
     model.float()
     loaded.float()
-    start = 1 if answers else inputs.size(1)
-    length = min(ours.size(1), theirs.size(1) - start)
-    assert theirs[:, start : start + length].tolist() == ours[:, :length].tolist()
-    assert len({tuple(row) for row in ours.tolist()}) > 1
 
 
-def test_what_transformers_saves_again_is_the_same_model(exported, tmp_path):
-    model, _, loaded = exported
+@each_kind()
+def test_what_transformers_saves_again_is_the_same_model(kind, exported, tmp_path):
+    model, _, loaded = exported(kind)
     loaded.save_pretrained(tmp_path)
     again = loaded_by_transformers(tmp_path)
     config, state = load_state(tmp_path)
-    assert config == model.config.model_copy(
-        update={"vocab_size": model.config.padded_vocab_size, "pad_vocab_to_multiple_of": 1}
-    )
+    changed = {"vocab_size": model.config.padded_vocab_size, "pad_vocab_to_multiple_of": 1}
+    if kind == "Yan 2024":
+        changed["embedding_loss"] = None  # which transformers doesn't use
+    assert config == model.config.model_copy(update=changed)
     expected = model.state_dict()
+    if kind == "Yan 2024":  # without the embedding loss
+        expected = {name: tensor for name, tensor in expected.items() if name in state}
+        assert len(expected) > 40
     assert state.keys() == expected.keys() == again.state_dict().keys()
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in expected.items())
 
 
-def test_every_weight_gets_a_gradient_in_training(exported):
-    _, _, loaded = exported
+@each_kind(KINDS[:4])
+def test_every_weight_gets_a_gradient_in_training(kind, exported):
+    _, _, loaded = exported(kind)
     row = ids(2, 24)
     loaded.train()
     loaded(input_ids=row, labels=row).loss.backward()
@@ -85,10 +106,10 @@ def test_every_weight_gets_a_gradient_in_training(exported):
     loaded.eval().zero_grad()
 
 
-@pytest.mark.parametrize("exported", [KINDS[0], *slow(*KINDS[1:3])], indirect=True)
+@each_kind(KINDS[:3])
 @torch.no_grad()
-def test_a_decoder_reads_rows_padded_on_the_left_and_goes_on_from_a_cache(exported):
-    _, _, loaded = exported
+def test_a_decoder_reads_rows_padded_on_the_left_and_goes_on_from_a_cache(kind, exported):
+    _, _, loaded = exported(kind)
     inputs, targets = ids(1, 9), ids(1, 7, seed=1)
     expected = loaded(input_ids=inputs, decoder_input_ids=targets)
     shifted = torch.nn.functional.pad(targets, (3, 0))
@@ -102,11 +123,10 @@ def test_a_decoder_reads_rows_padded_on_the_left_and_goes_on_from_a_cache(export
     torch.testing.assert_close(later.logits, expected.logits[:, -1:], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("exported", ["double decoder"], indirect=True)
 @torch.no_grad()
-def test_the_double_decoder_generates_by_blocks_only(exported):
+def test_the_double_decoder_generates_by_blocks_and_no_decoder_with_a_static_cache(exported):
     """Its cache goes on with several tokens at once; without a cache, blocks would move with every token."""
-    model, _, loaded = exported
+    model, _, loaded = exported("double decoder")
     prompt, more = ids(2, 5), ids(2, 9, seed=1)
     ours, theirs = model.new_cache(), loaded(prompt, use_cache=True).past_key_values
     model.decode(prompt, ours)
@@ -115,10 +135,12 @@ def test_the_double_decoder_generates_by_blocks_only(exported):
     torch.testing.assert_close(found.logits, model.decode(more, ours), rtol=0, atol=2e-5)
     with pytest.raises(ValueError, match="generation needs use_cache=True"):
         loaded.generate(prompt, max_new_tokens=3, use_cache=False)
+    with pytest.raises(ValueError, match="static cache is not supported"):
+        exported("Yan 2024")[2].generate(prompt, max_new_tokens=3, cache_implementation="static")
 
 
-@pytest.mark.parametrize(
-    ("exported", "changes", "expected"),
+@each(
+    "kind, changes, expected",
     [
         ("modern, plain", {"norm": "batch"}, "norm: input should be 'layer', 'rms' or 'rms_around_one', got 'batch'"),
         ("modern, plain", {"tie_embeddings": ["all"]}, r"tie_embeddings: input should be .*, got \['all'\]"),
@@ -132,10 +154,9 @@ def test_the_double_decoder_generates_by_blocks_only(exported):
         ("vanilla", {"tie_word_embeddings": False}, "tie_word_embeddings is False, but must be True"),
         ("double decoder", {"block_length": 0}, "block_length: input should be greater than 0, got 0"),
     ],
-    indirect=["exported"],
 )  # fmt: skip
-def test_a_wrong_setting_is_refused_in_a_line(exported, changes, expected, tmp_path):
-    _, out, _ = exported
+def test_a_wrong_setting_is_refused_in_a_line(kind, changes, expected, exported, tmp_path):
+    _, out, _ = exported(kind)
     saved = {**json.loads((out / "config.json").read_text()), **changes}
     (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in saved.items() if value is not ...}))
     (tmp_path / "model.safetensors").symlink_to(out / "model.safetensors")
@@ -144,11 +165,20 @@ def test_a_wrong_setting_is_refused_in_a_line(exported, changes, expected, tmp_p
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("exported", [KINDS[0], KINDS[3]], indirect=True)
-def test_the_directory_stands_on_its_own(exported, tokenizer, tmp_path):
+def test_an_output_matrix_of_its_own_is_refused_where_there_is_none(exported, tmp_path):
+    _, out, _ = exported("Yan 2024")
+    shutil.copytree(out, tmp_path / "out")
+    tensors = load_file(out / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["embedding.weight"] + 1
+    save_file(tensors, tmp_path / "out/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lm_head\.weight differs from embedding\.weight"):
+        load_state(tmp_path / "out")
+
+
+@each("kind", slow(KINDS[0], KINDS[3], KINDS[4]))
+def test_the_directory_stands_on_its_own(kind, exported, tokenizer, tmp_path):
     """It works in another process without our packages, as for anyone who receives the directory."""
-    model, out, _ = exported
+    model, out, _ = exported(kind)
     answers = FAMILIES[model.config.family].generates == "answers"
     code = (
         "import sys, transformers; sys.modules.update(pretrain=None, data_pipeline=None)\n"

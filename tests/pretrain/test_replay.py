@@ -1,7 +1,6 @@
 """Steps that are computed twice: training stays as it is, and wrong arithmetic is found and its rank named."""
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,21 +70,21 @@ def trained(
     return numbers, weights, found
 
 
-CASES = list(itertools.product((1, 2, 3), ("fp32", "bf16"), (1, 3)))
 QUICK = [(2, "bf16", 3), (3, "fp32", 1)]
+OTHERS = [(1, "fp32", 3), (1, "bf16", 1), (2, "fp32", 1), (3, "bf16", 3)]
 
 
 def with_and_without(*case: Any, **changes: Any) -> tuple[Any, Any]:
     return trained(*case, every=1, **changes), trained(*case, every=None, **changes)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("cases", [QUICK, *slow([case for case in CASES if case not in QUICK])])
-def test_losses_norms_and_weights_are_those_of_a_run_without_replays(ranks, cases):
-    for of_rank in on_ranks(ranks, each, with_and_without, cases):
-        for case, (replayed, plain) in zip(cases, of_rank, strict=True):
-            assert replayed[2] == [None] * 3, case
-            assert replayed[:2] == plain[:2], case
+@pytest.mark.parametrize("cases", [QUICK, *slow(OTHERS)], ids=["some", "others"])
+def test_losses_norms_and_weights_are_those_of_a_run_without_replays(cases):
+    for ranks in (1, 2):
+        for of_rank in on_ranks(ranks, each, with_and_without, cases):
+            for case, (replayed, plain) in zip(cases, of_rank, strict=True):
+                assert replayed[2] == [None] * 3, case
+                assert replayed[:2] == plain[:2], case
 
 
 @pytest.mark.slow
@@ -143,20 +142,16 @@ def with_flip(stage: int, precision: str, rank: int, bit: int, activation: bool)
 
 # Low and high bits of the mantissa, bits of the exponent, and signs. The lowest bit of an activation may be lost in the
 # next sum, which leaves gradients as they are.
-BITS = {"fp32": (0, 12, 25, 31), "bf16": (0, 5, 9, 15)}
-FLIPS = [
-    *((stage, precision, bit % 2, bit, False) for stage in (1, 2, 3) for precision in BITS for bit in BITS[precision]),
-    *(
-        (stage, precision, stage % 2, bit, True)
-        for stage in (2, 3)
-        for precision in BITS
-        for bit in BITS[precision][1:]
-    ),
-]
 QUICK_FLIPS = [(2, "bf16", 0, 0, False), (2, "fp32", 1, 31, False), (3, "fp32", 0, 12, False), (3, "fp32", 1, 25, True)]
+OTHER_FLIPS = [
+    *((stage, "fp32", stage % 2, 0, False) for stage in (1, 2, 3)),
+    *((stage, "bf16", stage % 2, bit, False) for stage, bit in ((1, 15), (1, 0), (2, 5), (2, 9), (3, 0))),
+    *((2, "fp32", bit % 2, bit, False) for bit in (12, 25)),
+    *((stage, precision, 0, bit, True) for stage, precision, bit in ((2, "fp32", 12), (2, "bf16", 5), (3, "bf16", 15))),
+]
 
 
-@pytest.mark.parametrize("flips", [QUICK_FLIPS, *slow([flip for flip in FLIPS if flip not in QUICK_FLIPS])])
+@pytest.mark.parametrize("flips", [QUICK_FLIPS, *slow(OTHER_FLIPS)], ids=["some", "others"])
 def test_a_flipped_bit_is_found_and_its_rank_and_tensor_are_named(flips):
     told, same = on_ranks(2, each, with_flip, flips)
     assert told == same
@@ -187,7 +182,7 @@ def always_wrong(stage: int, rank: int) -> list[Any]:
     return trained(stage, plant=lambda model, step: scaled(model, step, rank), steps=2)[2]
 
 
-@pytest.mark.parametrize("cases", [[(2, 1)], *slow([(1, 0), (2, 2), (3, 1), (3, 2)])])
+@pytest.mark.parametrize("cases", [[(2, 1)], *slow([(1, 0), (3, 2)])], ids=["some", "others"])
 def test_of_three_ranks_the_one_that_is_always_wrong_is_named(cases):
     for told in on_ranks(3, each, always_wrong, cases):
         for (_, rank), (before, found) in zip(cases, told, strict=True):
@@ -234,8 +229,8 @@ def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
 
 
 @pytest.mark.slow
-def test_hundreds_of_steps_without_an_error_have_no_finding():
-    cases = [(2, "fp32", 1, 1, 300), (3, "bf16", 1, 1, 100)]
+def test_many_steps_without_an_error_have_no_finding():
+    cases = [(2, "fp32", 1, 1, 40), (3, "bf16", 1, 1, 20)]
     for told in on_ranks(2, each, trained, cases):
         for case, (*_, found) in zip(cases, told, strict=True):
             assert found == [None] * case[-1]
@@ -311,25 +306,27 @@ def broken_off(path: Path, node: Path, wrong_at: int) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("every", "clean", "latest", "aside"), [(2, 4, 4, []), (3, 3, 2, ["unsound-step-00000004"])])
-def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(
-    small_corpus, tmp_path, every, clean, latest, aside
-):
+def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(small_corpus, tmp_path):
     """Wrong is step 6, which is replayed; saved are steps 2 and 4, and in memory is each step."""
-    path = run_file(
-        tmp_path,
-        small_corpus,
-        evaluation=[],
-        faults={"replay_every_steps": every},
-        checkpoint={"every_steps": 2, "keep_last": 9, "memory_every_steps": 1},
-    )
-    (tmp_path / "node").mkdir()
-    error, same = on_ranks(2, broken_off, path, tmp_path / "node", 6)
-    assert error == same
-    assert error.startswith("step 6: rank 1 (")
-    assert ") computes different gradients from the same micro-batch: " in error
-    assert f"; nothing was wrong at step {clean}" in error
-    checkpoints = tmp_path / "run/checkpoints"
-    assert (checkpoints / "latest").read_text() == f"step-{latest:08d}\n"
-    assert sorted(one.name for one in checkpoints.glob("unsound-*")) == aside
-    assert not list((tmp_path / "node").glob("rank-*/shard.json"))
+    cases = [(2, 4, 4, []), (3, 3, 2, ["unsound-step-00000004"])]
+    runs = []
+    for every, *_ in cases:
+        path = run_file(
+            tmp_path / str(every),
+            small_corpus,
+            evaluation=[],
+            faults={"replay_every_steps": every},
+            checkpoint={"every_steps": 2, "keep_last": 9, "memory_every_steps": 1},
+        )
+        (path.parent / "node").mkdir()
+        runs.append((path, path.parent / "node", 6))
+    errors, same = on_ranks(2, each, broken_off, runs)
+    assert errors == same
+    for (every, clean, latest, aside), error in zip(cases, errors, strict=True):
+        assert error.startswith("step 6: rank 1 (")
+        assert ") computes different gradients from the same micro-batch: " in error
+        assert f"; nothing was wrong at step {clean}" in error
+        checkpoints = tmp_path / str(every) / "run/checkpoints"
+        assert (checkpoints / "latest").read_text() == f"step-{latest:08d}\n"
+        assert sorted(one.name for one in checkpoints.glob("unsound-*")) == aside
+        assert not list((tmp_path / str(every) / "node").glob("rank-*/shard.json"))

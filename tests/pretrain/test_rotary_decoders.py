@@ -1,5 +1,7 @@
 """Decoders with the layers of Llama, Qwen3, Gemma 2 and Gemma 3, compared with transformers' in both directions."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from pretrain.huggingface import conversion_for, load_state
 from pretrain.models import DecoderOnlyConfig, build
 from pretrain.models.positions import rotary_embedding
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
+from tests.tables import each
 
 transformers = pytest.importorskip("transformers")
 
@@ -36,15 +39,6 @@ def config(kind, **changes):
     return DecoderOnlyConfig(**{"vocab_size": 500, "pad_id": 0, "eos_id": 1, **KINDS[kind][0], **changes})
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def both(request, tmp_path_factory):
-    """(our model, transformers' model of its export)"""
-    model = randomise(build(config(request.param)))
-    reference = in_transformers(model, tmp_path_factory.mktemp("exports"))
-    assert type(reference).__name__ == KINDS[request.param][1]
-    return model, reference
-
-
 def padded_rows():
     """(ids, mask): rows of 30, 22 and 9 tokens."""
     mask = (torch.arange(30) < torch.tensor([30, 22, 9])[:, None]).long()
@@ -55,14 +49,17 @@ def ids(*shape, seed=0):
     return torch.randint(3, 500, shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_logits_losses_and_gradients_are_those_of_transformers(both, dtype):
+@each("kind, dtype", itertools.product(KINDS, [torch.float32, torch.float64]))
+def test_logits_losses_and_gradients_are_those_of_transformers(kind, dtype, tmp_path):
     """In fp64 too, transformers computes norms, rotations and softmax in fp32.
 
     The rows of fp64 have no padding: there transformers' masks become minus infinity in its softmax, and what sees
     padding alone becomes NaN.
     """
-    model, reference = (one.to(dtype) for one in both)
+    model = randomise(build(config(kind)))
+    reference = in_transformers(model, tmp_path).to(dtype)
+    assert type(reference).__name__ == KINDS[kind][1]
+    model = model.to(dtype)
     inputs, mask = padded_rows()
     if dtype == torch.float64:
         mask = torch.ones_like(mask)
@@ -81,7 +78,7 @@ def test_logits_losses_and_gradients_are_those_of_transformers(both, dtype):
     assert_gradients_agree(model, reference)
 
 
-@pytest.mark.parametrize(("d_kv", "base"), [(64, 1e4), (128, 5e5), (256, 1e6)])
+@each("d_kv, base", [(64, 1e4), (128, 5e5), (256, 1e6)])
 def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base):
     settings = {"head_dim": d_kv, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
     rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(transformers.LlamaConfig(**settings))
@@ -93,8 +90,8 @@ def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base):
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "expected"),
+@each(
+    "kind, changes, expected",
     [
         ("Llama", {"output_softcap": 30.0}, "no Llama with output_softcap: 30.0"),
         ("Llama", {"sliding_window": 5}, "no Llama with sliding_window: 5"),
@@ -110,8 +107,8 @@ def test_what_no_model_of_transformers_can_be_is_not_exported(kind, changes, exp
         conversion_for(config(kind, **changes))
 
 
-@pytest.mark.parametrize(
-    ("class_name", "changes", "expected"),
+@each(
+    "class_name, changes, expected",
     [
         (
             "LlamaConfig",

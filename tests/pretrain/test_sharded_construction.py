@@ -1,5 +1,6 @@
 """Models built under ZeRO-3: the same weights, a share of the memory."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from pretrain import models
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import load_weights
 from pretrain.models.model import Model, Sizes
+from pretrain.tools.plan.live_memory import LiveMemory
+from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import micro_batches, own_layout, run_config
 
@@ -58,8 +61,7 @@ def on_two_ranks() -> dict[tuple[str, str], tuple]:
     return dict(zip(cases, zip(*by_rank, strict=True), strict=True))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("family", CONSTRUCTED)
+@tables.each("family, precision", itertools.product(CONSTRUCTED, PRECISIONS))
 def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_share(family, precision, on_two_ranks):
     config = run_config(3, FAMILIES[family])
     torch.manual_seed(config.run.seed)
@@ -94,13 +96,16 @@ def test_a_sharded_model_takes_the_weights_of_a_checkpoint(small_corpus, tmp_pat
         assert all(torch.equal(value, state[name]) for name, value in values.items())
 
 
-def trained(stage: int, changes: dict, precision: str, zero: dict | None = None) -> tuple[list[float], bool, list]:
+def trained(
+    stage: int, changes: dict, precision: str, zero: dict | None = None, optimizer: str = "adamw"
+) -> tuple[list[float], bool, list]:
     """The losses of a constructed model, whether its tied matrices are one, and its buffers."""
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
 
-    optimizer = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
-    config = run_config(stage, changes, zero, precision=precision, optimizer=optimizer)
+    settings = {"name": optimizer, "learning_rate": 1e-2, "gradient_clipping": 0.5, "weight_decay": 0.1}
+    settings |= {"newton_schulz_dtype": "fp32"} if optimizer == "muon" else {}
+    config = run_config(stage, changes, zero, precision=precision, optimizer=settings)
     layout = own_layout()
     model = construct(config, config.model)
     engine = Engine(model, config)
@@ -114,29 +119,19 @@ def trained(stage: int, changes: dict, precision: str, zero: dict | None = None)
     return losses, tied, buffers
 
 
-@pytest.fixture(scope="module")
-def learned() -> dict[tuple, tuple]:
-    """What `trained` returns on rank 0 of two, by family, precision and stage."""
-    cases = {
-        (family, precision, stage): (stage, FAMILIES[family], precision)
-        for family in FAMILIES
-        for precision in PRECISIONS
-        for stage in (1, 2, 3)
-    }
-    return dict(zip(cases, on_ranks(2, each, trained, list(cases.values()))[0], strict=True))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_stage_learns_the_same_from_the_same_weights(precision, learned):
-    within = 1e-5 if precision == "fp32" else 2e-3
-    for family in FAMILIES:
-        losses, tied, buffers = learned[family, precision, 1]
-        assert tied == (family in ("t5", "bart", "t5gemma2"))
-        for stage in (2, 3):
-            others, *same = learned[family, precision, stage]
-            assert others == pytest.approx(losses, abs=within), (family, stage)
-            assert same == [tied, buffers], (family, stage)
+def test_every_stage_learns_the_same_from_the_same_weights():
+    """Muon too, which takes matrices alone: sharded parameters have no dimensions."""
+    ways = [*((family, "fp32", "adamw") for family in FAMILIES), ("t5", "bf16", "adamw"), ("t5gemma2", "bf16", "adamw")]
+    cases = [(way, stage) for way in [*ways, ("bart", "fp32", "muon")] for stage in (1, 2, 3)]
+    cases = [case for case in cases if case[1] != 2 or case[0] == ways[0]]  # built as at stage 1
+    given = [(stage, FAMILIES[family], precision, None, name) for (family, precision, name), stage in cases]
+    found = dict(zip(cases, on_ranks(2, each, trained, given, seconds=600)[0], strict=True))
+    for (way, stage), (others, *same) in found.items():
+        losses, tied, buffers = found[way, 1]
+        assert tied == (way[0] in ("t5", "bart", "t5gemma2"))
+        assert others == pytest.approx(losses, abs=1e-5 if way[1] == "fp32" else 2e-3), (way, stage)
+        assert same == [tied, buffers], (way, stage)
 
 
 @pytest.mark.slow
@@ -158,7 +153,25 @@ def memory_of_building(changes: dict, sharded: bool) -> float:
     return (peak - before) / models.outline(config.model).num_parameters()
 
 
-@pytest.mark.slow
+def tensors_of_building(stage: int) -> tuple[float, float]:
+    """The peak bytes of this rank's tensors while a model is built, per parameter; the share of its largest one."""
+    from pretrain.zero.construction import construct
+
+    config = run_config(stage, {"vocab_size": 1024, "d_model": 64, "d_ff": 1024}, precision="bf16")
+    sizes = [parameter.numel() for parameter in models.outline(config.model).parameters()]
+    with LiveMemory("cpu") as memory:
+        construct(config, config.model)
+    return memory.peak / sum(sizes), max(sizes) / sum(sizes)
+
+
+def test_no_rank_ever_has_the_tensors_of_a_whole_copy():
+    """2 bytes ÷ 2 ranks, and 10 bytes for the largest parameter while it is made."""
+    for bytes_of_one, largest in on_ranks(2, tensors_of_building, 3):
+        assert bytes_of_one < 2 / 2 + 10 * largest + 0.1
+    assert on_ranks(1, tensors_of_building, 2)[0][0] > 2
+
+
+@pytest.mark.timing  # the pages that the system gives
 def test_no_rank_ever_holds_a_whole_copy():
     """The model has 86 million parameters, the largest 4: 2 bytes ÷ 4 ranks, and 10 bytes for the largest while it is
     made."""

@@ -1,28 +1,90 @@
-"""Runs that are killed and go on: a short form of `python -m tests.soak_training same`, and kills of ranks by plan."""
+"""Runs that are killed by plan and go on; `checks/soak` kills them at random moments."""
 
 import os
 import signal
+import subprocess
+import sys
+import time
+import uuid
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.stream import Stream
 from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from tests.pretrain.checkpoint_runs import STEPS, config, recorded_training
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
-from tests.pretrain.runs import losses
-from tests.soak_training import soak
+from tests.pretrain.runs import losses, run_file, train_ranks
+
+# Python imports a module of this name before anything else.
+SITECUSTOMIZE = """
+import os, pathlib, signal, time
+
+rename = pathlib.Path.replace
+
+def kill(path, target):
+    if pathlib.Path(target).name == "step-00000004":
+        supervisor = pathlib.Path(os.environ["SUPERVISOR"])
+        while not supervisor.exists():
+            time.sleep(0.1)
+        os.kill(int(supervisor.read_text()), signal.SIGKILL)
+        time.sleep(3600)
+    return rename(path, target)
+
+if os.environ.get("RANK") == "0":
+    pathlib.Path.replace = kill
+"""
+
+
+def launched(path: Path, **variables: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "launch", "local", str(path), "--ranks", "2"]
+    with (path.parent / "output").open("ab") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | variables, start_new_session=True)
+
+
+def processes(name: str, value: str) -> list[psutil.Process]:
+    """Those with this variable in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
 
 
 @pytest.mark.slow
-def test_a_killed_run_comes_to_the_same_bits(small_corpus, tmp_path):
-    """SIGKILL ends the supervisor during a save. No process may outlive it."""
-    outcome = soak(tmp_path, small_corpus, change=False, kills=1, seed=328, seconds=120, steps=20)
-    assert outcome.problems == []
-    assert outcome.kills.total() > 0
+def test_a_run_whose_supervisor_is_killed_during_a_save_comes_to_the_same_bits(small_corpus, tmp_path):
+    """No process may outlive it. It goes through DeepSpeed's launcher."""
+    every = {"checkpoint": {"every_steps": 2, "keep_last": 9}, "evaluation": []}
+    whole, killed = (run_file(tmp_path / name, small_corpus, **every) for name in ("whole", "killed"))
+    assert train_ranks(whole, 2) == [0, 0]
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    mark, supervisor = uuid.uuid4().hex, tmp_path / "supervisor"
+    process = launched(killed, PYTHONPATH=str(tmp_path), SUPERVISOR=str(supervisor), MARK=mark)
+    try:
+        supervisor.with_suffix(".new").write_text(str(process.pid))
+        supervisor.with_suffix(".new").rename(supervisor)
+        assert process.wait() == -signal.SIGKILL, (killed.parent / "output").read_text()
+        while processes("MARK", mark):
+            time.sleep(0.1)
+    finally:
+        for left in processes("MARK", mark):
+            left.kill()
+    checkpoints = killed.parent / "run/checkpoints"
+    assert [one.name for one in checkpoints.glob("step-*")] == ["step-00000002"]
+    assert launched(killed).wait() == 0, (killed.parent / "output").read_text()
+    assert losses(killed) == losses(whole)
+    ours, theirs = (StoredTensors(path.parent / "run/checkpoints/step-00000008") for path in (killed, whole))
+    assert all(torch.equal(ours.whole(PARAMETER, name), theirs.whole(PARAMETER, name)) for name in theirs.shapes)
+    assert not list(checkpoints.glob(".*"))
 
 
 @pytest.mark.slow
@@ -30,7 +92,7 @@ def test_a_run_that_is_killed_on_other_ranks_and_stages_takes_the_same_rows(whol
     """It is killed during a save, then between two steps; then a bit of its latest checkpoint flips."""
     for ranks, stage, moment in ((2, 2, "save"), (4, 3, "step")):
         with pytest.raises(RuntimeError, match=f"rank {ranks - 1}: died"):
-            on_ranks(ranks, killed_training, tmp_path, small_corpus, stage, moment)
+            on_ranks(ranks, killed_training, tmp_path, small_corpus, stage, moment, seconds=600)
     run = tmp_path / "adamw/run"
     damaged = newest(run) / "rank-00001.safetensors"
     content = bytearray(damaged.read_bytes())

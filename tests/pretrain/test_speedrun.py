@@ -11,6 +11,7 @@ from pretrain.config import RunConfig
 from pretrain.tools.experiment import experiment_file, speedrun
 from pretrain.tools.experiment.experiment_file import Experiment, Speedrun
 from pretrain.tools.experiment.results import Result
+from tests.tables import each
 
 TRACKS = Path(__file__).parents[2] / "configs/speedrun"
 
@@ -27,9 +28,7 @@ def track(**rows: list[tuple[float, float]]) -> tuple[Experiment, list[Result]]:
     return found, [result(row, seed, *one) for row, of in rows.items() for seed, one in enumerate(of)]
 
 
-@pytest.mark.parametrize(
-    "losses", [[3.9, 3.95, 3.97, 3.99, 3.93], [4.1, 4.0, 3.9], [3.99, 3.999], [4.2, 4.3, 4.25, 4.21]]
-)
+@each("losses", [[3.9, 3.95, 3.97, 3.99, 3.93], [4.1, 4.0, 3.9], [3.99, 3.999], [4.2, 4.3, 4.25, 4.21]])
 def test_the_chance_is_that_of_the_one_sided_t_test(losses):
     expected = scipy.stats.ttest_1samp(losses, 4.0, alternative="less").pvalue
     assert speedrun.chance(losses, 4.0) == pytest.approx(expected)
@@ -50,16 +49,12 @@ def test_a_record_needs_its_seeds_its_mean_and_certainty():
     assert speedrun.chance([3.9], 4.0) is None
 
 
-def test_a_record_of_sentinels_alone_is_none():
+def test_a_track_may_have_a_target_on_text_and_the_clock_of_gpus():
     experiment, runs = track(low=[(3.9 + 0.01 * seed, 100.0) for seed in range(5)])  # 4.92 on text
     for text_target, is_record in ((5.0, True), (4.9, False)):
         settings = Speedrun(target=4.0, text_target=text_target)
         (found,) = speedrun.attempts(replace(experiment, speedrun=settings), runs)
         assert found.is_record == is_record
-
-
-def test_a_track_of_gpus_is_timed_by_the_clock():
-    experiment, runs = track(low=[(3.9 + 0.01 * seed, 100.0) for seed in range(5)])
     on_gpus = replace(experiment, speedrun=Speedrun(target=4.0, clock="wall"))
     assert [one.seconds.mean for one in speedrun.attempts(on_gpus, runs)] == [200.0]
     assert "CPU s" not in speedrun.text(on_gpus, runs)
@@ -84,7 +79,7 @@ def test_the_table_has_the_fastest_first_and_says_what_a_record_is():
     assert (head.split()[:2], empty) == (["row", "params"], "")
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in TRACKS.iterdir()))
+@each("name", sorted(path.name for path in TRACKS.iterdir()))
 def test_rows_of_a_track_differ_in_what_is_free(name):
     """The text, the tokenizer and the held-out loss are the track's."""
     found = experiment_file.read(TRACKS / name)

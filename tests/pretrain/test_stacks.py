@@ -1,112 +1,24 @@
-"""The encoder-decoders of today's layers: packing, caches, empty rows, the start, and positions of the modern T5."""
+"""The encoder-decoders of today's layers: the start, and positions of the modern T5."""
 
 import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
-from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.models import ModernConfig, build, outline, parse
+from pretrain.models import build, outline, parse
 from pretrain.models.attention_masks import AttentionInputs
-from pretrain.models.loss import shift_right
 from pretrain.models.stacks import ends_of_inputs, positions_in_segments
 from tests.pretrain.exported import randomise
-from tests.pretrain.test_t5gemma import KINDS as OF_TRANSFORMERS
-from tests.pretrain.test_t5gemma import STACK, WIDER, batch, ids
+from tests.pretrain.small_models import STACKS_OF_TODAY, ids
+from tests.tables import each
 
-MODERN = {"family": "modern", "vocab_size": 500, "encoder": STACK, "decoder": STACK}
-KINDS = {
-    **OF_TRANSFORMERS,
-    "modern": MODERN,
-    "modern, local and global": {
-        **MODERN,
-        "encoder": WIDER,
-        "tie_embeddings": "output",
-        "sliding_window": 4,
-        "full_attention_every": 3,
-        "window_rope_base": 1e3,
-        "norm_after": True,
-    },
-    "modern, plain": {
-        **MODERN,
-        "tie_embeddings": "none",
-        "cross_rotation": False,
-        "qk_norm": False,
-        "activation": "relu",
-        "attention_softcap": 5.0,
-        "output_softcap": 3.0,
-        "scale_embedding": True,
-    },
-}
+MODERN = {"vocab_size": 500, **STACKS_OF_TODAY["modern"]}
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def model(request):
-    return randomise(build(parse(KINDS[request.param])))
-
-
-def test_packed_examples_have_the_losses_and_gradients_of_each_alone(model):
-    lengths, targets = (6, 9, 1), (7, 2, 8)
-    row = torch.zeros(6, 1, 20, dtype=torch.long)
-    row[1] = IGNORE_INDEX
-    alone = []
-    model.zero_grad()
-    start, begin = 0, 0
-    for number, (length, count) in enumerate(zip(lengths, targets, strict=True)):
-        inputs, labels = ids(1, length, seed=number), ids(1, count, seed=10 + number)
-        here, there = slice(start, start + length), slice(begin, begin + count)
-        row[0, :, here], row[1, :, there] = inputs, labels
-        row[2, :, here], row[3, :, there] = number + 1, number + 1
-        row[4, :, here], row[5, :, there] = torch.arange(length), torch.arange(count)
-        losses = model(inputs, labels)["labels"]
-        losses.sum().backward()
-        alone.append((there, losses))
-        start, begin = start + length, begin + count
-    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    model.zero_grad()
-    inputs, labels, of_inputs, of_targets, positions, target_positions = row
-    together = model(
-        inputs,
-        labels,
-        encoder_attention_mask=(of_inputs > 0).long(),
-        encoder_segment_ids=of_inputs,
-        decoder_segment_ids=of_targets,
-        encoder_positions=positions,
-        decoder_positions=target_positions,
-    )["labels"]
-    together.sum().backward()
-    for there, losses in alone:
-        torch.testing.assert_close(together[:, there], losses, rtol=0, atol=1e-5)
-    for name, parameter in model.named_parameters():
-        largest = float(expected[name].abs().max())
-        assert float((parameter.grad - expected[name]).abs().max()) < 1e-4 * largest, name
-
-
-@torch.no_grad()
-def test_a_cache_changes_no_logits(model):
-    inputs, mask, labels = batch()
-    read = shift_right(labels, model.config.decoder_start_id, pad_id=0)
-    states = model.encode(inputs, mask)
-    whole = model.decode(read, states, mask)
-    cache, pieces = model.new_cache(), []
-    for start, end in ((0, 1), (1, 8), (8, 9), (9, 20)):
-        pieces.append(model.decode(read[:, start:end], states, mask, cache))
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=0, atol=1e-5)
-
-
-def test_an_empty_input_and_empty_targets_give_finite_gradients(model):
-    mask = torch.tensor([[1, 1, 1], [0, 0, 0], [1, 0, 0]])
-    labels = torch.tensor([[5, 1, 7], [6, 1, IGNORE_INDEX], [IGNORE_INDEX] * 3])
-    model.zero_grad()
-    model(ids(3, 3), labels, encoder_attention_mask=mask)["labels"].sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", STACKS_OF_TODAY)
 def test_first_loss_and_initial_values(kind):
     torch.manual_seed(0)
-    model = build(parse(KINDS[kind]))
+    model = build(parse({"vocab_size": 500, **STACKS_OF_TODAY[kind]}))
     with torch.no_grad():
         loss = model(ids(4, 40), ids(4, 40, seed=1))["labels"].mean().item()
     assert loss == pytest.approx(math.log(500), abs=0.1)
@@ -161,18 +73,3 @@ def test_positions_of_cross_attention_go_on_where_those_of_the_input_end():
     weights = (turned(queries, 7) @ turned(keys, 0).mT / 8**0.5).softmax(dim=-1)
     expected = (weights @ values).transpose(0, 1).flatten(1)
     torch.testing.assert_close(seen["context"][0], expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "expected"),
-    [
-        ({"encoder": WIDER}, "tie_embeddings: one matrix can't be 48 wide in the encoder and 32 in the decoder"),
-        ({"full_attention_every": 2}, "full_attention_every: needs a sliding_window"),
-        ({"encoder": {**STACK, "head_dim": 5}}, "5 is odd"),
-        ({"activation": "silu"}, "activation"),
-        ({"positions": "relative"}, "positions"),
-    ],
-)
-def test_an_impossible_config_is_refused(wrong, expected):
-    with pytest.raises(ValidationError, match=expected):
-        ModernConfig(**{**MODERN, **wrong})

@@ -28,6 +28,7 @@ from tests.conftest import made_once, run, write_corpus_file
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file, train_ranks
+from tests.tables import each
 
 # --- metrics
 
@@ -47,8 +48,7 @@ def test_metrics_of_answers_are_those_of_their_papers():
     letters = ANSWER_METRICS["chrf"](["abcdef"], [["abcdeg"]])
     assert letters == pytest.approx(100 * (5 / 6 + 4 / 5 + 3 / 4 + 2 / 3 + 1 / 2 + 0) / 6)
 
-
-def test_the_best_of_several_references_counts():
+    # the best of several references counts
     answers, references = ["1999", "Yes."], [["in 1999", "1999"], ["no"]]
     assert ANSWER_METRICS["exact_match"](answers, references) == 0.5
     assert ANSWER_METRICS["squad_f1"](answers, references) == 0.5
@@ -88,36 +88,34 @@ WORDS = ["red", "green", "house", "tree", "dog", "river"]
 LONG = "red " * 30
 
 
+def build_pairs(folder: Path, files: dict[str, str], tokenizer, options, rows) -> None:
+    """A corpus of the pairs in `files`, of which those named held-out are its validation split."""
+    for name, text in files.items():
+        (folder / f"{name}.tsv").write_text(text)
+    splits = {name: "validation" if name == "held-out" else "train" for name in files}
+    sources = [
+        {"format": "pairs", "name": name, "path": str(folder / f"{name}.tsv"), "split": split, "options": options}
+        for name, split in splits.items()
+    ]
+    path = write_corpus_file(folder / "corpus.yaml", name="swap", sources=sources, tokenizer=tokenizer, rows=rows)
+    done = run("data-pipeline", "build", path)
+    assert done.returncode == 0, done.stderr
+    (folder / "stdout").write_text(done.stdout)
+    (folder / "stderr").write_text(done.stderr)
+
+
 @pytest.fixture(scope="session")
 def pairs_corpus(small_corpus) -> Path:
     """Pairs with a prefix in two files, one of them held out, and the tokenizer of the small corpus."""
-
-    def make(folder: Path) -> None:
-        pairs = [(f"{one} {other}", f"{other} {one}") for one in WORDS for other in WORDS]
-        lines = [f"{text}\t{target}\n" for text, target in pairs]
-        (folder / "train.tsv").write_text("".join([*lines[7:], f"a\t{LONG}\n", f"{LONG}\tb\n", "no target\t\n"]))
-        (folder / "held-out.tsv").write_text("".join(lines[:7]))
-        source = {"format": "pairs", "options": {"prefix": "swap: "}}
-        config = write_corpus_file(
-            folder / "corpus.yaml",
-            name="swap",
-            sources=[
-                {**source, "name": "train", "path": str(folder / "train.tsv"), "split": "train"},
-                {**source, "name": "dev", "path": str(folder / "held-out.tsv"), "split": "validation"},
-            ],
-            tokenizer={"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 20},
-            rows={
-                "packing": "examples",
-                "objective": {"name": "text_to_text", "inputs_length": 32, "targets_length": 16},
-                "apply_at": "build",
-            },
-        )
-        done = run("data-pipeline", "build", config)
-        assert done.returncode == 0, done.stderr
-        (folder / "stdout").write_text(done.stdout)
-        (folder / "stderr").write_text(done.stderr)
-
-    return made_once("pairs", make) / "corpus"
+    lines = [f"{one} {other}\t{other} {one}\n" for one in WORDS for other in WORDS]
+    train = "".join([*lines[7:], f"a\t{LONG}\n", f"{LONG}\tb\n", "no target\t\n"])
+    files = {"train": train, "held-out": "".join(lines[:7])}
+    tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 20}
+    objective = {"name": "text_to_text", "inputs_length": 32, "targets_length": 16}
+    rows = {"packing": "examples", "objective": objective, "apply_at": "build"}
+    return (
+        made_once("pairs", lambda folder: build_pairs(folder, files, tokenizer, {"prefix": "swap: "}, rows)) / "corpus"
+    )
 
 
 @pytest.mark.slow
@@ -213,33 +211,16 @@ def test_a_decoder_learns_a_task_in_one_row(tmp_path):
     words = ["red", "dog", "the", "of", "and", "in"]
     pairs = [(f"{first} {second}", f"{second} {first}") for first in words for second in words if first != second]
 
-    def make(folder: Path) -> None:
-        for name, some in (("train", [*pairs[:7], *pairs[9:]] * 20), ("held-out", pairs[7:9])):
-            (folder / f"{name}.tsv").write_text("".join(f"{first}\t{second}\n" for first, second in some))
-        config = write_corpus_file(
-            folder / "corpus.yaml",
-            name="swap",
-            sources=[
-                {"format": "pairs", "name": name, "path": str(folder / f"{name}.tsv"), "split": split}
-                for name, split in (("train", "train"), ("held-out", "validation"))
-            ],
-            tokenizer={"kind": "sentencepiece", "vocab_size": 20, "byte_fallback": False, "sentinels": 0},
-            rows={
-                "packing": "complete_documents",
-                "objective": {"name": "text_to_text", "inputs_length": 12, "targets_length": 12},
-            },
-        )
-        done = run("data-pipeline", "build", config)
-        assert done.returncode == 0, done.stderr
-
-    corpus = made_once("swapped", make) / "corpus"
+    lines = [f"{first}\t{second}\n" for first, second in pairs]
+    files = {"train": "".join([*lines[:7], *lines[9:]] * 20), "held-out": "".join(lines[7:9])}
+    tokenizer = {"kind": "sentencepiece", "vocab_size": 20, "byte_fallback": False, "sentinels": 0}
+    objective = {"name": "text_to_text", "inputs_length": 12, "targets_length": 12}
+    rows = {"packing": "complete_documents", "objective": objective}
+    corpus = made_once("swapped", lambda folder: build_pairs(folder, files, tokenizer, {}, rows)) / "corpus"
     data = {
         "train": [{"corpus": str(corpus)}],
         "validation": [{"corpus": str(corpus)}],
-        "objective": {
-            "name": "in_one_row",
-            "of": {"name": "text_to_text", "inputs_length": 12, "targets_length": 12},
-        },
+        "objective": {"name": "in_one_row", "of": objective},
         "lanes": 4,
         "workers": 0,
     }
@@ -272,17 +253,19 @@ def test_a_file_gives_several_right_answers_and_choices(pairs_corpus, tmp_path):
     assert "answer" not in rows[0]
 
 
-def test_work_divided_among_one_rank_notices_that_the_budget_is_spent():
+def test_work_divided_among_one_rank_notices_that_the_budget_is_spent(monkeypatch):
     held_out = SimpleNamespace(layout=BatchLayout(0, 1, 8, 1))
-    for budget, late in ((60.0, False), (1e-9, True)):
-        collectives = Collectives(budget, torch.device("cpu"), alone=True)
+    for seconds, late in ((59, False), (61, True)):
+        clock = SimpleNamespace(monotonic=iter([0, *[seconds] * 100]).__next__)
+        monkeypatch.setattr("pretrain.evaluation.collectives.time", clock)
+        collectives = Collectives(60.0, torch.device("cpu"), alone=True)
         evaluation = Evaluation(SimpleNamespace(), held_out, 0, collectives)
         assert evaluation.shared([1, 2, 3], list) == [1, 2, 3]
         assert collectives.late == late
 
 
-@pytest.mark.parametrize(
-    ("hook", "line"),
+@each(
+    "hook, line",
     [
         ({"metrics": ["blue"]}, "metrics.0: input should be 'exact_match', "),
         ({"metrics": []}, "metrics: "),
@@ -301,13 +284,11 @@ def test_what_a_hook_cannot_answer_is_refused_at_the_start(small_corpus, pairs_c
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_run_without_pairs_is_told_so_and_a_suite_leaves_the_hook_out(small_corpus, tmp_path):
+def test_a_run_without_pairs_and_a_hook_that_is_no_yaml_get_one_line(small_corpus, tmp_path):
     path = run_file(tmp_path, small_corpus, evaluation=[], run={"max_steps": 1})
     assert train_ranks(path, 1) == [0]
     named = run_forked("evaluate", tmp_path / "run", "--hook", "text_to_text")
-    assert (named.returncode, named.stderr.splitlines()) == (
-        2,
-        ["error: --hook text_to_text: corpus: small has no text-to-text pairs"],
-    )
+    line = "error: --hook text_to_text: corpus: small has no text-to-text pairs"
+    assert (named.returncode, named.stderr.splitlines()) == (2, [line])
     wrong = run_forked("evaluate", tmp_path / "run", "--hook", "{hook: text_to_text, metrics: [bleu")
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)

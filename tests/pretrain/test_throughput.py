@@ -1,6 +1,7 @@
 """Tokens per second and MFU: FLOPs compared with torch's count for a real model, peaks with data sheets."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,23 +17,18 @@ from pretrain.trainer.matmul_speed import products, products_flops
 from pretrain.trainer.throughput import ThroughputMeter, data_sheet_peak, measured_peak, sizes
 from tests.pretrain.small_runs import run_config
 from tests.slow import slow
+from tests.tables import each
 
 SIZE = {"d_model": 32, "num_heads": 4, "vocab_size": 48}
 STACKS = {**SIZE, "num_encoder_layers": 2, "num_decoder_layers": 3}
+WIDER = {"d_model": 32, "d_ff": 80, "num_heads": 4, "num_layers": 3}
+NARROWER = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
 FAMILIES = {
     "t5": {**STACKS, "d_kv": 16, "d_ff": 80},
     "bart": {**STACKS, "d_ff": 80},
     "vanilla": {**STACKS, "d_ff": 80},
-    "t5gemma": {
-        "vocab_size": 48,
-        "encoder": {"d_model": 48, "d_ff": 80, "num_heads": 4, "num_layers": 3},
-        "decoder": {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2},
-    },
-    "modern": {
-        "vocab_size": 48,
-        "encoder": {"d_model": 32, "d_ff": 80, "num_heads": 4, "num_layers": 3},
-        "decoder": {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2},
-    },
+    "t5gemma": {"vocab_size": 48, "encoder": {**WIDER, "d_model": 48}, "decoder": NARROWER},
+    "modern": {"vocab_size": 48, "encoder": WIDER, "decoder": NARROWER},
     "t5gemma2": {**SIZE, "d_ff": 80, "num_layers": 2, "num_key_value_heads": 2},
     "autoregressive": {**STACKS, "max_positions": 64, "subtract_positions": "without_norm"},
     "decoder_only": {**SIZE, "d_ff": 80, "num_layers": 2, "max_positions": 64},
@@ -96,24 +92,17 @@ def packed(rows):
 FIRST = ("t5gemma2", "autoregressive")  # of each way to count
 
 
-@pytest.mark.parametrize("family", [*FIRST, *slow(*(family for family in FAMILIES if family not in FIRST))])
+@each("family", [*FIRST, *slow(*(family for family in FAMILIES if family not in FIRST))])
 def test_flops_are_those_that_torch_counts(family):
-    """Rows without padding, and padded ones, for which torch counts each row by itself."""
+    """Rows without padding, and padded and packed ones, for which torch counts each example by itself."""
     model = model_of(family)
     whole = row(family, 20, 12)
     assert model.flops(Sizes(*sizes(whole).tolist())) == counted(model, whole)
-    rows = [row(family, 20, 12), row(family, 9, 5), row(family, 14, 7)]
+    rows = [whole, row(family, 9, 5), row(family, 14, 7)]
     alone = sum(counted(model, one) for one in rows)
-    assert model.flops(Sizes(*sizes(padded(rows)).tolist())) == alone
-    assert model.flops(Sizes(*sizes(padded(rows)).tolist())) < counted(model, padded(rows))
-
-
-@pytest.mark.parametrize("family", ["t5gemma2", *slow(*(one for one in DECODERS_OF_TARGETS if one != "t5gemma2"))])
-def test_packed_examples_take_what_each_takes_by_itself(family):
-    model = model_of(family)
-    rows = [row(family, 9, 5), row(family, 6, 8), row(family, 3, 2)]
-    alone = sum(counted(model, one) for one in rows)
-    assert model.flops(Sizes(*sizes(packed(rows)).tolist())) == alone
+    assert model.flops(Sizes(*sizes(padded(rows)).tolist())) == alone < counted(model, padded(rows))
+    if family in DECODERS_OF_TARGETS:
+        assert model.flops(Sizes(*sizes(packed(rows)).tolist())) == alone
 
 
 @pytest.fixture
@@ -123,7 +112,7 @@ def one_rank():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("family", "tokens"), [("t5", 20 + 9 + 12 + 5), ("decoder_only", 20 + 9)])
+@each("family, tokens", [("t5", 20 + 9 + 12 + 5), ("decoder_only", 20 + 9)])
 def test_the_meter_counts_real_tokens_once(one_rank, family, tokens):
     """Targets count too if a decoder reads them. Ratios of metrics don't depend on the clock."""
     model = model_of(family)
@@ -137,8 +126,8 @@ def test_the_meter_counts_real_tokens_once(one_rank, family, tokens):
     assert metrics["train/mfu"] * 1e9 / metrics["train/steps_per_second"] == pytest.approx(2 * flops)
 
 
-@pytest.mark.parametrize(
-    ("name", "bf16", "tf32", "fp32"),
+@each(
+    "name, bf16, tf32, fp32",
     [
         ("NVIDIA H100 80GB HBM3", 989.4e12, 494.7e12, 66.9e12),
         ("NVIDIA H100 PCIe", 756e12, 378e12, 51e12),
@@ -147,33 +136,40 @@ def test_the_meter_counts_real_tokens_once(one_rank, family, tokens):
         ("NVIDIA A100-SXM4-80GB", 312e12, 156e12, 19.5e12),
         ("NVIDIA A100 80GB PCIe", 312e12, 156e12, 19.5e12),
         ("NVIDIA L40S", 362e12, 183e12, 91.6e12),
+        *((name, None, None, None) for name in ("NVIDIA H20", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA RTX 4090")),
     ],
 )
 def test_peaks_are_the_data_sheets_without_sparsity(name, bf16, tf32, fp32):
+    """Other devices have none: they are measured."""
     found = [data_sheet_peak(name, arithmetic) for arithmetic in ("bf16", "tf32", "fp32")]
     assert found == pytest.approx([bf16, tf32, fp32])
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H20", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA GeForce RTX 4090"])
-def test_other_devices_are_measured(name):
-    assert data_sheet_peak(name, "bf16") is None
+@pytest.fixture
+def readings(monkeypatch):
+    """A clock of the module alone that advances a second at each reading; what it has shown."""
+    shown = []
+
+    def now():
+        shown.append(float(len(shown)))
+        return shown[-1]
+
+    monkeypatch.setattr(products_module, "time", SimpleNamespace(perf_counter=now))
+    return shown
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_measured_peak_is_work_over_time(monkeypatch, dtype):
-    """The clock advances a second at each reading, so FLOP/s are the FLOPs that torch counts."""
-    seconds = iter(range(1000))
-    monkeypatch.setattr(throughput.time, "perf_counter", lambda: float(next(seconds)))
+@each("dtype", [torch.float32, torch.bfloat16])
+def test_the_measured_peak_is_work_over_time(readings, dtype):
+    """A product takes a second, so FLOP/s are the FLOPs that torch counts, of as many products as were timed."""
+    readings.clear()
     before = torch.random.get_rng_state()
     with FlopCounterMode(display=False) as counter:
         peak = measured_peak(dtype, torch.device("cpu"))
-    monkeypatch.undo()
-    timed = next(seconds) / 2  # two readings each
-    assert peak == pytest.approx(counter.get_total_flops() / timed)
+    assert peak == pytest.approx(counter.get_total_flops() / (len(readings) / 2))  # two readings each
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("family", [*DECODERS_OF_TARGETS, "autoregressive", "decoder_only"])
+@each("family", [*DECODERS_OF_TARGETS, "autoregressive", "decoder_only"])
 def test_a_models_products_are_its_flops_without_pairs(family):
     """6 FLOPs for a weight and a token: three products of 2 each."""
     model, inputs, targets = model_of(family), 40, 24 if family in DECODERS_OF_TARGETS else 40
@@ -183,30 +179,21 @@ def test_a_models_products_are_its_flops_without_pairs(family):
     )
 
 
-def test_the_rate_of_products_is_work_over_time(monkeypatch):
-    """The clock advances a second at each reading, so each of the three products of a shape takes one."""
-    seconds = iter(range(1000))
-    monkeypatch.setattr(products_module.time, "perf_counter", lambda: float(next(seconds)))
+def test_the_rate_of_products_is_work_over_time(readings):
+    """Each of the three products of a shape takes a second; with more rows than are timed, in proportion."""
+    cpu = torch.device("cpu")
     shapes = products(model_of("t5"), 40, 24)
     work = sum(6 * rows * width * out * count for (rows, width, out), count in shapes.items())
-    rate = products_flops(shapes, torch.bfloat16, torch.device("cpu"))
-    monkeypatch.undo()
-    assert rate == pytest.approx(work / (3 * shapes.total()))
-
-
-def test_more_rows_than_are_timed_take_longer_in_proportion(monkeypatch):
-    seconds = iter(range(1000))
-    monkeypatch.setattr(products_module.time, "perf_counter", lambda: float(next(seconds)))
+    assert products_flops(shapes, torch.bfloat16, cpu) == pytest.approx(work / (3 * shapes.total()))
     shape = (4 * products_module._MOST_ROWS, 8, 16)
-    rate = products_flops(Counter({shape: 5}), torch.float32, torch.device("cpu"))
-    monkeypatch.undo()
+    rate = products_flops(Counter({shape: 5}), torch.float32, cpu)
     assert rate == pytest.approx(6 * shape[0] * 8 * 16 / (3 * 4))
 
 
 ARITHMETICS = [("bf16", True, "bf16"), ("fp32", True, "tf32"), ("fp32", False, "fp32")]
 
 
-@pytest.mark.parametrize(("precision", "tf32", "arithmetic"), ARITHMETICS)
+@each("precision, tf32, arithmetic", ARITHMETICS)
 def test_the_peak_is_that_of_the_runs_arithmetic(monkeypatch, precision, tf32, arithmetic):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 PCIe")
     config = run_config(precision=precision, compute={"tf32": tf32})

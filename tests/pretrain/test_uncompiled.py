@@ -13,7 +13,7 @@ ALONE = f"""
 import sys
 from tests.pretrain.test_uncompiled import trained
 from pretrain.zero.ranks import process_group
-with process_group(1, 100.0):
+with process_group(1, 600.0):
     print(trained({STEPS}))
     print(*(name for name in ("torch._inductor", "sympy", "networkx", "mlflow", "pandas") if name in sys.modules))
     import torch

@@ -19,8 +19,10 @@ from data_pipeline.loading.device import with_target_indices
 from pretrain.models import loss_head
 from pretrain.models.asynchronous import OnHost, to_device
 from pretrain.optimizers import flat_buffers
-from tests.gpu.checks.families import FAMILIES
+from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_engines import engine_of
+from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.small_runs import T5, micro_batches, own_layout, run_config
 from tests.slow import slow
 
@@ -112,7 +114,7 @@ DO_NOT_WAIT: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("case", [*WAIT, *DO_NOT_WAIT])
+@tables.each("case", [*WAIT, *DO_NOT_WAIT])
 def test_what_waits(case):
     with Waits() as found:
         result = {**WAIT, **DO_NOT_WAIT}[case]()
@@ -141,15 +143,12 @@ def test_a_step_waits_for_the_norm_alone(cases):
 
 
 def _waits_of_a_step(name: str, optimizer: str, stage: int) -> list[str]:
-    from pretrain.zero.construction import construct
-    from pretrain.zero.engine import Engine
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_buffers, "IN_PARTS", frozenset())  # as on a GPU
         patch.setattr(loss_head, "_indices_worth_selecting", lambda labels: None)
         settings = {"name": optimizer, "learning_rate": 1e-2, "gradient_clipping": 0.01}
         config = run_config(stage, {"vocab_size": 100, **MODELS[name]}, optimizer=settings, precision="bf16")
-        engine = Engine(construct(config, config.model), config)
+        engine = engine_of(config)
         for step in range(3):
             batches = [with_target_indices(packed(batch)) for batch in micro_batches(own_layout(), step, 16, 16)]
             with Waits() as found:

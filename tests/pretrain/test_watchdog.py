@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import torch
 
@@ -10,22 +9,82 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.run import watchdog
 from pretrain.zero.layers import prepare_layers
 from tests.pretrain.rank_processes import on_ranks
+from tests.tables import each
+
+# `skip` has time pass, which the watchdog has seen when it returns.
+SKIP = """
+import time
+from types import SimpleNamespace
+from pretrain.run import watchdog
+
+skipped = 0.0
+watchdog.time = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped, sleep=time.sleep)
+
+def skip(seconds):
+    global skipped
+    skipped += seconds
+    for _ in range(2):  # it looks at the clock after the first change, and not at the second if it has ended this rank
+        watchdog._changed.set()
+        while watchdog._changed.is_set():
+            time.sleep(0.01)
+"""
+HANGS = "skip(1e4); print('goes on'); raise SystemExit"
+HANG = f"""
+with watchdog.watching(7, hang_seconds=5000, start_seconds=1e6):
+    skip(1e4); print('started', flush=True)
+    watchdog.step_done(); {HANGS}
+"""
+# 20 steps are at least 5000 s here. The first step is part of the start, and a save is part of no step.
+USUAL = f"""
+watchdog.LEAST_SECONDS = 5000.0
+with watchdog.watching(0, None, start_seconds=1e6):
+    for _ in range(20): watchdog.step_done()
+    skip(1e4); print('too few steps are known', flush=True)
+    with watchdog.slow_phase():
+        for _ in range(20): watchdog.step_done()
+        skip(1e4); print('saved', flush=True)
+    {HANGS}
+"""
+START = f"""
+with watchdog.watching(0, hang_seconds=1e6, start_seconds=5000):
+    {HANGS}
+"""
+WAITING = "with watchdog.watching(0, 3600, 1): time.sleep(3600)"  # nothing tells it to look at the clock
+# Native code that hangs with the interpreter's lock stops the watchdog too; faulthandler ends the rank after 2 s.
+NATIVE = """
+import ctypes; watchdog.GRACE = 2 - 3600
+with watchdog.watching(0, 3600, 3600): ctypes.PyDLL(None).sleep(3600)
+"""
+UNWATCHED = f"""
+with watchdog.watching(0, 5000, 5000):
+    with watchdog.unwatched(): skip(1e4)
+    print('waited', flush=True); {HANGS}
+"""
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-
-
-def test_a_start_takes_longer_than_a_hang_and_what_follows_it_does_not():
-    done = python(
-        "import time; from pretrain.run import watchdog\n"
-        "with watchdog.watching(7, hang_seconds=1, start_seconds=3600):\n"
-        "    time.sleep(3); print('started', flush=True)\n"
-        "    watchdog.step_done(); time.sleep(3600)"
-    )
-    assert (done.returncode, done.stdout) == (1, "started\n")
-    assert done.stderr.startswith("rank 7: no progress for 1 s (faults.hang_seconds); all stacks follow\n")
-    assert 'File "<string>", line 4 in <module>' in done.stderr
+@each(
+    "code, said, error",
+    [
+        (HANG, "started\n", "rank 7: no progress for 5000 s (faults.hang_seconds); all stacks follow"),
+        (
+            USUAL,
+            "too few steps are known\nsaved\n",
+            "rank 0: no progress for 5000 s (20 steps and 5000 s; faults.hang_seconds sets another limit); "
+            "all stacks follow",
+        ),
+        (START, "", "rank 0: no progress for 5000 s (faults.start_seconds); all stacks follow"),
+        (WAITING, "", "rank 0: no progress for 1 s (faults.start_seconds); all stacks follow"),
+        (NATIVE, "", "Timeout (0:00:0"),
+        (UNWATCHED, "waited\n", "rank 0: no progress for 5000 s (faults.start_seconds); all stacks follow"),
+    ],
+)
+def test_a_rank_that_hangs_is_ended_with_its_stacks(code, said, error):
+    """A start takes longer than a hang, and what follows it doesn't; a wait with a limit of its own is no hang."""
+    program = SKIP + code.rstrip()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, said)
+    assert done.stderr.startswith(error)
+    assert f'File "<string>", line {program.count(chr(10)) + 1} in <module>' in done.stderr
 
 
 def test_a_hang_is_as_long_as_twenty_usual_steps_and_at_least_two_minutes():
@@ -36,75 +95,26 @@ def test_a_hang_is_as_long_as_twenty_usual_steps_and_at_least_two_minutes():
     assert watchdog.hang_limit([30.0] * 99 + [3600.0]) == 600
 
 
-def test_without_a_limit_of_its_own_a_hang_is_as_long_as_the_steps_before_it():
-    """20 steps are at least 0.5 s here. The first step is part of the start, and a save is part of no step."""
-    done = python(
-        "import time; from pretrain.run import watchdog; watchdog.LEAST_SECONDS = 0.5\n"
-        "with watchdog.watching(0, None, start_seconds=3600):\n"
-        "    for _ in range(20): watchdog.step_done()\n"
-        "    time.sleep(1); print('too few steps are known', flush=True)\n"
-        "    with watchdog.slow_phase():\n"
-        "        for _ in range(20): watchdog.step_done()\n"
-        "        time.sleep(1); print('saved', flush=True)\n"
-        "    time.sleep(3600)"
-    )
-    assert (done.returncode, done.stdout) == (1, "too few steps are known\nsaved\n")
-    expected = "(20 steps and 0.5 s; faults.hang_seconds sets another limit); all stacks follow"
-    assert done.stderr.splitlines()[0] == f"rank 0: no progress for 0.5 s {expected}"
-
-
-def test_a_start_that_hangs_ends_too():
-    done = python(
-        "import time; from pretrain.run import watchdog\n"
-        "with watchdog.watching(0, hang_seconds=3600, start_seconds=1): time.sleep(3600)"
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("rank 0: no progress for 1 s (faults.start_seconds); all stacks follow\n")
-
-
-def test_native_code_that_hangs_with_the_interpreters_lock_is_caught_as_well():
-    done = python(
-        "import ctypes; from pretrain.run import watchdog; watchdog.GRACE = 1\n"
-        "with watchdog.watching(0, 1, 1): ctypes.PyDLL(None).sleep(3600)"
-    )
-    assert done.returncode == 1
-    assert "Timeout (0:00:0" in done.stderr
-    assert 'File "<string>", line 2 in <module>' in done.stderr
-
-
-def test_a_wait_with_a_limit_of_its_own_is_no_hang_and_what_follows_it_can_be_one():
-    done = python(
-        "import time; from pretrain.run import watchdog\n"
-        "with watchdog.watching(0, 1, 1):\n"
-        "    with watchdog.unwatched(): time.sleep(3)\n"
-        "    print('waited', flush=True); time.sleep(3600)"
-    )
-    assert (done.returncode, done.stdout) == (1, "waited\n")
-
-
 def test_compiling_a_layer_takes_longer_than_a_hang():
-    assert on_ranks(1, survives_a_compilation, 3.0, joined=False) == [3.0]
+    assert on_ranks(1, survives_a_compilation, joined=False) == [1]
 
 
-def survives_a_compilation(seconds: float) -> float:
+def survives_a_compilation() -> int:
     from pretrain.zero import layers as layerwise
 
-    layerwise.BACKEND = slow = SlowBackend(seconds)  # in a process of this test's own
+    clock: dict = {}
+    exec(SKIP, clock)
+    compiled = []
+
+    def backend(graph, inputs):  # a slow one for torch.compile; it returns the graph unchanged
+        clock["skip"](1e4)
+        compiled.append(graph)
+        return graph.forward
+
+    layerwise.BACKEND = backend  # in a process of this test's own
     model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
     prepare_layers(model, ComputeSection(compile=True), stage=2)
-    with watchdog.watching(0, hang_seconds=1, start_seconds=3600):
+    with watchdog.watching(0, hang_seconds=5000, start_seconds=1e6):
         watchdog.step_done()
         model[0][0](torch.ones(1, 2))
-    return slow.slept
-
-
-class SlowBackend:
-    """A slow backend for torch.compile; it returns the graph unchanged."""
-
-    def __init__(self, seconds: float):
-        self.seconds, self.slept = seconds, 0.0
-
-    def __call__(self, graph, inputs):
-        time.sleep(self.seconds)
-        self.slept += self.seconds
-        return graph.forward
+    return len(compiled)

@@ -1,0 +1,11 @@
+"""What is too long, too random or too dependent on a machine to gate a change: for a release, and after large changes.
+
+    make gpu     whether training is right on the GPU of a machine, and how fast: 10 minutes
+    make faults  faults × points of a run × one and two hosts, 200 cells of them, then 30 of builds: 2 to 3 hours
+    make soak    training and builds that are killed at random moments, for an hour; then the kernels that `make gpu`
+                 compiles are counted, without a GPU
+    make fuzz    100,000 damaged files for the readers and the cleaner: half an hour
+
+The times are of two CPU cores. `python -m checks.soak.ettr RUN.yaml --every 30 --minutes 60` measures the share of
+useful time of a run that meets failures. Checks use helpers of `tests`; `tests/checks` runs short forms of them in CI.
+"""

@@ -1,0 +1,84 @@
+"""Faults × points of a run's work × one and two hosts, each judged against the undisturbed run.
+
+    python -m checks.faults --cells 200 --seed 1 [--only NUMBER …] [--out DIR] [--json FILE] [--markdown]
+    python -m checks.faults --builds --cells 30 --seed 1
+
+A small T5 is trained by `launch local` on two ranks, or by `launch hosts` on two hosts with one rank each. A cell is
+drawn by the seed and its number (checks/faults/cells.py): a fault, the point where it happens, the rank and the step.
+The run must end with the documented exit code. Its losses and the final weights must be those of the undisturbed run,
+to the bit, and each step must have taken the same rows. Where it goes on with fewer ranks, losses may differ by
+rounding. No process may be left, and the first line on the terminal must name the cause, but for warnings of something
+else. A few cells that once found bugs follow those that are drawn; their numbers are negative.
+
+The table has the time from the fault to its detection, from there to the next step, and the steps that were taken
+twice. Finished verdicts are kept in DIR: a matrix that was stopped goes on. `--builds` runs builds of a corpus under
+faults instead, whose files must have the same sha256.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from checks.faults import verdicts
+from checks.faults.cells import ONCE_WRONG, draw
+from checks.faults.matrix import Matrix
+from checks.faults.verdicts import Verdict
+
+
+def run_matrix(folder: Path, seed: int, numbers: Iterable[int], show: Callable[[str], None] = print) -> list[Verdict]:
+    """Judges the cells of these numbers, and shows a line for each. Those that `folder` has verdicts of aren't run."""
+    file = folder / "verdicts.jsonl"
+    before, found = verdicts.finished(file, seed), []
+    show(verdicts.HEAD)
+    with Matrix(folder) as matrix:
+        for number in numbers:
+            cell = draw(seed, number)
+            verdict = before.get(number)
+            if verdict is None or verdict.cell != cell:
+                verdict = matrix.judged(cell)
+                verdicts.append(file, seed, verdict)
+            found.append(verdict)
+            show(verdicts.line(verdict))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m checks.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cells", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, nargs="+", help="run these cells, even if they have verdicts")
+    parser.add_argument("--builds", action="store_true", help="faults of builds instead of runs")
+    parser.add_argument("--out", type=Path, help="where files and verdicts are kept")
+    parser.add_argument("--json", type=Path, help="write verdicts and summary to this file")
+    parser.add_argument("--markdown", action="store_true", help="print only the table")
+    given = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what is in the background without Ctrl-C
+        signal.signal(number, lambda *_: sys.exit(1))
+    folder = (given.out or Path(tempfile.mkdtemp(prefix="fault-matrix-"))).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = given.only or range(given.first, given.first + given.cells)
+    if given.builds:
+        from checks.faults.builds import run_builds
+
+        return run_builds(folder, given.seed, numbers)
+    numbers = given.only or [*numbers, *ONCE_WRONG]
+    for number in given.only or ():
+        verdicts.forget(folder / "verdicts.jsonl", number)
+    found = run_matrix(folder, given.seed, numbers, lambda text: print(text, flush=True))
+    summed = verdicts.summary(found)
+    if not given.markdown:
+        print(f"\n{json.dumps(summed, indent=1)}\nfiles: {folder}")
+    if given.json:
+        given.json.write_text(json.dumps({"summary": summed, "cells": verdicts.as_json(found)}, indent=1) + "\n")
+    return int(summed["same"] < summed["cells"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""A checkpoint from the device, restored on the CPU at another stage, and back: the same bits. And how long saving
+stops training."""
+
+import io
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from checks.gpu.corpus import make
+from checks.gpu.report import Json, Report
+from checks.gpu.workload import Workload, pass_through, seconds_of
+from data_pipeline.foundation.config_file import check
+from data_pipeline.loading.batches import TrainingBatches
+from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
+from pretrain.config import RunConfig
+from pretrain.run.train_state import TrainState
+from tests.pretrain.checkpoint_runs import OPTIMIZERS
+from tests.pretrain.rank_processes import on_ranks
+
+STEPS = 3
+MODEL: Json = {
+    "family": "t5",
+    "d_model": 36,
+    "d_kv": 9,
+    "d_ff": 50,
+    "num_heads": 3,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+}
+
+
+def checkpoints(report: Report) -> None:
+    device = report.device.type
+    path = [(device, 1), ("cpu", 3), (device, 2), ("cpu", 1)]
+    work = Workload(report)
+
+    def launches() -> None:
+        pass_through(MODEL, report.device, 32, 16)
+        work.launch()
+
+    report.compile_ahead(launches)
+    report.fact("path", [f"{where}, stage {stage}" for where, stage in path])
+    corpus = make(report.folder / "corpus")
+    optimizers = list(OPTIMIZERS)
+    if report.small:
+        optimizers = optimizers[1:3]
+        report.skip("adamw and muon", "two of four optimizers on a CPU")
+    saved: list[list[Path]] = []
+    for number, (where, stage) in enumerate(path):
+        runs = [_config(report.folder, corpus, name, stage, number) for name in optimizers]
+        (of_rank,) = on_ranks(1, _saved_again, runs, saved[-1] if saved else None, device=where)
+        saved.append(of_rank)
+    for number, (where, stage) in enumerate(path[1:], 1):
+        for name, first, later in zip(optimizers, saved[0], saved[number], strict=True):
+            report.expect(f"{name}: the same bits after {where}, stage {stage}", _equal(first, later))
+    with report.part("stall"):
+        (figures,) = on_ranks(1, _stall, report.folder, corpus, device, report.small, device=device)
+        for name, value in figures.items():
+            report.fact(name, value)
+
+
+def _config(folder: Path, corpus: Path, optimizer: str, stage: int, number: int, **changes: Json) -> RunConfig:
+    values = {
+        "run": {"name": optimizer, "directory": str(folder / f"{optimizer}-{number}"), "max_steps": 9},
+        "model": MODEL,
+        "data": {"train": [{"corpus": str(corpus)}], "lanes": 4, "workers": 0},
+        "batch": {"global_batch_size": 8},
+        "optimizer": {"name": optimizer, **OPTIMIZERS[optimizer]},
+        "precision": "bf16",
+        "deepspeed": {"zero_optimization": {"stage": stage, "sub_group_size": 1000}},
+        "tracking": {"mlflow": None},
+        **changes,
+    }
+    return check(values, RunConfig, "checkpoints")
+
+
+def _saved_again(runs: list[RunConfig], sources: list[Path] | None) -> list[Path]:
+    """Trains a few steps, or restores each of `sources`; saves at once and returns the checkpoints."""
+    return [_saved(run, sources[number] if sources else None) for number, run in enumerate(runs)]
+
+
+def _saved(config: RunConfig, source: Path | None) -> Path:
+    from pretrain.checkpoint.restore import restore
+    from pretrain.checkpoint.save import Saver
+    from pretrain.trainer.validate import validate
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+
+    setup = validate(config, 0, 1)
+    _begin(config)
+    engine = Engine(construct(config, setup.model), config)
+    if source:
+        restore(engine, source)
+    else:
+        loader = TrainingBatches(setup.stream, setup.layout(config.batch.micro_batch(1))).loader(STEPS, 0)
+        for step, batches in enumerate(loader):
+            assert engine.step(step, step * 8, batches).applied
+    saver = Saver(engine, setup.origin)
+    saver.start(TrainState(STEPS, STEPS * 8))
+    saved = saver.wait()
+    assert saved is not None
+    assert saved.error is None, saved.error
+    engine.close()
+    return saved.directory
+
+
+def _begin(config: RunConfig) -> None:
+    """Makes the run's directory, with the config that every checkpoint has a copy of."""
+    run = Path(config.run.directory)
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("{}")
+
+
+def _equal(one: Path, other: Path) -> bool:
+    first, second = _tensors(one), _tensors(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _tensors(directory: Path) -> dict[str, Tensor]:
+    """The parameters and all optimizer state, by "STATE/NAME"."""
+    stored = StoredTensors(directory)
+    stored.verify()
+    found = {}
+    for name in stored.shapes:
+        for state in (PARAMETER, *stored.states(name)):
+            found[f"{state}/{name}"] = stored.whole(state, name)
+        for scalar, value in stored.scalars(name).items():
+            found[f"{scalar}/{name}"] = torch.tensor(value)
+    factored = stored.factored_state()
+    return found | {f"{state}/{name}": one for name, states in factored.items() for state, one in states.items()}
+
+
+def _stall(folder: Path, corpus: Path, device: str, small: bool) -> Json:
+    """How long training waits for a save of the big model, beside a plain copy of its state to the host."""
+    from pretrain.checkpoint.save import Saver
+    from pretrain.trainer.validate import validate
+    from pretrain.zero.construction import construct
+    from pretrain.zero.deepspeed_private import fragments, optimizer_state
+    from pretrain.zero.engine import Engine
+
+    work = Workload(Report(folder / "unused", folder, device, small))
+    config = _config(folder, corpus, "adamw", 1, 99, model={**work.model})
+    setup = validate(_config(folder, corpus, "adamw", 1, 98), 0, 1)  # its origin has a tokenizer
+    _begin(setup.config)
+    engine = Engine(construct(config, config.model), config)
+    for step in range(2):
+        engine.step(step, step * 8, work.batches(8)[:1])
+    saver = Saver(engine, setup.origin)
+    figures: Json = {"pause_seconds": [], "write_seconds": []}
+    for step in (1, 2, 3):  # the first save may allocate what the later ones reuse
+        saver.start(TrainState(step, step * 8))
+        saved = saver.wait()
+        assert saved is not None
+        assert saved.error is None, saved.error
+        figures["pause_seconds"].append(saved.pause_seconds)
+        figures["write_seconds"].append(saved.write_seconds)
+        figures["gigabytes"] = saved.gigabytes
+    flat_buffers = {id(one.buffer): one.buffer for one in fragments(engine.deepspeed)}
+    states = optimizer_state(engine.deepspeed)
+    held = {number: [buffer.data, *states[buffer].values()] for number, buffer in enumerate(flat_buffers.values())}
+    started = time.perf_counter()
+    torch.save(held, io.BytesIO() if small else folder / "plain.pt")
+    figures["torch_save_seconds"] = time.perf_counter() - started
+    copied = seconds_of(
+        lambda: [one.to("cpu", copy=True) for group in held.values() for one in group], engine.device, 0.0
+    )
+    figures["plain_copy_seconds"] = copied
+    engine.close()
+    return figures

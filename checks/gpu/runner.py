@@ -1,0 +1,173 @@
+"""Runs checks one after another within a budget of seconds, each in a process of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+from checks.gpu.report import read
+
+FIXED_TILES = "ENCDEC_FIXED_TILES"  # pretrain.kernels.tuning.FIXED, which only a machine with Triton can import
+ROOT = Path(__file__).parents[2]
+_LEAST = 0.25  # the share of a check's limit without which it isn't started
+_AFTER = 1.0  # s kept back to end a check's processes and write its line
+_SHOWN = 2000  # characters of a failed check's output
+_COMPILATION = 1.4  # s of processor time for a kernel, measured for sm_90 at 2.5 GHz
+_START = 8.0  # s until the processes that compile have imported PyTorch and Triton
+
+
+def seconds_to_compile(kernels: int, processes: int) -> float:
+    """How long it takes to compile `kernels` kernels in `processes` processes."""
+    return _START + _COMPILATION * -(-kernels // processes) if kernels else 0.0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A check: `function` of `module`, which is a Check, and the most seconds that it may take.
+
+    The limit doesn't include the `compilations` of kernels that a GPU without Triton's cache needs. With `tuned`, the
+    fastest tiles are measured, as in training; without it they are fixed, so that a result doesn't depend on a choice.
+    """
+
+    name: str
+    module: str
+    function: str
+    limit: float
+    compilations: int = 0
+    tuned: bool = False
+
+    def limit_on(self, device: str) -> float:
+        if device == "cpu":
+            return self.limit
+        return self.limit + seconds_to_compile(self.compilations, len(os.sched_getaffinity(0)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where checks run: on cpu or cuda. `small`: with the sizes for a CPU."""
+
+    device: str
+    small: bool
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a check: no network, nothing compiled, and no GPU seen on `cpu`."""
+        own = {
+            "DS_ACCELERATOR": self.device,
+            "DS_BUILD_OPS": "0",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "TRANSFORMERS_OFFLINE": "1",
+        }
+        if self.device == "cpu":
+            own["CUDA_VISIBLE_DEVICES"] = ""
+        return {**os.environ, **own}
+
+
+class Lines:
+    """Where the JSON lines go: to `outputs`, each flushed at once."""
+
+    def __init__(self, *outputs: TextIO):
+        self._outputs = outputs
+
+    def write(self, line: dict[str, Any]) -> None:
+        for output in self._outputs:
+            output.write(json.dumps(line, ensure_ascii=False) + "\n")
+            output.flush()
+
+
+def run(checks: Iterable[Planned], place: Place, budget: float, lines: Lines) -> int:
+    """Runs the checks in order and writes a line for each, then a summary. Returns the number that failed.
+
+    The outcome of a check is one of
+
+    - passed: every expectation held; `skipped` says what it left out.
+    - failed: an expectation didn't hold, or the process ended with an error.
+    - timeout: it was killed at its limit, or when the budget was spent.
+    - unreached: too little of the budget was left to start it.
+    """
+    started = time.monotonic()
+    outcomes: dict[str, list[str]] = {}
+    for check in checks:
+        left, limit = budget - (time.monotonic() - started) - _AFTER, check.limit_on(place.device)
+        if left < _LEAST * limit:
+            line: dict[str, Any] = {"check": check.name, "outcome": "unreached", "seconds_left": round(max(left, 0), 1)}
+        else:
+            line = _run_one(check, place, min(limit, left))
+        lines.write(line)
+        outcomes.setdefault(line["outcome"], []).append(check.name)
+    lines.write({"summary": outcomes, "device": place.device, "seconds": round(time.monotonic() - started, 1)})
+    return sum(len(outcomes.get(bad, [])) for bad in ("failed", "timeout"))
+
+
+def _run_one(check: Planned, place: Place, limit: float) -> dict[str, Any]:
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"gpu-{check.name}-", ignore_cleanup_errors=True) as folder:
+        notes, output = Path(folder, "notes"), Path(folder, "output")
+        arguments = [check.module, check.function, str(notes), folder, place.device, "small" if place.small else "full"]
+        with output.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "checks.gpu.check", *arguments],
+                cwd=folder,
+                env=place.environment | ({} if check.tuned else {FIXED_TILES: "1"}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                _end(process, folder)
+        found = read(notes)
+        outcome = "timeout" if code is None else "failed" if code or found.wrong else "passed"
+        line: dict[str, Any] = {
+            "check": check.name,
+            "outcome": outcome,
+            "seconds": round(time.monotonic() - started, 1),
+            "limit": round(limit, 1),
+            "held": found.held,
+            "wrong": found.wrong,
+            "skipped": found.skipped,
+            "facts": found.facts,
+            "tables": found.tables,
+        }
+        if code != 0:
+            line |= {"exit_code": code, "output": output.read_text(errors="replace")[-_SHOWN:]}
+        return line
+
+
+def _end(process: subprocess.Popen[bytes], folder: str) -> None:
+    """Kills a check and every process that it started and that still runs."""
+    for one in list(_started_by(process, folder)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _started_by(process: subprocess.Popen[bytes], folder: str) -> Iterator[psutil.Process]:
+    """Processes that a check left: its descendants, and those in its folder whose parents have ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        yield from psutil.Process(process.pid).children(recursive=True)
+    for one in psutil.process_iter():
+        try:
+            if one.pid != process.pid and one.cwd().startswith(folder):
+                yield one
+        except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
+            continue

@@ -1,0 +1,1 @@
+"""Training and builds that are killed at random moments, for as long as one likes."""

@@ -1,0 +1,49 @@
+"""Pages in C4's layout, written to files and read back from the documents of a build."""
+
+import gzip
+import itertools
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tests.conftest import C4_SAMPLE
+
+OFF = {"urls": None, "lines": False, "spans": False, "documents": False, "minhash": False}
+Page = dict[str, str]
+
+
+def page(text: str, url: str = "", timestamp: str = "2019-04-25T00:00:00Z") -> Page:
+    return {"text": text, "url": url, "timestamp": timestamp}
+
+
+def published(count: int) -> list[Page]:
+    """The first pages of the shipped sample of C4."""
+    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
+        return [page(one["text"], one["url"]) for one in map(json.loads, itertools.islice(lines, count))]
+
+
+def write_pages(path: Path, pages: Iterable[Page]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as out:
+        out.writelines(json.dumps(page) + "\n" for page in pages)
+
+
+def dealt(pages: list[Page], files: int, seed: int) -> list[list[Page]]:
+    """`pages` shuffled and split into `files` files."""
+    shuffled = pages[:]
+    random.Random(seed).shuffle(shuffled)
+    return [shuffled[number::files] for number in range(files)]
+
+
+def documents_of(corpus: Path) -> list[dict[str, Any]]:
+    """The documents of a build, in order."""
+    return [row for part in sorted((corpus / "documents").glob("*.parquet")) for row in pq.read_table(part).to_pylist()]
+
+
+def texts_of(corpus: Path) -> dict[str, str]:
+    """url → text of the documents of a build."""
+    return {row["url"]: row["text"] for row in documents_of(corpus)}

@@ -1,0 +1,117 @@
+"""What the ranks of a run do to themselves at a step, so that no test depends on when it looks at them.
+
+A test sets `environment(…)`, which launchers hand on. Every rank then also waits, before a step, until its checkpoint
+in memory of the step before is stored: one that falls due earlier is left to a later step.
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain.run import watchdog
+
+_HERE = Path(__file__).parent
+_SEEN_AS_SILENT = 4.0  # s, more than the 3 s by which the supervisor tells which rank the others wait for
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What `rank` does at the first step from `step` on of one attempt.
+
+    - "kill": it sends itself SIGKILL.
+    - "stop": it notes its process in the file `path` and sends itself SIGSTOP.
+    - "hang": as soon as the process in the file `path` is stopped, its watchdog's time is over.
+    - "hold": it creates the file `path` and waits until the run is asked to stop.
+    - "wrong": what it computes in this step, and each that follows, is a little too much.
+    """
+
+    rank: int
+    step: int
+    does: str
+    path: str = ""
+    attempt: int | None = 1  # None: all of them
+
+
+def environment(*planned: Planned) -> dict[str, str]:
+    """The variables that have the ranks below a launcher do what is planned."""
+    search = [str(_HERE / "planned_steps"), str(_HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {"STEPS": json.dumps([asdict(one) for one in planned]), "PYTHONPATH": os.pathsep.join(filter(None, search))}
+
+
+def _store_each(module: Any) -> None:
+    is_due = module.MemoryCheckpoints.due
+
+    def due(self: Any, step: int) -> Any:
+        self.close()
+        return is_due(self, step)
+
+    module.MemoryCheckpoints.due = due
+
+
+def _plan_steps(module: Any) -> None:
+    take_step, loss = module.Engine.step, module.Engine._loss
+    left = [Planned(**one) for one in json.loads(os.environ["STEPS"])]
+    left = [one for one in left if one.rank == int(os.environ["RANK"])]
+    wrong = False
+
+    def step(self: Any, before: int, *arguments: Any) -> Any:
+        nonlocal wrong
+        if type(self.deepspeed.module).__name__ == "ExactModel":  # that of the comparison at a start
+            return take_step(self, before, *arguments)
+        for one in [one for one in left if before + 1 >= one.step and one.attempt in (None, _attempt())]:
+            left.remove(one)
+            if one.does == "wrong":
+                left.append(one)
+                wrong = True
+            else:
+                _do(one)
+        try:
+            return take_step(self, before, *arguments)
+        finally:
+            wrong = False
+
+    def maybe_wrong(self: Any, losses: Any, counted: Any) -> Any:
+        return loss(self, losses, counted) * (1 + 2**-10 * wrong)
+
+    module.Engine.step = step
+    module.Engine._loss = maybe_wrong
+
+
+def _do(planned: Planned) -> None:
+    path = Path(planned.path)
+    match planned.does:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            path.with_suffix(".tmp").write_text(str(os.getpid()))
+            path.with_suffix(".tmp").rename(path)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            threading.Thread(target=_end_time_of_watchdog, args=(path,), daemon=True).start()
+        case "hold":
+            path.touch()
+            run = Path(os.environ["PRETRAIN_SUPERVISED"]).parent.parent
+            while not (run / "stop").exists():
+                time.sleep(0.05)
+
+
+def _end_time_of_watchdog(path: Path) -> None:
+    while not path.exists() or Path(f"/proc/{path.read_text()}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.05)
+    time.sleep(_SEEN_AS_SILENT)
+    while True:  # the main thread may still have been on its way to where it waits
+        watchdog._last = -1e9
+        watchdog._changed.set()
+        time.sleep(0.1)
+
+
+def _attempt() -> int:
+    return int(Path(os.environ["PRETRAIN_SUPERVISED"]).name.rpartition("-")[2])
+
+
+CHANGES = {"pretrain.zero.engine": _plan_steps, "pretrain.checkpoint.memory": _store_each}  # what is done to modules

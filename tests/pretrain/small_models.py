@@ -1,0 +1,180 @@
+"""A small model of each family, and of each variant that has a mechanism of its own, with batches for them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import Batch
+from pretrain.models import build, parse
+from pretrain.models.encoder_decoder import EncoderDecoder
+from pretrain.models.encoder_only import EncoderOnly
+from pretrain.models.loss import shift_right
+from pretrain.models.model import Model
+from tests.pretrain.exported import randomise
+
+VOCABULARY = 300
+WIDTHS = {"d_model": 32, "d_ff": 48, "num_heads": 4}
+STACKS = {**WIDTHS, "num_encoder_layers": 2, "num_decoder_layers": 2}
+LEARNED = {"max_positions": 64}
+ROTARY = {"positions": "rotary"}
+T5 = {"family": "t5", **STACKS, "d_kv": 8}
+STACK = {**WIDTHS, "num_layers": 4, "num_key_value_heads": 2}
+WIDER = {**WIDTHS, "d_model": 48, "num_layers": 3, "head_dim": 16, "query_pre_attn_scalar": 24}
+# Windows of 4 and 5 tokens: most rows of the tests are longer.
+T5GEMMA = {"family": "t5gemma", "attention_softcap": 5.0, "output_softcap": 3.0, "encoder": STACK, "decoder": STACK}
+MODERN = {"family": "modern", "encoder": STACK, "decoder": STACK}
+STACKS_OF_TODAY: dict[str, dict[str, Any]] = {
+    "t5gemma": {**T5GEMMA, "sliding_window": 5},
+    "t5gemma, unbalanced": {**T5GEMMA, "encoder": WIDER, "sliding_window": 4},
+    "t5gemma2": {"family": "t5gemma2", **STACK, "sliding_window": 5, "full_attention_every": 3},
+    "modern": MODERN,
+    "modern, local and global": {
+        **MODERN,
+        "encoder": WIDER,
+        "tie_embeddings": "output",
+        "sliding_window": 4,
+        "full_attention_every": 3,
+        "window_rope_base": 1e3,
+        "norm_after": True,
+    },
+    "modern, plain": {
+        **MODERN,
+        "tie_embeddings": "none",
+        "cross_rotation": False,
+        "qk_norm": False,
+        "activation": "relu",
+        "attention_softcap": 5.0,
+        "output_softcap": 3.0,
+        "scale_embedding": True,
+    },
+}
+DECODER = {"family": "decoder_only", **WIDTHS, "num_layers": 2}
+LLAMA = {**DECODER, **ROTARY, "num_key_value_heads": 2, "norm": "rms", "activation": "swiglu", "biases": False}
+GEMMA = {**LLAMA, "norm": "rms_around_one", "norm_after": True, "activation": "geglu", "scale_embedding": True}
+LOCAL = {"sliding_window": 4, "full_attention_every": 2}
+CAPS = {"attention_softcap": 5.0, "output_softcap": 3.0}
+AUTOREGRESSIVE = {"family": "autoregressive", **STACKS}
+# Every option of the autoregressive model is on in one of them, in combinations that differ as much as possible.
+AUTOREGRESSIVE_VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": LEARNED,
+    "best": {
+        **LEARNED,
+        "subtract_positions": "without_norm",
+        "embedding_loss": {"kind": "mse", "coefficient": 8.0},
+    },
+    "alternate": {
+        **LEARNED,
+        "order": "alternate",
+        "subtract_positions": "with_norm",
+        "add_positions": True,
+        "bias": True,
+    },
+    "bridge norm": {**LEARNED, "bridge_norm": True, "add_positions": True, "embedding_loss": {"kind": "cosine"}},
+    "cross bias": {
+        **LEARNED,
+        "cross_attention_bias": True,
+        "num_cross_heads": 2,
+        "subtract_positions": "without_norm",
+    },
+    "rotary": {**ROTARY, "num_cross_heads": 2, "embedding_loss": {"kind": "mse"}},
+    "rotary, alternate": {**ROTARY, "num_cross_heads": 1, "order": "alternate"},
+}
+BERT = {"family": "encoder_only", **WIDTHS, "num_layers": 2, **LEARNED}
+
+ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+    "t5": T5,
+    "t5, tied": {**T5, "feed_forward": "relu", "tie_embeddings": True},
+    **{f"t5, {kind}": {**T5, "positions": kind} for kind in ("rotary", "alibi", "sinusoidal")},
+    "t5, learned": {**T5, "positions": "learned", **LEARNED},
+    "bart": {"family": "bart", **STACKS, **LEARNED},
+    "vanilla": {"family": "vanilla", **STACKS, "label_smoothing": 0.0},
+    **STACKS_OF_TODAY,
+}
+DECODERS: dict[str, dict[str, Any]] = {
+    "decoder_only": {**DECODER, **LEARNED},
+    **{f"decoder_only, {kind}": {**DECODER, "positions": kind} for kind in ("rotary", "alibi", "sinusoidal")},
+    "decoder_only, subtracted": {**DECODER, **LEARNED, "subtract_positions": "without_norm"},
+    "decoder_only, subtracted, with norm": {**DECODER, **LEARNED, "subtract_positions": "with_norm"},
+    "llama": {**LLAMA, "tie_embeddings": False, "rope_base": 5e5},
+    "gemma 2": {**GEMMA, **LOCAL, **CAPS, "head_dim": 12},
+    "gemma 3": {**GEMMA, **LOCAL, "qk_norm": True, "window_rope_base": 1e3},
+    **{f"autoregressive, {name}": {**AUTOREGRESSIVE, **given} for name, given in AUTOREGRESSIVE_VARIANTS.items()},
+}
+DOUBLE_DECODER = {"family": "double_decoder", **STACKS}
+ENCODERS = {"bert": BERT, "roberta": {**BERT, "next_sentence": False, "num_token_types": 0}}
+MODELS = {**ENCODER_DECODERS, **DECODERS, "double_decoder": DOUBLE_DECODER, **ENCODERS}
+ONE_OF_EACH_FAMILY = list({settings["family"]: name for name, settings in reversed(MODELS.items())}.values())[::-1]
+
+
+def as_at_the_start(name: str, **changes: Any) -> Model:
+    torch.manual_seed(0)
+    return build(parse({"vocab_size": VOCABULARY, "dropout_rate": 0.0, **MODELS[name], **changes})).eval()
+
+
+def made(name: str, **changes: Any) -> Model:
+    """A model in fp64 in which every weight matters, so that equal values agree to many digits."""
+    model: Model = randomise(as_at_the_start(name, **changes), std=0.2).double()
+    return model
+
+
+def ids(*shape: int, seed: int = 0, vocabulary: int = VOCABULARY) -> Tensor:
+    return torch.randint(5, vocabulary, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def logits_of(model: Any, inputs: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+    """What the model predicts `labels` from."""
+    if isinstance(model, EncoderDecoder):
+        read = shift_right(labels, model.config.decoder_start_id, pad_id=model.config.pad_id)
+        return model.decode(read, model.encode(inputs, mask), mask)
+    if isinstance(model, EncoderOnly):
+        return model.masked_lm_logits(model.encode(inputs, mask))
+    logits: Tensor = model.decode(inputs, attention_mask=mask)
+    return logits
+
+
+Example = tuple[Tensor, Tensor]  # inputs and labels, (1, length) each
+
+
+def examples_of(model: Model, lengths: list[list[tuple[int, int]]]) -> list[list[Example]]:
+    """Examples with so many inputs and targets; a stack alone has as many targets as inputs."""
+    two = isinstance(model, EncoderDecoder)
+    return [
+        [
+            (ids(1, inputs, seed=10 * row + k), ids(1, targets if two else inputs, seed=50 + 10 * row + k))
+            for k, (inputs, targets) in enumerate(of_row)
+        ]
+        for row, of_row in enumerate(lengths)
+    ]
+
+
+def packed(rows: list[list[Example]], padding: int = 2) -> Batch:
+    """Rows of several examples as `as_batch` returns them: padded, segments from 1, positions within each segment."""
+    batch: Batch = {}
+    for side, name in enumerate(("encoder", "decoder")):
+        width = max(sum(example[side].size(1) for example in row) for row in rows) + padding
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        segments, positions = torch.zeros_like(tokens), torch.zeros_like(tokens)
+        for row, examples in enumerate(rows):
+            start = 0
+            for number, example in enumerate(examples, 1):
+                here = slice(start, start + example[side].size(1))
+                tokens[row, here], segments[row, here] = example[side][0], number
+                positions[row, here] = torch.arange(here.stop - start)
+                start = here.stop
+        batch |= {f"{name}_segment_ids": segments, f"{name}_positions": positions}
+        if name == "encoder":
+            batch |= {"encoder_input_ids": tokens, "encoder_attention_mask": (segments > 0).long()}
+        else:
+            batch["labels"] = tokens.masked_fill(segments == 0, IGNORE_INDEX)
+    return batch
+
+
+def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+    }
