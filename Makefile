@@ -27,10 +27,10 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 unexport PYTHONDONTWRITEBYTECODE # else pytest compiles every test again in each worker
 WORKERS := --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 test: $(INSTALLED)  ## every part, with the real pipeline and real ranks on the shipped text
-	$(BIN)/python .ci/pytest test 25 $(WORKERS) -m "not slow and not timing"
+	$(BIN)/python .ci/pytest test 25 $(WORKERS) -m "not slow and not timing and not soak"
 
-test-all: $(INSTALLED)  ## what takes longer: each family compiled, lost nodes, builds and runs under kills, soaks
-	$(BIN)/python .ci/pytest test-all 50 $(WORKERS) -m "slow and not timing"
+test-all: $(INSTALLED)  ## what takes longer: families trained and compiled, lost nodes, builds and runs under kills
+	$(BIN)/python .ci/pytest test-all 50 $(WORKERS) -m "slow and not timing and not soak"
 
 timing: $(INSTALLED)  ## what asks how fast the machine is, and how full: for a quiet one, never in CI
 	$(BIN)/python -m pytest -m timing
@@ -42,7 +42,8 @@ faults: $(INSTALLED)  ## CELLS faults of runs, drawn, against the undisturbed ru
 	$(BIN)/python -m checks.faults --builds --cells 30
 
 MINUTES ?= 20
-soak: $(INSTALLED)  ## training and builds, killed at random moments for MINUTES each of three; what `make gpu` compiles
+soak: $(INSTALLED)  ## the longest tests; training and builds, killed at random for MINUTES each of three; what `make gpu` compiles
+	$(BIN)/python -m pytest --numprocesses 1 -m soak
 	$(BIN)/python -m checks.soak.training same --minutes $(MINUTES)
 	$(BIN)/python -m checks.soak.training change --minutes $(MINUTES)
 	$(BIN)/python -m checks.soak.build --minutes $(MINUTES)

@@ -93,6 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: left out of `make test`; `make test-all` runs it")
     config.addinivalue_line("markers", "timing: asks how fast the machine is; `make timing` runs it, CI does not")
+    config.addinivalue_line("markers", "soak: minutes for what quicker tests see in another form; `make soak` runs it")
     config.addinivalue_line("markers", "on_device: runs on each device that is here; `--device` selects these tests")
     for folder in MADE.parent.glob("*"):
         if time.time() - folder.stat().st_mtime > DAY:
@@ -141,7 +142,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        long = item.get_closest_marker("slow") or item.get_closest_marker("soak")
+        if long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))

@@ -114,7 +114,7 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_to_the_same_losses_
     assert [file.read_text() for file in (tmp_path / "run/logs/attempt-0002").glob("*.exit")] == ["0\n"] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @takes_hosts
 def test_a_run_over_a_slow_link_goes_on_by_itself_when_the_host_behind_it_is_lost(
     hosts, small_corpus, undisturbed, tmp_path

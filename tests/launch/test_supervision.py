@@ -313,7 +313,7 @@ def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_c
         assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder):
     """Its shard is replaced by a FIFO: opening it waits for a writer, as opening a file on a dead network mount
     does."""

@@ -138,7 +138,7 @@ FORMS = [(BIAS, 64), (BIAS, 128), (WINDOW, 64), (WINDOW, 256), (CAPPED_WINDOW, 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("architecture", [80, pytest.param(90, marks=pytest.mark.soak)])
 @each(
     "kernel, form, d_kv",
     [

@@ -91,7 +91,7 @@ def runs() -> dict:
 
 @pytest.fixture(scope="module")
 def other_runs() -> dict:
-    return results(2, with_dropout(2, 3) | OTHERS_OF_T5 | compiled_and_plain((ROTARY, *OTHER_FAMILIES), stage=3))
+    return results(2, with_dropout(2, 3) | OTHERS_OF_T5 | compiled_and_plain((ROTARY,), stage=3))
 
 
 def results(ranks: int, cases: dict) -> dict:
@@ -117,11 +117,17 @@ def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, model)
 
 
 @pytest.mark.slow
-@tables.each(
-    "model, way", [(3, "compiled"), *((model, "compiled and checkpointed") for model in (2, ROTARY, *OTHER_FAMILIES))]
-)
-def test_so_do_those_of_other_stages_and_families(other_runs, model, way):
+@tables.each("model, way", [(3, "compiled"), *((model, "compiled and checkpointed") for model in (2, ROTARY))])
+def test_so_do_those_of_other_stages(other_runs, model, way):
     compare(other_runs, model, way)
+
+
+@pytest.mark.soak
+def test_so_do_those_of_all_other_families(subtests):
+    runs = results(2, compiled_and_plain(OTHER_FAMILIES, stage=3))
+    for name in OTHER_FAMILIES:
+        with subtests.test(name):
+            compare(runs, name, "compiled and checkpointed")
 
 
 def compare(runs: dict, model: int | str, way: str) -> None:
