@@ -192,6 +192,7 @@ WRONG = f"echo rank 1 computes wrong; {FAULTY}; {FAILED}; exit 1"
         (f"{CLOSED}; exit 1", f"{OVER[0]}; {ON_PURPOSE}; exit 1", OWN),
         (f"{CLOSED}; kill -ABRT $$", f"{OVER[0]}; {ON_PURPOSE}; exit 1", OWN),
         (DONE, "kill -SEGV $$", "rank 1 was killed by SIGSEGV; its log: "),
+        (DONE, "echo error: run.yaml is a folder; exit 1", "rank 1 ended with exit code 1: run.yaml is a folder; its"),
         # library code may call `_exit`; the others fail because they miss the rank, and may report it earlier
         (f"{OVER[1]}; exit 1", "echo last words; exit 0", LEFT),
         (f"{OVER[1]}; kill -ABRT $$", "echo last words; exit 0", LEFT),

@@ -10,6 +10,7 @@ from ctranslate2.converters import TransformersConverter
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.ctranslate2_engine import ctranslate2_engine
@@ -176,7 +177,11 @@ def test_transformers_never_generates_the_rows_that_pad_the_vocabulary(spiece, t
     assert saved["suppress_tokens"] == list(range(320, model.config.padded_vocab_size))
 
 
-def test_what_an_engine_can_not_run_is_refused(spiece, tmp_path):
+def test_what_an_engine_can_not_run_is_refused(spiece, byte_level_bpe, tmp_path):
+    tokenizer = Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"), [], SENTINELS)
+    model = model_of(tokenizer, "v1.0")
+    with pytest.raises(UserError, match=r"llama\.cpp: its converter needs a sentencepiece .*, not byte_level_bpe$"):
+        export(model.state_dict(), model.config, tokenizer, tmp_path / "out", engine="llama.cpp")
     with pytest.raises(
         UserError, match=r"--for: models of the family bart can be .* ctranslate2, not for 'llama\.cpp'"
     ):

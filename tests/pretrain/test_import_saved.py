@@ -96,6 +96,18 @@ def test_what_transformers_saved_computes_the_same(kind, tmp_path):
         assert all(torch.equal(base[name], tensor) for name, tensor in state.items())
 
 
+def test_masks_beside_the_weights_are_passed_over(tmp_path):
+    """OpenAI's own files have them, as numbers or as truth values."""
+    theirs("GPT-2").save_pretrained(tmp_path)
+    expected, file = load_state(tmp_path)[1], tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    mask = torch.ones(1, 1, 8, 8).tril()
+    for kind in (torch.bool, torch.uint8, torch.float32):
+        save_file(tensors | {"transformer.h.0.attn.bias": mask.to(kind)}, file, metadata={"format": "pt"})
+        _, state = load_state(tmp_path)
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+
+
 def test_t5gemma_2_has_two_layouts(tmp_path):
     """transformers saves the encoder's text model without the name that it has there in memory."""
     theirs("T5Gemma 2").save_pretrained(tmp_path)
