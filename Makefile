@@ -6,9 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test test-all timing faults soak fuzz install lint bench gpu gpu-wheels clean
+.PHONY: quickstart test test-all timing results faults soak fuzz install lint bench gpu gpu-wheels clean
 
-# two ranks and the same losses on every machine
+# two ranks, also beside a GPU. CPUs with the same vector instructions give the same losses; others differ in the last
+# digits (docs/explanation/determinism.md)
 quickstart: export DS_ACCELERATOR = cpu
 quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through every component
 	$(BIN)/data-pipeline build configs/corpora/quickstart.yaml
@@ -35,7 +36,10 @@ test-all: $(INSTALLED)  ## what takes longer: families trained and compiled, los
 timing: $(INSTALLED)  ## what asks how fast the machine is, and how full: for a quiet one, never in CI
 	$(BIN)/python -m pytest -m timing
 
-# What is in checks/ gates no change: it takes hours, or draws what happens.
+results: $(INSTALLED)  ## the tables of docs/results, computed from the data beside them: seconds
+	$(BIN)/python -m checks.results
+
+# The rest of checks/ gates no change: it takes hours, or draws what happens.
 CELLS ?= 200
 faults: $(INSTALLED)  ## CELLS faults of runs, drawn, against the undisturbed run, then 30 of builds: hours
 	$(BIN)/python -m checks.faults --cells $(CELLS)

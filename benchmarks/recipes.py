@@ -50,7 +50,7 @@ def planner(recipe: str, gpu: str) -> Planner:
     path = ROOT / f"configs/runs/{recipe}.yaml"
     config = load(path, [], RunConfig)
     inputs, targets = corpora()[config.data.train[0].corpus].rows.objective.shape
-    config, row = resolve_rows(config, path, inputs, targets)
+    config, row, _ = resolve_rows(config, path, inputs, targets)
     kind = gpu_named(gpu)
     return Planner(Question(config, row, gpu, kind, 8, kind.network, MFU, price=2.0))
 

@@ -1,6 +1,7 @@
 """The command `data-pipeline`: raw text to shards."""
 
 import json
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -131,9 +132,10 @@ def show(
     number: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 3,
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
 ) -> None:
-    """Print the first rows' decoded inputs and targets, with the noise of epoch 0."""
+    """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and ids of documents to trace."""
     from data_pipeline.corpus import open_corpus
     from data_pipeline.loading.reader import Reader
+    from data_pipeline.tools.provenance.find_records import first_ids
 
     corpus = open_corpus(location)
     if split not in corpus.manifest.splits:
@@ -144,9 +146,11 @@ def show(
         print(f"row {row}")
         for name, side in (("inputs", examples.inputs), ("targets", examples.targets)):
             print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]].tolist())}")
+    if not corpus.remote and (ids := first_ids(corpus.directory, split, number)):
+        print(f"documents: {', '.join(ids)}. Next: data-pipeline trace {location} {shlex.quote(ids[0])}")
 
 
-@app.command("plan", epilog="Example: data-pipeline plan configs/corpora/wikipedia.yaml --workers 64")
+@app.command("plan", epilog="Example: data-pipeline plan configs/corpora/quickstart.yaml --workers 64")
 def plan_command(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -176,7 +180,7 @@ def plan_command(
 
 @app.command(
     "trace",
-    epilog="Example: data-pipeline trace corpora/quickstart c4/c4-train.00000-of-01024-first1000.json.gz/000000017",
+    epilog="Example: data-pipeline trace corpora/quickstart king-james/king-james.jsonl.bz2/000000017",
 )
 def trace_command(
     location: Annotated[Path, path_argument("CORPUS", "A corpus's directory, or its corpus file.")],

@@ -228,6 +228,8 @@ class RayConfig(Section):
 class CorpusConfig(Section):
     """A corpus file: which texts to read, and how they become shards."""
 
+    other_files = {"data": "this is a run file, not a corpus file; train with launch local {}"}
+
     name: str
     """The corpus's name, in its manifest and in the names of metrics."""
     output: LocalPath

@@ -63,6 +63,7 @@ def local(
     ranks: Annotated[int | None, typer.Option(min=1, help="Number of processes; default: one per GPU, or one.")] = None,
     stop_at_step: StopAtStep = None,
     fresh: Fresh = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the run file; start nothing.")] = False,
 ) -> None:
     """Start or resume a run on this machine through the deepspeed launcher.
 
@@ -71,7 +72,7 @@ def local(
     from launch.attempts import Run
     from launch.local import launch_local
 
-    raise typer.Exit(launch_local(Run(config, overrides or [], stop_at_step, fresh), ranks))
+    raise typer.Exit(launch_local(Run(config, overrides or [], stop_at_step, fresh), ranks, dry_run))
 
 
 @app.command(epilog="Example: launch hosts configs/runs/t5-v1.1-base-c4.yaml --hostfile hosts.txt")

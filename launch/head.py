@@ -21,6 +21,7 @@ from data_pipeline.foundation.signals import announce, caught
 from launch.log_follower import Follower
 from launch.protocol import Event
 from launch.rank_processes import RankProcesses
+from pretrain.checkpoint.directory import all_steps
 from pretrain.run import rank_logs, status
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.node_memory import node_name
@@ -274,7 +275,9 @@ def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     known = bool(codes) or (attempt.launcher is not None and attempt.launcher.code == 0)
     if known and not any(codes.values()) and now == attempt.before and now.state == "finished":
         return 0  # the run was already finished
-    if len(requests.signals) < 2 and not attempt.lost:
+    if len(requests.signals) > 1:
+        print(lost_steps(attempt, run), file=sys.stderr, flush=True)
+    elif not attempt.lost:
         _report_failure(attempt)
     return _REFUSED if _REFUSED in codes.values() else 1
 
@@ -299,7 +302,9 @@ class StopRequests:
         if self.signals and number == signal.SIGHUP:
             return  # closing a terminal sends it more than once: the shell does, and the kernel
         self.signals.append(number)
-        self.ask(number, "saving and stopping; a second signal ends the run at once")
+        self.ask(
+            number, "saving and stopping; a second signal ends the run at once, and steps since a checkpoint are lost"
+        )
 
     def ask(self, number: int, message: str) -> None:
         if self.stop_signal is not None:
@@ -319,6 +324,16 @@ def stop_requests(run: Path) -> Iterator[StopRequests]:
     requests = StopRequests(run)
     with caught(requests.on_signal):
         yield requests
+
+
+def lost_steps(attempt: Attempt, run: Path) -> str:
+    """What a second signal has cost: the steps since the last checkpoint, with the one that the ranks were taking."""
+    saved = max(all_steps(run), default=0)
+    last = max((heartbeat.step for heartbeat in attempt.heartbeats.values()), default=0)
+    steps = f"{counted(last - saved, 'step')}" if last > saved else "steps"
+    if saved:
+        return f"ended at once: the {steps} since the checkpoint of step {saved:,} are lost"
+    return f"ended at once: all {steps} are lost, since there is no checkpoint"
 
 
 def _report_failure(attempt: Attempt) -> None:

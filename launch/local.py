@@ -15,21 +15,32 @@ from pretrain.config import RunConfig
 from pretrain.run import node_memory, rank_logs
 from pretrain.run.cpu_speed import seconds_left
 from pretrain.run.hardware import count_gpus, free_port
-from pretrain.trainer.preflight import is_finished, move_aside, preflight
+from pretrain.trainer.preflight import is_finished, move_aside, preflight, unchecked
 
 _LONG = 7200.0  # s
 _LOOPBACK = "127.0.0.1"
 
 
-def launch_local(run: Run, ranks: int | None) -> int:
-    """Checks the run file, starts `ranks` processes and waits for them; returns the exit code of the run."""
+def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
+    """Checks the run file, starts `ranks` processes and waits for them; returns the exit code of the run.
+
+    With `dry_run`, nothing is started, and corpora may be missing.
+    """
     gpus = count_gpus()
     if gpus and ranks and ranks > gpus:
         has = f"this machine has {counted(gpus, 'GPU')}"
         raise UserError(f"--ranks: {ranks}, but {has}; DS_ACCELERATOR=cpu in the environment trains on the CPU")
     ranks = ranks or gpus or 1
     config = load(run.path, run.overrides, RunConfig)
-    setup = preflight(config, ranks, run.fresh)
+    folder = run.path.parent
+    if dry_run and unchecked(config, ranks, folder):
+        return 0
+    setup = preflight(config, ranks, run.fresh, may_train=dry_run, folder=folder)
+    if dry_run:
+        step, steps = setup.train_state.step, config.run.max_steps
+        where = counted(ranks, "GPU" if gpus else "rank")
+        print(f"{run.path} is valid: {where}, {setup.directory}, steps {step:,} to {steps:,}; nothing was started")
+        return 0
     if is_finished(setup):
         return 0
     if not gpus:

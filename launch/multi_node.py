@@ -51,7 +51,7 @@ class Access:
 def launch(run: Run, nodes: list[Node], access: Access) -> Ended:
     """Makes attempts until the run ends, or loses a node and can't go on with the others."""
     config = load(run.path, run.overrides, RunConfig)
-    setup = preflight(config, _ranks(nodes), run.fresh, here=False)
+    setup = preflight(config, _ranks(nodes), run.fresh, here=False, folder=run.path.parent)
     if is_finished(setup):
         return Ended(0, False)
     if run.fresh:

@@ -18,7 +18,7 @@ from data_pipeline.foundation.secrets import masked_code
 from launch.config import ClusterConfig
 from launch.slurm_head import PYTHON, HeadJob
 from pretrain.config import RunConfig
-from pretrain.trainer.preflight import preflight
+from pretrain.trainer.preflight import preflight, unchecked
 
 SCRIPT = "job.sbatch"
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE")  # sbatch's forms
@@ -44,7 +44,7 @@ def submit(job: Job, dry_run: bool, submit: bool) -> None:
     """
     if submit and shutil.which("sbatch") is None:
         raise UserError("sbatch is not on the PATH; submit from a login node of the cluster, or leave out --submit")
-    name, directory = _checked(job, dry_run)
+    name, directory = _checked(job, dry_run, submit)
     script = batch_script(job, name, directory)
     if dry_run:
         print(script, end="")
@@ -68,8 +68,11 @@ def submit(job: Job, dry_run: bool, submit: bool) -> None:
     print(f"  resume: sbatch {shlex.quote(str(path))}")
 
 
-def _checked(job: Job, dry_run: bool) -> tuple[str, Path]:
-    """The name of the job and the directory of its script and output."""
+def _checked(job: Job, dry_run: bool, submit: bool) -> tuple[str, Path]:
+    """The name of the job and the directory of its script and output.
+
+    Corpora may be built between writing the script and submitting it: until then, what depends on them isn't checked.
+    """
     head, most = job.head, job.cluster.gpus_per_node
     if most and head.per_node > most:
         raise UserError(f"--gpus-per-node: {head.per_node}, but a node of this cluster has {most} (gpus_per_node)")
@@ -79,8 +82,10 @@ def _checked(job: Job, dry_run: bool) -> tuple[str, Path]:
         raise UserError(f"--min-nodes: {head.min_nodes} is more than --nodes {job.nodes}")
     if head.is_run:
         config = load(head.path, head.overrides, RunConfig)
-        setup = preflight(config, job.nodes * head.per_node, may_train=dry_run, here=False)
-        return config.run.name, setup.directory.absolute() / "slurm"
+        ranks, folder = job.nodes * head.per_node, head.path.parent
+        if not unchecked(config, ranks, folder) or submit:
+            preflight(config, ranks, may_train=dry_run, here=False, folder=folder)
+        return config.run.name, Path(config.run.directory).absolute() / "slurm"
     if head.doctor:
         raise UserError(f"--doctor: {head.path} is a corpus file; the doctor examines nodes for a run")
     corpus = load(head.path, head.overrides, CorpusConfig)

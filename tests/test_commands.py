@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
@@ -13,6 +14,10 @@ from typer.testing import CliRunner
 import data_pipeline.cli
 import launch.cli
 import pretrain.cli
+from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation.config_file import load
+from tests.conftest import TOP, made_once
+from tests.in_process import run_here
 from tests.tables import each
 
 APPS = {"data-pipeline": data_pipeline.cli.app, "pretrain": pretrain.cli.app, "launch": launch.cli.app}
@@ -29,17 +34,113 @@ def commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 ALL = [words for name, app in APPS.items() for words in commands(typer.main.get_command(app), (name,))]
 
 
-@each("words", ALL)
-def test_help_ends_with_an_example_that_the_command_accepts(words):
+def example_of(words: tuple[str, ...]) -> list[str]:
     shown = CliRunner().invoke(APPS[words[0]], [*words[1:], "--help"], env={"COLUMNS": "1000"}).output
     assert len(re.findall(r"^ *Example: ", shown, re.MULTILINE)) == 1
-    example = shlex.split(shown.strip().splitlines()[-1].strip().removeprefix("Example: "))
+    return shlex.split(shown.strip().splitlines()[-1].strip().removeprefix("Example: "))
+
+
+@each("words", ALL)
+def test_help_ends_with_an_example_that_the_command_accepts(words):
+    example = example_of(words)
     assert tuple(example[: len(words)]) == words
     assert [name for name in example if name.startswith("configs/") and not Path(name).exists()] == []
     command, given = typer.main.get_command(APPS[words[0]]), example[1:]
     while isinstance(command, TyperGroup):
         command, given = command.commands[given[0]], given[1:]
     command.make_context("", given)  # refuses options and arguments that don't exist
+
+
+# What reads, plans or writes files of its own is run whole.
+WHOLE = [
+    *(("data-pipeline", name) for name in ("verify", "stats", "show", "plan", "trace", "diff")),
+    *(("pretrain", name) for name in ("plan", "reference")),
+    *(("launch", name) for name in ("init", "slurm")),
+]
+
+
+@pytest.fixture(scope="session")
+def quickstart() -> Path:
+    """The directory of the quickstart's corpus."""
+
+    def make(folder: Path) -> None:
+        done = run_here("data-pipeline", "build", "configs:corpora/quickstart.yaml", f"output={folder}/corpus")
+        assert done.returncode == 0, done.stderr
+
+    return made_once("quickstart", make) / "corpus"
+
+
+@pytest.fixture
+def fresh_copy(quickstart, tmp_path, monkeypatch) -> Path:
+    """A folder with the shipped configs, the quickstart's corpus and a text, as the current one."""
+    (tmp_path / "configs").symlink_to(TOP / "configs")
+    (tmp_path / "corpora").mkdir()
+    for name in ("quickstart", "another"):
+        (tmp_path / "corpora" / name).symlink_to(quickstart)
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books/a.txt").write_text((TOP / "LICENSE").read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("launch.tools.scaffold.machine.measure", lambda *_: None)
+    return tmp_path
+
+
+def test_examples_that_read_or_plan_succeed_in_a_fresh_copy(fresh_copy, subtests):
+    for words in WHOLE:
+        with subtests.test(" ".join(words)):
+            name, *arguments = example_of(words)
+            done = run_here(name, *arguments)
+            assert done.returncode == 0, done.stderr
+
+
+def test_files_and_overrides_of_the_other_examples_are_valid_in_a_fresh_copy(fresh_copy, subtests):
+    """What they train or build takes minutes: the run files are checked by a dry run, the corpus files are read."""
+    checked = 0
+    for words in ALL:
+        example = example_of(words)
+        files = [word for word in example if word.startswith(("configs/runs/", "configs/corpora/"))]
+        if words in WHOLE or not files:
+            continue
+        overrides = [word for word in example if re.match(r"[\w.]+=", word)]
+        with subtests.test(" ".join(example)):
+            checked += 1
+            if files[0].startswith("configs/corpora/"):
+                load(files[0], overrides, CorpusConfig)
+            else:
+                done = run_here("launch", "local", "--dry-run", files[0], *overrides)
+                assert done.returncode == 0, done.stderr
+    assert checked >= 10
+
+
+def test_the_document_that_show_names_can_be_traced(fresh_copy):
+    last = run_here("data-pipeline", "show", "corpora/quickstart").stdout.splitlines()[-1]
+    name, *arguments = shlex.split(last.partition("Next: ")[2])
+    assert "kept" in run_here(name, *arguments).stdout
+
+
+@each(
+    "command, name, said",
+    [
+        (("launch", "local"), "configs/corpora/c4.yaml", "this is a corpus file, not a run file; build it"),
+        (
+            ("data-pipeline", "build"),
+            "configs/runs/quickstart.yaml",
+            "this is a run file, not a corpus file; train",
+        ),
+        (
+            ("launch", "local"),
+            "configs/runs/quikstart.yaml",
+            "no such file; did you mean configs/runs/quickstart.",
+        ),
+        (("launch", "local"), "configs/runs/nothing-like-it.yaml", "no such file"),
+        (("pretrain", "train"), "c4-bert.yaml", "no such file; did you mean configs:corpora/c4-bert.yaml"),
+    ],
+)
+def test_a_file_of_another_kind_and_a_misspelt_name_are_one_line(command, name, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(TOP / "configs")
+    done = run_here(*command, name)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith(f"error: {name}: {said}")
 
 
 def test_every_package_has_its_commands():

@@ -4,15 +4,12 @@ of docs/results/recipes.md in pretrain/test_recipes.py."""
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.tools.ladder.ladder_file import read as read_ladder
-from pretrain.tools.ladder.scaling_law import fit
 from tests.tables import each
 
 ROOT = Path(__file__).parents[1]
@@ -57,27 +54,6 @@ def test_the_parameters_of_the_small_experiment():
         name: f"{parameters(folder / f'{name}.yaml', f'model.vocab_size={vocabulary}'):,}" for name in shown
     }
     assert set(shown) == {path.stem for path in folder.glob("*.yaml")} - {"experiment"}
-
-
-def test_the_ladders_sizes_steps_and_law():
-    ladder, run = read_ladder(ROOT / "configs/ladders/t5-wikipedia-c4.yaml")
-    rows = rows_of(page("results/scaling").split("| rung | parameters | steps |")[1].split("\nThe law")[0])
-    rungs = {rung.name: rung for rung in ladder.all}
-    tokens_of_row = load(ROOT / "configs/corpora/wikipedia-c4-small.yaml", [], CorpusConfig).rows.objective.raw_length
-    tokens = load(run, [], RunConfig).batch.rows(0) * tokens_of_row
-    flops, losses, laws = [], [], []
-    for name, count, steps, arithmetic, loss, law in rows:
-        rung = rungs[name.split("`")[1]]
-        found = parameters(run, *rung.overrides, f"model.vocab_size={ids('wikipedia-c4-small')}")
-        assert count == f"{found:,}"
-        assert int(steps) == round(ladder.tokens_per_parameter * found / tokens)
-        flops, losses, laws = [*flops, float(arithmetic)], [*losses, float(loss.split()[0])], [*laws, law]
-    law = fit(flops[:-1], losses[:-1])  # of losses that the page rounds to 0.001
-    assert [law(each) for each in flops[:-1]] == pytest.approx([float(one) for one in laws[:-1]], abs=0.0015)
-    predicted, low, high = map(float, re.findall(r"\d\.\d+", laws[-1]))
-    assert law(flops[-1]) == pytest.approx(predicted, abs=0.0015)
-    # the interval is 12.7 standard deviations of four losses around three constants
-    assert law.interval(flops[-1]) == pytest.approx((low, high), abs=12.7 * 0.001)
 
 
 def test_the_sizes_and_bounds_of_the_readme():

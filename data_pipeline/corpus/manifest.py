@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import NonNegativeInt
 
+from data_pipeline.corpus.corpus_file import how_to_build
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, read_json, seal_holds
 from data_pipeline.objectives import AnyObjective
@@ -100,7 +101,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         version = read_json(path, _Version).format_version
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; is the corpus built? (data-pipeline build)") from None
+        raise UserError(f"{path}: no such file; {how_to_build(directory)} makes it") from None
     if version != FORMAT_VERSION:
         raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
     if not seal_holds(path.read_bytes()):

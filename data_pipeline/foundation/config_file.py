@@ -33,6 +33,9 @@ class Section(BaseModel):
     refused: ClassVar[Mapping[str, str]] = {}
     """Keys that have no place here, with the reason."""
 
+    other_files: ClassVar[Mapping[str, str]] = {}
+    """Keys that only other kinds of files have, with what such a file is and which command takes it."""
+
 
 ConfigType = TypeVar("ConfigType", bound=Section)
 LocalPath = Annotated[str, AfterValidator(paths.local), WithJsonSchema({"type": "string", "format": "path"})]
@@ -48,6 +51,9 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
     key and the nearest valid key.
     """
     merged = _merged(path, overrides)
+    if not any(field.is_required() and name in merged for name, field in schema.model_fields.items()):
+        for key in schema.other_files.keys() & merged.keys():
+            raise UserError(f"{path}: {schema.other_files[key].format(path)}")
     try:
         plain = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
@@ -100,7 +106,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     try:
         config = OmegaConf.load(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        raise UserError(f"{path}: no such file{_nearest_file(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: can't be read: {_first_line(error)}") from None
     except (YAMLError, OmegaConfBaseException) as error:
@@ -118,6 +124,15 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
         _forget_other_kinds(merged, part)
         merged.merge_with(part)
     return merged
+
+
+def _nearest_file(path: Path) -> str:
+    """A file of the same folder, or one that ships, whose name is nearly that of `path`; nothing if there is none."""
+    beside = {str(one): one.name for one in sorted(path.parent.glob("*.yaml"))}
+    for names in (beside, {name: found.name for name, found in paths.shipped().items()}):
+        if nearest := difflib.get_close_matches(path.name, names.values(), n=1, cutoff=0.8):
+            return f"; did you mean {' or '.join(name for name, last in names.items() if last == nearest[0])}?"
+    return ""
 
 
 def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:

@@ -57,11 +57,17 @@ def config_folder(text: str) -> str:
 def _shipped(text: str, kind: str, matches: Callable[[Path], bool]) -> str:
     if not text.startswith(_SHIPPED):
         return local(text)
-    names = {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in _CONFIGS.rglob("*") if matches(path)}
+    names = shipped("*", matches)
     if text not in names:
         nearest = difflib.get_close_matches(text, sorted(names), n=3, cutoff=0)
         raise ValueError(f"{text}: no such {kind} ships with the package; the nearest are {', '.join(nearest)}")
     return str(names[text])
+
+
+def shipped(pattern: str = "*.yaml", matches: Callable[[Path], bool] = Path.is_file) -> dict[str, Path]:
+    """What ships with the package in configs and fits `pattern`: paths by their names, `configs:NAME`."""
+    found = (path for path in sorted(_CONFIGS.rglob(pattern)) if matches(path))
+    return {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in found}
 
 
 def mlflow_uri(text: str) -> str:

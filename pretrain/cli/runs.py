@@ -154,7 +154,9 @@ def plan(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object, in bytes, seconds and FLOPs.")] = False,
 ) -> None:
-    """Say what fits on which GPUs, how long a run takes and what it costs. Needs no GPU, no network and no corpus.
+    """Say how long a run takes on which GPUs, what it costs and what fits. Needs no GPU, no network and no corpus.
+
+    Without a built corpus, the lengths of rows come from the corpus file that builds it, which is named.
 
     `--gpu cpu` answers for this machine's CPU, which it measures for half a second.
     """
@@ -179,10 +181,11 @@ def plan(
     from pretrain.tools.plan.planner import Planner, Question
     from pretrain.tools.plan.row_lengths import resolve_rows
 
-    settings, row = resolve_rows(settings, config, inputs, targets)
+    settings, row, corpus_file = resolve_rows(settings, config, inputs, targets)
     mfu = mfu or (cpu.share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
-    question = Question(settings, row, gpu, kind, gpus // nodes, network or kind.network, mfu, price, days)
+    network = network or kind.network
+    question = Question(settings, row, gpu, kind, gpus // nodes, network, mfu, price, days, corpus_file)
     planner = Planner(question)
     if json_:
         print(json.dumps(plan_tables.as_json(planner, gpus), indent=1))

@@ -44,7 +44,7 @@ def picture(
     out: Annotated[Path | None, path_option("--out", "A PNG file. Default: RUN_DIR/picture.png.")] = None,
 ) -> None:
     """Draw a run's held-out loss, and what its decoder attends to in the input."""
-    from pretrain.tools.picture import draw
+    from pretrain.trainer.picture import draw
 
     draw(run_dir, target := out or run_dir / "picture.png")
     print(target)

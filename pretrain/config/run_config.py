@@ -334,6 +334,8 @@ class TrackingSection(Section):
 class RunConfig(Section):
     """A run file: which model is trained, on which corpora, and how."""
 
+    other_files = {"sources": "this is a corpus file, not a run file; build it with data-pipeline build {}"}
+
     run: RunSection
     """Name, place, seed and length of the run."""
     model: AnyModelConfig

@@ -61,16 +61,18 @@ class InputUse:
         for name, corpus in evaluation.held_out.corpora.items():
             if name not in self._bigrams:
                 self._bigrams[name] = Bigrams.of_training_rows(corpus)
-            found = self._of_corpus(evaluation, corpus, self._bigrams[name])
+            found, rows = self._of_corpus(evaluation, corpus, self._bigrams[name])
             metrics |= {f"input_use/{name}/{metric}": value for metric, value in found.items()}
-            lines += _lines(name, found)
+            lines += _lines(name, found, rows, corpus.rows("validation"))
         return Findings(metrics, lines=lines)
 
-    def _of_corpus(self, evaluation: Evaluation, corpus: Corpus, bigrams: "Bigrams") -> dict[str, float]:
+    def _of_corpus(self, evaluation: Evaluation, corpus: Corpus, bigrams: "Bigrams") -> tuple[dict[str, float], int]:
+        """The metrics by their last name, and how many rows they are of."""
         vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
         sums = torch.zeros(2, 4, dtype=torch.float64, device=device)  # (first or later, three losses and tokens)
         counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=device)
         bigram_loss = torch.zeros(1, dtype=torch.float64, device=device)
+        rows = torch.zeros(1, dtype=torch.int64, device=device)
         others = evaluation.batches(corpus, self._rows, shift=corpus.rows("validation") // 2)
         for batch, other in zip(
             evaluation.batches(corpus, self._rows), others, strict=False
@@ -79,6 +81,7 @@ class InputUse:
                 raise UserError("rows of several examples: their inputs can't be exchanged")
             labels = batch["labels"].to(device)
             text = is_text(labels, vocabulary)
+            rows += (labels != IGNORE_INDEX).any(dim=1).sum()
             first = text & first_of_spans(labels, vocabulary)
             inputs = (batch, with_input_of(batch, other), without_input(batch, vocabulary.eos))
             losses = torch.stack([evaluation.losses(one)["labels"].double() for one in inputs])
@@ -87,7 +90,7 @@ class InputUse:
                 sums[group, 3] += chosen.sum()
             counts += torch.bincount(labels[text], minlength=vocabulary.size)
             bigram_loss += bigrams.losses(batch["labels"].numpy())[text.cpu().numpy()].sum()
-        sums, counts, bigram_loss = map(evaluation.sum, (sums, counts, bigram_loss))
+        sums, counts, bigram_loss, rows = map(evaluation.sum, (sums, counts, bigram_loss, rows))
         tokens = float(sums[:, 3].sum())
         every, first_tokens, later = (_worth(one) for one in (sums.sum(dim=0), sums[0], sums[1]))
         metrics = {**vars(every), "worth": every.worth}
@@ -97,7 +100,7 @@ class InputUse:
         frequencies = counts[counts > 0].double() / tokens
         metrics["unigram_entropy"] = float(-(frequencies * frequencies.log()).sum()) if tokens else math.nan
         metrics["bigram_entropy"] = float(bigram_loss) / tokens if tokens else math.nan
-        return metrics
+        return metrics, int(rows)
 
 
 def with_input_of(batch: Batch, other: Batch) -> Batch:
@@ -183,16 +186,18 @@ def _worth(sums: Tensor) -> Worth:
     return Worth(*(loss / tokens if tokens else math.nan for loss in losses))
 
 
-def _lines(name: str, found: dict[str, float]) -> list[str]:
+def _lines(name: str, found: dict[str, float], rows: int, held_out: int) -> list[str]:
     if math.isnan(found["loss"]):
         return [f"input use on {name}: its targets have no text"]
     of_first = f", {found['first_token_worth']:.2f} at the first of a span" if "first_token_worth" in found else ""
     among, frequencies = (round(math.exp(found[key])) for key in ("loss", "unigram_entropy"))
+    of = f"{rows:,} of {held_out:,}" if rows < held_out else f"all {held_out:,}"
     return [
-        f"input use on {name}: the input is worth {found['worth']:.2f} nats a text token{of_first} (loss "
-        f"{found['loss']:.4f}, with another row's input {found['other_input_loss']:.4f}, without input "
-        f"{found['no_input_loss']:.4f}; of unigrams {found['unigram_entropy']:.4f}, of bigrams "
-        f"{found['bigram_entropy']:.4f})",
+        f"input use on {name}, {of} held-out rows: the input is worth {found['worth']:.2f} nats a text token{of_first} "
+        f"(loss {found['loss']:.4f}, with another row's input {found['other_input_loss']:.4f}, without input "
+        f"{found['no_input_loss']:.4f})",
+        f"without a model, the frequency of each token gives a loss of {found['unigram_entropy']:.4f}, and the token "
+        f"before it, as counted in training rows, one of {found['bigram_entropy']:.4f}",
         f"in words: the model is as unsure as between {among:,} tokens; knowing only how frequent each token is leaves "
         f"{frequencies:,}",
     ]

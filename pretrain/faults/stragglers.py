@@ -83,7 +83,7 @@ class Stragglers:
         yield self._findings(step, now, before)
 
     def _findings(self, step: int, now: Slow | None, before: Slow | None) -> Findings:
-        line = f"warning: {self._what(now)}" if now else f"{self._which(before)} is no longer slow"
+        line = f"warning: {self._what(now)}{self._remedy(now)}" if now else f"{self._which(before)} is no longer slow"
         host, device = place(now.rank, self._machines) if now and now.rank is not None else ("", "")
         row = {"rank": now and now.rank, "host": host, "device": device, "slow": now and now.cause}
         findings = Findings(self.metrics, {TABLE: [{**row, "what": self._what(now) if now else line}]}, lines=[line])
@@ -100,6 +100,15 @@ class Stragglers:
         if slow.cause == "loader":
             return f"{self._which(slow)} is slow: the others wait for it to get its rows, {longer}"
         return f"{self._which(slow)} is slow: all ranks wait for rows, {longer}"
+
+    def _remedy(self, slow: Slow) -> str:
+        """Of which steps that is, and what to do."""
+        since = f", in the last {WINDOW} steps"
+        if slow.cause != "device":
+            return since
+        if len(self._machines) == 1 and not self._machines[0]["gpus"]:
+            return f"{since}; if other programs take its core, end them or train on fewer ranks"
+        return f"{since}; launch doctor checks its node"
 
     def _which(self, slow: Slow | None) -> str:
         if slow is None or slow.rank is None:

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from pretrain.generation.texts import Answer
 
 
+_ABOUT_FILLINGS = (
+    "blank k: its likeliest fillings as wholes, with the probability of each up to its end; blanks before it have\n"
+    "their likeliest ones. The line `model` is written token by token, so it can differ.\n\n"
+)
+
+
 def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) -> list[str]:
     """The texts given as arguments, or the lines of `file` or `piped`. Raises UserError unless there is one source."""
     if arguments and file:
@@ -46,6 +52,8 @@ def show(
     """
     if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
         written = track(written, len(originals), "generate")
+    if fillings and not jsonl:
+        out.write(_ABOUT_FILLINGS)
     for one, original in zip(written, originals, strict=True):
         fillings_of_blanks = fillings(one.text) if fillings and one.has_blanks else []
         out.write(_as_json(one, original, fillings_of_blanks) if jsonl else _as_text(one, original, fillings_of_blanks))

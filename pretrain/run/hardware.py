@@ -43,10 +43,18 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
     0 where DS_ACCELERATOR=cpu asks for the CPU. The driver keeps a file for each GPU of the machine in `devices`; where
     it doesn't, as under WSL, its management library counts them. CUDA_VISIBLE_DEVICES selects among them by CUDA's
     rules: it lists indices or UUIDs and ends at the first entry that names no GPU. A GPU listed twice hides all GPUs.
-    A process sees at most one MIG instance.
+    A process sees at most one MIG instance. Raises UserError where DS_ACCELERATOR=cuda asks for GPUs and none is there.
     """
-    if _requested() == "cpu":
+    requested = _requested()
+    if requested == "cpu":
         return 0
+    visible = _visible_gpus(devices)
+    if requested == "cuda" and not visible:
+        raise UserError(f"{ACCELERATOR}: cuda, but this machine has no GPU that is visible; set cpu, or leave it out")
+    return visible
+
+
+def _visible_gpus(devices: Path) -> int:
     number = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*")) or _counted_by_driver()
     chosen = os.environ.get(VISIBLE)
     if chosen is None:

@@ -1,7 +1,7 @@
 """Rows of metrics as MLflow's points: which of them it lacks, and what they are called there.
 
-MLflow's page of a run sorts its sections by name, and a section is all of a name before its last slash. So losses and
-evaluations come first, and seconds and sizes last; each name of metrics.jsonl is taken apart by the first pattern that
+MLflow's page of a run sorts its sections by name, and a section is all of a name before its last slash. So losses come
+first, then evaluations, and seconds and sizes last; each name of metrics.jsonl is taken apart by the first pattern that
 fits it.
 """
 
@@ -18,14 +18,14 @@ _NAMES = [
     (r"train/(\w+_loss|cross_entropy)", r"loss/train.\1"),
     (r"validation/(.+)/loss", r"loss/validation.\1"),
     (r"validation/(.+)/(\w+_loss|unigram_entropy)", r"loss/validation.\1.\2"),
-    (r"validation/(.+)/(\w+)", r"evaluation/\1.\2"),
+    (r"validation/(.+)/(\w+)", r"metrics/\1.\2"),
     (r"evaluation/(.+)/seconds", r"usage/evaluation.\1.seconds"),
     (r"checkpoint/(\w+)", r"usage/checkpoint.\1"),
     (r"stragglers/(\w+)", r"usage/stragglers.\1"),
     (r"train/(peak_memory_gigabytes)", r"usage/\1"),
     (r"((?:train|system)/.+)", r"\1"),
     (r"((?:embedding|norms)/.+)", r"model/\1"),
-    (r"(.+/.+)", r"evaluation/\1"),
+    (r"(.+/.+)", r"metrics/\1"),
 ]
 
 

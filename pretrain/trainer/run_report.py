@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import counted, duration
+from data_pipeline.foundation.formatting import counted, duration, human_size
 from data_pipeline.foundation.secrets import masked, masked_values
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.stream import changes
@@ -32,7 +32,9 @@ from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
 from pretrain.tracking.mlflow_run import NOTE, DatasetInfo
+from pretrain.tracking.store import one_line
 from pretrain.tracking.tracker import Tracker
+from pretrain.trainer.picture import draw
 from pretrain.trainer.teacher_checks import teacher_checkpoint
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.ranks import on_rank_0
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
 
 _LONG = 3600.0  # s
+_QUICK = 100_000_000  # parameters: larger models take long to read again for a picture of their attention
 
 
 class RunReport:
@@ -123,8 +126,8 @@ class RunReport:
         }
         self._tracker.log(saved.step, {f"checkpoint/{name}": value for name, value in times.items()})
         self._print(
-            f"saved {saved.directory}: {saved.gigabytes:.3g} GB in {saved.write_seconds:.2f} s "
-            f"({saved.write_cpu_seconds:.2f} of a CPU); training paused for {saved.pause_seconds:.2f} s"
+            f"saved {saved.directory}: {human_size(saved.gigabytes * 1e9)} in {saved.write_seconds:.2f} s "
+            f"({saved.write_cpu_seconds:.2f} s of processor time); training paused for {saved.pause_seconds:.2f} s"
         )
         for line in saved.warnings:
             self.warn(line)
@@ -142,6 +145,8 @@ class RunReport:
 
     def _end(self, tracker: Tracker, step: int, finished: bool) -> None:
         with watchdog.unwatched():
+            if finished and self.run.config.tracking.mlflow:
+                self._draw(tracker.artifacts_directory / "picture.png")
             tracker.close("FINISHED" if finished else "KILLED")
         directory = self.run.directory
         attempt, stop_file = status.read(directory).attempt, status.stop_requested(directory)
@@ -151,6 +156,16 @@ class RunReport:
             self._print(f"finished {step} steps. Next: pretrain export {checkpoint_directory(directory, step)} OUT")
         else:
             self._print(f"stopped on request after step {step}; to resume, run the same command again")
+
+    def _draw(self, target: Path) -> None:
+        """Draws what `pretrain picture` does, for MLflow. A picture that fails must not fail the run."""
+        quick = models.outline(self.run.model).num_parameters() <= _QUICK
+        try:
+            draw(self.run.directory, target, attention=quick)
+        except UserError:
+            pass  # nothing was evaluated
+        except Exception as error:
+            self.warn(f"{target}: not drawn: {one_line(error)}")
 
     def __enter__(self) -> "RunReport":
         return self
@@ -266,7 +281,8 @@ def _description(run: ValidatedRun, parameters: int) -> str:
     return (
         f"A `{run.model.family}` model of {parameters:,} parameters learns `{objective}` on {corpora}: {steps}, "
         f"{config.optimizer.name}, {config.precision}, seed {config.run.seed}. It is in `{config.run.directory}`.\n\n"
-        "Curves and pictures: tab *Model metrics*. What the model writes: tab *Artifacts*, `evaluation/samples.json`."
+        "Curves and pictures: tab *Model metrics*, losses first. Tab *Artifacts*: `evaluation/samples.json`, what the "
+        "model writes, and once the run has ended `picture.png`, its held-out loss and what the decoder attends to."
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.config import CorpusConfig, SplitConfig
+from data_pipeline.corpus.corpus_file import how_to_build
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
@@ -174,6 +175,17 @@ def test_a_wrong_or_missing_config_exits_with_2_and_one_line(corpus_file):
     ]
     done = run_here("data-pipeline", "build", corpus_file.with_name("none.yaml"))
     assert (done.returncode, "none.yaml: no such file" in done.stderr) == (2, True)
+
+
+@each("folder, said", [("beside", "{}/mine.corpus.yaml"), ("nowhere", "CORPUS.yaml"), ("", "mine.corpus.yaml")])
+def test_a_missing_corpus_names_the_file_that_builds_it(tmp_path, monkeypatch, folder, said):
+    """The file of the folder given, of the current folder, or that ships."""
+    monkeypatch.chdir(tmp_path)
+    Path("beside").mkdir()
+    Path(folder if folder != "nowhere" else "beside", "mine.corpus.yaml").write_text('output: "corpora/mine"\n')
+    folders = [Path(folder)] if folder == "beside" else []
+    assert how_to_build("corpora/mine", folders) == f"data-pipeline build {said.format(folder)}"
+    assert how_to_build("corpora/c4-en") == "data-pipeline build configs:corpora/c4-published.yaml"
 
 
 def test_a_thousandth_is_held_out_by_tfds_rule():

@@ -125,7 +125,7 @@ def test_a_path_that_slurm_cannot_take_is_refused(small_corpus, tmp_path):
 def test_the_shipped_cluster_files_are_valid_and_every_key_is_explained():
     for cluster in CLUSTERS.glob("*.yaml"):
         assert load(cluster, [], ClusterConfig)
-    page = (CLUSTERS.parents[1] / "docs/how-to/clusters.md").read_text()
+    page = (CLUSTERS.parents[1] / "docs/reference/clusters.md").read_text()
     assert [key for key in ClusterConfig.model_fields if f"`{key}`" not in page] == []
 
 

@@ -25,6 +25,8 @@ from launch.tools.doctor.doctor import doctor as examine
 from launch.tools.doctor.doctor import here
 from launch.tools.doctor.findings import Finding, Settings, report
 from pretrain.run.hardware import count_gpus
+from pretrain.run.train_state import TrainState
+from pretrain.trainer.validate import ValidatedRun
 from tests.in_process import run_here
 from tests.ports import free_port
 from tests.pretrain.runs import run_file as write_run_file
@@ -100,6 +102,13 @@ def test_a_run_of_days_without_a_gpu_is_a_warning_before_it_starts(small_corpus,
     assert "days to step 2,000,000,000; Ctrl-C saves" in capsys.readouterr().out
     assert local.launch_local(Run(path, ["run.max_steps=8"]), 1) == 0
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.skipif(count_gpus() > 0, reason="this machine has GPUs")
+def test_a_run_that_has_taken_its_last_step_takes_no_time(small_corpus, tmp_path, monkeypatch):
+    path = write_run_file(tmp_path, small_corpus)
+    monkeypatch.setattr(ValidatedRun, "train_state", property(lambda run: TrainState(step=run.config.run.max_steps)))
+    assert levels(run_file.check(Settings(run_file=(str(path),), ranks=1))) == {"run file": "ok"}
 
 
 @takes_mounts

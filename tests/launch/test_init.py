@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import random
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import data_pipeline
 from data_pipeline.config import CorpusConfig, TokenizerConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.formatting import duration
 from data_pipeline.stages import tokenizer
 from launch.tools.scaffold import machine as first_machine
 from launch.tools.scaffold.machine import SIZES, Machine, run_of_an_hour
@@ -24,6 +26,8 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
 from pretrain.run.gpus import GPUS
+from pretrain.tools import measured_steps
+from pretrain.tools.measured_steps import Passes
 from pretrain.trainer.validate import validate
 from tests.in_process import run_here
 from tests.tables import each
@@ -39,6 +43,8 @@ def _machine(tmp_path, monkeypatch) -> None:
     machine = Machine(0, "2 cores", None, bf16=False)
     monkeypatch.setattr(Machine, "this", lambda: machine)
     monkeypatch.setattr(first_machine, "product_flops", lambda: 200e9)
+    passes = Passes(0.2, 0.1, 0.2, threads=2, load=0.0)
+    monkeypatch.setattr(first_machine, "measure", lambda *_: passes)
 
 
 @each("model", MODELS)
@@ -57,9 +63,10 @@ def test_the_files_of_every_family_load_and_fit_each_other(tmp_path, monkeypatch
 
 def test_the_next_two_commands_are_printed():
     done = run_here("launch", "init")
-    machine, model, *rest = done.stdout.splitlines()
+    machine, model, measured, *rest = done.stdout.splitlines()
     assert machine.startswith("machine: 2 cores, no GPU, 200 GFLOP/s in wide products")
     assert model.startswith("model: t5gemma2-1.2m, ")
+    assert measured.startswith("measured: ")
     assert rest == [
         "wrote first.corpus.yaml and first.run.yaml. Next:",
         "  data-pipeline build first.corpus.yaml",
@@ -110,7 +117,8 @@ def test_an_existing_file_stays_and_nothing_is_written(tmp_path, monkeypatch, ex
     [
         (["--model", "t5-v1.1-bass"], "--model: configs:models/t5-v1.1-bass.yaml: no such file ships with the package"),
         (["../x"], "NAME: '../x': expected letters, digits"),
-        (["--text", "data"], "--text: data: the name doesn't say what format it has; give --format"),
+        (["--text", "data"], "--text: data: no such file or folder; for text that comes later, give --format"),
+        (["--text", "s3://bucket/data"], "--text: s3://bucket/data: the name doesn't say what format it has; give"),
         (["--text", "a.txt.xz"], "--text: a.txt.xz: no reader reads .xz; decompress it with xz -d"),
         (["--text", "a.zip"], "--text: a.zip: no reader reads .zip; unpack it"),
         (["--text", "a", "--format", "txt"], "--format: 'txt'; expected one of wet, warc, c4, wikipedia, "),
@@ -321,12 +329,71 @@ def test_a_model_that_the_user_names_keeps_its_steps_and_the_estimate_is_said():
     assert load("first.run.yaml", [], RunConfig).precision == "fp32"
 
 
+@each(
+    "one, all_, processor, said",
+    [
+        # of a row: two idle cores, which halve it; others on both cores; others while two threads wait for each other
+        (
+            0.08,
+            0.05,
+            0.08,
+            ["{}: about {0.05}", "\nmeasured: the passes of a step took "],
+        ),
+        (0.16, 0.12, 0.08, ["{}: about {0.04} once nothing else runs, {0.12} as it is now", "(load 5.0)"]),
+        (
+            0.08,
+            float("inf"),
+            0.08,
+            ["far more as it is now", "more than 60 s with 2", "run.cpu_threads=1 takes {0.08}"],
+        ),
+        (0.08, 1.00, 0.08, ["{1.0} as it is now", "run.cpu_threads=1 takes {0.08}"]),
+    ],
+)
+def test_the_promise_is_measured_and_says_when_the_machine_is_busy(tmp_path, monkeypatch, one, all_, processor, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 2)
+    monkeypatch.setattr(first_machine, "measure", lambda *_: Passes(one, all_, processor, threads=2, load=5.0))
+    lines = run_here("launch", "init").stdout
+    run = load("first.run.yaml", [], RunConfig)
+    rows = run.run.max_steps * run.batch.global_batch_size
+    model = f"model: t5gemma2-1.2m, {run.run.max_steps:,} steps of {run.batch.global_batch_size} rows"
+    for text in said:
+        text = text.replace("{}", model)
+        assert re.sub(r"\{(.+?)\}", lambda found: duration(rows * float(found[1])), text) in lines
+    assert ("as it is now" in lines) == ("as it is now" in said[0])
+
+
+def test_a_few_passes_are_timed_with_one_thread_and_with_all(monkeypatch):
+    config = first_machine.with_vocabulary(first_machine.model_named("t5gemma2-1.2m"), 100, 0)
+    found = measured_steps.measure(config, 1, (16, 8), "fp32")
+    assert found is not None
+    assert min(found.one, found.all, found.processor) > 0
+    assert measured_steps.measure(config, 0, (16, 8), "fp64") is None  # it fails, and the estimate stays
+
+
+@each(
+    "model, gpus, said",
+    [
+        ("t5gemma2-4.5m", 0, []),
+        ("t5gemma2-15m", 0, ["recipe: shown up to 9 M parameters"]),
+        ("t5gemma2-4.5m", 1, ["GPU: the time assumes 31 % MFU, which nobody has measured"]),
+        ("t5-v1.1-base", 1, []),
+    ],
+)
+def test_what_nobody_has_tried_is_said(tmp_path, monkeypatch, model, gpus, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Machine, "this", lambda: Machine(gpus, "here", GPUS["h100-sxm"] if gpus else None, bf16=True))
+    lines = run_here("launch", "init", "--model", model).stdout.splitlines()
+    found = [line for line in lines if line.startswith(("recipe: ", "GPU: "))]
+    assert [line[: len(start)] for line, start in zip(found, said, strict=True)] == said
+
+
 def test_the_first_metrics_come_within_a_minute_and_two_thirds_of_the_steps_have_long_spans():
     """In rows of the same text."""
     run_here("launch", "init")
     corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
     first_run = run_of_an_hour(Machine.this(), 32_000, 100, (512, 114), float("inf"))
-    a_row = first_run.seconds / first_run.batch
+    a_row = first_run.measured(Machine.this(), (512, 114)).seconds / first_run.batch
     assert run.tracking.log_every_steps * run.batch.global_batch_size * a_row <= 12
     (stage,) = run.data.curriculum
     assert stage.until_step == pytest.approx(2 / 3 * run.run.max_steps, abs=1)

@@ -19,7 +19,7 @@ import pytest
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.signals import STOP_SIGNALS
-from launch import local, multi_node, protocol, rank_wrapper
+from launch import head, local, multi_node, protocol, rank_wrapper
 from launch.agent_pool import AgentPool
 from launch.attempts import Ended, Run
 from launch.head import Attempt, NodeRanks, first_failed, result, stop_requests, supervise, watch
@@ -69,6 +69,7 @@ def supervisor(run: Path, *ranks: str) -> list[str]:
 
 
 TO_WRAPPER, TO_LAUNCHER = "kill -TERM $PPID", "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"
+STOPPING = "saving and stopping; a second signal ends the run at once, and steps since a checkpoint are lost\n"
 ABOVE = "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
 
 
@@ -78,9 +79,9 @@ ABOVE = "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
         # these processes block the signal, and never report it themselves
         (TO_WRAPPER, ABOVE),
         (TO_LAUNCHER, ABOVE),
-        (f"kill -TERM {os.getpid()}", "SIGTERM: saving and stopping; a second signal ends the run at once\n"),
+        (f"kill -TERM {os.getpid()}", f"SIGTERM: {STOPPING}"),
         # closing a terminal sends it twice
-        (f"kill -HUP {os.getpid()}\n" * 2, "SIGHUP: saving and stopping; a second signal ends the run at once\n"),
+        (f"kill -HUP {os.getpid()}\n" * 2, f"SIGHUP: {STOPPING}"),
     ],
 )
 def test_a_signal_to_the_supervisor_or_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, signalled, said):
@@ -93,8 +94,25 @@ def test_a_second_signal_to_the_supervisor_ends_ranks_that_cannot_obey_the_first
     me, asked = os.getpid(), f"until [ -e {tmp_path}/stop ]; do sleep 0.05; done"
     script = f"echo $$ > {tmp_path}/pid; kill -USR1 {me}; {asked}; kill -USR1 {me}; kill -STOP $$"
     assert supervised(tmp_path, script) == 1
-    assert capfd.readouterr().err.startswith("SIGUSR1: saving and stopping")
+    first, last = capfd.readouterr().err.splitlines()
+    assert first.startswith("SIGUSR1: saving and stopping")
+    assert last == "ended at once: all steps are lost, since there is no checkpoint"
     assert ended(tmp_path / "pid")
+
+
+@each(
+    "saved, last, said",
+    [
+        ([100, 200], 231, "the 31 steps since the checkpoint of step 200 are lost"),
+        ([], 7, "all 7 steps are lost, since there is no checkpoint"),
+        ([200], 0, "the steps since the checkpoint of step 200 are lost"),
+        ([], 0, "all steps are lost, since there is no checkpoint"),
+    ],
+)
+def test_a_second_signal_says_which_steps_are_lost(tmp_path, monkeypatch, saved, last, said):
+    monkeypatch.setattr(head, "all_steps", lambda run: saved)
+    attempt = Attempt(Status(), tmp_path, heartbeats={0: heartbeat.Heartbeat(last, 9, 0.0, 0.0, None, False)})
+    assert head.lost_steps(attempt, tmp_path) == f"ended at once: {said}"
 
 
 def test_a_run_whose_terminal_is_closed_stops(tmp_path):

@@ -44,11 +44,8 @@ def pairs_of_gradients(model: Model, reference: Any) -> dict[str, tuple[Tensor, 
 
     T5Gemma 2's vector for the end of an image is left out: no text has that token.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    gradients = {
-        name: torch.zeros_like(tensor) if parameters[name].grad is None else parameters[name].grad
-        for name, tensor in model.state_dict().items()
-    }
+    known = {name: one.grad for name, one in model.named_parameters(remove_duplicate=False) if one.grad is not None}
+    gradients = {name: known.get(name, torch.zeros_like(tensor)) for name, tensor in model.state_dict().items()}
     ours = conversion_for(model.config).to_hugging_face(gradients, model.config).tensors
     theirs = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
     return {name: (ours[name], gradient) for name, gradient in theirs.items() if not name.endswith("eoi_embedding")}

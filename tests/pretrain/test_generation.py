@@ -561,8 +561,9 @@ def test_the_likeliest_fillings_of_a_blank_come_first(trained, monkeypatch):
     assert all(mine >= other - 1e-12 for mine, other in zip(first, short, strict=False))
     assert any(abs(mine - other) < 1e-12 for mine in first for other in short[:3])
     shown = invoke(monkeypatch, trained, LINES[2], "--likeliest", 2, "--max-new-tokens", 9).stdout.splitlines()
-    assert shown[2].startswith(f"blank 0   [{found[0][0].text}] {found[0][0].probability:.1%}   [")
-    assert shown[3].startswith("blank 1   [")
+    assert shown[0].startswith("blank k: its likeliest fillings as wholes, ")
+    assert shown[5].startswith(f"blank 0   [{found[0][0].text}] {found[0][0].probability:.1%}   [")
+    assert shown[6].startswith("blank 1   [")
     one = json.loads(invoke(monkeypatch, trained, LINES[2], "--likeliest", 2, "--max-new-tokens", 9, "--jsonl").stdout)
     assert one["likeliest"][0][0] == {"text": found[0][0].text, "probability": pytest.approx(first[0])}
 

@@ -78,8 +78,9 @@ def test_the_cpu_may_be_asked_for_beside_gpus(tmp_path, monkeypatch):
 def test_a_device_that_is_not_there_is_refused(monkeypatch, asked):
     monkeypatch.setenv("DS_ACCELERATOR", asked)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="DS_ACCELERATOR: "):
-        device_type()
+    for ask in (device_type, count_gpus):  # the launcher counts, and would start ranks on the CPU
+        with pytest.raises(UserError, match="DS_ACCELERATOR: "):
+            ask()
 
 
 def test_the_driver_counts_gpus_that_have_no_files(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Hooks: when they run, what they leave, and that none of them ends or changes a run."""
 
 import contextlib
+import inspect
 import io
 import json
 import math
@@ -8,6 +9,7 @@ import os
 import re
 import signal
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.text.vocabulary import Vocabulary
@@ -26,7 +29,7 @@ from pretrain.evaluation import collectives, record
 from pretrain.evaluation.attention import attention_patterns
 from pretrain.evaluation.collectives import Collectives, Outcome
 from pretrain.evaluation.embedding import embedding
-from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.evaluation.hook import Evaluation, Findings, StepHook
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
 from pretrain.models import build, parse
@@ -216,6 +219,32 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(pa
     assert 2100 <= float(cut[1]) < 2800  # at the end of a batch
     kept = tmp_path / "trouble/run/artifacts/evaluation/failures/trouble-step-00000005-rank-1.txt"
     assert "1 // 0" in kept.read_text()
+
+
+def test_the_hook_of_the_page_runs(small_corpus, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/how-to/write-a-hook.md").read_text()
+    for file, code in re.findall(r"```\w+\n# ([\w./]+)(?::[^\n]*)?\n(.*?)```", page, re.DOTALL):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(code)
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
+    folder = tmp_path / f"my_package-{project['version']}.dist-info"  # as pip install -e writes it
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    offered = project["entry-points"]["encdec_pretrain.hooks"]
+    (folder / "entry_points.txt").write_text(
+        "[encdec_pretrain.hooks]\n" + "".join(f"{name} = {value}\n" for name, value in offered.items())
+    )
+    (settings,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    evaluation = yaml.safe_load(settings)["evaluation"]
+    path = run_file(tmp_path / "run-file", small_corpus, evaluation=evaluation)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    done = run_command("pretrain", "train", path)
+    assert done.returncode == 0, done.stderr
+    (copied,) = [
+        row.metrics["copied_tokens"] for row in read_metrics(path.parent / "run") if "copied_tokens" in row.metrics
+    ]
+    assert 0 < copied < 1
+    assert f"`during({list(inspect.signature(StepHook.during).parameters)[1]})`" in page
 
 
 def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp_path):

@@ -180,7 +180,9 @@ def test_compute_for_equal_losses_is_that_of_the_other_ladders_law(tmp_path, bot
     write_json(tmp_path / "ladder.json", {"name": "slow", "rungs": rungs[:-1], "next": rungs[-1]})
     best, least, most = Other.read(tmp_path / "ladder.json").factor(COMPUTE[2], losses[3])
     assert 2 < least < best < most < 8  # however wide the interval is far from the rungs
-    assert "  fast, " in other.words([("fast", COMPUTE[0] / 4, losses[0])])[1]
+    heading, fast = other.words([("fast", COMPUTE[0] / 4, losses[0])])
+    assert heading.endswith(f"(degrees of freedom: {len(COMPUTE) - 3}):")
+    assert fast.startswith("  fast, ")
 
 
 def test_what_is_no_finished_ladder_is_refused_in_a_line(tmp_path):
@@ -220,9 +222,20 @@ def test_the_report_has_the_law_the_prediction_and_what_was_reached(small_corpus
     assert content["rungs"][0]["losses"] == {"0": true[0] - 0.01, "1": true[0] + 0.01}
     axes = reached.picture().axes[0]
     assert sum(len(line.get_xdata()) == 100 for line in axes.lines) == 1
+    floor = axes.get_ylim()[0]
+    assert true[-1] - 1 < floor < true[-1]
+    assert axes.get_ylabel() == f"validation loss, nats per token; axis from {floor:.1f}"
+    assert len(axes.containers) == 1  # the prediction
+    straight = [made(rung.name, 0, 30 * rung.parameters**-0.1 - 0.3) for rung in found.rungs]
+    undetermined = Report.of(found, straight)
+    assert undetermined.law.bounded
+    assert not undetermined.picture().axes[0].containers
     unfinished = Report.of(found, results[:-2])
     assert unfinished.law is None
     assert f"No law yet: {found.rungs[-1].name} without a validation loss." in unfinished.text()
+    other = Other("other", (1e10, 1e11), (3.0, 2.0), report.law)
+    begun = Report.of(found, [], other).picture().axes[0]
+    assert [line.get_label() for line in begun.lines[-1:]] == ["law of other"]
 
 
 # Runs.

@@ -28,6 +28,7 @@ from pretrain.run.hardware import threads_per_rank
 from pretrain.tools.plan.activations import Rows, activations
 from pretrain.tools.plan.live_memory import LiveMemory
 from pretrain.tools.plan.planner import Planner, Question, memory_checkpoint_bytes
+from pretrain.tools.plan.row_lengths import resolve_rows
 from pretrain.tools.plan.step_time import Arithmetic, Cluster, Traffic, step, traffic
 from pretrain.tools.plan.zero_memory import Parameters, Setting, States, states
 from pretrain.zero.layers import layers, recomputed
@@ -405,13 +406,47 @@ def test_the_tables_fit_a_terminal_and_the_json_says_the_same(capsys):
     run_plan(*asked)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "247,577,856 parameters" in lines[0]
+    assert "247,577,856 parameters" in lines[1]
     run_plan(*asked, "--json")
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"] == 247_577_856
     assert len(found["options"]) == 14
     assert list(found["gpu_counts"]) == ["1", "2", "4", "8", "16", "32", "64"]
     assert found["cheapest"]["cost"] == min(one["cost"] for one in found["gpu_counts"].values())
+
+
+@tables.each(
+    "name, overrides, row, taken",
+    [
+        ("t5-v1.1-base-c4", [], (512, 114), "configs:corpora/c4-t5.yaml"),
+        ("quickstart", [], (42, 12), "configs:corpora/quickstart.yaml"),  # which has the vocabulary, too
+        ("t5-v1.1-base-c4", ["data.objective={name: span_corruption, inputs_length: 256}"], (256, 58), None),
+    ],
+)
+def test_without_its_corpus_a_run_is_planned_from_the_file_that_builds_it(
+    name, overrides, row, taken, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    path = RUNS / f"{name}.yaml"
+    config, rows, file = resolve_rows(load(path, overrides, RunConfig), path, None, None)
+    assert ((rows.inputs, rows.targets), file) == (row, taken)
+    assert config.model.vocab_size
+
+
+def test_the_answer_comes_first_and_a_stage_that_is_much_faster_is_named(capsys):
+    """Stage 1 exchanges all gradients after the backward pass: 17 % MFU on 32 GPUs, stage 3 has 29 %."""
+    asked = [BASE, "--gpus", 32, *itertools.chain.from_iterable(list(ASKED.items())[1:])]
+    printed = []
+    for stage in (1, 2):
+        run_plan(*asked, f"deepspeed.zero_optimization.stage={stage}")
+        printed.append(capsys.readouterr().out.split("t5-v1.1-base-c4: ")[0].split())
+    slow, fast = (" ".join(words) for words in printed)
+    assert re.fullmatch(
+        r"t5-v1.1-base-c4 on 32 × a100-80gb: 0.\d hours, \$\d+ \(stage 1, micro-batches of 4\). "
+        r"warning: deepspeed.zero_optimization.stage=3 would be 1.\d times faster: 0.3 hours, \$22",
+        slow,
+    )
+    assert re.fullmatch(r"t5-v1.1-base-c4 on 32 × a100-80gb: 0.4 hours, \$27 \(stage 2, micro-batches of 4\).", fast)
 
 
 ASKED = {"--gpus": 8, "--gpu": "a100-80gb", "--inputs": 512, "--targets": 114}
@@ -452,7 +487,10 @@ def test_the_docs_show_the_plans_of_t5_base_and_11b():
             {"--gpus": 48},
             "--gpus: batch.global_batch_size: 128 rows can't be divided evenly among 48 ranks; choose 32 or 64",
         ),
-        ({"--inputs": None}, "data.objective: not set, and corpora/c4-en isn't there to take it from"),
+        (
+            {"--inputs": None, "data.train.0.corpus=nowhere": "data.validation.0.corpus=nowhere"},
+            "data.objective: not set, and nowhere isn't there to take it from",
+        ),
     ],
 )
 def test_bad_input_gets_one_line(changes, message):

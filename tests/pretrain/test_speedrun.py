@@ -1,7 +1,9 @@
 """Tracks of the speedrun: what counts as a record, and the table."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import scipy.stats
@@ -11,6 +13,7 @@ from pretrain.config import RunConfig
 from pretrain.tools.experiment import experiment_file, speedrun
 from pretrain.tools.experiment.experiment_file import Experiment, Speedrun
 from pretrain.tools.experiment.results import Result
+from pretrain.tools.experiment.statistics import Spread, Welch
 from tests.tables import each
 
 TRACKS = Path(__file__).parents[2] / "configs/speedrun"
@@ -30,8 +33,19 @@ def track(**rows: list[tuple[float, float]]) -> tuple[Experiment, list[Result]]:
 
 @each("losses", [[3.9, 3.95, 3.97, 3.99, 3.93], [4.1, 4.0, 3.9], [3.99, 3.999], [4.2, 4.3, 4.25, 4.21]])
 def test_the_chance_is_that_of_the_one_sided_t_test(losses):
-    expected = scipy.stats.ttest_1samp(losses, 4.0, alternative="less").pvalue
-    assert speedrun.chance(losses, 4.0) == pytest.approx(expected)
+    own = Spread.of(losses)
+    assert own is not None
+    to_a_value, to_runs = Welch.of(own, Spread(4.0, 0.0, 2)), Welch.of(own, Spread.of([4.05, 3.98, 4.01]))
+    assert to_a_value.p == pytest.approx(scipy.stats.ttest_1samp(losses, 4.0, alternative="less").pvalue)
+    expected = scipy.stats.ttest_ind(losses, [4.05, 3.98, 4.01], equal_var=False, alternative="less")
+    assert to_runs.p == pytest.approx(expected.pvalue)
+    two_sided = scipy.stats.ttest_ind(losses, [4.05, 3.98, 4.01], equal_var=False)
+    assert to_runs.interval == pytest.approx(tuple(two_sided.confidence_interval()))
+
+
+def test_a_value_without_scatter_is_below_or_not():
+    assert [Welch.of(Spread(one, 0.0, 2), Spread(4.0, 0.0, 2)).p for one in (3.9, 4.0)] == [0.0, 1.0]
+    assert Welch.of(Spread(3.9, None, 1), Spread(4.0, 0.0, 2)) is None
 
 
 def test_a_record_needs_its_seeds_its_mean_and_certainty():
@@ -45,16 +59,29 @@ def test_a_record_needs_its_seeds_its_mean_and_certainty():
         ("four", False),
         ("low", True),
     ]
-    assert speedrun.chance([4.0, 4.0], 4.0) == 1.0
-    assert speedrun.chance([3.9], 4.0) is None
 
 
-def test_a_track_may_have_a_target_on_text_and_the_clock_of_gpus():
-    experiment, runs = track(low=[(3.9 + 0.01 * seed, 100.0) for seed in range(5)])  # 4.92 on text
-    for text_target, is_record in ((5.0, True), (4.9, False)):
-        settings = Speedrun(target=4.0, text_target=text_target)
-        (found,) = speedrun.attempts(replace(experiment, speedrun=settings), runs)
+def test_the_scatter_of_the_baseline_counts_as_the_rows_does():
+    low = [(3.97 + 0.01 * seed, 50.0 + seed) for seed in range(5)]
+    for scatter, seeds, is_record in ((0.01, 5, True), (0.04, 5, False), (0.01, 4, False)):
+        baseline = [(4.03 + scatter * (seed - 2), 400.0 + 10 * seed) for seed in range(5)][:seeds]
+        experiment, runs = track(low=low, baseline=baseline)
+        experiment = replace(experiment, speedrun=Speedrun(baseline="baseline"))
+        found, of_baseline = speedrun.attempts(experiment, runs)
         assert found.is_record == is_record
+        assert (of_baseline.p, of_baseline.times_less) == (None, None)
+    mean, low_end, high_end = found.times_less
+    logarithms = [[math.log(seconds) for _, seconds in group] for group in (baseline, low)]
+    interval = scipy.stats.ttest_ind(*logarithms, equal_var=False).confidence_interval()
+    assert mean == pytest.approx(math.exp(fmean(logarithms[0]) - fmean(logarithms[1])))
+    assert (low_end, high_end) == pytest.approx((math.exp(interval.low), math.exp(interval.high)))
+    assert "8.0 (7.6–8.4)" in speedrun.text(experiment, runs)
+    with pytest.raises(ValueError, match="either a baseline or a target"):
+        Speedrun(baseline="baseline", target=4.0)
+
+
+def test_a_track_may_have_the_clock_of_gpus():
+    experiment, runs = track(low=[(3.9 + 0.01 * seed, 100.0) for seed in range(5)])
     on_gpus = replace(experiment, speedrun=Speedrun(target=4.0, clock="wall"))
     assert [one.seconds.mean for one in speedrun.attempts(on_gpus, runs)] == [200.0]
     assert "CPU s" not in speedrun.text(on_gpus, runs)
@@ -70,10 +97,7 @@ def test_the_table_has_the_fastest_first_and_says_what_a_record_is():
         *("<.001", "record"),
     ]
     assert second.split()[:7] == ["textbook", "(1)", "1,000", "300", "1.50M", "283.0", "4.0000"]
-    assert note[:2] == [
-        "The target is a held-out loss of 4.0.",
-        "A record needs 5 seeds (in brackets) with p < 0.01: the one-sided t-test",
-    ]
+    assert note[0] == "The target is a held-out loss of 4.0."
     assert speedrun.markdown(*found).startswith("| row | params |")
     head, empty, *_ = speedrun.text(*track(unfinished=[])).split("\n")
     assert (head.split()[:2], empty) == (["row", "params"], "")

@@ -13,6 +13,7 @@ import pytest
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
 from pretrain.faults.slow_ranks import COMPUTE, DATA, WHOLE, WINDOW, Slow, compared, named, waiting
+from pretrain.faults.stragglers import Stragglers
 from pretrain.run.environment import machines, place
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
@@ -149,6 +150,20 @@ def test_the_place_of_a_rank():
     assert place(4, hosts) == ("c", "Xeon")
 
 
+@each(
+    "hosts, remedy",
+    [
+        ([machine("a", [0, 1])], "if other programs take its core, end them or train on fewer ranks"),
+        ([machine("a", [0, 1], ["H100", "H100"])], "launch doctor checks its node"),
+        ([machine("a", [0]), machine("b", [1])], "launch doctor checks its node"),
+    ],
+)
+def test_the_line_says_of_which_steps_and_what_to_do(tmp_path, hosts, remedy):
+    (line,) = Stragglers(FACTOR, hosts, tmp_path, True)._findings(20, Slow("device", 0, 3.0, True), None).lines
+    assert line.startswith("warning: rank 0 (a, ")
+    assert line.endswith(f"3.00 × as long as the others, which wait for it, in the last 16 steps; {remedy}")
+
+
 def test_watch_shows_the_straggler_while_there_is_one(tmp_path, capsys):
     table = tmp_path / "artifacts/evaluation/stragglers.json"
     table.parent.mkdir(parents=True)
@@ -170,7 +185,6 @@ def train_slowed(path, cause, first, share, remote, clock):
     each of the two passes of a step takes half a second, and nothing else takes any time.
     """
     from data_pipeline.loading.batches import TrainingBatches
-    from pretrain.faults.stragglers import Stragglers
     from pretrain.trainer.train import train
     from pretrain.zero import step_times
     from pretrain.zero.engine import Engine
@@ -274,7 +288,6 @@ def test_two_equal_ranks_have_no_straggler(small_corpus, tmp_path):
 
 def named_while_busy_for(folder, steps):
     """The steps at which something is named, if rank 0 does something else too for so many steps."""
-    from pretrain.faults.stragglers import Stragglers
     from pretrain.zero.step_times import StepTimes
 
     now, times, found = [0], StepTimes(), []

@@ -216,7 +216,7 @@ def test_resumed_run_goes_on_under_the_same_id(tmp_path, uri, client):
     expected = [(10, 1 / 10), (20, 1 / 20), (30, 1 / 30), (40, 1 / 40), (40, 0.5), (50, 1 / 50)]
     assert points(client, tmp_path, "loss/train") == expected
     assert [step for step, _ in points(client, tmp_path, "train/tokens_per_second")] == [10, 20, 30, 40, 40, 50]
-    assert points(client, tmp_path, "evaluation/validation/loss") == [(30, 3.0)]
+    assert points(client, tmp_path, "metrics/validation/loss") == [(30, 3.0)]
     run = client.get_run(first)
     assert run.info.status == "KILLED"
     assert run.data.params == {"max_steps": "40"}
@@ -373,26 +373,27 @@ def test_a_password_is_used_but_neither_recorded_nor_logged(tmp_path, uri, clien
 # ---- names and places
 
 
-def test_the_sections_of_a_page_begin_with_evaluations_and_losses_and_end_with_seconds_and_sizes():
+def test_the_sections_of_a_page_begin_with_losses_then_evaluations_and_end_with_seconds_and_sizes():
     """A section is what stands before the last slash; MLflow sorts them."""
     logged = [
         *("train/loss", "train/embedding_loss", "train/cross_entropy", "train/tokens", "train/peak_memory_gigabytes"),
         *("validation/c4/loss", "validation/c4/text_loss", "validation/c4/unigram_entropy", "validation/c4/accuracy"),
         *("checkpoint/gigabytes", "checkpoint/write_seconds", "evaluation/samples/seconds", "embedding/mean_norm"),
-        *("norms/gradient/encoder.layers.0", "text_to_text/sums/bleu", "of_my_own_hook/score"),
+        *("norms/gradient/encoder.layers.0", "text_to_text/sums/bleu", "of_my_own_hook/score", "input_use/c4/loss"),
     ]
     sections = {}
     for name in sorted(map(in_mlflow, logged)):
         section, _, last = name.rpartition("/")
         sections.setdefault(section, []).append(last)
     assert sections == {
-        "evaluation": ["c4.accuracy"],
-        "evaluation/of_my_own_hook": ["score"],
-        "evaluation/text_to_text/sums": ["bleu"],
         "loss": [
             *("train", "train.cross_entropy", "train.embedding_loss"),
             *("validation.c4", "validation.c4.text_loss", "validation.c4.unigram_entropy"),
         ],
+        "metrics": ["c4.accuracy"],
+        "metrics/input_use/c4": ["loss"],
+        "metrics/of_my_own_hook": ["score"],
+        "metrics/text_to_text/sums": ["bleu"],
         "model/embedding": ["mean_norm"],
         "model/norms/gradient": ["encoder.layers.0"],
         "train": ["tokens"],

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import time
@@ -183,6 +184,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_losses(small_
     assert set(losses(path)) == set(range(1, 7))
     done = train(path, 1)
     assert "steps 4 to 8" in done.stdout
+    assert re.search(r"step-00000008: [\d.]+ [kM]B in [\d.]+ s \([\d.]+ s of processor time\); training", done.stdout)
     assert losses(path) == losses(reference)
     attempts = {row.step: row.attempt for row in read_metrics(path.parent / "run")}
     assert attempts[4] == 1
@@ -213,7 +215,8 @@ def test_mlflow_has_the_metrics_parameters_datasets_and_config(reference, small_
     datasets = found.inputs.dataset_inputs
     assert {dataset.dataset.name for dataset in datasets} == {"small", "small (validation)"}
     assert all(fingerprint.startswith(dataset.dataset.digest) for dataset in datasets)
-    assert "config.yaml" in {artifact.path for artifact in client.list_artifacts(state["run_id"])}
+    artifacts = {artifact.path for artifact in client.list_artifacts(state["run_id"])}
+    assert {"config.yaml", "picture.png"} <= artifacts
 
 
 def test_a_checkpoint_fills_blanks_and_its_export_gives_the_same_logits(reference, small_corpus, tmp_path):

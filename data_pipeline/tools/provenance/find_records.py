@@ -1,6 +1,7 @@
 """Finds the records that a user names by id or URL."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow.parquet as pq
 
@@ -11,6 +12,15 @@ from data_pipeline.foundation.progress import track
 from data_pipeline.sources import Intake
 from data_pipeline.stages.documents import read_records
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
+
+
+def first_ids(directory: Path, split: str, number: int) -> list[str]:
+    """The ids of the first documents of a split, at most `number`; none where the corpus lacks its documents."""
+    for path in sorted((directory / "documents").glob("*.parquet")):
+        found = pq.read_table(path, columns=["id"], filters=[("split", "=", split)])["id"].slice(0, number).to_pylist()
+        if found:
+            return found
+    return []
 
 
 def records_named(build: FinishedBuild, name: str) -> list[tuple[BuiltInput, set[int]]]:

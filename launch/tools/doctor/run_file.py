@@ -1,5 +1,7 @@
 """Whether the run file is valid for these ranks and, without a GPU, how long the run takes."""
 
+from pathlib import Path
+
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
@@ -20,13 +22,17 @@ _LONG = 2 * 86400.0  # s
 def check(settings: Settings) -> list[Finding]:
     path, *overrides = settings.run_file
     try:
-        setup = preflight(load(path, overrides, RunConfig), settings.all_ranks, here=False)
+        config = load(path, overrides, RunConfig)
+        setup = preflight(config, settings.all_ranks, here=False, folder=Path(path).parent)
     except UserError as error:
         return [Finding("run file", "fault", line) for line in str(error).splitlines()]
     ranks = counted(settings.all_ranks, "rank")
     found = [Finding("run file", "ok", f"{path} and its corpora are valid for {ranks}")]
     found += [Finding("run file", "warning", line) for line in setup.warnings]
-    return [*found, _host_memory(setup, settings) if count_gpus() else _time(setup, settings)]
+    if count_gpus():
+        return [*found, _host_memory(setup, settings)]
+    trained = setup.train_state.step >= setup.config.run.max_steps
+    return found if trained else [*found, _time(setup, settings)]
 
 
 def _host_memory(setup: ValidatedRun, settings: Settings) -> Finding:

@@ -11,8 +11,17 @@ import data_pipeline
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
 from data_pipeline.sources import OPTIONS
-from launch.tools.scaffold.machine import FirstRun, Machine, model_named, run_of_an_hour, run_of_named_model
+from launch.tools.scaffold.machine import (
+    MICRO_BATCH,
+    FirstRun,
+    Machine,
+    model_named,
+    run_of_an_hour,
+    run_of_named_model,
+    with_vocabulary,
+)
 from launch.tools.scaffold.text import Sample, Source, sample_of, sources_of
+from pretrain.models.config.size import size_of
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _ROWS = {  # by family, the shipped corpus file whose rows, tokens and lengths the first one takes
@@ -79,7 +88,7 @@ tracking: {{mlflow: {{uri: "sqlite:///runs/mlflow.db", experiment: {name}}}, log
 _TEXTBOOK = """\
 optimizer: {{name: adamw, learning_rate: {rate}, betas: [0.9, 0.98], weight_decay: 0.1, gradient_clipping: 1.0}}
 schedule: {{name: cosine, warmup_steps: {warmup}, final_learning_rate: {last_rate}}}"""
-# The speedrun's record: docs/results/speedrun.md. Models with muP take the rates of its width.
+# The speedrun's recipe: docs/results/speedrun.md. Models with muP take the rates of its width.
 _RECORD = """\
 optimizer: {{name: muon, learning_rate: 1.0e-2, adamw_learning_rate: 2.0e-2, newton_schulz_dtype: {precision}}}
 schedule: {{name: linear, warmup_steps: {warmup}, final_learning_rate: 0.0}}"""
@@ -89,6 +98,11 @@ _CURRICULUM = """\
       objective: {{name: span_corruption, inputs_length: {inputs}, noise_density: 0.5, mean_span_length: 5.0}}
 """
 _INPUT_USE = "\n  - {{hook: input_use, every_steps: {evaluate}, rows: 256}}"
+_SHOWN = 9_000_000  # parameters
+_UNTRIED_SIZE = (
+    "recipe: shown up to 9 M parameters (docs/results/babylm.md), on enwik8 up to 1.5 M; untried at this model's size"
+)
+_UNTRIED_ON_GPUS = "GPU: the time assumes 31 % MFU, which nobody has measured with this recipe"
 _LONG_SPANS_INPUTS = 342  # with long spans, of the 568 tokens of a row; T5's have 512
 _NAMED_STEPS, _NAMED_BATCH = 10_000, 128  # of a model that the user names
 _SECONDS_TO_LOG = 10.0
@@ -134,6 +148,7 @@ def write_first_files(
     else:
         text_rows = sample.bytes / _BYTES_PER_TOKEN / _TOKENS_PER_ROW if sample else math.inf
         first_run = run_of_an_hour(machine, vocabulary, _SENTINELS, lengths, text_rows)
+    first_run = first_run.measured(machine, lengths)
     directory = corpus or f"corpora/{name}"
     contents = {run_file: _run_file(name, directory, first_run, machine, long_spans=not corpus)}
     if not corpus:
@@ -155,15 +170,24 @@ def write_first_files(
     for path, content in contents.items():
         with path.open("x") as file:
             file.write(content)
-    time = duration(first_run.steps * first_run.seconds)
     return [
         *given.lines,
         f"machine: {machine}",
-        f"model: {first_run.model}, {first_run.steps:,} steps of {first_run.batch} rows: about {time}",
+        *first_run.promise(),
+        *_untried(first_run, machine),
         f"wrote {'' if corpus else f'{corpus_file} and '}{run_file}. Next:",
         f"  data-pipeline {f'show {shlex.quote(corpus)}' if corpus else f'build {corpus_file}'}",
         f"  launch local {run_file}",
     ]
+
+
+def _untried(first_run: FirstRun, machine: Machine) -> list[str]:
+    """What of the speedrun's recipe nobody has measured at this size, or on this device."""
+    if not first_run.config.mup:
+        return []
+    large = size_of(with_vocabulary(first_run.config, _LARGEST_VOCABULARY, _SENTINELS)).parameters > _SHOWN
+    lines = [_UNTRIED_SIZE] if large else []
+    return [*lines, _UNTRIED_ON_GPUS] if machine.gpus else lines
 
 
 @dataclass(frozen=True)
@@ -253,7 +277,7 @@ def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, lon
         ids=", pad_id: 0, eos_id: 1" if "pad_id" in first_run.config.model_fields_set else "",
         workers=2 if machine.gpus else 0,
         batch=first_run.batch,
-        micro_batch="auto" if machine.gpus else min(8, first_run.batch),
+        micro_batch="auto" if machine.gpus else min(MICRO_BATCH, first_run.batch),
         curriculum=curriculum,
         optimizer=optimizer,
         precision=machine.precision,

@@ -2,19 +2,20 @@
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.formatting import counted, duration
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.config.size import size_of
 from pretrain.models.families import AnyModelConfig
 from pretrain.run.cpu_speed import product_flops, share
 from pretrain.run.gpus import Gpu, gpu_of_device
 from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, threads_per_rank
+from pretrain.tools.measured_steps import PATIENCE, Passes, measure
 
 SIZES = tuple(f"t5gemma2-{size}" for size in ("1.2m", "4.5m", "15m", "58m", "214m", "828m", "2.8b"))
 _HOUR = 3600.0
@@ -22,6 +23,9 @@ _TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 _MOST_EPOCHS = 40  # beyond, repeated text teaches nothing more (Muennighoff et al. 2023)
 _FEWEST_STEPS, _SMALLEST_BATCH, _LARGEST_BATCH = 2000, 8, 128
 _MFU = 0.31  # of a GPU; the default of pretrain plan
+MICRO_BATCH = 8  # rows on a CPU
+_LONGEST_PASS = 2.0  # s; a slower micro-batch isn't measured
+_VOCABULARY = 32_000  # of a model that has the corpus's
 _UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/run/gpus.py
 
 
@@ -73,13 +77,51 @@ class Machine:
 
 @dataclass(frozen=True)
 class FirstRun:
-    """How a model is trained: steps of `batch` rows, each of which takes about `seconds`."""
+    """How a model is trained: steps of `batch` rows, each of which takes about `seconds`; on a CPU, by `passes`."""
 
     model: str
     config: ModelConfig
     steps: int
     batch: int
     seconds: float
+    passes: Passes | None = None
+    too_slow: bool = False
+
+    def measured(self, machine: Machine, lengths: tuple[int, int]) -> "FirstRun":
+        """The same with the time that a few passes take here, if this is a CPU and they take seconds."""
+        rows = min(MICRO_BATCH, self.batch)
+        config = with_vocabulary(self.config, _VOCABULARY, 0)
+        if machine.gpus or self.seconds * rows / self.batch > _LONGEST_PASS:
+            return self
+        passes = measure(config, rows, lengths, machine.precision)
+        if passes is None:
+            return replace(self, too_slow=True)
+        return replace(self, seconds=self.batch * passes.idle, passes=passes)
+
+    def promise(self) -> list[str]:
+        """How long the run takes, and on what grounds, in a line or two."""
+        what = f"model: {self.model}, {self.steps:,} steps of {self.batch} rows: about"
+        time = duration(self.steps * self.seconds)
+        if self.passes is None:
+            if not self.too_slow:
+                return [f"{what} {time}"]
+            slow = (
+                f"measured: not three passes in {PATIENCE:.0f} s; other processes use this machine, or all its memory"
+            )
+            return [f"{what} {time} once nothing else runs", slow]
+        one, now = (self.batch * each for each in (self.passes.one, self.passes.all))
+        ended = math.isfinite(now)
+        with_all = f"{now:.2g} s" if ended else f"more than {PATIENCE:.0f} s"
+        took = f"measured: the passes of a step took {one:.2g} s with 1 thread, {with_all} with {self.passes.threads}"
+        if not self.passes.busy:
+            return [f"{what} {time}", took]
+        lines = [
+            f"{what} {time} once nothing else runs, {duration(self.steps * now) if ended else 'far more'} as it is now",
+            f"{took}; other processes use this machine (load {self.passes.load:.1f})",
+        ]
+        if one < now:
+            lines.append(f"meanwhile run.cpu_threads=1 takes {duration(self.steps * one)}")
+        return lines
 
 
 def run_of_an_hour(

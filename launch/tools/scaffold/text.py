@@ -138,7 +138,7 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[Source], list[s
     try:
         files = list_files(SourceConfig(format="text", path=text))
     except UserError:  # not there yet; the name must do
-        return [_with_columns(Source(text_format or _by_name(text) or _unknown(text), text), None)], []
+        return [_with_columns(Source(text_format or _by_name(text) or _missing(text), text), None)], []
     is_folder = Path(text).is_dir()
     if is_folder and (splits := _saved_splits(Path(text))):
         return splits
@@ -242,6 +242,12 @@ def _by_name(text: str) -> str | None:
         if unread in _UNREAD:
             raise UserError(f"--text: {text}: no reader reads {unread}; {_UNREAD[unread]}")
     return FORMATS.get(next((ending.removesuffix(one) for one in _COMPRESSED if ending.endswith(one)), ending))
+
+
+def _missing(text: str) -> str:
+    if "://" in text:
+        return _unknown(text)
+    raise UserError(f"--text: {text}: no such file or folder; for text that comes later, give --format")
 
 
 def _unknown(text: str) -> str:

@@ -53,16 +53,22 @@ class Group(Section):
 class Speedrun(Section):
     """A track of the speedrun: a loss that rows try to reach in the least time."""
 
-    target: PositiveFloat
-    """The held-out loss to reach, in nats per target token."""
-    text_target: PositiveFloat | None = None
-    """The held-out loss on text tokens alone to reach too, so that no record is one of sentinels. null: any."""
+    baseline: str | None = None
+    """The row whose mean held-out losses, of all and of text tokens alone, the others have to reach. null: `target`."""
+    target: PositiveFloat | None = None
+    """The held-out loss to reach where there is no such row, in nats per target token."""
     clock: Literal["processor", "wall"] = "processor"
     """What times the steps. `processor`: the processors of all ranks. `wall`: the clock on the wall, for GPUs."""
     least_seeds: Annotated[int, Field(ge=2)] = 5
     """Runs of a row that its record needs."""
     p_value: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    """The chance, at most, of losses as low if their true mean were the target: a one-sided t-test."""
+    """The chance, at most, of losses as low if their true mean were the baseline's: Welch's one-sided t-test."""
+
+    @model_validator(mode="after")
+    def _one_target(self) -> "Speedrun":
+        if (self.baseline is None) == (self.target is None):
+            raise ValueError("expected either a baseline or a target")
+        return self
 
 
 class ExperimentFile(Section):
@@ -114,6 +120,9 @@ def read(directory: Path) -> Experiment:
 def _problems(settings: ExperimentFile, files: dict[str, Path]) -> Iterator[str]:
     rows = [(f"groups.{number}.rows", row) for number, group in enumerate(settings.groups) for row in group.rows]
     rows += [(f"published.{number}.row", one.row) for number, one in enumerate(settings.published)]
+    rows += (
+        [("speedrun.baseline", settings.speedrun.baseline)] if settings.speedrun and settings.speedrun.baseline else []
+    )
     for key, row in rows:
         if row not in files:
             nearest = "".join(f"; nearest: {name}" for name in difflib.get_close_matches(row, files, n=1))

@@ -8,15 +8,16 @@ from data_pipeline.foundation import tables
 from data_pipeline.foundation.tables import aligned
 from pretrain.tools.experiment.experiment_file import Experiment, Speedrun
 from pretrain.tools.experiment.results import Result
-from pretrain.tools.experiment.statistics import Spread
+from pretrain.tools.experiment.statistics import Spread, Welch
 
 
 @dataclass(frozen=True)
 class Attempt:
     """The finished runs of a row on a track.
 
-    `p`: the chance of losses as low if their true mean were the target, by Student's one-sided t-test, and the larger
+    `p`: the chance of losses as low if their true mean were the target, by Welch's one-sided t-test, and the larger
     one of the loss and the loss on text; None for one run. `is_record`: enough runs, and `p` small enough.
+    `times_less`: the baseline's seconds over the row's (geometric means), and the 95 % interval of that ratio.
     """
 
     row: str
@@ -29,28 +30,34 @@ class Attempt:
     input_worth: Spread | None
     p: float | None
     is_record: bool
+    times_less: tuple[float, float, float] | None
 
 
 def attempts(experiment: Experiment, results: Sequence[Result]) -> list[Attempt]:
     """The rows that have finished runs, the fastest first."""
-    assert experiment.speedrun is not None, "not a track"
-    found = (_attempt([one for one in results if one.row == row], experiment.speedrun) for row in experiment.rows)
+    track = experiment.speedrun
+    assert track is not None, "not a track"
+    baseline = [one for one in results if one.row == track.baseline]
+    of_rows = ([one for one in results if one.row == row] for row in experiment.rows)
+    found = (_attempt(runs, baseline, track) for runs in of_rows)
     return sorted((one for one in found if one), key=lambda one: one.seconds.mean)
 
 
-def _attempt(runs: Sequence[Result], track: Speedrun) -> Attempt | None:
-    losses = [one.validation_loss for one in runs if one.validation_loss is not None]
-    times = [one.processor_seconds if track.clock == "processor" else one.seconds for one in runs]
-    seconds = Spread.of([one for one in times if one is not None])
-    loss = Spread.of(losses)
+def _attempt(runs: Sequence[Result], baseline: Sequence[Result], track: Speedrun) -> Attempt | None:
+    loss, seconds = Spread.of(_losses(runs)), Spread.of(_seconds(runs, track))
     if loss is None or seconds is None:
         return None
-    text_losses = [one.text_loss for one in runs if one.text_loss is not None]
-    chances = [chance(losses, track.target)]
-    if track.text_target is not None:
-        chances.append(chance(text_losses, track.text_target))
-    known = [one for one in chances if one is not None]
-    p = max(known) if len(known) == len(chances) else None
+    text_loss = Spread.of(_text_losses(runs))
+    is_baseline = runs[0].row == track.baseline
+    targets: list[tuple[Spread | None, Spread | None]]
+    if track.target is not None:
+        targets = [(loss, Spread(track.target, 0.0, 2))]
+    else:
+        targets = [(loss, Spread.of(_losses(baseline))), (text_loss, Spread.of(_text_losses(baseline)))]
+    chances = [] if is_baseline else [welch.p for own, target in targets if (welch := _welch(own, target)) is not None]
+    p = max(chances) if chances and len(chances) == len(targets) else None
+    fewest = min(loss.number, len(baseline)) if track.baseline else loss.number
+    times = _welch(_logarithms(baseline, track), _logarithms(runs, track))
     return Attempt(
         row=runs[0].row,
         parameters=runs[0].parameters,
@@ -58,23 +65,35 @@ def _attempt(runs: Sequence[Result], track: Speedrun) -> Attempt | None:
         tokens=runs[0].tokens or math.nan,
         seconds=seconds,
         loss=loss,
-        text_loss=Spread.of(text_losses),
+        text_loss=text_loss,
         input_worth=Spread.of([one.input_worth for one in runs if one.input_worth is not None]),
         p=p,
-        is_record=len(losses) >= track.least_seeds and p is not None and p < track.p_value,
+        is_record=fewest >= track.least_seeds and p is not None and p < track.p_value,
+        times_less=None
+        if times is None or is_baseline
+        else (math.exp(times.difference), math.exp(times.interval[0]), math.exp(times.interval[1])),
     )
 
 
-def chance(losses: Sequence[float], target: float) -> float | None:
-    """Student's one-sided t-test of a mean below `target`, with n − 1 degrees of freedom; None for one loss."""
-    from scipy.special import stdtr  # slow to import
+def _losses(runs: Sequence[Result]) -> list[float]:
+    return [one.validation_loss for one in runs if one.validation_loss is not None]
 
-    spread = Spread.of(losses)
-    if spread is None or spread.deviation is None:
-        return None
-    if spread.deviation == 0:
-        return float(spread.mean >= target)
-    return float(stdtr(spread.number - 1, (spread.mean - target) / (spread.deviation / math.sqrt(spread.number))))
+
+def _text_losses(runs: Sequence[Result]) -> list[float]:
+    return [one.text_loss for one in runs if one.text_loss is not None]
+
+
+def _seconds(runs: Sequence[Result], track: Speedrun) -> list[float]:
+    times = [one.processor_seconds if track.clock == "processor" else one.seconds for one in runs]
+    return [one for one in times if one is not None]
+
+
+def _logarithms(runs: Sequence[Result], track: Speedrun) -> Spread | None:
+    return Spread.of([math.log(one) for one in _seconds(runs, track)])
+
+
+def _welch(first: Spread | None, second: Spread | None) -> Welch | None:
+    return None if first is None or second is None else Welch.of(first, second)
 
 
 _CLOCKS = {"processor": "CPU s", "wall": "s"}
@@ -82,29 +101,32 @@ _CLOCKS = {"processor": "CPU s", "wall": "s"}
 
 def text(experiment: Experiment, results: Sequence[Result]) -> str:
     """The table for a terminal of 80 columns."""
-    rows = list(_rows(attempts(experiment, results)))
-    return "\n".join([*aligned([_headings(experiment), *rows]), "", _note(experiment)])
+    found = list(rows(attempts(experiment, results)))
+    return "\n".join([*aligned([_headings(experiment), *found]), "", _note(experiment)])
 
 
 def markdown(experiment: Experiment, results: Sequence[Result]) -> str:
     """The same as a Markdown table."""
-    rows = list(_rows(attempts(experiment, results)))
-    return "\n".join([*tables.markdown(_headings(experiment), rows), "", _note(experiment).replace("\n", " "), ""])
+    found = list(rows(attempts(experiment, results)))
+    return "\n".join([*tables.markdown(_headings(experiment), found), "", _note(experiment).replace("\n", " "), ""])
 
 
 def _headings(experiment: Experiment) -> tuple[str, ...]:
     assert experiment.speedrun is not None, "not a track"
-    return "row", "params", "steps", "tokens", _CLOCKS[experiment.speedrun.clock], "loss", "text", "input", "p", ""
+    clock = _CLOCKS[experiment.speedrun.clock]
+    return "row", "params", "steps", "tokens", clock, "times less", "loss", "text", "input", "p", ""
 
 
-def _rows(found: Sequence[Attempt]) -> Iterator[list[str]]:
+def rows(found: Sequence[Attempt]) -> Iterator[list[str]]:
+    """The cells of a table, below its headings."""
     for one in found:
         yield [
             f"{one.row} ({one.loss.number})",
             f"{one.parameters:,}",
             f"{one.steps:,}",
             f"{one.tokens / 1e6:.2f}M",
-            _seconds(one.seconds),
+            f"{one.seconds.mean:.1f}" + ("" if one.seconds.deviation is None else f"±{one.seconds.deviation:.1f}"),
+            "" if one.times_less is None else "{:.1f} ({:.1f}–{:.1f})".format(*one.times_less),
             f"{one.loss.mean:.4f}" + ("" if one.loss.deviation is None else f"±{one.loss.deviation:.4f}"),
             str(one.text_loss or ""),
             str(one.input_worth or ""),
@@ -113,17 +135,18 @@ def _rows(found: Sequence[Attempt]) -> Iterator[list[str]]:
         ]
 
 
-def _seconds(spread: Spread) -> str:
-    return f"{spread.mean:.1f}" + ("" if spread.deviation is None else f"±{spread.deviation:.1f}")
-
-
 def _note(experiment: Experiment) -> str:
     track = experiment.speedrun
     assert track is not None
-    of_text = "" if track.text_target is None else f", and {track.text_target} on its text tokens"
+    clock = _CLOCKS[track.clock]
+    if track.baseline is None:
+        target = f"The target is a held-out loss of {track.target}."
+    else:
+        target = f"The target is the mean losses of `{track.baseline}`, on all and on text tokens."
     return (
-        f"The target is a held-out loss of {track.target}{of_text}.\n"
-        f"A record needs {track.least_seeds} seeds (in brackets) with p < {track.p_value:g}: the one-sided t-test\n"
-        f"of a mean below the target. {_CLOCKS[track.clock]}: of the steps alone. input: what it is\n"
-        "worth, in nats a text token."
+        f"{target}\n"
+        f"A record needs {track.least_seeds} seeds (in brackets) with p < {track.p_value:g}: Welch's one-sided\n"
+        f"t-test of a mean below the target. {clock}: of the steps alone; how many times\n"
+        "less than the baseline, with the ratio's 95 % interval. input: what it is worth,\n"
+        "in nats a text token."
     )

@@ -65,7 +65,10 @@ class Other:
 
     def words(self, rungs: Iterable[tuple[str, float, float]]) -> list[str]:
         """A sentence for each (name, FLOPs, loss) of the other recipe's rungs."""
-        said = [f"Compute that {self.name} needs for the same loss, by its law, and the 95 % interval:"]
+        said = [
+            f"Compute that {self.name} needs for the same loss, by its law, and the 95 % interval (degrees of freedom: "
+            f"{self.law.degrees}):"
+        ]
         for name, flops, loss in rungs:
             best, least, most = self.factor(flops, loss)
             beyond = ", beyond its largest rung" if best * flops > max(self.flops) else ""
@@ -76,4 +79,4 @@ class Other:
         """Its rungs and its law, up to `farthest` FLOPs."""
         axes.plot(self.flops, self.losses, "o", color="C3")
         along = np.geomspace(min(self.flops), max(farthest, *self.flops), 100)
-        axes.plot(along, [self.law(one) for one in along], color="C3", linewidth=1, label=self.name)
+        axes.plot(along, [self.law(one) for one in along], color="C3", linewidth=1, label=f"law of {self.name}")

@@ -1,5 +1,6 @@
 """What a ladder has found: its law, the prediction and what was reached, as a table, as JSON and as a picture."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -148,31 +149,53 @@ class Report:
         return [name, f"{rung.parameters:,}", f"{rung.steps:,}", tokens, f"{rung.epochs:.2f}", flops, loss, law]
 
     def picture(self) -> "Figure":
-        """Losses over the measure, the law through them, the prediction with its interval and what was reached."""
+        """Losses over the measure, the law through them, the prediction with its interval and what was reached.
+
+        The axis of losses begins below the lowest, not at 0; where it cuts off an interval, the legend has that. A law
+        that the rungs don't determine predicts nothing here.
+        """
         from matplotlib.figure import Figure  # slow to import
 
-        ladder, law, prediction = self.ladder, self.law, self.prediction
+        ladder, law = self.ladder, self.law
+        prediction = None if law is None or law.bounded else self.prediction
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
         axes = figure.subplots()
+        drawn: list[float] = []
         for rung in ladder.all:
-            following = rung is ladder.next
-            for loss in self.losses[rung.name].values():
-                axes.plot(_measure(ladder, rung), loss, "*" if following else "o", color="C1" if following else "C0")
-        if law is not None and prediction is not None:
-            x = _measure(ladder, ladder.next)
-            along = np.geomspace(_measure(ladder, ladder.rungs[0]), x, 100)
-            axes.plot(along, [law(one) for one in along], color="C0", linewidth=1, label="law")
+            color, marker = ("C1", "*") if rung is ladder.next else ("C0", "o")
+            losses = [*self.losses[rung.name].values()]
+            axes.plot([_measure(ladder, rung)] * len(losses), losses, marker, color=color)
+            drawn += losses
+        if law is not None:
+            label = f"law of {ladder.name}" + (", not determined" if law.bounded else "")
+            end = ladder.rungs[-1] if prediction is None else ladder.next
+            along = np.geomspace(_measure(ladder, ladder.rungs[0]), _measure(ladder, end), 100)
+            axes.plot(along, [law(one) for one in along], color="C0", linewidth=1, label=label)
+        if prediction is not None:
             low, high = prediction.interval
             axes.errorbar(
-                x, prediction.loss, [[prediction.loss - low], [high - prediction.loss]],
-                fmt="s", color="black", capsize=4, markersize=4, label=f"{ladder.next.name}, predicted (95 %)",
-            )  # fmt: skip
-            axes.legend()
+                _measure(ladder, ladder.next),
+                prediction.loss,
+                [[prediction.loss - low], [high - prediction.loss]],
+                fmt="s",
+                color="black",
+                capsize=4,
+                markersize=4,
+                label=f"{ladder.next.name}, predicted: {low:.2f} to {high:.2f} (95 %)",
+            )
+            drawn.append(prediction.loss)
         if self.other is not None:
-            self.other.draw(axes, max(rung.flops for rung in ladder.all))
-            axes.legend()
+            reached = [rung.flops for rung in ladder.all if self.losses[rung.name] or prediction]
+            self.other.draw(axes, max(reached, default=0.0))
+            drawn += self.other.losses
         unit = "FLOPs of training" if ladder.file.fit_over == "flops" else "parameters"
         axes.set(title=ladder.name, xlabel=unit, ylabel="validation loss, nats per token", xscale="log")
+        if drawn:
+            room = 0.1 * (max(drawn) - min(drawn)) or 0.1
+            floor = math.floor(10 * (min(drawn) - room)) / 10
+            axes.set(ylim=(floor, max(drawn) + room), ylabel=f"validation loss, nats per token; axis from {floor:.1f}")
+        if law is not None or self.other is not None:
+            axes.legend()
         return figure
 
 

@@ -26,6 +26,7 @@ def as_json(planner: Planner, gpus: int) -> dict[str, object]:
         **({"parameters_of_teacher": planner.teacher.num_parameters()} if planner.teacher else {}),
         "row": {key: value for key, value in asdict(question.rows).items() if key != "count"},
         "flops_per_row": {**planner.flops, "all": sum(planner.flops.values())},
+        "rows_from": question.corpus_file,
         "gpu": question.gpu_name,
         "gpus": gpus,
         "assumed": {
@@ -38,6 +39,7 @@ def as_json(planner: Planner, gpus: int) -> dict[str, object]:
         },
         "copied_bytes_per_node": planner.copied_bytes(gpus),
         "memory_checkpoint_bytes_per_node": planner.memory_checkpoint_bytes(gpus),
+        "own": _option(planner.own(gpus)),
         "options": [_option(option) for option in options],
         "gpu_counts": {count: _option(option) if option else None for count, option in compared.items()},
         "cheapest": _option(cheapest) if cheapest else None,
@@ -80,11 +82,35 @@ def _show_run(planner: Planner, console: Console) -> None:
     )
 
 
+def _show_answer(planner: Planner, gpus: int, console: Console) -> None:
+    """Prints how long the run file itself takes and what it costs, and whether another stage would be much faster."""
+    question, own = planner.question, planner.own(gpus)
+    stage = f"stage {own.setting.stage}"
+    answer = f"not even one row fits at {stage}; what fits is below."
+    if own.step is not None:
+        answer = f"{_bound(own)}{_duration(own)}, {_bound(own)}${own.cost:,.0f} ({stage}, micro-batches of {own.rows})."
+    console.print(f"{question.config.run.name} on {gpus} × {question.gpu_name}: {answer}", highlight=False)
+    if faster := planner.faster_stage(gpus):
+        console.print(
+            f"warning: deepspeed.zero_optimization.stage={faster.setting.stage} would be "
+            f"{own.hours / faster.hours:.1f} times faster: {_duration(faster)}, ${faster.cost:,.0f}",
+            highlight=False,
+        )
+
+
+def _show_corpus_file(planner: Planner, console: Console) -> None:
+    if file := planner.question.corpus_file:
+        corpus = planner.question.config.data.train[0].corpus
+        console.print(f"{corpus} isn't built: its rows are taken from {file}.", highlight=False)
+
+
 def show(planner: Planner, gpus: int, console: Console) -> None:
-    """Prints what fits on `gpus` GPUs, how long it takes there, and the same for other numbers of GPUs."""
+    """Prints how long the run takes on `gpus` GPUs, what fits there, and the same for other numbers of GPUs."""
     question = planner.question
     options = planner.options(gpus)
     nodes = options[0].cluster.nodes
+    _show_answer(planner, gpus, console)
+    _show_corpus_file(planner, console)
     _show_run(planner, console)
     console.print(
         f"{gpus} × {question.gpu_name} on {counted(nodes, 'node')}. Exact: parameters, FLOPs, bytes sent. From the "
@@ -146,7 +172,11 @@ def show(planner: Planner, gpus: int, console: Console) -> None:
 
 def show_cpu(planner: Planner, gpus: int, console: Console) -> None:
     """A plan of the one setting that matters on a CPU: nothing is shared with other devices."""
-    question = planner.question
+    question, option = planner.question, planner.best(gpus)
+    fits = option is not None and option.step is not None
+    answer = f"{_duration(option)}" if option and fits else "not even one row fits into the free memory"
+    console.print(f"{question.config.run.name} on this CPU: {answer}.", highlight=False)
+    _show_corpus_file(planner, console)
     _show_run(planner, console)
     console.print(
         f"This CPU: {question.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now. "
@@ -154,7 +184,6 @@ def show_cpu(planner: Planner, gpus: int, console: Console) -> None:
         highlight=False,
     )
     console.print(_arithmetic(planner))
-    option = planner.best(gpus)
     if option is None or option.step is None:
         console.print(f"Not even one row fits into the {question.gpu.memory:.1f} GiB that are free.", highlight=False)
         return

@@ -22,6 +22,7 @@ from pretrain.zero.memory import SAFE
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
 _PROBES = (1, 2, 16, 128)  # rows whose activations are counted; others lie on lines between them
+FASTER = 1.3  # so many times faster, another stage is worth a warning
 HEAD, TEACHER = "head", "teacher"
 
 
@@ -31,6 +32,7 @@ class Question:
 
     - `rows`: one row of the run. `network`: GB/s of a GPU to other nodes. `price`: dollars for a GPU and an hour.
     - `mfu`: the share of its peak that a GPU reaches while it computes. `days`: how long the run may take.
+    - `corpus_file`: the one that row or vocabulary are from, if the corpus isn't built.
     """
 
     config: RunConfig
@@ -42,6 +44,7 @@ class Question:
     mfu: float
     price: float
     days: float | None = None
+    corpus_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,22 @@ class Planner:
         """The setting with the shortest step of those that fit; one that offloads only if no other fits."""
         fitting = [option for option in self.options(gpus) if option.step is not None]
         return min(_without_offload(fitting), key=lambda option: option.hours, default=None)
+
+    def own(self, gpus: int) -> Option:
+        """The setting of the run file."""
+        moved = {*self.zero.offloaded_to("cpu"), *self.zero.offloaded_to("nvme")}
+        offload = "optimizer and weights" if "offload_param" in moved else "optimizer" if moved else "none"
+        own = self.config.zero_stage, offload, self.config.compute.activation_checkpointing
+        settings = ((option.setting, option) for option in self.options(gpus))
+        return next(option for one, option in settings if (one.stage, one.offload, one.checkpointing) == own)
+
+    def faster_stage(self, gpus: int) -> Option | None:
+        """The fastest other stage of the run file, if its own takes at least `FASTER` times as long."""
+        own = self.own(gpus)
+        stages = [replace(own.setting, stage=stage) for stage in (1, 2, 3)]
+        fitting = (option for option in self.options(gpus) if option.setting in stages and option.step)
+        best = min(fitting, key=lambda option: option.hours, default=None)
+        return best if best and own.step and own.hours >= FASTER * best.hours else None
 
     def counts(self, asked: int) -> Iterator[int]:
         """Numbers of GPUs to compare: from an eighth of `asked` to eight times as many, by powers of two. There is one

@@ -3,9 +3,14 @@
 import math
 from pathlib import Path
 
+from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.corpus_file import corpus_file_of
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives import Objective
+from data_pipeline.stages.tokenizer import expected
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models.config.encoder_only import EncoderOnlyConfig
@@ -15,21 +20,31 @@ from pretrain.trainer.validate import with_tokenizer_ids
 _MASKED = 0.15  # the share of tokens that BERT predicts
 
 
-def resolve_rows(config: RunConfig, path: Path, inputs: int | None, targets: int | None) -> tuple[RunConfig, Rows]:
-    """`config` with the vocabulary of its model, and one of its rows at full length.
+def resolve_rows(
+    config: RunConfig, path: Path, inputs: int | None, targets: int | None
+) -> tuple[RunConfig, Rows, str | None]:
+    """`config` with the vocabulary of its model, one of its rows at full length, and the corpus file they are from, if
+    they are from one.
 
     Lengths come from the options `inputs` and `targets`, else from the run file's objective, else from its first corpus
-    if that is a local directory. Raises UserError for what none of them says.
+    if that is a local directory, else from the corpus file that builds it. Raises UserError for what none of them says.
     """
     directory = Path(config.data.train[0].corpus)
     corpus = open_corpus(str(directory)) if directory.is_dir() else None
-    objective: Objective | None = config.data.objective or (corpus.objective if corpus else None)
+    source = None if corpus else corpus_file_of(directory, [path.parent])
+    planned = load(paths.config(source), [], CorpusConfig) if source else None
+    of_corpus = corpus.objective if corpus else planned.rows.objective if planned else None
+    objective: Objective | None = config.data.objective or of_corpus
     problems: list[str] = []
-    model = config.model
+    model, taken = config.model, None
     if corpus is not None:
         model, problems = with_tokenizer_ids(model, corpus)
+    elif model.vocab_size is None and planned is not None and planned.tokenizer.path is None:
+        model, taken = model.model_copy(update={"vocab_size": expected(planned.tokenizer).size}), source
     elif model.vocab_size is None:
         problems.append(f"model.vocab_size: not set, and {directory} isn't there to take it from; set it")
+    if source and config.data.objective is None and not (inputs and targets):
+        taken = source
     longest = objective.shape if objective else (None, None)
     inputs = inputs or longest[0]
     targets = targets or longest[1]
@@ -47,4 +62,4 @@ def resolve_rows(config: RunConfig, path: Path, inputs: int | None, targets: int
     assert inputs is not None
     assert targets is not None
     share = getattr(objective, "mask_ratio", _MASKED) if isinstance(model, EncoderOnlyConfig) else 1
-    return config.model_copy(update={"model": model}), Rows(1, inputs, targets, math.ceil(share * targets))
+    return config.model_copy(update={"model": model}), Rows(1, inputs, targets, math.ceil(share * targets)), taken

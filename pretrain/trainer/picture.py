@@ -24,17 +24,21 @@ if TYPE_CHECKING:
 
 _LOSS = re.compile(r"validation/(.+)/text_loss")
 _TOKENS = 48  # the most on an axis
+_BOUNDS = {"unigrams": "--", "bigrams": ":"}  # what needs no model: the style of its line
 
 
-def draw(run: Path, out: Path) -> None:
-    """Writes the picture of `run` to `out`, a PNG. Raises UserError for a run without evaluations or checkpoints."""
+def draw(run: Path, out: Path, attention: bool = True) -> None:
+    """Writes the picture of `run` to `out`, a PNG; without `attention`, which needs the model, its losses alone.
+
+    Raises UserError for a run without evaluations or checkpoints.
+    """
     from matplotlib.figure import Figure  # takes half a second
 
     rows = [(row.step, row.metrics) for row in read_metrics(run)]
     names = [found[1] for _, metrics in rows for key in metrics if (found := _LOSS.fullmatch(key))]
     if not names:
         raise UserError(f"{run}: no held-out losses; the run file needs the hook validation_loss")
-    pattern = _cross_attention(run)
+    pattern = _cross_attention(run) if attention else None
     figure = Figure(figsize=(6 if pattern is None else 13, 4.5), layout="constrained")
     panels = figure.subplots(1, 1 if pattern is None else 2, squeeze=False)[0]
     _draw_losses(panels[0], names[0], dict(rows))
@@ -44,21 +48,30 @@ def draw(run: Path, out: Path) -> None:
 
 
 def _draw_losses(axes: "Axes", corpus: str, rows: Mapping[int, Mapping[str, float]]) -> None:
-    curves = {
-        "with its input": f"validation/{corpus}/text_loss",
-        "with another row's input": f"input_use/{corpus}/other_input_loss",
-    }
-    for label, name in curves.items():
+    for label, name in _curves(corpus, rows).items():
         points = [(step, metrics[name]) for step, metrics in rows.items() if name in metrics]
-        if points:
+        if not points:
+            continue
+        if style := _BOUNDS.get(label):
+            axes.axhline(points[-1][1], color="grey", linestyle=style, label=label)
+        else:
             axes.plot(*zip(*points, strict=True), marker="o", label=label)
-    bounds = {"unigrams": f"validation/{corpus}/unigram_entropy", "bigrams": f"input_use/{corpus}/bigram_entropy"}
-    for label, name in bounds.items():
-        values = [metrics[name] for metrics in rows.values() if name in metrics]
-        if values:
-            axes.axhline(values[-1], color="grey", linestyle="--" if label == "unigrams" else ":", label=label)
     axes.set(title=f"{corpus}: held-out text", xlabel="step", ylabel="nats per token")
     axes.legend()
+
+
+def _curves(corpus: str, rows: Mapping[int, Mapping[str, float]]) -> dict[str, str]:
+    """The metric of each curve, all of the same held-out rows: those of the hook input_use if it ran."""
+    use = f"input_use/{corpus}"
+    if not any(f"{use}/loss" in metrics for metrics in rows.values()):
+        validation = f"validation/{corpus}"
+        return {"with its input": f"{validation}/text_loss", "unigrams": f"{validation}/unigram_entropy"}
+    return {
+        "with its input": f"{use}/loss",
+        "with another row's input": f"{use}/other_input_loss",
+        "unigrams": f"{use}/unigram_entropy",
+        "bigrams": f"{use}/bigram_entropy",
+    }
 
 
 def _cross_attention(run: Path) -> Pattern | None:

@@ -1,0 +1,1 @@
+"""Are the tables of docs/results what their data say? `make results`."""

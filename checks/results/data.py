@@ -1,0 +1,96 @@
+"""The data beside the pages, as the tools of experiments read them, and figures as the pages print them."""
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation.config_file import load
+from pretrain.config import RunConfig
+from pretrain.models import outline
+from pretrain.run.metrics_file import read_metrics
+from pretrain.tools.experiment.results import Result
+
+ROOT = Path(__file__).parents[2]
+_OWN = [name for name in Result.__dataclass_fields__ if name not in ("row", "seed", "steps", "curve", "others")]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a csv file, by their headings."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def results_of(path: Path) -> list[Result]:
+    """The runs that `pretrain experiment` wrote into runs.csv. Metrics beside its own are ends without a curve."""
+    found = []
+    for row in rows_of(path):
+        name, seed, steps = row.pop("row"), int(row.pop("seed")), int(row.pop("steps", "0"))
+        own = {key: _number(row.pop(key, "")) for key in _OWN}
+        others = {key: [(steps, float(value))] for key, value in row.items() if value}
+        end = own["validation_loss"]
+        curve = [] if end is None else [(steps, end)]
+        found.append(Result(**own, row=name, seed=seed, steps=steps, curve=curve, others=others))
+    return found
+
+
+def _number(text: str) -> float | int | None:
+    return None if not text else int(text) if text.isdigit() else float(text)
+
+
+def curves_of(folder: Path, row: str) -> list[dict[str, list[tuple[int, float]]]]:
+    """(step, value) of each metric in ROW-seed-N.jsonl, a dict for each seed. Names lose the corpus."""
+    found = []
+    for path in sorted(folder.glob(f"{row}-seed-*.jsonl")):
+        curves: dict[str, list[tuple[int, float]]] = {}
+        for line in read_metrics(path):
+            for name, value in line.metrics.items():
+                kind, *rest = name.split("/")
+                curves.setdefault("/".join([kind, rest[-1]]), []).append((line.step, value))
+        found.append(curves)
+    return found
+
+
+def parameters_of(run: Path, corpus: str) -> int:
+    """Of the model of a run file, with the vocabulary of a corpus file."""
+    tokenizer = load(ROOT / f"configs/corpora/{corpus}.yaml", [], CorpusConfig).tokenizer
+    vocabulary = f"model.vocab_size={tokenizer.vocab_size + tokenizer.sentinels}"
+    return outline(load(run, [vocabulary], RunConfig).model).num_parameters()
+
+
+def number(value: float | None, places: int, sign: bool = False) -> str:
+    """-0.002 -> "−0.002"; what rounds to zero has no sign."""
+    if value is None:
+        return ""
+    text = f"{value:,.{places}f}"
+    if not text.strip("-0.,"):
+        return text.lstrip("-")
+    return ("+" + text if sign and value > 0 else text).replace("-", "−")
+
+
+def spread(values: Sequence[float | None], places: int) -> str:
+    """The mean, ± the standard deviation of two runs or more: "3.290 ± 0.010"."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    deviation = f" ± {stdev(known):,.{places}f}" if len(known) > 1 else ""
+    return number(fmean(known), places) + deviation
+
+
+def p_value(p: float | None) -> str:
+    """0.1813 -> "0.18"; 0.0231 -> "0.023"; 0.0004 -> "< 0.001"; 1.0 -> "1"."""
+    if p is None:
+        return ""
+    return "1" if p >= 0.995 else f"{p:.2f}" if p >= 0.0995 else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def power(value: float, places: int = 1) -> str:
+    """0.0014 -> "1.4e-3"; from 0.1 to 10: "0.29", "3.2"."""
+    if value == 0:
+        return "0"
+    if 0.1 <= value < 10:
+        return f"{value:.{places - math.floor(math.log10(value))}f}"
+    mantissa, exponent = f"{value:.{places}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"

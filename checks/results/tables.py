@@ -1,0 +1,428 @@
+"""How each table of docs/results follows from its data: a function a table, which returns the cells that it computes.
+
+@table("comparison-task")            # the page has <!-- results: comparison-task --> above the table
+def _(folder): …                     # folder: docs/results
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from checks.faults.cells import draw
+from checks.results.data import (
+    ROOT,
+    curves_of,
+    number,
+    p_value,
+    parameters_of,
+    power,
+    results_of,
+    rows_of,
+    spread,
+)
+from checks.results.pages import Rows
+from data_pipeline.foundation.json_file import read_json
+from pretrain.tools.experiment import experiment_file, speedrun
+from pretrain.tools.experiment.experiment_file import Experiment, Group
+from pretrain.tools.experiment.experiment_table import Line, lines
+from pretrain.tools.experiment.results import Result, ends_by_seed
+from pretrain.tools.experiment.statistics import compare, holm
+from pretrain.tools.ladder.compared import Other
+
+TABLES: dict[str, Callable[[Path], Rows]] = {}
+
+
+def table(name: str) -> Callable[[Callable[[Path], Any]], Callable[[Path], Any]]:
+    """Registers the function that computes the table `name`."""
+
+    def register(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
+        assert name not in TABLES, name
+        TABLES[name] = lambda folder: [list(row) for row in function(folder)]
+        return function
+
+    return register
+
+
+@cache
+def _experiment(name: str) -> Experiment:
+    return experiment_file.read(ROOT / "configs/experiments" / name)
+
+
+def _values(results: list[Result], row: str, name: str) -> list[float | None]:
+    return [getattr(result, name) for result in results if result.row == row]
+
+
+def _compared(name: str, path: Path, group: int = 0) -> Iterator[tuple[Line, list[str], list[Result]]]:
+    """A group's rows with the cells `end`, Δ and p, p adjusted for all comparisons of the experiment's table."""
+    experiment, results = _experiment(name), results_of(path)
+    for line in lines(experiment, results):
+        chosen: Group = experiment.groups[group]
+        if line.group == chosen.title:
+            ends = list(ends_by_seed(results, line.row, chosen.metric).values())
+            difference = number(line.comparison.difference, 3, sign=True) if line.comparison else ""
+            cells = [spread(ends, 3), difference, p_value(line.adjusted_p)]
+            yield line, cells, [result for result in results if result.row == line.row]
+
+
+@table("experiments-small")
+def _experiments_small(folder: Path) -> Iterator[list[str]]:
+    experiment, published = _experiment("autoregressive-small"), _experiment("autoregressive").published
+    path = folder / "experiments/small.csv"
+    for place, group in enumerate(experiment.groups):
+        yield [f"**{group.title}**", *[""] * 8]
+        found = sorted(_compared("autoregressive-small", path, place), key=lambda one: not one[0].is_baseline)
+        for line, (end, difference, p), runs in found:
+            own, base = (published.get(row) for row in (line.row, group.baseline))
+            known = own and base and not line.is_baseline and own.validation_loss and base.validation_loss
+            rank = line.effective_rank.mean if line.effective_rank else None
+            yield [
+                f"`{line.row}`" + "*" * line.is_baseline,
+                f"{line.parameters:,}",
+                spread([run.train_loss for run in runs], 3),
+                end,
+                power(line.embedding_loss.mean) if line.embedding_loss else "",
+                number(rank, 1),
+                difference,
+                p,
+                number(own.validation_loss - base.validation_loss, 3, sign=True) if known else "",
+            ]
+
+
+def _by_end(
+    name: str, path: Path, group: int = 0, descending: bool = False
+) -> list[tuple[str, list[str], list[Result]]]:
+    found = [one for one in _compared(name, path, group) if one[0].compared]
+    found.sort(key=lambda one: one[0].compared.mean, reverse=descending)
+    return [(f"`{line.row}`", cells, runs) for line, cells, runs in found]
+
+
+@table("comparison-rows")
+def _comparison_rates(folder: Path) -> Iterator[list[str | None]]:
+    by_row: dict[str, list[tuple[float, float]]] = {}
+    for row in rows_of(folder / "comparison/rates.csv"):
+        by_row.setdefault(row["row"], []).append((float(row["learning_rate"]), float(row["validation_loss"])))
+    for row, tried in by_row.items():
+        best = min(loss for _, loss in tried)
+        yield [f"`{row}`", None, None, power(min(rate for rate, loss in tried if loss < best + 0.003), 0)]
+
+
+@table("comparison-runs")
+def _comparison_runs(folder: Path) -> Iterator[list[str]]:
+    results = results_of(folder / "comparison/runs.csv")
+    for row in dict.fromkeys(result.row for result in results):
+        runs = [result for result in results if result.row == row]
+        tokens, seconds = (fmean(_values(results, row, name)) for name in ("tokens", "processor_seconds"))
+        yield [
+            f"`{row}`",
+            f"{runs[0].parameters:,}",
+            f"{runs[0].steps:,}",
+            number(tokens / 1e6, 2),
+            number(seconds, 0),
+        ]
+
+
+@table("comparison-blank")
+def _comparison_blank(folder: Path) -> Iterator[list[str]]:
+    for row, cells, _ in _by_end("comparison", folder / "comparison/runs.csv"):
+        yield [row, *cells]
+
+
+@table("comparison-second-half")
+def _comparison_second_half(folder: Path) -> Iterator[list[str]]:
+    for row, cells, _ in _by_end("comparison-prefix-lm", folder / "comparison/prefix-lm.csv"):
+        yield [row, *cells]
+
+
+@table("comparison-task")
+def _comparison_task(folder: Path) -> Iterator[list[str]]:
+    for row, cells, runs in _by_end("comparison-reversal", folder / "comparison/reversal.csv", descending=True):
+        yield [row, *cells, number(fmean(run.processor_seconds or 0.0 for run in runs), 0)]
+
+
+@table("bart-noises")
+def _bart_noises(folder: Path) -> Iterator[list[str | None]]:
+    for line, cells, _ in _compared("bart-noise", folder / "bart/noise.csv"):
+        yield [f"`{line.row}`", None, *cells]
+
+
+@table("bart-one-noise")
+def _bart_one_noise(folder: Path) -> Iterator[list[str | None]]:
+    for row, cells, _ in _by_end("bart-noise", folder / "bart/noise.csv", 1):
+        if row != "`infilling`":
+            yield [row, None, *cells]
+
+
+@table("bart-enwik8")
+def _bart_enwik8(folder: Path) -> Iterator[list[str | None]]:
+    rows = rows_of(folder / "bart/enwik8.csv")
+    steps = sorted({int(row["step"]) for row in rows})
+
+    def over(value: Callable[[dict[str, str]], float]) -> list[str | None]:
+        return [None, *(spread([value(row) for row in rows if int(row["step"]) == step], 2) for step in steps)]
+
+    yield over(lambda row: float(row["text_loss"]))
+    yield over(lambda row: float(row["input_worth"]))
+    yield over(lambda row: float(row["infilling_loss"]))
+    yield over(lambda row: float(row["infilling_other_context_loss"]) - float(row["infilling_loss"]))
+    yield over(lambda row: float(row["infilling_bits_per_byte"]))
+
+
+@table("babylm-runs")
+def _babylm_runs(folder: Path) -> Iterator[list[str]]:
+    for one in results_of(folder / "babylm/runs.csv"):
+        yield [
+            str(one.seed),
+            number(one.validation_loss, 3),
+            number(one.text_loss, 3),
+            number(one.input_worth, 2),
+            number((one.processor_seconds or 0.0) / 60, 0),
+        ]
+
+
+@table("babylm-pairs")
+def _babylm_pairs(folder: Path) -> Iterator[list[str]]:
+    seeds = [read_json(folder / f"babylm/blimp-seed-{seed}.json", dict[str, Any]) for seed in (0, 1)]
+    scores = ("word", "span", "official", "sentence", "no_input", "random", "unigram")
+    for group in seeds[0]["word"]["by_group"]:
+        cells = [number(100 * fmean(seed[score]["by_group"][group] for seed in seeds), 1) for score in scores]
+        yield [group.replace("_", " "), *cells]
+    for title, kind in (("groups", "by_group"), ("paradigms", "by_paradigm")):
+        means = [[100 * fmean(seed[score][kind].values()) for seed in seeds] for score in scores]
+        yield [f"**mean of {title}**", *(number(fmean(one), 1) for one in means)]
+        yield ["seeds 0; 1", *("; ".join(number(value, 1) for value in one) for one in means)]
+
+
+_CORPORA = {"mini": "wikipedia-c4-small", "small": "enwik8"}
+
+
+def _record(folder: Path, track: str, row: str) -> list[str | None]:
+    """The cells of a record from `steps` to `seeds`."""
+    runs = curves_of(folder / "speedrun" / track, row)
+
+    def ends(name: str) -> list[float | None]:
+        return [run[name][-1][1] for run in runs if name in run]
+
+    seconds: list[float | None] = [sum(value for _, value in run["train/processor_seconds"]) for run in runs]
+    return [
+        f"{max(step for step, _ in runs[0]['train/loss']):,}",
+        f"{fmean(run['train/tokens'][-1][1] for run in runs) / 1e6:.2f}M",
+        spread(seconds, 1),
+        f"{parameters_of(ROOT / f'configs/speedrun/{track}/{row}.yaml', _CORPORA[track]):,}",
+        spread(ends("validation/loss"), 4),
+        spread(ends("validation/text_loss"), 3 if len(runs) > 1 else 4),
+        spread(ends("input_use/worth"), 3),
+        str(len(runs)),
+    ]
+
+
+@table("speedrun-mini")
+def _speedrun_mini(folder: Path) -> Iterator[list[str]]:
+    track = experiment_file.read(ROOT / "configs/speedrun/mini")
+    return speedrun.rows(speedrun.attempts(track, results_of(folder / "speedrun/mini/runs.csv")))
+
+
+@table("speedrun-mini-tuning")
+def _speedrun_mini_tuning(folder: Path) -> Iterator[list[str]]:
+    losses = {run.row: run.validation_loss for run in results_of(folder / "speedrun/mini/tuning.csv")}
+    for width, batch in ((128, 16), (128, 32), (96, 16), (96, 32)):
+        found = [losses.get(f"width-{width}-batch-{batch}-rate-{rate}") for rate in ("0.75", "1.5", "3", "6")]
+        yield [str(width), str(batch), *("" if loss is None else number(loss, 3) for loss in found)]
+
+
+@table("speedrun-small")
+def _speedrun_small(folder: Path) -> Iterator[list[str | None]]:
+    yield [None, None, "`narrow.yaml`", *_record(folder, "small", "narrow")]
+
+
+@table("speedrun-input-use")
+def _input_use(folder: Path) -> Iterator[list[str | None]]:
+    results = results_of(folder / "speedrun/input-use/runs.csv")
+    order = ["t5-adamw", "t5-muon", "t5-long-spans", "modern-long-spans", "t5gemma2-long-spans", "t5gemma2-muon"]
+    order += ["t5gemma2-windows", "modern-windows-long-spans", "t5gemma2-windows-long-spans"]
+    for row in order:
+        curves = [dict(run["input_use/first_token_worth"]) for run in curves_of(folder / "speedrun/input-use", row)]
+        worth = [[curve[step] for curve in curves] for step in (50, 100, 150, 200, 300, 400)]
+        yield [
+            None,
+            number(fmean(_values(results, row, "processor_seconds")), 0),
+            *(number(fmean(values), 2) for values in worth[:2]),
+            *(spread(values, 2) for values in worth[2:]),
+            spread(_values(results, row, "validation_loss"), 3),
+            spread(_values(results, row, "text_loss"), 3),
+        ]
+
+
+@table("speedrun-ablations")
+def _ablations(folder: Path) -> Iterator[list[str | None]]:
+    """CPU seconds are of seeds 1 and 2: much of seed 0 was trained beside other work."""
+    path, name = folder / "speedrun/ablations/runs.csv", "speedrun-mini"
+    for place, group in enumerate(_experiment(name).groups):
+        found = [one for one in _by_end(name, path, place) if not place or one[0] != f"`{group.baseline}`"]
+        found.sort(key=lambda one: one[0] != f"`{group.baseline}`")
+        if place and found:
+            yield [f"**{group.title}**, Δ against `{group.baseline}`", *[""] * 6]
+        for row, (end, difference, p), runs in found:
+            seconds = [run.processor_seconds for run in runs if run.seed and run.processor_seconds]
+            on_text = number(fmean(run.text_loss or 0.0 for run in runs), 3)
+            yield [row, None, number(fmean(seconds), 1) if seconds else "", end, difference, on_text, p]
+
+
+@table("speedrun-changes-in-code")
+def _changes_in_code(folder: Path) -> Iterator[list[str | None]]:
+    """Rows that change two things against their parents, of which one is among the ablations."""
+    own, ablations = (folder / f"speedrun/ablations/{name}.csv" for name in ("changes-in-code", "runs"))
+    runs = rows_of(own) + [row for row in rows_of(ablations) if row["row"] == "modern-block"]
+    names = dict.fromkeys(row["row"] for row in runs)
+    losses = {
+        name: {int(row["seed"]): float(row["validation_loss"]) for row in runs if row["row"] == name} for name in names
+    }
+    parents = {"average": "constant-rate", "squared-relu": "modern-block"}
+    left_out = {*parents, "no-sentinel-loss", "modern-block"}
+    found = compare({name: one for name, one in losses.items() if name not in left_out}, "long-spans")
+    for name, parent in parents.items():
+        found |= compare({parent: losses[parent], name: losses[name]}, parent)
+    adjusted = dict(zip(found, holm([one.p or 0.0 for one in found.values()]), strict=True))
+    for name in sorted(names, key=lambda name: fmean(losses[name].values())):
+        if name == "modern-block":
+            continue
+        text, first = (
+            fmean(float(row[key]) for row in runs if row["row"] == name) for key in ("text_loss", "first_token_worth")
+        )
+        difference = number(found[name].difference, 3, sign=True) if name in found else ""
+        end, p = spread([*losses[name].values()], 3), p_value(adjusted.get(name))
+        yield [f"`{name}`", None, end, difference, number(text, 3), number(first, 2), p]
+
+
+@table("speedrun-factors")
+def _factors(folder: Path) -> Iterator[list[str]]:
+    """The textbook's law, with the spread of `narrow`'s seeds in the place of its one degree of freedom."""
+    seeds = [run["validation/loss"][-1][1] for run in curves_of(folder / "speedrun/small", "narrow")]
+    other = Other.read(folder / "speedrun/ladders/enwik8-textbook.json")
+    law = replace(other.law, residual=stdev(seeds), degrees=len(seeds) - 1)
+    for rung in read_json(folder / "speedrun/ladders/enwik8-record.json", dict[str, Any])["rungs"]:
+        (loss,) = rung["losses"].values()
+        best, least, most = replace(other, law=law).factor(rung["flops"], loss)
+        interval = f"{least:.1f} to {most:.1f}" if math.isfinite(most) else f"{least:.1f} or more"
+        yield [rung["name"][1:], number(loss, 3), number(best, 0 if best >= 10 else 1), interval]
+
+
+@table("speedrun-ladders")
+def _ladders(folder: Path) -> Iterator[list[str | None]]:
+    files = [folder / f"speedrun/ladders/enwik8-{name}.json" for name in ("textbook", "record")]
+    ladders = [read_json(file, dict[str, Any]) for file in files]
+    for rungs in zip(*(ladder["rungs"] for ladder in ladders), strict=True):
+        for first, rung in zip((True, False), rungs, strict=True):
+            parameters = f"{rung['parameters'] / 1e6:.2f} M"
+            cells = [
+                parameters,
+                f"{rung['steps']:,}",
+                power(rung["flops"]),
+                None,
+                spread([*rung["losses"].values()], 3),
+            ]
+            yield [rung["name"][1:] if first else "", None, *cells, None, None, None]
+
+
+_TEXTBOOK = ["loss", "other_input_loss", "unigram_entropy", "bigram_entropy", "first_token_loss", "first_token_worth"]
+_TEXTBOOK += ["later_token_loss", "later_token_worth"]
+
+
+@table("textbook")
+def _textbook(folder: Path) -> Iterator[list[str | None]]:
+    (run,) = curves_of(folder / "speedrun/mini", "textbook")
+    end = {name: run[f"input_use/{name}"][-1][1] for name in _TEXTBOOK}
+    yield [None, *(number(end[name], 3) for name in _TEXTBOOK[:4])]
+    for loss, worth in (_TEXTBOOK[4:6], _TEXTBOOK[6:]):
+        yield [None, number(end[loss], 3), number(end[loss] + end[worth], 3), "", ""]
+
+
+@table("models-agreement")
+def _agreement(folder: Path) -> Iterator[list[str]]:
+    for row in rows_of(folder / "models/agreement.csv"):
+        pairs = [
+            f"{float(row[f'{name}_differ']):.0e} of {float(row[f'of_{name}']):.2g}" for name in ("logits", "gradients")
+        ]
+        yield [row["family"], row["against"], *pairs, f"{row['equal_rows']} of {row['rows']}"]
+
+
+@table("corpus-near-duplicates")
+def _near_duplicates(folder: Path) -> Iterator[list[str]]:
+    """Of each twentieth of similarity from 0.5 on: pairs found, the theory's mean, and its 95 % interval."""
+    pairs: dict[tuple[int, int], list[tuple[float, int]]] = {}
+    for row in rows_of(folder / "corpus/near-duplicates.csv"):
+        shape = int(row["bands"]), int(row["rows"])
+        pairs.setdefault(shape, []).append((float(row["similarity"]), int(row["found"])))
+    for twentieth in range(10, 20):
+        cells = []
+        for (bands, rows), given in pairs.items():
+            inside = [one for one in given if min(int(one[0] * 20 + 1e-9), 19) == twentieth]
+            theory = [1 - (1 - similarity**rows) ** bands for similarity, _ in inside]
+            mean, half = fmean(theory), 1.96 * math.sqrt(sum(one * (1 - one) for one in theory)) / len(theory)
+            interval = f"{max(0.0, mean - half):.3f}–{min(1.0, mean + half):.3f}"
+            cells += [number(fmean(found for _, found in inside), 3), number(mean, 3), interval]
+        yield [f"{twentieth / 20:.2f}–{(twentieth + 1) / 20:.2f}", str(len(inside)), *cells]
+
+
+@table("engine-splits")
+def _splits(folder: Path) -> Iterator[list[str]]:
+    rows = rows_of(folder / "engine/splits.csv")
+    for ranks in ("1", "2", "4"):
+        largest = {
+            micro_batches: [
+                max(float(row[name]) for row in rows if row["ranks"] == ranks and row["micro_batches"] == micro_batches)
+                for name in ("loss", "norm", "gradient")
+            ]
+            for micro_batches in ("1", "2")
+        }
+        cells = ("; ".join(power(value) for value in pair) for pair in zip(*largest.values(), strict=True))
+        yield [f"{ranks} × {8 // int(ranks)}", "1; 2", *cells]
+
+
+@table("faults-cells")
+def _faults_cells(folder: Path) -> Iterator[list[str]]:
+    yield from (list(row.values()) for row in rows_of(folder / "faults/cells.csv"))
+
+
+@table("faults-times")
+def _faults_times(folder: Path) -> Iterator[list[str | None]]:
+    """Of the cells' times in tenths of a second, by what `draw` says of the cells of seed 1."""
+    rows = [(draw(1, int(row["cell"])), row) for row in rows_of(folder / "faults/cells.csv")]
+    detected = [(cell, float(row["s to detection"])) for cell, row in rows if row["s to detection"]]
+    recovered = [(cell, float(row["s to the next step"])) for cell, row in rows if row["s to the next step"]]
+    cut_off, start = "a host cut off", ("import", "build", "load", "first step")
+    by_itself = [(cell, value) for cell, value in recovered if len(cell.codes) == 1 and cell.fault != cut_off]
+    times = [[value for cell, value in detected if not cell.hangs]]
+    hangs = [(cell, value) for cell, value in detected if cell.hangs and cell.fault != cut_off]
+    times += [[value for cell, value in hangs if (cell.point in start) == is_start] for is_start in (False, True)]
+    for hosts in (1, 2):
+        chosen = [(cell.point in start, value) for cell, value in by_itself if cell.hosts == hosts]
+        times.append([value for _, value in chosen])
+        times += [[value for early, value in chosen if early == is_start] for is_start in (False, True)]
+    times.append([value for cell, value in recovered if len(cell.codes) > 1])
+    for values in times:
+        late = sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]
+        yield [None, number(median(values), 1), number(late, 1), str(len(values))]
+
+
+@table("faults-builds")
+def _faults_builds(folder: Path) -> Iterator[list[str]]:
+    yield from (list(row.values()) for row in rows_of(folder / "faults/builds.csv"))
+
+
+@table("faults-useful-time")
+def _useful_time(folder: Path) -> Iterator[list[str | None]]:
+    for name in ("ettr-30", "ettr-300"):
+        attempts = rows_of(folder / f"faults/{name}.csv")
+        times = sorted(
+            float(after["trained_from"]) - float(one["ended"])
+            for one, after in pairwise(attempts)
+            if one["outcome"] == "failed" and after["trained_from"]
+        )
+        late = times[int(0.95 * (len(times) - 1))]
+        steps = max(int(one["last_step"]) for one in attempts if one["last_step"])
+        yield [None, None, f"{steps:,}", None, None, number(median(times), 2) + " s", number(late, 2) + " s", None]

@@ -1,0 +1,84 @@
+"""The tables of docs/results are what the data beside them say."""
+
+import shutil
+
+import pytest
+
+from checks.results import __main__ as results
+from checks.results.data import number, p_value, power, spread
+from checks.results.pages import tables, write
+from tests.tables import each
+
+PAGE = """
+<!-- results: one -->
+| row | loss | |
+|---|---|---|
+| `a` | 1.25 ± 0.01 | as it was |
+| `b` | −0.002 | |
+"""
+
+
+@pytest.fixture(scope="module")
+def computed():
+    return results.computed(results.FOLDER)
+
+
+def test_every_page_is_what_its_data_say():
+    assert results.problems(results.FOLDER) == []
+
+
+@each(
+    "page, figure, other, expected, is_mended",
+    [
+        ("bart.md", "1.712 ± 0.009", "1.713 ± 0.009", "1.713 ± 0.009 on the page, 1.712 ± 0.009 from the data", True),
+        (
+            "models.md",
+            "| GPT-2 | 3e-06",
+            "| GPT-2 | 4e-06",
+            "4e-06 of 5.6 on the page, 3e-06 of 5.6 from the data",
+            True,
+        ),
+        ("bart.md", "<!-- results: bart-noises -->\n", "", "a table without <!-- results: … --> above it", False),
+        ("bart.md", "bart-noises", "bart-noise", "nothing computes 'bart-noise'", False),
+        ("bart.md", "| `masking` |", "| `mask` |", "`mask` on the page, `masking` from the data", True),
+    ],
+)
+def test_a_changed_figure_is_named_with_its_page_and_row(page, figure, other, expected, is_mended, computed, tmp_path):
+    folder = shutil.copytree(results.FOLDER, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.svg"))
+    text = (folder / page).read_text()
+    assert figure in text
+    (folder / page).write_text(text.replace(figure, other, 1))
+    found = results.check(folder, computed, [*results.WHOLE])
+    assert any(line.startswith(page) and line.endswith(expected) for line in found)
+    write(folder, computed)
+    assert ((folder / page).read_text() == text) == is_mended
+
+
+def test_words_stay_where_a_row_moves(tmp_path):
+    (tmp_path / "page.md").write_text(PAGE)
+    write(tmp_path, {"one": [["`b`", "0.001", None], ["`a`", "1.25 ± 0.01", None]]})
+    assert tables((tmp_path / "page.md").read_text())[0].rows == [
+        ["`b`", "0.001", ""],
+        ["`a`", "1.25 ± 0.01", "as it was"],
+    ]
+
+
+@each(
+    "shown, expected",
+    [
+        (number(-0.0021, 3, sign=True), "−0.002"),
+        (number(-0.0002, 3, sign=True), "0.000"),
+        (number(0.0126, 3, sign=True), "+0.013"),
+        (number(None, 3), ""),
+        (spread([1.0, 1.2, None], 2), "1.10 ± 0.14"),
+        (spread([1.0], 2), "1.00"),
+        (p_value(0.0004), "< 0.001"),
+        (p_value(0.181), "0.18"),
+        (p_value(0.998), "1"),
+        (power(0.0014), "1.4e-3"),
+        (power(0.29), "0.29"),
+        (power(1.0e13), "1.0e13"),
+    ],
+)
+def test_figures_are_shown_as_the_pages_have_them(shown, expected):
+    assert shown == expected
