@@ -24,8 +24,8 @@ from start_up import command
 
 from pretrain.run.metrics_file import read_metrics
 
-LIMIT = """The pause is one copy of the parameters and the optimizer's state within memory, for which fresh memory must
-be mapped; the write goes on beside the next steps and is bound by the disk."""
+LIMIT = """The copy is made beside the next forward and backward pass, so that training waits for what is left of it
+when the optimizer steps; the write is bound by the disk."""
 STEPS = 3
 
 

@@ -39,7 +39,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         for name in ("Llama", "Qwen3", "Gemma 2", "Gemma 3")
     },
 }
-HEADINGS = ("family", "against", "logits_differ", "of_logits", "gradients_differ", "of_gradients", "rows", "equal_rows")
+HEADINGS = (
+    "family",
+    "against",
+    "logits_differ",
+    "largest_logit",
+    "gradients_differ",
+    "largest_gradient",
+    "rows",
+    "equal_rows",
+)
 FILE = Path(__file__).parents[1] / "docs/results/models/agreement.csv"
 
 

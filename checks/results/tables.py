@@ -345,7 +345,8 @@ def _textbook(folder: Path) -> Iterator[list[str | None]]:
 def _agreement(folder: Path) -> Iterator[list[str]]:
     for row in rows_of(folder / "models/agreement.csv"):
         pairs = [
-            f"{float(row[f'{name}_differ']):.0e} of {float(row[f'of_{name}']):.2g}" for name in ("logits", "gradients")
+            f"{float(row[f'{name}_differ']):.0e} of {float(row[f'largest_{name[:-1]}']):.2g}"
+            for name in ("logits", "gradients")
         ]
         yield [row["family"], row["against"], *pairs, f"{row['equal_rows']} of {row['rows']}"]
 

@@ -128,9 +128,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
 
 def _nearest_file(path: Path) -> str:
     """A file of the same folder, or one that ships, whose name is nearly that of `path`; nothing if there is none."""
-    beside = {str(one): one.name for one in sorted(path.parent.glob("*.yaml"))}
-    for names in (beside, {name: found.name for name, found in paths.shipped().items()}):
-        if nearest := difflib.get_close_matches(path.name, names.values(), n=1, cutoff=0.8):
+    beside = {str(one): one.stem for one in sorted(path.parent.glob("*.yaml"))}
+    for names in (beside, {name: found.stem for name, found in paths.shipped().items()}):
+        if nearest := difflib.get_close_matches(path.stem, names.values(), n=1, cutoff=0.8):
             return f"; did you mean {' or '.join(name for name, last in names.items() if last == nearest[0])}?"
     return ""
 
