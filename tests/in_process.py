@@ -5,23 +5,10 @@ import io
 import os
 import subprocess
 import sys
-import threading
 from importlib import import_module
 from pathlib import Path
-from typing import TextIO
 
 import pytest
-
-
-class _Own(io.StringIO):
-    """What a command prints. What threads of earlier ones print meanwhile, such as Ray's, goes to `other`."""
-
-    def __init__(self, other: TextIO):
-        super().__init__()
-        self._other, self._earlier = other, {one.ident for one in threading.enumerate()} - {threading.get_ident()}
-
-    def write(self, text: str) -> int:
-        return self._other.write(text) if threading.get_ident() in self._earlier else super().write(text)
 
 
 def run_here(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -31,7 +18,7 @@ def run_here(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
     takes a seventh of the CPU time. `ray.num_cpus` is therefore ignored from the second build on.
     """
     main = import_module(f"{name.replace('-', '_')}.cli").main
-    out, errors = _Own(sys.stdout), _Own(sys.stderr)
+    out, errors = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("COLUMNS", "120")

@@ -163,3 +163,4 @@ def serving(patch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
         yield store
     finally:
         store.close()
+        forget_filesystems()

@@ -118,7 +118,6 @@ def test_an_existing_file_stays_and_nothing_is_written(tmp_path, monkeypatch, ex
         (["--model", "t5-v1.1-bass"], "--model: configs:models/t5-v1.1-bass.yaml: no such file ships with the package"),
         (["../x"], "NAME: '../x': expected letters, digits"),
         (["--text", "data"], "--text: data: no such file or folder; for text that comes later, give --format"),
-        (["--text", "s3://bucket/data"], "--text: s3://bucket/data: the name doesn't say what format it has; give"),
         (["--text", "a.txt.xz"], "--text: a.txt.xz: no reader reads .xz; decompress it with xz -d"),
         (["--text", "a.zip"], "--text: a.zip: no reader reads .zip; unpack it"),
         (["--text", "a", "--format", "txt"], "--format: 'txt'; expected one of wet, warc, c4, wikipedia, "),
