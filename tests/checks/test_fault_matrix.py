@@ -22,6 +22,7 @@ CHOSEN = {
     113: "MLflow",
     -2: "a step that the next attempt goes on from is in the log",
 }
+LONG = (85, 113)  # with `make soak`
 CELL = Cell(7, "SIGKILL", "step", rank=1, step=9)
 ROWS = {step: [f"row {step}"] for step in range(STEPS)}
 
@@ -33,7 +34,10 @@ def matrix(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", CHOSEN, ids=CHOSEN.values())
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(number, id=what, marks=[pytest.mark.soak] * (number in LONG)) for number, what in CHOSEN.items()],
+)
 def test_a_run_under_a_fault_ends_like_the_undisturbed_one(matrix, number):
     verdict = matrix.judged(draw(SEED, number))
     print(verdicts.line(verdict))

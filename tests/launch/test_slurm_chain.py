@@ -60,6 +60,7 @@ def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, tmp_path
     assert str(small_corpus) not in used
 
 
+@pytest.mark.soak
 def test_a_job_goes_back_into_the_queue_if_its_warning_comes_before_the_ranks(cluster, small_corpus, tmp_path):
     """While the nodes copy corpora: the first time, that takes as long as the test."""
     path, copying = a_run(tmp_path, small_corpus, steps=2), tmp_path / "copying"
@@ -73,6 +74,7 @@ def test_a_job_goes_back_into_the_queue_if_its_warning_comes_before_the_ranks(cl
     assert "nothing was saved, and the same command starts the run again" in said(tmp_path, job)
 
 
+@pytest.mark.soak
 def test_hosts_that_see_files_late_train_stop_save_and_resume(cluster, mount, small_corpus):
     """A rank on each host. No save waits until rank 0's host sees what the other rank has written."""
     folder, directory = mount.mountpoint, mount.directory

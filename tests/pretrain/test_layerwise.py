@@ -103,7 +103,7 @@ def test_checkpointing_changes_no_bit(runs):
     assert runs[3, "checkpointed with dropout"] == runs[3, "plain with dropout"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @tables.each("stage", [2, 3])
 def test_nor_does_it_on_two_ranks(other_runs, stage):
     assert other_runs[stage, "checkpointed with dropout"] == other_runs[stage, "plain with dropout"]
