@@ -1,6 +1,6 @@
-"""docs/results/speedrun/ladders/enwik8.png: the record's ladder beside the textbook's, from their JSON files.
+"""docs/results/speedrun/ladders/enwik8.png: the speedrun's ladder beside the textbook's, from their JSON files.
 
-.venv/bin/python docs/pictures/ladders.py
+.venv/bin/python -m docs.pictures.ladders
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """docs/explanation/objectives.svg: one row under five objectives, each applied by its own code.
 
-    .venv/bin/python docs/pictures/objectives.py
+    .venv/bin/python -m docs.pictures.objectives
 
 A token is a word here, so that the picture is short; a sentence's period is a token too.
 """

@@ -1,6 +1,6 @@
 """docs/results/speedrun/mini.png and small.png: losses of the baseline and the record over processor seconds.
 
-    .venv/bin/python docs/pictures/speedrun.py
+    .venv/bin/python -m docs.pictures.speedrun
 
 From the logs TRACK/ROW-seed-N.jsonl beside the pictures; a row without logs is left out. Lines are losses in training,
 thin for each seed and thick for their mean, dotted while a curriculum trains another objective than the track's. Points
@@ -8,20 +8,19 @@ are the held-out losses at the end. The target is that of configs/speedrun/TRACK
 loss of the row that it names as the baseline.
 """
 
-import re
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import yaml
-
+from checks.results.data import curves_of
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.formatting import counted
 from pretrain.config import RunConfig
 from pretrain.evaluation.record import png
-from pretrain.run.metrics_file import Row, read_metrics
+from pretrain.tools.experiment import experiment_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,23 +28,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 RESULTS, CONFIGS = ROOT / "docs/results/speedrun", ROOT / "configs/speedrun"
 TRACKS = {"mini": ("baseline", "narrow"), "small": ("baseline", "narrow")}
-HELD_OUT = re.compile(r"validation/[^/]+/loss")
 
+Log = dict[str, list[tuple[int, float]]]  # (step, value) of each metric
 Points = list[tuple[int, float, float]]  # (step, processor seconds up to it, loss in training)
 
 
-def logs(track: str, row: str) -> list[list[Row]]:
-    """Those of each seed."""
-    return [read_metrics(path) for path in sorted((RESULTS / track).glob(f"{row}-seed-*.jsonl"))]
-
-
-def curve(log: Sequence[Row]) -> Points:
-    points, seconds = [], 0.0
-    for line in log:
-        if "train/processor_seconds" in line.metrics:
-            seconds += line.metrics["train/processor_seconds"]  # of the steps since the last line
-            points.append((line.step, seconds, line.metrics["train/loss"]))
-    return points
+def curve(log: Log) -> Points:
+    seconds = accumulate(value for _, value in log["train/processor_seconds"])  # each of the steps since the last
+    return [(step, until, loss) for until, (step, loss) in zip(seconds, log["train/loss"], strict=True)]
 
 
 def mean(curves: Sequence[Points]) -> Points:
@@ -55,22 +45,23 @@ def mean(curves: Sequence[Points]) -> Points:
     return [(step, fmean(one[step][0] for one in at_step), fmean(one[step][1] for one in at_step)) for step in steps]
 
 
-def held_out(log: Sequence[Row]) -> float:
+def held_out(log: Log) -> float:
     """The last held-out loss."""
-    return [value for line in log for name, value in line.metrics.items() if HELD_OUT.fullmatch(name)][-1]
+    return log["validation/loss"][-1][1]
 
 
 def target(track: str) -> float | None:
     """The held-out loss to reach; None where the baseline has no logs yet."""
-    speedrun = yaml.safe_load((CONFIGS / track / "experiment.yaml").read_text())["speedrun"]
-    if "target" in speedrun:
-        return float(speedrun["target"])
-    losses = [held_out(log) for log in logs(track, speedrun["baseline"])]
+    speedrun = experiment_file.read(CONFIGS / track).speedrun
+    assert speedrun is not None
+    if speedrun.target is not None:
+        return speedrun.target
+    losses = [held_out(log) for log in curves_of(RESULTS / track, speedrun.baseline or "")]
     return fmean(losses) if losses else None
 
 
 def draw_row(axes: "Axes", track: str, row: str, color: str) -> None:
-    runs = logs(track, row)
+    runs = curves_of(RESULTS / track, row)
     if not runs:
         return
     curriculum = load(CONFIGS / track / f"{row}.yaml", [], RunConfig).data.curriculum

@@ -37,9 +37,10 @@ class Passes:
 
     @property
     def busy(self) -> bool:
-        """Whether other processes take part of the cores: a thread doesn't run all the time, or more of them take no
-        less time than one."""
-        return self.one > _BUSY * self.processor or (self.threads > 1 and self.all * _BUSY > self.one)
+        """Whether other processes take part of the cores: a thread doesn't run all the time, or they are there and more
+        threads take no less time than one."""
+        others = self.load >= 1 or math.isinf(self.all)
+        return self.one > _BUSY * self.processor or (others and self.threads > 1 and self.all * _BUSY > self.one)
 
     @property
     def idle(self) -> float:

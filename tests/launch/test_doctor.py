@@ -91,8 +91,8 @@ def test_one_rank_is_singular(small_corpus, tmp_path):
     assert [one.removeprefix(f"{path} and its corpora are valid for ") for one in found] == ["1 rank", "2 ranks"]
 
 
-@pytest.mark.skipif(count_gpus() > 0, reason="this machine has GPUs")
 def test_a_run_of_days_without_a_gpu_is_a_warning_before_it_starts(small_corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     path = write_run_file(tmp_path, small_corpus, run={"max_steps": 2_000_000_000})
     (run, time) = run_file.check(Settings(run_file=(str(path),), ranks=1))
     assert (run.level, time.check, time.level) == ("ok", "time", "warning")
@@ -104,8 +104,8 @@ def test_a_run_of_days_without_a_gpu_is_a_warning_before_it_starts(small_corpus,
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.skipif(count_gpus() > 0, reason="this machine has GPUs")
 def test_a_run_that_has_taken_its_last_step_takes_no_time(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     path = write_run_file(tmp_path, small_corpus)
     monkeypatch.setattr(ValidatedRun, "train_state", property(lambda run: TrainState(step=run.config.run.max_steps)))
     assert levels(run_file.check(Settings(run_file=(str(path),), ranks=1))) == {"run file": "ok"}

@@ -362,6 +362,11 @@ def test_the_promise_is_measured_and_says_when_the_machine_is_busy(tmp_path, mon
     assert ("as it is now" in lines) == ("as it is now" in said[0])
 
 
+def test_an_idle_machine_on_which_more_threads_are_no_faster_is_not_busy():
+    assert [Passes(0.08, 0.08, 0.08, threads=2, load=load).busy for load in (0.0, 1.0)] == [False, True]
+    assert Passes(0.08, float("inf"), 0.08, threads=2, load=0.0).busy
+
+
 def test_a_few_passes_are_timed_with_one_thread_and_with_all(monkeypatch):
     monkeypatch.setattr(measured_steps, "PATIENCE", None)
     config = first_machine.with_vocabulary(first_machine.model_named("t5gemma2-1.2m"), 100, 0)
