@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from checks.results.data import curves_of
 from docs.pictures import objectives, speedrun
 
 
@@ -22,7 +21,7 @@ def test_curves_of_the_speedrun_add_up_the_seconds_between_two_lines(tmp_path, m
         path = tmp_path / f"mini/baseline-seed-{seed}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in written))
     monkeypatch.setattr(speedrun, "RESULTS", tmp_path)
-    logs = curves_of(tmp_path / "mini", "baseline")
+    logs = speedrun.curves_of(tmp_path / "mini", "baseline")
     curves = [speedrun.curve(log) for log in logs]
     assert curves[1] == [(25, 6.0, 5.0), (50, 10.0, 4.0), (75, 11.0, 3.0)]
     assert speedrun.mean(curves) == [(25, 5.0, 5.5), (50, 8.0, 4.5)]
