@@ -1,6 +1,6 @@
 """How fast is each reader and each cleaning rule on one core, and which is the slowest?
 
-    python benchmarks/cleaning_speed.py [--seconds 2] [--classifier MODEL.bin --label LABEL]
+    python benchmarks/cleaning_speed.py [--seconds 2] [--classifier MODEL.bin --label LABEL] [--json FILE]
 
 Runs on the real text that ships with the package and its tests. MB count the uncompressed input, and seconds are the
 processor's. Without a model, the classifier has the words of the text, vectors of 100 numbers drawn at random and a
@@ -12,13 +12,12 @@ import struct
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from harness import Options, Table, main
 
 import data_pipeline
 from data_pipeline.cleaning.bad_words import contains_bad_word
@@ -40,6 +39,7 @@ from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
 
+LIMIT = """Each step is Python on one core, for each page, line or word; a build has a core for each worker."""
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"
 FIXTURES = Path(__file__).parent.parent / "tests" / "data" / "commoncrawl"
 FILES = {
@@ -112,13 +112,8 @@ def substrings(pages: list[str]) -> object:
     return list(EqualSubstrings(SubstringsConfig()).tables(rows(pages)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each line of the table")
-    parser.add_argument("--classifier", type=Path, help="a fastText model (default: one of random numbers)")
-    parser.add_argument("--label", default="keep", help="a label of that model")
-    given = parser.parse_args()
-    seconds = given.seconds
+def measure(options: Options) -> Iterator[Table]:
+    given, seconds = options.arguments, options.seconds
     results = {f"read {source}": speed(partial(read, source), size(path), seconds) for source, path in FILES.items()}
 
     pages = [record.text for record in read("c4")]
@@ -152,12 +147,16 @@ def main() -> None:
     urls = [record.url for record in read("c4")]
     results["URL normalisation (of the text's MB)"] = speed(over(urls, normalize_url), page_bytes, seconds)
 
-    table = Table("step", "MB/s per core", title="one core, real text")
+    table = Table("One core, real text", ["step", "MB/s per core"])
     for name, rate in sorted(results.items(), key=lambda item: item[1]):
-        table.add_row(name, f"{rate:,.1f}")
-    Console().print(table)
-    print(f"slowest: {min(results, key=results.__getitem__)}")
+        table.add(name, f"{rate:,.1f}", rate=rate)
+    yield table
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--classifier", type=Path, help="a fastText model (default: one of random numbers)")
+    parser.add_argument("--label", default="keep", help="a label of that model")
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, measure, LIMIT, add)

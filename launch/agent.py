@@ -17,7 +17,8 @@ from data_pipeline.foundation.signals import caught
 from launch import rank_commands
 from launch.protocol import BeginAttempt, Connection, Event, Handshake, StartProgram, StartRanks
 from launch.rank_processes import RankProcesses
-from pretrain.run import node_memory, rank_logs, slurm
+from pretrain.checkpoint import left_in_memory
+from pretrain.run import rank_logs, slurm
 from pretrain.run.hardware import count_gpus, free_port, network_interface_to
 from pretrain.run.heartbeat import Heartbeat
 
@@ -97,6 +98,8 @@ class _NodeProcesses:
             environment = {**self._network(), **os.environ, **program.environment}
             self.started.append(RankProcesses(command, environment, number=program.number))
         elif "ranks" in message:
+            if self._request is None:
+                left_in_memory.remove_left()
             self._request = StartRanks(**message["ranks"])
             if self._request.standby:
                 self._standby = self._ranks(self._request)
@@ -114,9 +117,9 @@ class _NodeProcesses:
             self.connection.send({"ended": shown, "port": free_port()})
 
     def forget(self) -> None:
-        """Removes what the run has left in this node's memory."""
-        if self._request:
-            node_memory.remove(Path(self._request.logs).parent.parent)
+        """Removes what the run has left in this node's memory, unless it is newer than what the disk has."""
+        if self._request and (kept := left_in_memory.release(Path(self._request.logs).parent.parent)):
+            print(f"{socket.gethostname()}: {kept}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         for processes in [*self.started, *([self._standby] if self._standby else [])]:
@@ -149,7 +152,15 @@ class _NodeProcesses:
             command = rank_commands.deepspeed(request.deepspeed, request.arguments)
         run = logs.parent.parent
         log = self._log(request.logs)
-        return RankProcesses(command, environment, request.ranks, log, standby=request.standby, run=run)
+        return RankProcesses(
+            command,
+            environment,
+            request.ranks,
+            log,
+            standby=request.standby,
+            run=run,
+            hang_seconds=request.hang_seconds,
+        )
 
     def _log(self, logs: str) -> Path:
         """The launcher's."""

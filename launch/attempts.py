@@ -12,25 +12,17 @@ from typing import Protocol
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import duration
-from launch.head import (
-    Attempt,
-    NodeRanks,
-    StopRequests,
-    first_failed,
-    how_it_failed,
-    last_words,
-    result,
-    watch,
-)
+from launch.attempt import REFUSED, Attempt, first_failed, how_it_ended, how_it_failed, last_words
+from launch.head import NodeRanks, StopRequests, result, watch
 from pretrain.checkpoint.directory import all_steps
 from pretrain.config import RunConfig
 from pretrain.faults import restarts
 from pretrain.faults.restarts import AttemptRecord
 from pretrain.run import rank_logs, status
+from pretrain.run.status import Status
 
 NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 _POLL_SECONDS = 0.1
-_REFUSED = 2
 
 
 @dataclass(frozen=True)
@@ -139,26 +131,34 @@ class _Attempts:
         self.failures.append(record)
         if attempt.lost:
             if not self._ranks.leave_out(list(attempt.lost)):
-                return Ended(code, True)
+                return self._failed(record, "", interrupted=True)
         elif node := restarts.faulty_again(self.failures):
             if self._run.min_nodes is None or not self._ranks.leave_out([node]):
-                print(f"no further attempt: {_without(node)}", file=sys.stderr, flush=True)
-                return Ended(code, False)
+                return self._failed(record, _without(node))
         elif (reason := restarts.refusal(self.failures, self._faults.restarts)) is not None:
-            if reason:
-                print(f"no further attempt: {reason}", file=sys.stderr, flush=True)
-            return Ended(code, False)
+            return self._failed(record, reason)
         _wait(restarts.seconds_to_wait(self.failures), attempt, requests)
         return Ended(code, False) if requests.signals else None
 
+    def _failed(self, record: AttemptRecord, reason: str, interrupted: bool = False) -> Ended:
+        """Ends the run, which has failed for good; `reason`: why no attempt follows."""
+        if reason:
+            print(f"no further attempt: {reason}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            status.write(self._directory, Status("failed", record.attempt, record.checkpoint, reason=reason))
+        return Ended(1, interrupted)
+
 
 def _record(attempt: Attempt, code: int, directory: Path) -> AttemptRecord:
-    outcomes = {0: "finished", STOPPED: "stopped", _REFUSED: "refused"}
+    outcomes = {0: "finished", STOPPED: "stopped", REFUSED: "refused"}
     rank = first_failed(attempt) if code else None
     exited = attempt.codes.get(rank) if rank is not None else None
     by_signal = exited is not None and exited < 0 and rank not in attempt.failed
-    killed = bool(attempt.lost or rank in attempt.gone or by_signal)
-    lost = ", ".join(f"node {name} was lost: {reason}" for name, reason in attempt.lost.items())
+    launcher = attempt.launcher.code if attempt.launcher and rank is None else 0
+    killed = bool(attempt.lost or rank in attempt.gone or by_signal or launcher < 0)
+    cause = ", ".join(f"node {name} was lost: {reason}" for name, reason in attempt.lost.items())
+    if not cause and code:
+        cause = how_it_failed(attempt, rank) if rank is not None else how_it_ended("DeepSpeed's launcher", launcher)
     words = [line for line in last_words(attempt, rank) if line.strip()] if rank is not None and code else []
     steps = [heartbeat.step for heartbeat in attempt.heartbeats.values()]
     firsts = [one.first_step for one in attempt.heartbeats.values() if one.first_step is not None]
@@ -170,8 +170,8 @@ def _record(attempt: Attempt, code: int, directory: Path) -> AttemptRecord:
         trained_from=attempt.read - min(firsts) if firsts else None,
         step=max(steps, default=0) or None,
         rank=rank,
-        cause=lost or (how_it_failed(attempt, rank) if rank is not None and code else ""),
-        error=words[-1].strip() if words else "",
+        cause=cause,
+        error=(rank_logs.refusal(attempt.logs) if code else None) or (words[-1].strip() if words else ""),
         killed=killed,
         checkpoint=max(all_steps(directory), default=0),
         faulty_node=attempt.faulty_node,

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.locks import lock
 from pretrain.config import RunConfig
 
@@ -43,7 +44,7 @@ def _copy(corpus: Path, copy: Path) -> None:
         shutil.copy2(source, temporary)
         temporary.replace(target)
         copied += source.stat().st_size
-    print(f"{corpus} -> {copy}: {copied / 1e9:.3g} GB copied", flush=True)
+    print(f"{corpus} -> {copy}: {human_size(copied)} copied", flush=True)
 
 
 def _same(source: Path, target: Path) -> bool:

@@ -5,12 +5,10 @@ can leave ranks behind.
 """
 
 import contextlib
-import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -18,26 +16,20 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.signals import announce, caught
-from launch.log_follower import Follower
+from launch.attempt import REFUSED, Attempt, error_in, first_failed, how_it_failed, last_words
+from launch.log_follower import Follower, show
 from launch.protocol import Event
 from launch.rank_processes import RankProcesses
 from pretrain.checkpoint.directory import all_steps
-from pretrain.run import rank_logs, status
+from pretrain.checkpoint.left_in_memory import newest_in_memory
+from pretrain.run import node_memory, rank_logs, status
 from pretrain.run.heartbeat import Heartbeat
-from pretrain.run.node_memory import node_name
-from pretrain.run.status import Status
 
 _POLL_SECONDS = 0.1
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
-_REFUSED = 2
 _SIGNS = ("rank failed", "rank hung", "rank left", "wrapper killed")  # that a rank fails
 LAUNCHERS_LOG = "launcher.log"
 _SECONDS_FOR_THE_CAUSE = 0.3  # in which a rank that has died is told from those that failed because of it
-_LOST_CONNECTION = re.compile(
-    r"Connection (closed|reset) by peer|Broken pipe|\bgloo\b|ncclRemoteError|NCCL communicator was aborted"
-)
-_ERROR = re.compile(r"error: \S|([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)(:|$)")  # ours, or Python's
-_SILENT = 3.0  # s without a heartbeat, more than of the other ranks
 
 
 class NodeRanks(Protocol):
@@ -63,60 +55,6 @@ class NodeRanks(Protocol):
 
     def wait(self) -> None:
         """Waits until they have ended, or the node is lost."""
-
-
-@dataclass
-class Attempt:
-    """How one attempt went. `codes` maps ranks to exit codes; it and `failed` are in the order of arrival, and so is
-    `signs`: the ranks that have shown in any way that they fail.
-
-    `last_lines` has those of ranks that ended with an error. `lost` maps the names of nodes that no longer answer to
-    the reason. `gone` has the ranks that just left, or whose wrapper was killed. `hung` has the
-    ranks that made no progress, `heartbeats` the last ones of all ranks. `faulty` is the rank whose arithmetic was
-    found wrong, on `faulty_node`. `training` counts the nodes whose ranks have taken a step. Times are in seconds since
-    1970: when it `began`, when it `ended` or first failed, and when the heartbeats were `read`.
-    """
-
-    before: Status
-    logs: Path
-    ranks: int = 0
-    codes: dict[int, int] = field(default_factory=dict)
-    failed: list[int] = field(default_factory=list)
-    signs: list[int] = field(default_factory=list)
-    last_lines: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
-    gone: dict[int, Event] = field(default_factory=dict)
-    hung: list[int] = field(default_factory=list)
-    faulty: int | None = None
-    faulty_node: str = ""
-    heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
-    launcher: Event | None = None  # the first one to end before its ranks
-    refused: list[str] = field(default_factory=list)
-    began: float = field(default_factory=time.time)
-    ended: float = 0.0
-    read: float = 0.0
-    training: int = 0
-
-    @property
-    def broken(self) -> bool:
-        """Whether a rank has failed. One that has saved and stopped hasn't, and others may take a while to follow."""
-        return bool(self.failed or self.lost or self.with_error)
-
-    @property
-    def with_error(self) -> list[int]:
-        """The ranks that ended with an error, in the order of arrival."""
-        return [rank for rank, code in self.codes.items() if code not in (0, STOPPED)]
-
-    @property
-    def was_killed(self) -> bool:
-        """Whether something outside has ended a rank: others fail because of it."""
-        ended = (rank for rank, code in self.codes.items() if code < 0)
-        return first_failed(self) in self.gone or any(rank not in self.failed for rank in ended)
-
-    @property
-    def has_said_why(self) -> bool:
-        """Whether all ranks that have reported a failure have ended, so that their logs are complete."""
-        return set(self.failed) <= {*self.codes, *self.gone}
 
 
 def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
@@ -150,11 +88,11 @@ def watch(
     status.clear_stop(run)  # left from an earlier attempt
     if requests.stop_signal is not None:  # or just created by a signal
         status.request_stop(run)
-    with Follower(rank_logs.rank_log(attempt.logs, 0)):
+    with Follower(rank_logs.rank_log(attempt.logs, 0)) as follower:
         nodes = start(attempt.logs)
         attempt.ranks = sum(node.ranks for node in nodes)
         try:
-            _until_ended(attempt, nodes, requests, dead_rank_seconds, on_training, another_follows)
+            _until_ended(attempt, nodes, requests, dead_rank_seconds, on_training, another_follows, follower)
         finally:
             attempt.read = time.time()
             attempt.ended = attempt.ended or attempt.read
@@ -163,6 +101,7 @@ def watch(
             for node in nodes:
                 node.wait()
                 attempt.heartbeats |= node.heartbeats
+    attempt.shown = follower.shown
     if attempt.refused:
         raise FailedError("\n".join(attempt.refused))
     return attempt
@@ -175,6 +114,7 @@ def _until_ended(
     dead_rank_seconds: float,
     on_training: Callable[[], None],
     another_follows: bool,
+    follower: Follower,
 ) -> None:
     left = {node: node.ranks for node in nodes}  # ranks that haven't ended
     deadline, announced = float("inf"), False
@@ -182,6 +122,8 @@ def _until_ended(
         time.sleep(_POLL_SECONDS)
         signals: list[int] = []
         over = [node for node in nodes if _record(node, attempt, left, signals, stopping=bool(requests.signals))]
+        if attempt.signs or attempt.launcher:
+            follower.hold()
         if attempt.faulty is not None:
             attempt.faulty_node = _node_of(attempt.faulty, nodes)
         if attempt.training == len(nodes) and not announced:
@@ -243,7 +185,7 @@ def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signa
 def _node_of(rank: int, nodes: Sequence[NodeRanks]) -> str:
     """The name of the node that has `rank`: nodes have their ranks in order."""
     owners = [node.name for node in nodes for _ in range(node.ranks)]
-    return owners[rank] or node_name()
+    return owners[rank] or node_memory.node_name()
 
 
 def _lost(attempt: Attempt, nodes: Sequence[NodeRanks], left: dict[NodeRanks, int]) -> bool:
@@ -259,8 +201,14 @@ def _lost(attempt: Attempt, nodes: Sequence[NodeRanks], left: dict[NodeRanks, in
 def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     """0 if the run finished, 75 if it stopped after saving, 2 if it was refused and 1 if it failed.
 
-    Reports a failure on stderr.
+    Reports a failure on stderr, and shows what rank 0 wrote since, which is often a consequence.
     """
+    code = _result(attempt, run, requests)
+    show(rank_logs.rank_log(attempt.logs, 0), attempt.shown)
+    return code
+
+
+def _result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     now = status.read(run)
     # ranks save and stop when the launcher signals them because a wrapper was killed: nobody has asked for that
     gone = attempt.gone.get(first) if (first := first_failed(attempt)) is not None else None
@@ -279,7 +227,7 @@ def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
         print(lost_steps(attempt, run), file=sys.stderr, flush=True)
     elif not attempt.lost:
         _report_failure(attempt)
-    return _REFUSED if _REFUSED in codes.values() else 1
+    return REFUSED if attempt.refused_its_configuration else 1
 
 
 class StopRequests:
@@ -328,7 +276,8 @@ def stop_requests(run: Path) -> Iterator[StopRequests]:
 
 def lost_steps(attempt: Attempt, run: Path) -> str:
     """What a second signal has cost: the steps since the last checkpoint, with the one that the ranks were taking."""
-    saved = max(all_steps(run), default=0)
+    node = node_memory.path(run)
+    saved = max([*all_steps(run), newest_in_memory(node) if node else 0])
     last = max((heartbeat.step for heartbeat in attempt.heartbeats.values()), default=0)
     steps = f"{counted(last - saved, 'step')}" if last > saved else "steps"
     if saved:
@@ -348,79 +297,12 @@ def _report_failure(attempt: Attempt) -> None:
         for line in attempt.launcher.lines if attempt.launcher else ():
             print(f"  {line}", file=sys.stderr)
         return
-    if attempt.codes.get(rank) == _REFUSED:
+    if attempt.codes.get(rank) == REFUSED and attempt.refused_its_configuration:
         return  # the rank has printed the reason
     words = last_words(attempt, rank)
     own = rank in attempt.failed or attempt.codes.get(rank, 1) > 0
-    error = _error_in(words) if own and not attempt.hung and rank not in attempt.gone else ""
+    error = error_in(words) if own and not attempt.hung and rank not in attempt.gone else ""
     print(f"{how_it_failed(attempt, rank)}{error}; its log: {rank_logs.rank_log(logs, rank)}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already
         for line in words:
             print(f"  {line}", file=sys.stderr)
-
-
-def _error_in(lines: Sequence[str]) -> str:
-    """The last error that a rank has written, after a colon; nothing if there is none."""
-    return next((f": {line.removeprefix('error: ')}" for line in reversed(lines) if _ERROR.match(line)), "")
-
-
-def first_failed(attempt: Attempt) -> int | None:
-    """The rank that the attempt failed because of; None if that is unknown.
-
-    That is the one whose arithmetic was found wrong. Else it is the first rank to end with an error if a signal killed
-    it, else the first to report a failure, which may end later than others that failed because of it. One whose error
-    is a lost connection to another rank failed because of it, even if it reports earlier. A rank that is just gone must
-    have been the first. Of ranks that hang, it is the one that the others wait for.
-    """
-    if attempt.faulty is not None:
-        return attempt.faulty
-    with_error = attempt.with_error
-    lost_another = [rank for rank in attempt.failed if rank not in attempt.gone and _lost_another(attempt, rank)]
-    earliest = next((rank for rank in attempt.signs if rank not in lost_another), None)
-    if earliest in attempt.gone:
-        return earliest
-    first = next((rank for rank in with_error if rank not in lost_another), None)
-    if first is not None and attempt.codes[first] < 0:
-        return first
-    if attempt.failed and attempt.failed[0] in attempt.hung:
-        awaited = _awaited(attempt.heartbeats)
-        return attempt.failed[0] if awaited is None else awaited
-    return next((rank for rank in attempt.failed if rank not in lost_another), (*attempt.failed, *with_error, None)[0])
-
-
-def _lost_another(attempt: Attempt, rank: int) -> bool:
-    return _LOST_CONNECTION.search(_error_in(last_words(attempt, rank))) is not None
-
-
-def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:
-    """The rank that the others wait for: the first to fall silent, else the one that is behind; None if none is."""
-    by_silence = sorted(heartbeats, key=lambda rank: heartbeats[rank].silent)
-    if len(by_silence) > 1 and heartbeats[by_silence[-1]].silent - heartbeats[by_silence[-2]].silent > _SILENT:
-        return by_silence[-1]
-    by_marks = sorted(heartbeats, key=lambda rank: heartbeats[rank].marks)
-    if len(by_marks) > 1 and heartbeats[by_marks[0]].marks < heartbeats[by_marks[1]].marks:
-        return by_marks[0]
-    return None
-
-
-def how_it_failed(attempt: Attempt, rank: int) -> str:
-    """In words: "rank 1 was killed by SIGKILL"."""
-    code = attempt.codes.get(rank)
-    if rank in attempt.gone:
-        left = attempt.gone[rank].kind == "rank left"
-        how = "exited with code 0 before the run's end" if left else "lost its wrapper process, which was killed"
-    elif attempt.hung and (code is None or code > 0):
-        own = attempt.heartbeats.get(rank)
-        how = "makes no progress" + (", and its process is stopped (SIGSTOP)" if own and own.stopped else "")
-        others = [str(other) for other in attempt.hung if other != rank]
-        how += f"; {counted(len(others), 'rank')} waited for it" if others else ""
-    elif code is None or (code < 0 and rank in attempt.failed):  # one that fails may abort as it ends
-        how = "failed"
-    else:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"rank {rank} {how}"
-
-
-def last_words(attempt: Attempt, rank: int) -> Sequence[str]:
-    """The last lines that a rank wrote."""
-    return attempt.last_lines.get(rank) or rank_logs.last_lines(rank_logs.rank_log(attempt.logs, rank))

@@ -1,6 +1,7 @@
 """Ranks on this machine, started by DeepSpeed's launcher."""
 
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from launch import rank_commands
 from launch.attempts import Run, run_attempts, standby_began
 from launch.head import LAUNCHERS_LOG, NodeRanks, stop_requests
 from launch.rank_processes import RankProcesses
+from pretrain.checkpoint import left_in_memory
 from pretrain.config import RunConfig
-from pretrain.run import node_memory, rank_logs
+from pretrain.run import rank_logs
 from pretrain.run.cpu_speed import seconds_left
 from pretrain.run.hardware import count_gpus, free_port
 from pretrain.trainer.preflight import is_finished, move_aside, preflight, unchecked
@@ -51,15 +53,17 @@ def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
         move_aside(setup)
     # by default gloo listens at the address of the host's name
     environment = {"GLOO_SOCKET_IFNAME": "lo", **rank_commands.environment(gpus, ranks)}
-    with stop_requests(setup.directory) as requests, LocalRanks(run, setup.directory, ranks, environment) as local:
+    left_in_memory.remove_left()
+    with stop_requests(setup.directory) as requests, LocalRanks(run, config, ranks, environment) as local:
         return run_attempts(local, run, config, requests).code
 
 
 class LocalRanks:
     """The `ranks` of this machine, for one attempt of a run after another. None outlives the `with` block."""
 
-    def __init__(self, run: Run, directory: Path, ranks: int, environment: dict[str, str]):
-        self._run, self._directory, self._ranks, self._environment = run, directory, ranks, environment
+    def __init__(self, run: Run, config: RunConfig, ranks: int, environment: dict[str, str]):
+        self._run, self._ranks, self._environment = run, ranks, environment
+        self._directory, self._hang_seconds = Path(config.run.directory), config.faults.hang_seconds
         self._standby: RankProcesses | None = None
         self._waiting: Path | None = None  # the logs of the standby
 
@@ -89,7 +93,13 @@ class LocalRanks:
         options = rank_commands.node_options({"localhost": self._ranks}, 0, _LOOPBACK, free_port())
         command = rank_commands.deepspeed(options, self._run.arguments)
         return RankProcesses(
-            command, environment, self._ranks, logs / LAUNCHERS_LOG, standby=standby, run=self._directory
+            command,
+            environment,
+            self._ranks,
+            logs / LAUNCHERS_LOG,
+            standby=standby,
+            run=self._directory,
+            hang_seconds=self._hang_seconds,
         )
 
     def _drop_standby(self) -> None:
@@ -104,4 +114,5 @@ class LocalRanks:
 
     def __exit__(self, *_: object) -> None:
         self._drop_standby()
-        node_memory.remove(self._directory)
+        if kept := left_in_memory.release(self._directory):
+            print(kept, file=sys.stderr, flush=True)

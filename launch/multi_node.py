@@ -165,6 +165,7 @@ class AgentRanks:
                     arguments=self._run.arguments,
                     environment=environment,
                     standby=standby,
+                    hang_seconds=self._config.faults.hang_seconds,
                 )
             )
 

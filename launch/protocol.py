@@ -62,7 +62,7 @@ class StartRanks:
 
     `logs` is the directory of the attempt's logs, `deepspeed` the options of DeepSpeed's launcher (None: this rank
     alone), `arguments` are those of `pretrain train`, `environment` changes the ranks'. On `standby`, they wait for
-    `BeginAttempt`.
+    `BeginAttempt`. `hang_seconds`: the run's `faults.hang_seconds`.
     """
 
     ranks: int
@@ -72,6 +72,7 @@ class StartRanks:
     arguments: list[str]
     environment: dict[str, str]
     standby: bool = False
+    hang_seconds: float | None = None
 
 
 @dataclass(frozen=True)

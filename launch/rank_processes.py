@@ -17,7 +17,7 @@ import psutil
 from data_pipeline.foundation.processes import ProcessGroup
 from launch import rank_wrapper
 from launch.protocol import Event
-from pretrain.run import heartbeat, node_memory, stop_signals
+from pretrain.run import heartbeat, node_memory, stop_signals, watchdog
 from pretrain.run.hardware import VISIBLE
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.rank_logs import DONE, FAILED, FAULTY, HUNG, REPORTS, SUPERVISED, last_lines, rank_log
@@ -47,8 +47,9 @@ class RankProcesses:
     """Runs `command`, a launcher of `ranks` ranks or a program without any, and reports their events.
 
     The launcher's own lines go to `log` if the disk has room. Reports of a program, and its end, have its `number`.
-    On `standby`, the ranks wait until `begin`. `run` is the directory of their run. `heartbeats` has the last ones,
-    once the ranks have been ended.
+    On `standby`, the ranks wait until `begin`. `run` is the directory of their run. A rank whose process is stopped for
+    `hang_seconds` hangs; all of them may be, so that none would say so. `heartbeats` has the last ones, once the ranks
+    have been ended.
     """
 
     name = ""
@@ -64,8 +65,10 @@ class RankProcesses:
         number: int = 0,
         standby: bool = False,
         run: Path | None = None,
+        hang_seconds: float | None = None,
     ):
         self.ranks, self._number = ranks, number
+        self._hang_seconds = hang_seconds or watchdog.LEAST_SECONDS
         self.heartbeats: dict[int, Heartbeat] = {}
         self._silent: dict[int, float] | None = None  # s, of each rank when one was first seen to hang
         self._directory = node_memory.for_ranks(run)
@@ -78,12 +81,15 @@ class RankProcesses:
         self._group = ProcessGroup()
         self._launcher = self._group.start(command, environment, output="pipe", tied=True, signals_blocked=True)
         self._reports = _Reports(self._launcher.pid, log, number)
+        self._early: list[Event] = []  # of a standby
         self._launcher_ended = self._all_ended = self._trains = False
 
     @property
     def waits(self) -> bool:
-        """Whether its launcher still runs, and with it the ranks of a standby."""
-        return self._launcher.code is None
+        """Whether all ranks of a standby wait: its launcher runs, none has ended, and none is stopped."""
+        self._early += self._reports.take(self._launcher.read())
+        children = [child for wrapper in self._reports.wrappers for child in _children(wrapper)]
+        return self._launcher.code is None and not self._early and not any(map(_is_stopped, children))
 
     def begin(self, environment: Mapping[str, str], log: Path) -> None:
         """Lets the ranks of a standby go on, with `environment` added to theirs; the launcher's lines go to `log`."""
@@ -101,6 +107,7 @@ class RankProcesses:
         killed = [rank for wrapper in gone if (rank := self._reports.wrappers.pop(wrapper, None)) is not None]
         # first, since other ranks end because of it
         events = [*(Event("wrapper killed", rank) for rank in killed), *reported]
+        events += (Event("rank hung", rank) for rank in self._stopped())
         if self._silent is None and any(event.kind == "rank hung" for event in events):
             # DeepSpeed's launcher will signal the others soon, which may wake the one that hangs
             self._silent = {rank: one.silent for rank, one in heartbeat.read(self._directory).items()}
@@ -115,6 +122,11 @@ class RankProcesses:
             self._all_ended = True
             events.append(Event("all ended"))
         return events
+
+    def _stopped(self) -> list[int]:
+        """The ranks whose processes have been stopped for too long, the first time."""
+        found = {} if self._silent is not None or not self.ranks else heartbeat.read(self._directory)
+        return [rank for rank, one in found.items() if one.stopped and one.silent > self._hang_seconds]
 
     def _all_train(self) -> bool:
         found = heartbeat.read(self._directory)

@@ -4,13 +4,10 @@ of docs/results/recipes.md in pretrain/test_recipes.py."""
 import re
 from pathlib import Path
 
-import yaml
-
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from pretrain import models
 from pretrain.config import RunConfig
-from tests.tables import each
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,22 +25,6 @@ def parameters(path: Path, *overrides: str) -> int:
 def ids(corpus: str) -> int:
     tokenizer = load(ROOT / f"configs/corpora/{corpus}.yaml", [], CorpusConfig).tokenizer
     return tokenizer.vocab_size + tokenizer.sentinels
-
-
-def rows_of(table: str) -> list[list[str]]:
-    return [re.split(r" *\| *", line)[1:-1] for line in table.splitlines() if re.match(r"\| `?\w", line)]
-
-
-COUNTS = rows_of(page("results/models").split("## Parameters of configs/models")[1].split("\n## ")[0])[1:]
-
-
-@each("name, count", [row[:2] for row in COUNTS])
-def test_the_parameters_of_every_model_that_ships(name, count):
-    file, _, without = name.partition(", without ")
-    values = yaml.safe_load((ROOT / f"configs/models/{file}.yaml").read_text())["model"]
-    model = models.outline(models.FAMILIES[values["family"]].config.model_validate(values))
-    left_out = [one.numel() for part, one in model.named_parameters() if without == "positions" and "position" in part]
-    assert count == f"{model.num_parameters() - sum(left_out):,}"
 
 
 def test_the_parameters_of_the_small_experiment():
@@ -73,3 +54,16 @@ def test_the_share_of_rows_in_a_mixture_by_tokens():
     assert found is not None
     first, second, long, short, rows = map(int, found.groups())
     assert round(100 * (second / short) / (first / long + second / short)) == rows
+
+
+def test_a_corpus_file_says_where_the_files_come_from_that_do_not_ship():
+    """By a command, an address or a page, in the file itself or in one that it extends."""
+    folder = ROOT / "configs/corpora"
+    for path in sorted(folder.glob("*.yaml")):
+        text, extended = "", [path.name]
+        while extended:
+            own = (folder / extended.pop()).read_text(encoding="utf-8")
+            text += own
+            extended += re.findall(r"[\w-]+\.yaml", "".join(re.findall(r"(?m)^extends:.*", own)))
+        if any(source.path.startswith("data/") for source in load(path, [], CorpusConfig).sources):
+            assert re.search(r"data-pipeline fetch \w+ |https?://\S+|docs/\S+\.md|wikiextractor \S+", text), path.name

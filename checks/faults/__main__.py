@@ -1,6 +1,6 @@
 """Faults × points of a run's work × one and two hosts, each judged against the undisturbed run.
 
-    python -m checks.faults --cells 200 --seed 1 [--only NUMBER …] [--out DIR] [--json FILE] [--markdown]
+    python -m checks.faults --cells 200 --seed 1 [--only NUMBER …] [--out DIR] [--json FILE]
     python -m checks.faults --builds --cells 30 --seed 1
 
 A small T5 is trained by `launch local` on two ranks, or by `launch hosts` on two hosts with one rank each. A cell is
@@ -10,12 +10,13 @@ to the bit, and each step must have taken the same rows. Where it goes on with f
 rounding. No process may be left, and the first line on the terminal must name the cause, but for warnings of something
 else. A few cells that once found bugs follow those that are drawn; their numbers are negative.
 
-The table has the time from the fault to its detection, from there to the next step, and the steps that were taken
-twice. Finished verdicts are kept in DIR: a matrix that was stopped goes on. `--builds` runs builds of a corpus under
-faults instead, whose files must have the same sha256.
+DIR/cells.csv has the seconds from the fault to its detection, from there to the next step, and the steps that were
+taken twice; the terminal shows the same. Finished verdicts are kept in DIR: a matrix that was stopped goes on.
+`--builds` runs builds of a corpus under faults instead, whose files must have the same sha256, and writes builds.csv.
 """
 
 import argparse
+import csv
 import json
 import signal
 import sys
@@ -33,8 +34,9 @@ def run_matrix(folder: Path, seed: int, numbers: Iterable[int], show: Callable[[
     """Judges the cells of these numbers, and shows a line for each. Those that `folder` has verdicts of aren't run."""
     file = folder / "verdicts.jsonl"
     before, found = verdicts.finished(file, seed), []
-    show(verdicts.HEAD)
-    with Matrix(folder) as matrix:
+    with Matrix(folder) as matrix, (folder / "cells.csv").open("w", encoding="utf-8", newline="") as table:
+        write = csv.writer(table, lineterminator="\n").writerow
+        write(verdicts.COLUMNS)
         for number in numbers:
             cell = draw(seed, number)
             verdict = before.get(number)
@@ -42,7 +44,8 @@ def run_matrix(folder: Path, seed: int, numbers: Iterable[int], show: Callable[[
                 verdict = matrix.judged(cell)
                 verdicts.append(file, seed, verdict)
             found.append(verdict)
-            show(verdicts.line(verdict))
+            write(verdicts.line(verdict))
+            show(" | ".join(verdicts.line(verdict)))
     return found
 
 
@@ -57,7 +60,6 @@ def main() -> int:
     parser.add_argument("--builds", action="store_true", help="faults of builds instead of runs")
     parser.add_argument("--out", type=Path, help="where files and verdicts are kept")
     parser.add_argument("--json", type=Path, help="write verdicts and summary to this file")
-    parser.add_argument("--markdown", action="store_true", help="print only the table")
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what is in the background without Ctrl-C
         signal.signal(number, lambda *_: sys.exit(1))
@@ -73,8 +75,7 @@ def main() -> int:
         verdicts.forget(folder / "verdicts.jsonl", number)
     found = run_matrix(folder, given.seed, numbers, lambda text: print(text, flush=True))
     summed = verdicts.summary(found)
-    if not given.markdown:
-        print(f"\n{json.dumps(summed, indent=1)}\nfiles: {folder}")
+    print(f"\n{json.dumps(summed, indent=1)}\nfiles: {folder}")
     if given.json:
         given.json.write_text(json.dumps({"summary": summed, "cells": verdicts.as_json(found)}, indent=1) + "\n")
     return int(summed["same"] < summed["cells"])

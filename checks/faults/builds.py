@@ -6,6 +6,7 @@ The build is then run again. What was flipped must be refused, or not matter, an
 """
 
 import contextlib
+import csv
 import gzip
 import json
 import os
@@ -169,14 +170,18 @@ class _restored(contextlib.AbstractContextManager[None]):
 
 
 def run_builds(folder: Path, seed: int, numbers: Iterable[int]) -> int:
-    """Judges these cells, and prints a table; returns 1 if one has a problem."""
+    """Judges these cells, and writes builds.csv; returns 1 if one has a problem."""
     builds, wrong, cells = Builds(folder), 0, 0
-    print("| cell | fault | stage | when | s | result |\n|---|---|---|---|---|---|", flush=True)
-    for number in numbers:
-        cell, began = draw(seed, number, builds.stages), time.monotonic()
-        problems = builds.judged(cell)
-        wrong, cells = wrong + bool(problems), cells + 1
-        where = f"{cell.number} | {cell.fault} | {cell.stage} | {cell.when} | {time.monotonic() - began:.0f}"
-        print(f"| {where} | {'; '.join(problems) or 'same'} |", flush=True)
+    with (folder / "builds.csv").open("w", encoding="utf-8", newline="") as table:
+        write = csv.writer(table, lineterminator="\n").writerow
+        write(["cell", "fault", "stage", "when", "s", "result"])
+        for number in numbers:
+            cell, began = draw(seed, number, builds.stages), time.monotonic()
+            problems = builds.judged(cell)
+            wrong, cells = wrong + bool(problems), cells + 1
+            seconds, result = f"{time.monotonic() - began:.0f}", "; ".join(problems) or "same"
+            line = [str(cell.number), cell.fault, cell.stage, cell.when, seconds, result]
+            write(line)
+            print(" | ".join(line), flush=True)
     print(f"\n{cells - wrong} of {cells} builds the same, of {len(builds.expected)} files; {len(builds.stages)} stages")
     return int(wrong > 0)

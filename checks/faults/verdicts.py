@@ -21,10 +21,8 @@ ROUNDING = 1e-6  # of losses on another number of ranks, which add gradients in 
 _AGAIN = re.compile(r"starting attempt 2 ")
 _WARNING = re.compile(r"warning|failed|MLflow")
 _ASIDE = re.compile(r"warning: |.* is no longer slow$|training again")  # unless it names the fault
-HEAD = (
-    "| cell | fault | point | rank | step | attempt | hosts | s to detection | s to the next step | steps twice "
-    "| result | first line |\n" + "|---" * 12 + "|"
-)
+COLUMNS = ["cell", "fault", "point", "rank", "step", "attempt", "hosts", "s to detection", "s to the next step"]
+COLUMNS += ["steps twice", "result", "first line"]
 
 
 @dataclass
@@ -130,14 +128,14 @@ def first_line(folder: Path, second_attempt: bool, named: str | None) -> str:
     return next(telling, "") or next(iter(lines), "")
 
 
-def line(verdict: Verdict) -> str:
-    """A row of the table."""
+def line(verdict: Verdict) -> list[str]:
+    """What cells.csv has of a verdict, by COLUMNS."""
     cell = verdict.cell
-    times = " | ".join("" if one is None else f"{one:.1f}" for one in (verdict.detected, verdict.recovered))
+    times = ["" if one is None else f"{one:.1f}" for one in (verdict.detected, verdict.recovered)]
     result = "; ".join(verdict.problems) or ("same" if cell.ranks_after == RANKS else "same on 1 rank")
-    where = f"{cell.number} | {cell.fault} | {cell.point} | {cell.rank} | {cell.from_step} | {cell.attempt}"
-    said = re.sub(r"; its log: \S+", "", verdict.first_line)[:100].replace("|", "/")
-    return f"| {where} | {cell.hosts} | {times} | {verdict.steps_twice} | {result} | {said} |"
+    where = [cell.fault, cell.point, *map(str, (cell.rank, cell.from_step, cell.attempt, cell.hosts))]
+    said = re.sub(r"; its log: \S+", "", verdict.first_line)[:100]
+    return [str(cell.number), *where, *times, str(verdict.steps_twice), result, said]
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:

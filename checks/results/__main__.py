@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from checks.results.data import ROOT
+from checks.results.data import ROOT, printed
 from checks.results.pages import Rows, check, tables, write
 from checks.results.tables import TABLES
 
@@ -27,7 +27,9 @@ WHOLE = {
 
 
 def computed(folder: Path) -> dict[str, Rows]:
-    return {name: function(folder) for name, function in TABLES.items()}
+    marks = {one.mark or "" for page in folder.glob("*.md") for one in tables(page.read_text(encoding="utf-8"))}
+    files = {mark: printed(folder / mark) for mark in marks if (folder / mark).is_file()}
+    return files | {name: function(folder) for name, function in TABLES.items()}
 
 
 def problems(folder: Path) -> list[str]:
@@ -49,7 +51,7 @@ def main() -> int:
     found = problems(FOLDER)
     print(*found, sep="\n", file=sys.stderr, end="\n" if found else "")
     marks = Counter(
-        "computed" if one.name else (one.mark or "unmarked").partition(" by ")[0]
+        "computed" if one.name in TABLES else "printed" if one.name else one.mark or "unmarked"
         for page in FOLDER.glob("*.md")
         if page.name not in WHOLE
         for one in tables(page.read_text(encoding="utf-8"))

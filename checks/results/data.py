@@ -5,9 +5,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.json_file import read_json
 from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.run.metrics_file import read_metrics
@@ -21,6 +23,13 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     """The rows of a csv file, by their headings."""
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
+
+
+def printed(path: Path) -> list[list[str]]:
+    """The rows of a csv file, or of the tables that a benchmark wrote with --json."""
+    if path.suffix == ".csv":
+        return [list(row.values()) for row in rows_of(path)]
+    return [row for one in read_json(path, dict[str, Any])["tables"] for row in one["rows"]]
 
 
 def results_of(path: Path) -> list[Result]:

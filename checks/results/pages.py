@@ -1,9 +1,9 @@
 """The tables of docs/results: what stands above each says where its figures are from.
 
 <!-- results: NAME -->             checks/results/tables.py computes it from data
-<!-- results: printed by … -->     a command or a test of this repository prints it
-<!-- results: measured once -->    the page alone has the figures: nothing here can check them
-<!-- results: no measurement -->   words, or arithmetic that the page shows
+<!-- results: FILE.csv -->         the rows that a command has printed, in a file beside the page
+<!-- results: FILE.json -->        the same, of a benchmark: what its --json wrote
+<!-- results: no measurement -->   words
 """
 
 import re
@@ -18,7 +18,7 @@ Rows = Sequence[Sequence[str | None]]
 """The cells of a table below its headings, as its page prints them; None: words, which the page alone has."""
 
 _MARK = re.compile(r"<!-- results: (.+) -->")
-_OTHER = re.compile(r"printed by .+|measured once|no measurement")
+_WORDS = "no measurement"
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Table:
 
     @property
     def name(self) -> str | None:
-        """Whose rows are computed; None: they aren't."""
-        return None if self.mark is None or _OTHER.fullmatch(self.mark) else self.mark
+        """Whose rows are computed or in a file; None: they are words."""
+        return None if self.mark == _WORDS else self.mark
 
 
 def tables(text: str) -> list[Table]:

@@ -13,13 +13,15 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from checks.faults.cells import draw
+import yaml
+
+from checks.faults import happening
+from checks.faults.cells import MLFLOW, draw
 from checks.results.data import (
     ROOT,
     curves_of,
     number,
     p_value,
-    parameters_of,
     power,
     results_of,
     rows_of,
@@ -27,6 +29,7 @@ from checks.results.data import (
 )
 from checks.results.pages import Rows
 from data_pipeline.foundation.json_file import read_json
+from pretrain.models import outline, parse
 from pretrain.tools.experiment import experiment_file, speedrun
 from pretrain.tools.experiment.experiment_file import Experiment, Group
 from pretrain.tools.experiment.experiment_table import Line, lines
@@ -197,33 +200,20 @@ def _babylm_pairs(folder: Path) -> Iterator[list[str]]:
         yield ["seeds 0; 1", *("; ".join(number(value, 1) for value in one) for one in means)]
 
 
-_CORPORA = {"mini": "wikipedia-c4-small", "small": "enwik8"}
-
-
-def _record(folder: Path, track: str, row: str) -> list[str | None]:
-    """The cells of a record from `steps` to `seeds`."""
-    runs = curves_of(folder / "speedrun" / track, row)
-
-    def ends(name: str) -> list[float | None]:
-        return [run[name][-1][1] for run in runs if name in run]
-
-    seconds: list[float | None] = [sum(value for _, value in run["train/processor_seconds"]) for run in runs]
-    return [
-        f"{max(step for step, _ in runs[0]['train/loss']):,}",
-        f"{fmean(run['train/tokens'][-1][1] for run in runs) / 1e6:.2f}M",
-        spread(seconds, 1),
-        f"{parameters_of(ROOT / f'configs/speedrun/{track}/{row}.yaml', _CORPORA[track]):,}",
-        spread(ends("validation/loss"), 4),
-        spread(ends("validation/text_loss"), 3 if len(runs) > 1 else 4),
-        spread(ends("input_use/worth"), 3),
-        str(len(runs)),
-    ]
+def _track(folder: Path, track: str, rows: tuple[str, str]) -> Iterator[list[str]]:
+    """The two `rows` of a track as its judge has them."""
+    results = [run for run in results_of(folder / "speedrun" / track / "runs.csv") if run.row in rows]
+    return speedrun.rows(speedrun.attempts(experiment_file.read(ROOT / "configs/speedrun" / track), results))
 
 
 @table("speedrun-mini")
 def _speedrun_mini(folder: Path) -> Iterator[list[str]]:
-    track = experiment_file.read(ROOT / "configs/speedrun/mini")
-    return speedrun.rows(speedrun.attempts(track, results_of(folder / "speedrun/mini/runs.csv")))
+    return _track(folder, "mini", ("narrow", "baseline"))
+
+
+@table("speedrun-small")
+def _speedrun_small(folder: Path) -> Iterator[list[str]]:
+    return _track(folder, "small", ("narrow", "baseline-rms"))
 
 
 @table("speedrun-mini-tuning")
@@ -232,11 +222,6 @@ def _speedrun_mini_tuning(folder: Path) -> Iterator[list[str]]:
     for width, batch in ((128, 16), (128, 32), (96, 16), (96, 32)):
         found = [losses.get(f"width-{width}-batch-{batch}-rate-{rate}") for rate in ("0.75", "1.5", "3", "6")]
         yield [str(width), str(batch), *("" if loss is None else number(loss, 3) for loss in found)]
-
-
-@table("speedrun-small")
-def _speedrun_small(folder: Path) -> Iterator[list[str | None]]:
-    yield [None, None, "`narrow.yaml`", *_record(folder, "small", "narrow")]
 
 
 @table("speedrun-input-use")
@@ -301,7 +286,8 @@ def _changes_in_code(folder: Path) -> Iterator[list[str | None]]:
 @table("speedrun-factors")
 def _factors(folder: Path) -> Iterator[list[str]]:
     """The textbook's law, with the spread of `narrow`'s seeds in the place of its one degree of freedom."""
-    seeds = [run["validation/loss"][-1][1] for run in curves_of(folder / "speedrun/small", "narrow")]
+    runs = [run for row in ("narrow", "narrow-busier") for run in curves_of(folder / "speedrun/small", row)]
+    seeds = [run["validation/loss"][-1][1] for run in runs]
     other = Other.read(folder / "speedrun/ladders/enwik8-textbook.json")
     law = replace(other.law, residual=stdev(seeds), degrees=len(seeds) - 1)
     for rung in read_json(folder / "speedrun/ladders/enwik8-record.json", dict[str, Any])["rungs"]:
@@ -351,6 +337,37 @@ def _agreement(folder: Path) -> Iterator[list[str]]:
         yield [row["family"], row["against"], *pairs, f"{row['equal_rows']} of {row['rows']}"]
 
 
+@table("models-parameters")
+def _parameters(folder: Path) -> Iterator[list[str]]:
+    """Of the models of configs/models, beside the counts of others in models/others.csv."""
+    for row in rows_of(folder / "models/others.csv"):
+        file, _, without = row["config"].partition(", without ")
+        values = yaml.safe_load((ROOT / f"configs/models/{file}.yaml").read_text(encoding="utf-8"))["model"]
+        parameters = outline(parse(values)).named_parameters()
+        own = sum(one.numel() for name, one in parameters if without != "positions" or "position" not in name)
+        others = int(row["by_others"] or 0)
+        equal = "—" if not others else "yes" if own == others else "no"
+        yield [row["config"], f"{own:,}", f"{others:,}" if others else "—", equal]
+
+
+@table("corpus-build")
+def _build(folder: Path) -> Iterator[list[str]]:
+    """A build of enwik8 and its forecast: processor seconds of each stage that takes a tenth of a second, and sizes."""
+    plan, report = (read_json(folder / f"corpus/enwik8-{name}.json", dict[str, Any]) for name in ("plan", "report"))
+    expected = {stage["name"]: stage for stage in plan["stages"]}
+    for stage in report["stages"]:
+        taken, speed = stage["core_seconds"], stage["megabytes_per_core_second"]
+        if taken >= 0.1:
+            forecast = number(expected[stage["name"]]["core_seconds"], 1)
+            yield [f"`{stage['name']}`, core-seconds", forecast, number(taken, 1), number(speed, 1)]
+    sums = (sum(stage["core_seconds"] for stage in one["stages"]) for one in (plan, report))
+    yield ["all stages, core-seconds", *(number(one, 1) for one in sums), ""]
+    text = report["sources"]["enwiki"]["text_bytes"] / 1e6
+    yield ["text, MB", number(expected["deduplicated"]["megabytes"], 1), number(text, 1), ""]
+    tokens = plan["tokens"]["train"], report["splits"]["train"]["tokens"]
+    yield ["training tokens, millions", *(number(one / 1e6, 2) for one in tokens), ""]
+
+
 @table("corpus-near-duplicates")
 def _near_duplicates(folder: Path) -> Iterator[list[str]]:
     """Of each twentieth of similarity from 0.5 on: pairs found, the theory's mean, and its 95 % interval."""
@@ -384,9 +401,46 @@ def _splits(folder: Path) -> Iterator[list[str]]:
         yield [f"{ranks} × {8 // int(ranks)}", "1; 2", *cells]
 
 
-@table("faults-cells")
-def _faults_cells(folder: Path) -> Iterator[list[str]]:
-    yield from (list(row.values()) for row in rows_of(folder / "faults/cells.csv"))
+_KINDS = {
+    "SIGKILL, SIGSEGV, SIGABRT, SIGBUS": [*happening.KILLS],
+    "wrapper, DeepSpeed's launcher, head, agent killed": [*happening.ABOVE, "the head killed", "the agent killed"],
+    "SIGSTOP, hang, hang with the GIL": [*happening.HANGS],
+    "exception, out of memory, exit with 0": [*happening.ERRORS, "exception in another thread", "exit with 0"],
+    "a loader's worker killed": ["a loader's worker killed"],
+    "ENOSPC, EIO, EROFS": [*happening.DISK],
+    "torn rename": ["torn rename"],
+    "clock ± 1 h": [*happening.CLOCKS],
+    "a bit of a weight": ["a bit of a weight", "a bit in memory, then SIGKILL"],
+    "straggler, a slow step": ["straggler", "a slow step"],
+    "MLflow refused, hanging, 500": [*MLFLOW],
+    "a lost host": ["a lost host"],
+    "a slow host": ["a slow host"],
+    "a host cut off": ["a host cut off", "a host cut off for a while"],
+}
+
+
+def _same(rows: list[dict[str, str]]) -> list[str]:
+    """How many rows there are, and how many of them are the undisturbed run's."""
+    return [str(len(rows)), str(sum(row["result"].startswith("same") for row in rows))]
+
+
+@table("faults-kinds")
+def _faults_kinds(folder: Path) -> Iterator[list[str | None]]:
+    cells = rows_of(folder / "faults/cells.csv")
+    for kind, faults in _KINDS.items():
+        yield [kind, *_same([row for row in cells if row["fault"] in faults]), None]
+    yield ["**together**", *_same(cells), None]
+
+
+@table("engine-optimizers")
+def _optimizers(folder: Path) -> Iterator[list[str]]:
+    """The largest difference of the three stages."""
+    largest: dict[str, dict[tuple[str, str], float]] = {}
+    for row in rows_of(folder / "engine/optimizers.csv"):
+        of_optimizer, key = largest.setdefault(row["optimizer"], {}), (row["precision"], row["ranks"])
+        of_optimizer[key] = max(of_optimizer.get(key, 0.0), float(row["difference"]))
+    for name, found in largest.items():
+        yield [f"`{name}`", *(power(value) for value in found.values())]
 
 
 @table("faults-times")
@@ -412,13 +466,28 @@ def _faults_times(folder: Path) -> Iterator[list[str | None]]:
 
 @table("faults-builds")
 def _faults_builds(folder: Path) -> Iterator[list[str]]:
-    yield from (list(row.values()) for row in rows_of(folder / "faults/builds.csv"))
+    builds = rows_of(folder / "faults/builds.csv")
+    for fault in sorted({row["fault"] for row in builds}):
+        yield [fault, *_same([row for row in builds if row["fault"] == fault])]
+    yield ["**together**", *_same(builds)]
+
+
+@table("faults-larger")
+def _larger(_: Path) -> Iterator[list[str | None]]:
+    """Percent of the time that failures cost, by the page's formula: D = 1 s, s = 7.54 s, one in 50,700 GPU-hours."""
+    for gpus in (64, 1024, 16_384):
+        between = 50_700 / gpus * 3600
+        costs = [
+            100 * (1 + recovery + 7.54 * (every + 1) / 2) / between for recovery in (30, 120, 600) for every in (1, 250)
+        ]
+        yield [f"{gpus:,}", None, *(number(cost, 3 if gpus == 64 else 2) for cost in costs)]
 
 
 @table("faults-useful-time")
 def _useful_time(folder: Path) -> Iterator[list[str | None]]:
-    for name in ("ettr-30", "ettr-300"):
-        attempts = rows_of(folder / f"faults/{name}.csv")
+    """Kills and ETTR as the command printed them; the rest from the attempts."""
+    for soak in rows_of(folder / "faults/ettr.csv"):
+        attempts = rows_of(folder / f"faults/ettr-{soak['every']}.csv")
         times = sorted(
             float(after["trained_from"]) - float(one["ended"])
             for one, after in pairwise(attempts)
@@ -426,4 +495,6 @@ def _useful_time(folder: Path) -> Iterator[list[str | None]]:
         )
         late = times[int(0.95 * (len(times) - 1))]
         steps = max(int(one["last_step"]) for one in attempts if one["last_step"])
-        yield [None, None, f"{steps:,}", None, None, number(median(times), 2) + " s", number(late, 2) + " s", None]
+        share = f"{100 * float(soak['ettr']):.1f} %"
+        between = number(median(times), 2) + " s", number(late, 2) + " s"
+        yield [None, soak["kills"], f"{steps:,}", share, None, *between, None]

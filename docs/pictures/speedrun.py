@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 RESULTS, CONFIGS = ROOT / "docs/results/speedrun", ROOT / "configs/speedrun"
-TRACKS = {"mini": ("baseline", "narrow"), "small": ("baseline", "narrow")}
+TRACKS = {"mini": ("baseline", "narrow"), "small": ("baseline-rms", "narrow")}
 
 Log = dict[str, list[tuple[int, float]]]  # (step, value) of each metric
 Points = list[tuple[int, float, float]]  # (step, processor seconds up to it, loss in training)

@@ -19,10 +19,10 @@ from data_pipeline.foundation.json_file import read_json
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import memory
 from pretrain.checkpoint.choose import damage_on_any_rank
-from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_latest
+from pretrain.checkpoint.directory import SHARD, all_steps, checkpoint_directory, set_latest
 from pretrain.checkpoint.index import File
 from pretrain.checkpoint.memory import MemoryRun, Shard
-from pretrain.checkpoint.shared_files import SHARD, Place
+from pretrain.checkpoint.shared_files import Place
 from pretrain.checkpoint.write import write_index, write_part
 from pretrain.run import node_memory, watchdog
 from pretrain.zero.ranks import communication_device, from_rank_0
@@ -101,6 +101,8 @@ def _held(node: Path, name: str) -> _Held | None:
 
 
 def _damage(slot: Path, shard: Shard) -> bool:
+    if shard.checksum != shard.own_checksum():
+        return True
     for number, checksum in enumerate(shard.files):
         watchdog.alive()
         if xxhash.xxh3_128_hexdigest(_mapped(slot, number)) != checksum:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
+import xxhash
 
 from data_pipeline import tokenizer
 from data_pipeline.foundation.atomic import write_json
@@ -25,9 +26,10 @@ from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.buffers import model_buffers, write_buffers
 from pretrain.checkpoint.copies import Copy, HostCopies
+from pretrain.checkpoint.directory import SHARD
 from pretrain.checkpoint.index import Identity, Origin
 from pretrain.checkpoint.replicas import Replicas, several_nodes
-from pretrain.checkpoint.shared_files import SHARD, Place, SharedFiles, slot_directory
+from pretrain.checkpoint.shared_files import Place, SharedFiles, slot_directory
 from pretrain.checkpoint.table import Piece
 from pretrain.run.train_state import TrainState
 from pretrain.zero.deepspeed_private import in_memory
@@ -42,7 +44,10 @@ _SHARE = 0.01  # of a step's time that a checkpoint may take on average
 
 @dataclass(frozen=True)
 class Shard:
-    """The content of shard.json: the state of one rank after a step. `files` has the checksums of the slot's files."""
+    """The content of shard.json: the state of one rank after a step.
+
+    `files` has the checksums of the slot's files, `checksum` is that of everything else here.
+    """
 
     token: str
     rank: int
@@ -51,6 +56,11 @@ class Shard:
     fragments: dict[str, Piece]
     tensors: dict[str, Place]
     files: list[str]
+    checksum: str = ""
+
+    def own_checksum(self) -> str:
+        """What `checksum` is unless a bit has flipped since the shard was written."""
+        return xxhash.xxh3_128_hexdigest(json.dumps(asdict(replace(self, checksum=""))).encode())
 
 
 @dataclass(frozen=True)
@@ -203,7 +213,7 @@ class _Slot:
             tensors={name: self._files.place(tensor) for name, tensor in copy.tensors.items()},
             files=self._files.checksums(),
         )
-        described = json.dumps(asdict(shard)).encode()
+        described = json.dumps(asdict(replace(shard, checksum=shard.own_checksum()))).encode()
         logged.wait()
         (self.directory / f".{SHARD}").write_bytes(described)
         (self.directory / f".{SHARD}").rename(self.directory / SHARD)

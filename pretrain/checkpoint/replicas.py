@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretrain.checkpoint.shared_files import SHARD, SharedFiles, slot_directory
+from pretrain.checkpoint.directory import SHARD
+from pretrain.checkpoint.shared_files import SharedFiles, slot_directory
 from pretrain.run.node_memory import node_name
 
 _MOST = 4096  # files of a slot

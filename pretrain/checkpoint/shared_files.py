@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pretrain.checkpoint import rank_file
 
-SHARD = "shard.json"  # the description of a slot, written last
 _SMALL = 2**20  # bytes; smaller tensors share a file
 _ALIGNED = 64
 

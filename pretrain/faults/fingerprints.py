@@ -7,6 +7,7 @@ add up to those of the whole, so they don't depend on how weights are sharded.
 """
 
 import hashlib
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,15 @@ def named(names: list[str], wrong: Tensor) -> str:
     return ", ".join(chosen[:_MOST_NAMED]) + more
 
 
+@dataclass(frozen=True)
+class Finding:
+    """Wrong sums: what was found, on which `rank` and its `host`; None and "" if it may be one of several."""
+
+    what: str
+    rank: int | None = None
+    host: str = ""
+
+
 class Fingerprints:
     """Of the weights of an engine. All ranks call each method together."""
 
@@ -49,8 +59,8 @@ class Fingerprints:
         """Of the fp32 weights that the optimizer holds, whatever shards they are in."""
         return hashlib.blake2b(self._masters(torch.float32).cpu().numpy().tobytes(), digest_size=16).hexdigest()
 
-    def difference(self) -> str | None:
-        """Which ranks compute with other weights than the rest; None if none does, or if weights are on NVMe.
+    def difference(self) -> Finding | None:
+        """Which rank computes with other weights than the rest; None if none does, or if weights are on NVMe.
 
         In fp32, the rank whose optimizer holds a weight computes with that very tensor: if it alone agrees with the
         optimizer's, it is the one whose weight has changed. Of two ranks it can't be told.
@@ -71,20 +81,23 @@ class Fingerprints:
         dist.all_gather(gathered, right)
         return self._judged(torch.stack(gathered).cpu(), shared=dtype == torch.float32)
 
-    def _judged(self, right: Tensor, shared: bool) -> str | None:
+    def _judged(self, right: Tensor, shared: bool) -> Finding | None:
         """What the table (ranks, parameters) of those that agree with the optimizer's says."""
         agree, ranks = right.sum(dim=0), right.size(0)
         if bool((agree == ranks).all()):
             return None
         if bool((agree == 0).any()):
-            return f"the ranks compute with other weights than the optimizer's: {named(self._names, agree == 0)}"
+            return Finding(
+                f"the ranks compute with other weights than the optimizer's: {named(self._names, agree == 0)}"
+            )
         few = shared and bool((2 * agree < ranks).any())
         if shared and not few and bool((2 * agree == ranks).any()):
-            return f"the ranks compute with different weights: {named(self._names, agree < ranks)}"
+            return Finding(f"the ranks compute with different weights: {named(self._names, agree < ranks)}")
         odd = right if few else ~right
         concerned = (2 * agree < ranks) if few else (agree < ranks)
         rank = int((odd & concerned).any(dim=1).int().argmax())
-        return f"rank {rank} computes with other weights than the others: {named(self._names, odd[rank] & concerned)}"
+        names = named(self._names, odd[rank] & concerned)
+        return Finding(f"rank {rank} computes with other weights than the others: {names}", rank)
 
     def _masters(self, dtype: torch.dtype) -> Tensor:
         """(parameters, 2): fingerprints of the fp32 weights, rounded to `dtype`."""

@@ -13,7 +13,6 @@ the noisiest tensor, so ten of them are no chance.
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_pipeline.loading.batches import Batch
-from pretrain.faults.fingerprints import named, sums
+from pretrain.faults.fingerprints import Finding, named, sums
 from pretrain.run import watchdog
 from pretrain.run.environment import Machine, place
 from pretrain.zero.engine import Engine
@@ -47,15 +46,6 @@ def interval(setting: int | Literal["auto"] | None, micro_batches: int, ranks: i
     if least > save_every:
         return -(-least // save_every) * save_every
     return next(steps for steps in range(least, save_every + 1) if save_every % steps == 0)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Wrong arithmetic: what was found, on which `rank` and its `host`; None and "" if it may be one of several."""
-
-    what: str
-    rank: int | None = None
-    host: str = ""
 
 
 class Replay:

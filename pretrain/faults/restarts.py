@@ -65,13 +65,13 @@ def refusal(failures: Sequence[AttemptRecord], most: int) -> str | None:
         return ""
     if _DISK_FULL.search(last.error):
         return f"the disk refuses to be written ({last.error}); free some space, then run the same command again"
-    where = f"step {last.step}" if last.step else "the start"
+    where, same = f"step {last.step}" if last.step else "the start", f"with the same error ({last.error or last.cause})"
     before = list(failures[-_SAME:-1])
     by_chance = last.killed and not last.step  # what kills processes at any time meets a start now and then
     if len(before) == _SAME - 1 and all(one.same_failure(last) for one in before) and not by_chance:
-        return f"{where} has failed {_SAME} times with the same error, so another attempt would fail too"
+        return f"{where} has failed {_SAME} times {same}, so another attempt would fail too"
     if before and not last.killed and last.same_failure(before[-1]) and last.checkpoint <= before[-1].checkpoint:
-        return f"{where} has failed twice with the same error and no new checkpoint between, so it would fail again"
+        return f"{where} has failed twice {same} and no new checkpoint between, so it would fail again"
     if not left(failures[:-1], most, last.ended):
         return f"{most} restarts within an hour are the limit (faults.restarts); the same command resumes the run"
     return None
@@ -119,7 +119,7 @@ def read(run: Path) -> list[AttemptRecord]:
     """The records of the attempts of `run` that have ended, oldest first. Lines that are damaged are left out."""
     try:
         lines = (run / FILE_NAME).read_text(errors="replace").splitlines()
-    except FileNotFoundError:
+    except OSError:  # not there, or a folder in its place
         return []
     found = []
     for line in lines:

@@ -3,7 +3,7 @@
 Encoder and decoder read the same tokens, and both are causal. The encoder represents the text so far; the decoder
 starts from a linear map of the encoder's output, attends to that output again and predicts the next token. Two parts
 are optional: the position embedding of the predicted token is subtracted before the output layer, and a loss pulls the
-encoder's output towards the mean of the embeddings so far. Pre-norm, GELU, one matrix for embedding and output.
+encoder's output towards an aggregate of the embeddings so far. Pre-norm, GELU, one matrix for embedding and output.
 
 Unlike in the author's code, attention has no dropout in evaluation.
 """
@@ -31,6 +31,7 @@ from pretrain.models.visibility import visible
 # One tuple per layer, the encoder's first: its self-attention and, in the decoder, its cross-attention. All of them
 # have the same length.
 Cache = list[tuple[KeyValueCache, ...]]
+TEMPERATURE = 0.1  # of the contrastive score
 
 
 def _block(config: AutoregressiveConfig, num_layers: int) -> Block:
@@ -101,19 +102,76 @@ class Bridge(nn.Module):
         return self.linear(self.norm(encoder_out))
 
 
+class RunningMean(nn.Module):
+    """The mean of the embeddings that a position sees.
+
+    Computed as a product with a triangular matrix: with differences of cumulative sums, rounding would leak from one
+    example of a row into the next.
+    """
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        """`x` (batch, length, d_model) aggregated; `seen` (batch, length, length) is True where a query sees a key."""
+        weights = seen.to(x.dtype)
+        return (weights / weights.sum(dim=-1, keepdim=True)) @ x
+
+
+class CausalConvolution(nn.Embedding):
+    """A depthwise convolution: row k of the table has the weights of the embedding k tokens back. An embedding that a
+    position doesn't see counts as zeros."""
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 1 / self.num_embeddings)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
+        """As in `RunningMean`."""
+        kernel = self.weight.to(x.dtype)
+        out = x * kernel[0]
+        for back in range(1, min(len(kernel), x.size(1))):
+            shown = seen.diagonal(-back, dim1=-2, dim2=-1)[..., None]
+            out = out + F.pad(x[:, :-back] * shown * kernel[back], (0, 0, back, 0))
+        return out
+
+
+class PositionMatrix(nn.Embedding):
+    """A product with a triangular matrix: row t of the table has the weights of the positions up to t."""
+
+    def reset_parameters(self) -> None:
+        lengths = torch.arange(1, self.num_embeddings + 1, device=self.weight.device)
+        with torch.no_grad():
+            self.weight.copy_((1 / lengths)[:, None])
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
+        """As in `RunningMean`. Positions count the tokens that each sees before itself."""
+        positions = seen.sum(dim=-1) - 1
+        columns = positions[:, None].expand_as(seen)
+        weights = super().forward(positions).to(x.dtype).gather(-1, columns)
+        return weights.masked_fill(~seen, 0.0) @ x
+
+
+def _aggregation(config: EmbeddingLossConfig, d_model: int, max_positions: int | None) -> nn.Module:
+    if config.aggregation == "convolution":
+        assert config.kernel_size is not None, "checked with the config"
+        return CausalConvolution(config.kernel_size, d_model)
+    if config.aggregation == "matrix":
+        assert max_positions is not None, "checked with the config"
+        return PositionMatrix(max_positions, max_positions)
+    return RunningMean()
+
+
 class EmbeddingLoss(nn.Module):
-    """The distance of the encoder's output, at each position, from the mean of the embeddings up to that position.
+    """The distance of the encoder's output, at each position, from an aggregate of the embeddings up to that position.
 
     Norms that learn have biases, even in a model without.
     """
 
-    def __init__(self, config: EmbeddingLossConfig, d_model: int):
+    def __init__(self, config: EmbeddingLossConfig, d_model: int, max_positions: int | None):
         super().__init__()
         self.config = config
         learned = config.learned_norms
         on_embedding = config.embedding_norm != "none"
         self.embedding_norm = LayerNorm(d_model, bias=learned, gains=learned) if on_embedding else nn.Identity()
         self.encoder_norm = LayerNorm(d_model, bias=learned, gains=learned) if config.encoder_norm else nn.Identity()
+        self.aggregation = _aggregation(config, d_model, max_positions)
 
     def forward(self, embeddings: Tensor, encoder_out: Tensor, segments: Tensor | None) -> Tensor:
         """Distances (batch, length), at least fp32, without the coefficient; inputs are (batch, length, d_model)."""
@@ -121,30 +179,32 @@ class EmbeddingLoss(nn.Module):
             embeddings = embeddings.detach()
         elif self.config.detach == "encoder_out":
             encoder_out = encoder_out.detach()
+        length = embeddings.size(1)
+        seen = visible(length, length, embeddings.device, causal=True, query_segments=segments, key_segments=segments)
+        assert seen is not None
+        seen = seen[:, 0]
         if self.config.embedding_norm == "before_mean":
             embeddings = self.embedding_norm(embeddings)
-        means = running_mean(embeddings, segments)
+        aggregate = self.aggregation(_precise(embeddings), seen).to(embeddings.dtype)
         if self.config.embedding_norm == "after_mean":
-            means = self.embedding_norm(means)
-        encoder_out = self.encoder_norm(encoder_out)
-        if self.config.kind == "mse":
-            return (_precise(means) - _precise(encoder_out)).square().mean(dim=-1)
-        similarity = (F.cosine_similarity(_precise(means), _precise(encoder_out), dim=-1) + 1) / 2
-        return 1 - similarity if self.config.kind == "cosine" else -similarity.log()
+            aggregate = self.embedding_norm(aggregate)
+        return disaffinity(self.config.kind, _precise(aggregate), _precise(self.encoder_norm(encoder_out)), seen)
 
 
-def running_mean(x: Tensor, segments: Tensor | None = None) -> Tensor:
-    """The mean of `x` (batch, length, d_model) up to and including each position, restarted in each of `segments`.
-
-    Computed as a product with a triangular matrix: with differences of cumulative sums, rounding would leak from one
-    example of a row into the next.
-    """
-    length = x.size(1)
-    seen = visible(length, length, x.device, causal=True, query_segments=segments, key_segments=segments)
-    assert seen is not None
-    precise = _precise(x)
-    weights = seen[:, 0].to(precise.dtype)
-    return ((weights / weights.sum(dim=-1, keepdim=True)) @ precise).to(x.dtype)
+def disaffinity(kind: str, aggregate: Tensor, output: Tensor, seen: Tensor) -> Tensor:
+    """The score (batch, length) of two tensors (batch, length, d_model); `seen` as in `RunningMean`."""
+    if kind == "mse":
+        return (aggregate - output).square().mean(dim=-1)
+    if kind == "l1":
+        return (aggregate - output).abs().mean(dim=-1)
+    if kind == "kl":
+        expected, found = aggregate.log_softmax(dim=-1), output.log_softmax(dim=-1)
+        return F.kl_div(found, expected, reduction="none", log_target=True).sum(dim=-1)
+    if kind == "contrastive":
+        logits = F.normalize(aggregate, dim=-1) @ F.normalize(output, dim=-1).mT / TEMPERATURE
+        return -logits.masked_fill(~seen, -torch.inf).log_softmax(dim=-1).diagonal(dim1=-2, dim2=-1)
+    similarity = (F.cosine_similarity(aggregate, output, dim=-1) + 1) / 2
+    return 1 - similarity if kind == "cosine" else -similarity.log()
 
 
 def _precise(x: Tensor) -> Tensor:
@@ -162,10 +222,8 @@ class Autoregressive(Model):
         rows, d_model = config.padded_vocab_size, config.d_model
         self.embedding = Embedding(rows, d_model, config.init_std)
         self.position_embedding: LearnedPositions | None = None
-        if config.max_positions is not None:
-            self.position_embedding = LearnedPositions(
-                config.max_positions + config.reads_next_position, d_model, config.init_std
-            )
+        if config.position_rows:
+            self.position_embedding = LearnedPositions(config.position_rows, d_model, config.init_std)
         self.dropout = Dropout(config.dropout_rate)
         block = _block(config, config.num_encoder_layers)
         self.encoder = nn.ModuleList(EncoderLayer(block) for _ in range(config.num_encoder_layers))
@@ -176,7 +234,9 @@ class Autoregressive(Model):
         self.lm_head = Head(d_model, rows, config.init_std, multiplier=config.logits_multiplier)
         # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
         self.lm_head.weight = self.embedding.weight
-        self.embedding_loss = EmbeddingLoss(config.embedding_loss, d_model) if config.embedding_loss else None
+        self.embedding_loss: EmbeddingLoss | None = None
+        if config.embedding_loss is not None:
+            self.embedding_loss = EmbeddingLoss(config.embedding_loss, d_model, config.max_positions)
 
     def forward(
         self,
@@ -190,7 +250,7 @@ class Autoregressive(Model):
 
         Both are (batch, length), fp32, 0 where the label is -100. `encoder_input_ids` (batch, length) are the labels
         shifted one to the right, so the decoder's segments and positions add nothing and are ignored.
-        The encoder's mask and segments apply everywhere, also to the mean of the embeddings. `target_indices` as in
+        The encoder's mask and segments apply everywhere, also to the aggregate of embeddings. `target_indices` as in
         `Head`, `attention` as in `AttentionInputs`.
         """
         inputs = AttentionInputs(**attention)
@@ -236,7 +296,7 @@ class Autoregressive(Model):
                 positions = seen.sum(dim=-1)[:, 0] - 1
         positions = positions_from(past_length, length, device, positions)
         embeddings = self.embedding(input_ids)
-        if self.position_embedding is not None:
+        if self.position_embedding is not None and self.config.positions == "learned":
             embeddings = embeddings + self.position_embedding(positions)
         embeddings = self.dropout(embeddings)
         bias = None
@@ -282,8 +342,7 @@ class Autoregressive(Model):
     def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
         """Every weight is used once per token; all three kinds of attention relate the sequence to itself.
 
-        The map from the encoder to the decoder belongs to the decoder. The mean in the embedding loss counts nothing: a
-        running sum would do.
+        The map from the encoder to the decoder belongs to the decoder. The embedding loss counts nothing.
         """
         config, tokens, pairs = self.config, sizes.inputs, sizes.input_pairs
         attend = cross_attentions(self.decoder)

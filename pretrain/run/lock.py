@@ -6,7 +6,7 @@ The kernel releases the lock when the process ends, however it ends; the file's 
 import os
 import socket
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.locks import lock
@@ -16,7 +16,7 @@ _LOCK = "lock"
 
 def take(run: Path) -> TextIO:
     """Locks `run` as long as the returned file is open. Raises UserError naming the process that holds the lock."""
-    file = (run / _LOCK).open("a+")
+    file = _opened(run, "a+")
     try:
         lock(file, f"{run}: nothing prevents a second run in this directory; make sure that only one trains there")
     except BlockingIOError:
@@ -29,11 +29,18 @@ def take(run: Path) -> TextIO:
 def check(run: Path) -> None:
     """Raises UserError if a process trains in `run`."""
     if (run / _LOCK).exists():
-        with (run / _LOCK).open() as file:
+        with _opened(run, "r") as file:
             try:
                 lock(file, None, shared=True)  # `take` warns where there are no locks
             except BlockingIOError:
                 raise _refusal(run, file) from None
+
+
+def _opened(run: Path, mode: str) -> TextIO:
+    try:
+        return cast(TextIO, (run / _LOCK).open(mode))
+    except OSError as error:
+        raise UserError(f"run.directory: {run / _LOCK} can't be opened: {error.strerror}") from None
 
 
 def _refusal(run: Path, file: TextIO) -> UserError:

@@ -2,17 +2,20 @@
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import socket
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 DIRECTORY = "PRETRAIN_NODE_DIRECTORY"  # in the environment of ranks
 _MEMORY = Path("/dev/shm")
-_RANKS = "ranks-"
+_RANKS, _RUN = "ranks-", "run"  # the second names the run's directory
 
 
 def node_name() -> str:
@@ -21,11 +24,29 @@ def node_name() -> str:
 
 
 def path(run: Path, host: str | None = None) -> Path | None:
-    """The directory for `run` on this node, or on `host`; None where there is no file system in memory."""
+    """The directory for `run` on this node, or on `host`; None where there is no file system in memory.
+
+    A directory that isn't this user's alone, or a link, is left to whoever made it: the next name counts.
+    """
     if not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)):
         return None
     named = hashlib.blake2b(f"{host or node_name()}:{run.resolve()}".encode(), digest_size=8).hexdigest()
-    return _MEMORY / f"encdec-pretrain-{os.getuid()}-{named}"
+    numbered = (f"{_prefix()}{named}-{number}" for number in itertools.count(2))
+    names = itertools.chain([f"{_prefix()}{named}"], numbered)
+    return next(_MEMORY / name for name in names if is_private(_MEMORY / name))
+
+
+def is_private(directory: Path) -> bool:
+    """Whether `directory` is one that only this user can read and write, or isn't there."""
+    try:
+        found = directory.lstat()
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _prefix() -> str:
+    return f"encdec-pretrain-{os.getuid()}-"
 
 
 def given() -> Path | None:
@@ -37,20 +58,30 @@ def given() -> Path | None:
 def for_ranks(run: Path | None) -> Path:
     """A new directory for what only the ranks of one attempt need. Removes those that dead supervisors have left."""
     node = path(run) if run else None
-    if node is not None:
+    if run is not None and node is not None:
         with contextlib.suppress(OSError):
-            node.mkdir(mode=0o700, exist_ok=True)
-            for left in node.glob(f"{_RANKS}*"):
-                if not psutil.pid_exists(int(left.name.split("-")[1])):
-                    shutil.rmtree(left, ignore_errors=True)
-            return Path(tempfile.mkdtemp(prefix=f"{_RANKS}{os.getpid()}-", dir=node))
+            with contextlib.suppress(FileExistsError):
+                node.mkdir(mode=0o700)
+            if is_private(node):  # else somebody has just made it
+                (node / _RUN).write_text(str(run.resolve()))
+                for left in node.glob(f"{_RANKS}*"):
+                    if not _is_alive(left):
+                        shutil.rmtree(left, ignore_errors=True)
+                return Path(tempfile.mkdtemp(prefix=f"{_RANKS}{os.getpid()}-", dir=node))
     return Path(tempfile.mkdtemp(prefix="encdec-pretrain-"))
 
 
-def remove(run: Path) -> None:
-    """Removes everything of `run` from the memory of this node."""
-    if (node := path(run)) is not None:
-        shutil.rmtree(node, ignore_errors=True)
+def unused() -> Iterator[tuple[Path, Path | None]]:
+    """The directories of this user's runs on this node that no supervisor uses, each with its run's, if it names one"""
+    for node in _MEMORY.glob(f"{_prefix()}*"):
+        if node.is_dir() and is_private(node) and not any(map(_is_alive, node.glob(f"{_RANKS}*"))):
+            with contextlib.suppress(OSError):
+                yield node, Path((node / _RUN).read_text()) if (node / _RUN).is_file() else None
+
+
+def _is_alive(ranks: Path) -> bool:
+    """Whether the supervisor that made a directory for its ranks lives."""
+    return psutil.pid_exists(int(ranks.name.split("-")[1]))
 
 
 def free_bytes(directory: Path) -> int:

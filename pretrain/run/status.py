@@ -17,13 +17,15 @@ STATUS, STOP = "status.json", "stop"
 class Status:
     """The state of a run. `attempt` counts its starts from 1; `step` is the number of steps done when it ended.
 
-    `stop_file`: whether RUN/stop existed when the run ended.
+    `stop_file`: whether RUN/stop existed when the run ended. `reason`: why no attempt follows one that has failed; only
+    a supervisor writes "failed".
     """
 
-    state: Literal["new", "running", "stopped", "finished"] = "new"
+    state: Literal["new", "running", "stopped", "finished", "failed"] = "new"
     attempt: NonNegativeInt = 0
     step: NonNegativeInt | None = None
     stop_file: bool = False
+    reason: str = ""
 
 
 def read(run: Path) -> Status:

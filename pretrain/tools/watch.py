@@ -19,6 +19,7 @@ from data_pipeline.foundation.formatting import counted, duration
 from pretrain.evaluation import record
 from pretrain.faults import restarts
 from pretrain.huggingface.text_plot import Point, bars, plot
+from pretrain.run import status
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
 
 _POLL_SECONDS = 1.0
@@ -117,7 +118,11 @@ def _head(run_dir: Path, curves: Curves) -> Iterator[Text]:
         last = failures[-1]
         where = f"at step {last.step:,}" if last.step else "before its first step"
         down = f", {duration(restarts.seconds_down(restarts.read(run_dir)))} without training after them"
-        yield Text(f"{counted(len(failures), 'failure')}{down}; the last {where}: {last.cause}", style="yellow")
+        error = f": {last.error}" if last.error else ""
+        yield Text(f"{counted(len(failures), 'failure')}{down}; the last {where}: {last.cause}{error}", style="yellow")
+    now = status.read(run_dir)
+    if now.state == "failed":
+        yield Text(f"failed{f': {now.reason}' if now.reason else ''}", style="bold red")
     slow = record.table(record.directory(run_dir) / "stragglers.json")
     if slow and curves.of(_STRAGGLER) and curves.of(_STRAGGLER)[-1][1] > 1:
         yield Text(f"{slow[-1].get('what')}, since step {slow[-1].get('step')}", style="bold red")

@@ -40,6 +40,8 @@ def preflight(
     directory = Path(config.run.directory)
     if not may_train:
         lock.check(directory)
+    if (checkpoints := directory / "checkpoints").exists() and not checkpoints.is_dir():
+        raise UserError(f"run.directory: {checkpoints} is no folder; move it away")
     if missing := unbuilt(config, folder):
         raise UserError("\n".join(missing))
     return validate(config, 0, ranks, None if fresh else newest(directory), ranks_are_here=here)

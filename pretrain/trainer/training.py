@@ -11,6 +11,7 @@ from pathlib import Path
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.formatting import human_size
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.lookahead import Lookahead
@@ -197,7 +198,7 @@ class Training:
         needed = memory_bytes(self.engine) * int(os.environ["LOCAL_SIZE"])
         if least(node_memory.free_bytes(node) - needed, self.engine.device) < 0:
             self.report.warn(
-                f"{node}: too small for checkpoints in memory, which need {needed / 1e9:.3g} GB of each node"
+                f"{node}: too small for checkpoints in memory, which need {human_size(needed)} of each node"
             )
             return None
         return MemoryCheckpoints(self.engine, self.validated.origin, node, every)
@@ -277,9 +278,11 @@ class Training:
         The next attempt goes on from the last checkpoint on disk, before which they were right.
         """
         if difference := self.fingerprints.difference():
+            if difference.rank is not None:
+                rank_logs.note_faulty(difference.rank)
             if self.memory:
                 self.memory.forget()
-            raise FailedError(f"step {self.state.step}: {difference}; its memory or its processor may be faulty")
+            raise FailedError(f"step {self.state.step}: {difference.what}; its memory or its processor may be faulty")
 
     def _computed_wrong(self, step: int, finding: Finding) -> None:
         """Raises FailedError, since gradients are wrong: those of `step`, and maybe all since the last clean replay.

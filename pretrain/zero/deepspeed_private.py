@@ -294,8 +294,7 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
     """Removes passes over all gradients that DeepSpeed makes in every step without need, where nothing is offloaded.
     Call this before the first step.
 
-    Measured at 12 million parameters and 8 rows on a CPU, a step takes 5 to 30 % less processor time
-    (docs/results/engine.md).
+    tests/pretrain/test_passes.py counts those that are left.
 
     - An invalid gradient is recognised by its norm alone. The norm is taken over a flat buffer; a pass clips only if it
       must.

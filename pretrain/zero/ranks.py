@@ -122,6 +122,8 @@ def _leave(error: BaseException, rank: int) -> BaseException:
     elif isinstance(error, Exception):
         traceback.print_exc()  # now: leaving a group whose other ranks are dead may take long
         end = SystemExit(1)
+    elif isinstance(error, SystemExit):  # by code that the run calls; the other ranks wait for this one
+        print(f"error: exited with code {error.code or 0} before the run's end", file=sys.stderr, flush=True)
     if _exit_may_block():
         if isinstance(end, UserError):
             print_error(end)

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from itertools import product
 from pathlib import Path
 
 from data_pipeline.sources.compression.decompress import open_stream
@@ -55,6 +56,16 @@ def test_reversal_is_drawn_as_its_licence_file_says():
         drawn.setdefault(tuple(draw.choice("abcdefghijklmnop") for _ in range(length)))
     lines = content(SAMPLES / "reversal.tsv.bz2").decode().splitlines()
     assert lines == [f"{' '.join(letters)}\t{' '.join(reversed(letters))}" for letters in drawn]
+
+
+def test_integer_sequences_are_all_that_the_licence_file_defines():
+    found = dict[tuple[int, ...], None]()
+    for p, q, *terms in product(range(10), repeat=4):
+        while len(terms) < 24:
+            terms.append((p * terms[-1] + q * terms[-2]) % 10)
+        found.setdefault(tuple(terms))
+    lines = content(SAMPLES / "integer-sequences.txt.bz2").decode().splitlines()
+    assert lines == [" ".join(map(str, terms)) for terms in found]
 
 
 def test_samples_are_small_and_have_their_licences():

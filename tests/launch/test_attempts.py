@@ -9,9 +9,11 @@ import pytest
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from launch.agent_pool import AgentPool
-from launch.attempts import Ended, Run, _Attempts
-from launch.head import Attempt, StopRequests
+from launch.attempt import Attempt
+from launch.attempts import Ended, Run, _Attempts, _record
+from launch.head import StopRequests
 from launch.multi_node import Access, AgentRanks, Node
+from launch.protocol import Event
 from pretrain.config import RunConfig
 from pretrain.faults import restarts
 from pretrain.run.heartbeat import Heartbeat
@@ -74,6 +76,17 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
     assert said in capsys.readouterr().err
     ranks = [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")]
     assert ranks == [("abc".index(node), node) for node in found]
+
+
+def test_a_killed_launcher_and_a_full_disk_are_recorded_as_what_they_are(tmp_path, monkeypatch):
+    logs = tmp_path / "logs/attempt-0001"
+    logs.mkdir(parents=True)
+    attempt = Attempt(Status(), logs, 2, launcher=Event("launcher ended", 0, -9, ()))
+    record = _record(attempt, 1, tmp_path)
+    assert (record.killed, record.cause) == (True, "DeepSpeed's launcher was killed by SIGKILL")
+    monkeypatch.setattr("pretrain.run.rank_logs.refusal", lambda logs: "No space left on device")
+    record = _record(Attempt(Status(), logs, 2, codes={0: 1}), 1, tmp_path)
+    assert "the disk refuses to be written" in (restarts.refusal([record], 3) or "")
 
 
 def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monkeypatch):

@@ -167,7 +167,7 @@ def test_corpora_are_staged_once_and_read_from_their_copies(small_corpus, tmp_pa
     corpus_staging.stage(config, place)
     assert (copy / shard).read_bytes() == (small_corpus / shard).read_bytes()
     corpus_staging.stage(config, place)
-    assert capsys.readouterr().out.splitlines()[-1].endswith(": 0 GB copied")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(": 0 bytes copied")
 
 
 TASK = {

@@ -10,7 +10,7 @@ import pytest
 
 from data_pipeline.corpus import open_corpus
 from pretrain.faults import restarts
-from pretrain.run import node_memory
+from pretrain.run import node_memory, status
 from tests.launch.conftest import a_run
 from tests.launch.steps import Planned, environment
 from tests.pretrain.runs import losses, steps_taken
@@ -63,7 +63,10 @@ def test_a_run_that_fails_at_the_same_place_again_is_not_started_for_ever(small_
     first, second = restarts.read(tmp_path / "run")
     assert "sha256 differs" in first.error
     assert first.same_failure(second)
-    assert "has failed twice with the same error and no new checkpoint between" in done.stderr
+    assert f"has failed twice with the same error ({second.error}) and no new checkpoint between" in done.stderr
+    failed = status.read(tmp_path / "run")
+    assert (failed.state, failed.attempt) == ("failed", 2)
+    assert done.stderr.rstrip().endswith(failed.reason)
     assert done.stderr.count("starting attempt") == 1
 
 

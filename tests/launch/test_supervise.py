@@ -21,8 +21,9 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.signals import STOP_SIGNALS
 from launch import head, local, multi_node, protocol, rank_wrapper
 from launch.agent_pool import AgentPool
+from launch.attempt import Attempt, first_failed
 from launch.attempts import Ended, Run
-from launch.head import Attempt, NodeRanks, first_failed, result, stop_requests, supervise, watch
+from launch.head import NodeRanks, result, stop_requests, supervise, watch
 from launch.multi_node import Access, Node
 from launch.rank_commands import node_options
 from launch.rank_processes import RankProcesses, with_own_gpus, wrapped
@@ -209,6 +210,12 @@ WRONG = f"echo rank 1 computes wrong; {FAULTY}; {FAILED}; exit 1"
         # one that has lost its connection to another may report and end earlier, and destructors may abort it
         (f"{CLOSED}; exit 1", f"{OVER[0]}; {ON_PURPOSE}; exit 1", OWN),
         (f"{CLOSED}; kill -ABRT $$", f"{OVER[0]}; {ON_PURPOSE}; exit 1", OWN),
+        (f"{CLOSED}; exit 1", f"{OVER[0]}; exit 3", "rank 1 ended with exit code 3; its log: "),
+        (
+            f"{ON_PURPOSE}; {REPORTED}; {OVER[1]}; exit 1",
+            f"{once('reported')}; exit 3",
+            "rank 1 ended with exit code 3",
+        ),
         (DONE, "kill -SEGV $$", "rank 1 was killed by SIGSEGV; its log: "),
         (DONE, "echo error: run.yaml is a folder; exit 1", "rank 1 ended with exit code 1: run.yaml is a folder; its"),
         # library code may call `_exit`; the others fail because they miss the rank, and may report it earlier
@@ -337,6 +344,68 @@ def is_rank(process: psutil.Process, rank: int) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.environ().get("RANK") == str(rank) and rank_wrapper.__file__ not in process.cmdline()
     return False
+
+
+STOPS = """
+import os, signal, sys
+from pathlib import Path
+from pretrain.run import heartbeat
+with heartbeat.beating(int(os.environ["RANK"])):
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_that_all_ranks_are_stopped_is_noticed(tmp_path, capfd):
+    """None of them can say so."""
+    commands = [wrapped([sys.executable, "-c", STOPS])] * 2
+    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", *commands])]
+
+    def start(logs: Path) -> list[NodeRanks]:
+        environment = {**os.environ, rank_logs.SUPERVISED: str(logs)}
+        return [RankProcesses(launcher, environment, 2, logs / "launcher.log", hang_seconds=0.5)]
+
+    with stop_requests(tmp_path) as requests:
+        attempt = watch(start, tmp_path, requests, dead_rank_seconds=0.1)
+        assert result(attempt, tmp_path, requests) == 1
+    assert set(attempt.hung) <= {0, 1}
+    assert " makes no progress, and its process is stopped (SIGSTOP)" in capfd.readouterr().err
+
+
+@each("happened", ["kill -KILL $$", "kill -STOP $$"])
+def test_a_standby_whose_rank_is_gone_or_stopped_does_not_wait(tmp_path, happened):
+    scripts = [f"{once('go')}; touch {tmp_path}/now; {happened}", NEVER_STOPS]
+    launcher = [
+        sys.executable,
+        "-S",
+        "-c",
+        LAUNCHER,
+        json.dumps(["", *(wrapped(["sh", "-c", one]) for one in scripts)]),
+    ]
+    (tmp_path / "go").unlink(missing_ok=True)
+    environment = {**os.environ, rank_logs.SUPERVISED: str(tmp_path)}
+    standby = RankProcesses(launcher, environment, 2, tmp_path / "launcher.log", standby=True)
+    try:
+        assert standby.waits
+        (tmp_path / "go").touch()
+        while standby.waits:
+            time.sleep(0.05)
+    finally:
+        standby.end()
+
+
+def test_the_cause_of_a_failure_is_shown_before_what_rank_0_says_because_of_it(tmp_path):
+    ranks = f"echo at work; {OVER[1]}; echo Traceback of a consequence; exit 1", f"{once('rank-00000.log')}; exit 3"
+    done = subprocess.run(supervisor(tmp_path, *ranks), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = [line for line in done.stdout.splitlines() if line != "at work"]
+    assert [line.split(";")[0] for line in lines] == ["rank 1 ended with exit code 3", "Traceback of a consequence"]
+
+
+@each("step, code", [(0, 2), (7, 1)])
+def test_exit_code_2_is_a_refusal_only_before_the_first_step(tmp_path, step, code):
+    attempt = Attempt(Status(), tmp_path / "attempt-0001", 1, codes={0: 2})
+    attempt.heartbeats = {0: heartbeat.Heartbeat(step, 0, 0.0, 0.0, None)}
+    with stop_requests(tmp_path) as requests:
+        assert result(attempt, tmp_path, requests) == code
 
 
 def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):

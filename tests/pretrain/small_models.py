@@ -80,6 +80,15 @@ AUTOREGRESSIVE_VARIANTS: dict[str, dict[str, Any]] = {
     },
     "rotary": {**ROTARY, "num_cross_heads": 2, "embedding_loss": {"kind": "mse"}},
     "rotary, alternate": {**ROTARY, "num_cross_heads": 1, "order": "alternate"},
+    "rotary, subtracted": {
+        **ROTARY,
+        **LEARNED,
+        "num_cross_heads": 2,
+        "add_positions": True,
+        "subtract_positions": "without_norm",
+        "embedding_loss": {"kind": "kl", "aggregation": "convolution", "kernel_size": 3},
+    },
+    "matrix": {**LEARNED, "embedding_loss": {"kind": "contrastive", "aggregation": "matrix"}},
 }
 BERT = {"family": "encoder_only", **WIDTHS, "num_layers": 2, **LEARNED}
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import yaml
 
 from pretrain.models import AutoregressiveConfig, build, outline
-from pretrain.models.autoregressive import running_mean
+from pretrain.models.autoregressive import CausalConvolution, PositionMatrix, RunningMean
 from pretrain.models.model import Sizes
 from tests.pretrain.small_models import AUTOREGRESSIVE_VARIANTS
 from tests.tables import each
@@ -22,7 +22,7 @@ BEST = AUTOREGRESSIVE_VARIANTS["best"]
 
 def tiny(**changes):
     sizes = {"d_model": 8, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 3}
-    limit = {} if changes.get("positions") == "rotary" else {"max_positions": 12}
+    limit = {} if changes.get("positions") == "rotary" and "max_positions" not in changes else {"max_positions": 12}
     return AutoregressiveConfig(**{"vocab_size": VOCABULARY, **sizes, **limit, **changes})
 
 
@@ -111,27 +111,40 @@ def reference(weights, config, tokens):
     if config.subtract_positions == "with_norm":
         h = norm("subtracted_norm", h)
     logits = h @ weights["embedding.weight"].T
-    return logits, embedding_loss(config.embedding_loss, embeddings, encoder_out, norm)
+    return logits, embedding_loss(config.embedding_loss, embeddings, encoder_out, norm, weights)
 
 
-def embedding_loss(settings, embeddings, encoder_out, norm):
+def embedding_loss(settings, embeddings, encoder_out, norm, weights):
     if settings is None:
         return None
     embeddings = embeddings.detach() if settings.detach == "embedding" else embeddings
     encoder_out = encoder_out.detach() if settings.detach == "encoder_out" else encoder_out
-    distances = []
     if settings.embedding_norm == "before_mean":
         embeddings = norm("embedding_loss.embedding_norm", embeddings)
-    for t in range(len(embeddings)):
-        mean = sum(embeddings[: t + 1]) / (t + 1)
-        if settings.embedding_norm == "after_mean":
-            mean = norm("embedding_loss.embedding_norm", mean)
-        out = norm("embedding_loss.encoder_norm", encoder_out[t]) if settings.encoder_norm else encoder_out[t]
-        if settings.kind == "mse":
-            distances.append(((mean - out) ** 2).sum() / len(mean))
+    outputs = norm("embedding_loss.encoder_norm", encoder_out) if settings.encoder_norm else encoder_out
+    table = weights.get("embedding_loss.aggregation.weight")
+    distances = []
+    for t, out in enumerate(outputs):
+        if settings.aggregation == "mean":
+            aggregate = sum(embeddings[: t + 1]) / (t + 1)
+        elif settings.aggregation == "matrix":
+            aggregate = sum(table[t, s] * embeddings[s] for s in range(t + 1))
         else:
-            cosine = mean @ out / (mean @ mean).sqrt() / (out @ out).sqrt()
-            distances.append(1 - (cosine + 1) / 2 if settings.kind == "cosine" else -((cosine + 1) / 2).log())
+            aggregate = sum(table[back] * embeddings[t - back] for back in range(min(len(table), t + 1)))
+        if settings.embedding_norm == "after_mean":
+            aggregate = norm("embedding_loss.embedding_norm", aggregate)
+        cosines = [aggregate @ one / (aggregate @ aggregate).sqrt() / (one @ one).sqrt() for one in outputs[: t + 1]]
+        shares, others = (one.exp() / one.exp().sum() for one in (aggregate, out))
+        distances.append(
+            {
+                "mse": ((aggregate - out) ** 2).sum() / len(out),
+                "l1": (aggregate - out).abs().sum() / len(out),
+                "cosine": 1 - (cosines[t] + 1) / 2,
+                "log_cosine": -((cosines[t] + 1) / 2).log(),
+                "kl": (shares * (shares / others).log()).sum(),
+                "contrastive": sum((10 * (one - cosines[t])).exp() for one in cosines).log(),
+            }[settings.kind]
+        )
     return sum(distances) / len(distances)
 
 
@@ -188,6 +201,13 @@ def test_the_embedding_loss_is_as_defined(kind, detach):
         compare(tiny(num_decoder_layers=1, num_encoder_layers=1, embedding_loss={**loss, "coefficient": 1.5}))
 
 
+@each("aggregation", ["mean", "convolution", "matrix"])
+def test_scores_and_aggregations_are_as_defined(aggregation):
+    loss = {"aggregation": aggregation, "detach": "none", "kernel_size": 3 if aggregation == "convolution" else None}
+    for kind in ("mse", "l1", "cosine", "log_cosine", "kl", "contrastive"):
+        compare(tiny(num_decoder_layers=1, num_encoder_layers=1, embedding_loss={**loss, "kind": kind}))
+
+
 # Numbers of the publication.
 
 
@@ -236,7 +256,7 @@ def test_positions_of_segments_count_anew_where_none_are_given():
     assert torch.equal(counted["embedding_loss"], given["embedding_loss"])
 
 
-@each("name", ["best", "bridge norm", "rotary"])
+@each("name", [name for name, given in AUTOREGRESSIVE_VARIANTS.items() if "embedding_loss" in given])
 def test_no_embedding_loss_sees_a_later_token(name):
     model, tokens, labels = randomised(tiny(**AUTOREGRESSIVE_VARIANTS[name])), ids(2, 9), ids(2, 9, seed=1)
     before = model(tokens, labels)["embedding_loss"]
@@ -248,10 +268,12 @@ def test_no_embedding_loss_sees_a_later_token(name):
         assert (before[:, place:] != after[:, place:]).all()
 
 
-def test_running_mean():
-    x = torch.tensor([[[2.0], [4.0], [6.0], [10.0]]])
-    assert running_mean(x).flatten().tolist() == [2.0, 3.0, 4.0, 5.5]
-    assert running_mean(x, torch.tensor([[1, 1, 2, 2]])).flatten().tolist() == [2.0, 3.0, 6.0, 8.0]
+@each("kind, sizes, expected", [(RunningMean, (), [2, 3, 6, 8]), (PositionMatrix, (4, 4), [2, 3, 6, 8]),
+                                (CausalConvolution, (2, 1), [1, 3, 3, 8])])  # fmt: skip
+def test_aggregations_start_as_means_and_begin_anew_in_each_segment(kind, sizes, expected):
+    segments = torch.tensor([[1, 1, 2, 2]])
+    seen = (segments[:, None] == segments[..., None]).tril()
+    assert kind(*sizes)(torch.tensor([[[2.0], [4.0], [6.0], [10.0]]]), seen).flatten().tolist() == expected
 
 
 # Decoding.

@@ -134,6 +134,16 @@ CASES = {
         | {"d_ff": None, "positions": "rotary", "num_encoder_layers": 3, "embedding_loss": {"kind": "cosine"}}
         | MUP,
     ),
+    "Yan 2024, rotary and subtracted": (
+        "autoregressive",
+        AUTOREGRESSIVE
+        | {"positions": "rotary", "add_positions": True, "subtract_positions": "without_norm"}
+        | {"embedding_loss": {"kind": "kl", "aggregation": "convolution", "kernel_size": 3}},
+    ),
+    "Yan 2024, matrix": (
+        "autoregressive",
+        AUTOREGRESSIVE | {"embedding_loss": {"kind": "contrastive", "aggregation": "matrix", "learned_norms": False}},
+    ),
 }
 CASES |= {
     "modern": ("modern", MODERN),

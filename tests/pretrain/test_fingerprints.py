@@ -72,27 +72,31 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(small_corp
     assert clean is None
     assert changed
     if precision == "bf16":
-        assert of_optimizer.startswith("the ranks compute with other weights than the optimizer's: ")
-        for line in of_model:
-            assert line.startswith("rank 1 computes with other weights than the others: ")
+        assert of_optimizer.what.startswith("the ranks compute with other weights than the optimizer's: ")
+        for one in of_model:
+            assert one.rank == 1
+            assert one.what.startswith("rank 1 computes with other weights than the others: ")
     else:
-        for line in [*of_model, of_optimizer]:
-            assert line.startswith("the ranks compute with different weights: ")
+        for one in [*of_model, of_optimizer]:
+            assert one.rank is None
+            assert one.what.startswith("the ranks compute with different weights: ")
 
 
-def judged(right: list[list[int]], shared: bool) -> str | None:
+def judged(right: list[list[int]], shared: bool) -> tuple[int | None, str] | None:
     from pretrain.faults.fingerprints import Fingerprints
 
     prints = Fingerprints.__new__(Fingerprints)
     prints._names = ["a", "b"]
-    return prints._judged(torch.tensor(right, dtype=torch.bool), shared)
+    found = prints._judged(torch.tensor(right, dtype=torch.bool), shared)
+    return found and (found.rank, found.what)
 
 
 def test_of_three_ranks_the_odd_one_is_named_whether_or_not_its_optimizer_holds_the_weight():
     assert judged([[1, 1], [1, 1], [1, 1]], True) is None
-    assert judged([[1, 1], [1, 0], [1, 1]], True) == "rank 1 computes with other weights than the others: b"
-    assert judged([[1, 0], [1, 1], [1, 0]], True) == "rank 1 computes with other weights than the others: b"
-    assert judged([[1, 0], [1, 1], [1, 0]], False) == "rank 0 computes with other weights than the others: b"
+    said = "rank {} computes with other weights than the others: b"
+    assert judged([[1, 1], [1, 0], [1, 1]], True) == (1, said.format(1))
+    assert judged([[1, 0], [1, 1], [1, 0]], True) == (1, said.format(1))
+    assert judged([[1, 0], [1, 1], [1, 0]], False) == (0, said.format(0))
 
 
 def loaded_wrong(path: Path) -> str:

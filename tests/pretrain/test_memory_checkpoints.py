@@ -61,6 +61,13 @@ def a_flipped_bit(folder: Path, found: Slots) -> None:
     path.write_bytes(content)
 
 
+def a_flipped_bit_in_the_description(folder: Path, found: Slots) -> None:
+    path = found[1, 6] / "shard.json"
+    shard = json.loads(path.read_text())
+    max(shard["tensors"].values(), key=lambda place: place["offset"])["offset"] ^= 64
+    path.write_text(json.dumps(shard))
+
+
 def weights_that_are_not_finite(folder: Path, found: Slots) -> None:
     """They were so when they were copied: the checksums agree."""
     slot = found[1, 6]
@@ -69,6 +76,7 @@ def weights_that_are_not_finite(folder: Path, found: Slots) -> None:
     content[:4] = struct.pack("<f", math.nan)
     (slot / "0.bin").write_bytes(content)
     shard["files"][0] = xxhash.xxh3_128_hexdigest(bytes(content))
+    shard["checksum"] = xxhash.xxh3_128_hexdigest(json.dumps({**shard, "checksum": ""}).encode())
     (slot / "shard.json").write_text(json.dumps(shard))
 
 
@@ -90,6 +98,7 @@ def memory_of_another_run(folder: Path, found: Slots) -> None:
 FIRST_STEPS = {
     nothing: 7,
     a_flipped_bit: 6,
+    a_flipped_bit_in_the_description: 6,
     weights_that_are_not_finite: 5,
     a_rank_without_memory: 5,
     lost_descriptions: 5,

@@ -49,7 +49,7 @@ def test_the_engine_touches_each_gradient_a_few_times(precision):
     twice; in bf16 new weights are copied too. The optimizer isn't counted. DeepSpeed alone comes to 15 to 30 of these
     passes.
 
-    Stage 1 in bf16 is as DeepSpeed has it: a step without its passes was 1 % faster (docs/results/engine.md).
+    Stage 1 in bf16 is as DeepSpeed has it.
     """
     for stage, passes in on_ranks(1, _passes, precision)[0].items():
         if (stage, precision) == (1, "bf16"):

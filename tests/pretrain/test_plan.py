@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import duration
 from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
@@ -388,7 +389,7 @@ def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
     assert found["cheapest"]["hours"] == pytest.approx(hours)
     assert list(found["gpu_counts"]) == ["1"]
     run_plan(*asked, *options)
-    assert f"the run {hours:.1f} hours" in " ".join(capsys.readouterr().out.split())
+    assert f"the run {duration(3600 * hours)}" in " ".join(capsys.readouterr().out.split())
     config = load(asked[0], asked[1:], RunConfig)
     left = [cpu.seconds_left(config, config.model, (128, 32), step) / 3600 for step in (0, 50_000)]
     assert left == pytest.approx([hours, hours / 2], rel=0.05)
@@ -406,7 +407,7 @@ def test_the_tables_fit_a_terminal_and_the_json_says_the_same(capsys):
     run_plan(*asked)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "247,577,856 parameters" in lines[1]
+    assert "247,577,856 parameters" in lines[2]
     run_plan(*asked, "--json")
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"] == 247_577_856
@@ -442,11 +443,11 @@ def test_the_answer_comes_first_and_a_stage_that_is_much_faster_is_named(capsys)
         printed.append(capsys.readouterr().out.split("t5-v1.1-base-c4: ")[0].split())
     slow, fast = (" ".join(words) for words in printed)
     assert re.fullmatch(
-        r"t5-v1.1-base-c4 on 32 × a100-80gb: 0.\d hours, \$\d+ \(stage 1, micro-batches of 4\). "
-        r"warning: deepspeed.zero_optimization.stage=3 would be 1.\d times faster: 0.3 hours, \$22",
+        r"t5-v1.1-base-c4 on 32 × a100-80gb: \d\d min, \$\d+ \(stage 1, micro-batches of 4\). "
+        r"warning: deepspeed.zero_optimization.stage=3 would be 1.\d times faster: \d\d min, \$22",
         slow,
     )
-    assert re.fullmatch(r"t5-v1.1-base-c4 on 32 × a100-80gb: 0.4 hours, \$27 \(stage 2, micro-batches of 4\).", fast)
+    assert re.fullmatch(r"t5-v1.1-base-c4 on 32 × a100-80gb: \d\d min, \$27 \(stage 2, micro-batches of 4\).", fast)
 
 
 ASKED = {"--gpus": 8, "--gpu": "a100-80gb", "--inputs": 512, "--targets": 114}

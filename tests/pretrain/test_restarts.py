@@ -34,9 +34,8 @@ def test_a_failure_is_followed_by_another_attempt_and_a_wrong_run_file_or_a_full
 def test_a_step_that_fails_again_without_a_new_checkpoint_between_ends_the_run():
     """Its error is the same but for a number and an address."""
     again = later(FAILED, error="ValueError: 8 at 0x55aa")
-    assert refusal([FAILED, again], 9) == (
-        "step 40 has failed twice with the same error and no new checkpoint between, so it would fail again"
-    )
+    same = f"the same error ({again.error}) and no new checkpoint between"
+    assert refusal([FAILED, again], 9) == f"step 40 has failed twice with {same}, so it would fail again"
     assert refusal([FAILED, later(again, checkpoint=39)], 9) is None
     assert refusal([FAILED, later(FAILED, step=41)], 9) is None
     assert refusal([FAILED, later(FAILED, error="KeyError: 'a'")], 9) is None
@@ -45,7 +44,8 @@ def test_a_step_that_fails_again_without_a_new_checkpoint_between_ends_the_run()
 def test_a_step_that_fails_three_times_ends_the_run_though_it_saved_between():
     records = [FAILED, later(FAILED, checkpoint=38), later(later(FAILED), checkpoint=39)]
     assert refusal(records[:2], 9) is None
-    assert refusal(records, 9) == "step 40 has failed 3 times with the same error, so another attempt would fail too"
+    same = "the same error (ValueError: 7 at 0x7f01)"
+    assert refusal(records, 9) == f"step 40 has failed 3 times with {same}, so another attempt would fail too"
     killed = [KILLED, later(KILLED), later(later(KILLED))]
     assert refusal(killed[:2], 9) is None  # something outside killed it, which may be chance
     assert "step 40 has failed 3 times" in (refusal(killed, 9) or "")

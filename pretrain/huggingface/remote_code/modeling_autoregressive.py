@@ -94,11 +94,10 @@ class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config):
         super().__init__(config)
-        subtracts = config.subtract_positions != "none"
+        reads_next = config.add_positions or config.subtract_positions != "none"
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        if config.positions == "learned":
-            rows = config.max_positions + (subtracts or config.add_positions)
-            self.position_embedding = nn.Embedding(rows, config.d_model)
+        if config.positions == "learned" or reads_next:
+            self.position_embedding = nn.Embedding(config.max_positions + reads_next, config.d_model)
         self.dropout = nn.Dropout(config.dropout_rate)
         depth = config.num_encoder_layers
         self.encoder = nn.ModuleList(EncoderLayer(config, i) for i in range(depth))

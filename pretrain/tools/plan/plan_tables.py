@@ -6,7 +6,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.formatting import counted, duration
 from pretrain.tools.plan.planner import GIB, HEAD, RESERVED, Option, Planner
 from pretrain.tools.plan.step_time import EFFICIENCY
 from pretrain.zero.memory import SAFE
@@ -174,7 +174,7 @@ def show_cpu(planner: Planner, gpus: int, console: Console) -> None:
     """A plan of the one setting that matters on a CPU: nothing is shared with other devices."""
     question, option = planner.question, planner.best(gpus)
     fits = option is not None and option.step is not None
-    answer = f"{_duration(option)}" if option and fits else "not even one row fits into the free memory"
+    answer = _duration(option) if option and fits else "not even one row fits into the free memory"
     console.print(f"{question.config.run.name} on this CPU: {answer}.", highlight=False)
     _show_corpus_file(planner, console)
     _show_run(planner, console)
@@ -223,7 +223,7 @@ def _bound(option: Option) -> str:
 
 
 def _duration(option: Option) -> str:
-    return f"{option.hours:,.1f} hours" if option.hours < 48 else f"{option.hours / 24:,.1f} days"
+    return duration(3600 * option.hours)
 
 
 def _gib(size: float) -> str:
@@ -264,7 +264,7 @@ _TIME: dict[str, Callable[[Option], str]] = {
     "s/step": _seconds,
     "waits": lambda option: _figures(option.step.exposed) if option.step else "",
     "MFU": lambda option: f"{option.step.mfu:.0%}" if option.step else "",
-    "days": lambda option: _figures(option.hours / 24),
+    "time": _duration,
     "cost": lambda option: f"${option.cost:,.0f}",
 }
 _COUNTS: dict[str, Callable[[Option], str]] = {
@@ -275,7 +275,7 @@ _COUNTS: dict[str, Callable[[Option], str]] = {
     "peak": _MEMORY["peak"],
     "s/step": _seconds,
     "MFU": _TIME["MFU"],
-    "days": _TIME["days"],
+    "time": _TIME["time"],
     "GPU-h": lambda option: f"{option.hours * option.cluster.gpus:,.0f}",
     "cost": _TIME["cost"],
 }

@@ -1,0 +1,160 @@
+"""How one attempt of a run went, and which rank it failed because of."""
+
+import re
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_pipeline.foundation.command import STOPPED
+from data_pipeline.foundation.formatting import counted
+from launch.protocol import Event
+from pretrain.run import rank_logs
+from pretrain.run.heartbeat import Heartbeat
+from pretrain.run.status import Status
+
+REFUSED = 2
+_LOST_CONNECTION = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|\bgloo\b|ncclRemoteError|NCCL communicator was aborted"
+)
+_ERROR = re.compile(r"error: \S|([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)(:|$)")  # ours, or Python's
+_SILENT = 3.0  # s without a heartbeat, more than of the other ranks
+
+
+@dataclass
+class Attempt:
+    """How one attempt went. `codes` maps ranks to exit codes; it and `failed` are in the order of arrival, and so is
+    `signs`: the ranks that have shown in any way that they fail.
+
+    `last_lines` has those of ranks that ended with an error. `lost` maps the names of nodes that no longer answer to
+    the reason. `gone` has the ranks that just left, or whose wrapper was killed. `hung` has the
+    ranks that made no progress, `heartbeats` the last ones of all ranks. `faulty` is the rank whose arithmetic was
+    found wrong, on `faulty_node`. `training` counts the nodes whose ranks have taken a step. `shown` counts the bytes
+    of rank 0's log that the terminal has shown. Times are in seconds since 1970: when it `began`, when it `ended` or
+    first failed, and when the heartbeats were `read`.
+    """
+
+    before: Status
+    logs: Path
+    ranks: int = 0
+    codes: dict[int, int] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
+    signs: list[int] = field(default_factory=list)
+    last_lines: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    gone: dict[int, Event] = field(default_factory=dict)
+    hung: list[int] = field(default_factory=list)
+    faulty: int | None = None
+    faulty_node: str = ""
+    heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
+    launcher: Event | None = None  # the first one to end before its ranks
+    refused: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
+    ended: float = 0.0
+    read: float = 0.0
+    training: int = 0
+    shown: int = 0
+
+    @property
+    def began_training(self) -> bool:
+        """Whether any rank has begun a step."""
+        return any(heartbeat.step for heartbeat in self.heartbeats.values())
+
+    @property
+    def refused_its_configuration(self) -> bool:
+        """Whether a rank has ended because something in the run file is wrong, which no other attempt would mend."""
+        return REFUSED in self.codes.values() and not self.began_training
+
+    @property
+    def broken(self) -> bool:
+        """Whether a rank has failed. One that has saved and stopped hasn't, and others may take a while to follow."""
+        return bool(self.failed or self.lost or self.with_error)
+
+    @property
+    def with_error(self) -> list[int]:
+        """The ranks that ended with an error, in the order of arrival."""
+        return [rank for rank, code in self.codes.items() if code not in (0, STOPPED)]
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether something outside has ended a rank: others fail because of it."""
+        ended = (rank for rank, code in self.codes.items() if code < 0)
+        return first_failed(self) in self.gone or any(rank not in self.failed for rank in ended)
+
+    @property
+    def has_said_why(self) -> bool:
+        """Whether all ranks that have reported a failure have ended, so that their logs are complete."""
+        return set(self.failed) <= {*self.codes, *self.gone}
+
+
+def error_in(lines: Sequence[str]) -> str:
+    """The last error that a rank has written, after a colon; nothing if there is none."""
+    return next((f": {line.removeprefix('error: ')}" for line in reversed(lines) if _ERROR.match(line)), "")
+
+
+def first_failed(attempt: Attempt) -> int | None:
+    """The rank that the attempt failed because of; None if that is unknown.
+
+    That is the one whose arithmetic was found wrong. Else it is a rank that was gone before any other failed, or the
+    first to end with an error that it hadn't reported: a signal killed it, or it exited by itself. Of ranks that hang,
+    it is the one that the others wait for. Else it is the first to report a failure, which may end later than others
+    that failed because of it. A rank whose error is a lost connection to another is never the one while any other is
+    known to have failed.
+    """
+    if attempt.faulty is not None:
+        return attempt.faulty
+    lost_another = {rank for rank in attempt.signs if rank not in attempt.gone and _lost_another(attempt, rank)}
+    earliest = next((rank for rank in attempt.signs if rank not in lost_another), None)
+    if earliest in attempt.gone:
+        return earliest
+    ended = next((rank for rank in attempt.with_error if rank not in lost_another), None)
+    if ended is not None and ended not in attempt.failed:
+        return ended
+    if attempt.failed and attempt.failed[0] in attempt.hung:
+        awaited = _awaited(attempt.heartbeats)
+        return attempt.failed[0] if awaited is None else awaited
+    return earliest if earliest is not None else next(iter([*attempt.failed, *attempt.with_error]), None)
+
+
+def _lost_another(attempt: Attempt, rank: int) -> bool:
+    return _LOST_CONNECTION.search(error_in(last_words(attempt, rank))) is not None
+
+
+def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:
+    """The rank that the others wait for: the first to fall silent, else the one that is behind; None if none is."""
+    by_silence = sorted(heartbeats, key=lambda rank: heartbeats[rank].silent)
+    if len(by_silence) > 1 and heartbeats[by_silence[-1]].silent - heartbeats[by_silence[-2]].silent > _SILENT:
+        return by_silence[-1]
+    by_marks = sorted(heartbeats, key=lambda rank: heartbeats[rank].marks)
+    if len(by_marks) > 1 and heartbeats[by_marks[0]].marks < heartbeats[by_marks[1]].marks:
+        return by_marks[0]
+    return None
+
+
+def how_it_failed(attempt: Attempt, rank: int) -> str:
+    """In words: "rank 1 was killed by SIGKILL"."""
+    code = attempt.codes.get(rank)
+    if rank in attempt.gone:
+        left = attempt.gone[rank].kind == "rank left"
+        how = "exited with code 0 before the run's end" if left else "lost its wrapper process, which was killed"
+    elif attempt.hung and (code is None or code > 0):
+        own = attempt.heartbeats.get(rank)
+        how = "makes no progress" + (", and its process is stopped (SIGSTOP)" if own and own.stopped else "")
+        others = [str(other) for other in attempt.hung if other != rank]
+        how += f"; {counted(len(others), 'rank')} waited for it" if others else ""
+    elif code is None or (code < 0 and rank in attempt.failed):  # one that fails may abort as it ends
+        how = "failed"
+    else:
+        return how_it_ended(f"rank {rank}", code)
+    return f"rank {rank} {how}"
+
+
+def how_it_ended(what: str, code: int) -> str:
+    """In words: "rank 1 ended with exit code 3"."""
+    return f"{what} was killed by {signal.Signals(-code).name}" if code < 0 else f"{what} ended with exit code {code}"
+
+
+def last_words(attempt: Attempt, rank: int) -> Sequence[str]:
+    """The last lines that a rank wrote."""
+    return attempt.last_lines.get(rank) or rank_logs.last_lines(rank_logs.rank_log(attempt.logs, rank))

@@ -1,0 +1,76 @@
+"""The directory of a run in the memory of a node: whose it may be, and how long it stays."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pretrain.checkpoint import left_in_memory
+from pretrain.run import node_memory
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Path:
+    """A run's directory, on a node whose memory is a folder."""
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(node_memory, "_MEMORY", tmp_path / "memory")
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def test_a_directory_that_others_can_write_to_or_that_is_a_link_is_never_used(run, tmp_path):
+    names = []
+    for spoil in ("mode", "link", "owner", None):
+        found = node_memory.path(run)
+        assert found is not None
+        names.append(found.name)
+        if spoil == "link":
+            (tmp_path / "elsewhere").mkdir(mode=0o700, exist_ok=True)
+            found.symlink_to(tmp_path / "elsewhere")
+        elif spoil:
+            found.mkdir(mode=0o700)
+            if spoil == "mode":
+                found.chmod(0o777)
+            elif os.getuid() == 0:
+                os.chown(found, 12345, -1)
+            else:
+                found.chmod(0o750)
+    assert len(set(names)) == 4
+    ranks = node_memory.for_ranks(run)
+    assert ranks.parent.name == names[-1]
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def held(run: Path, step: int) -> Path:
+    """The directory in memory, with a checkpoint of `step`, and without a supervisor that lives."""
+    node = node_memory.for_ranks(run).parent
+    for ranks in node.glob("ranks-*"):
+        ranks.rmdir()
+    (node / "rank-00000.0").mkdir()
+    (node / "rank-00000.0/shard.json").write_text(json.dumps({"train_state": {"step": step}}))
+    (node / "rank-00000.1").mkdir()
+    (node / "rank-00000.1/shard.json").write_text("{")
+    return node
+
+
+def test_what_is_newer_than_the_disk_outlives_the_run(run):
+    node = held(run, 40)
+    for on_disk in (None, 30):
+        if on_disk:
+            (run / f"checkpoints/step-{on_disk:08d}").mkdir(parents=True)
+        assert "step 40 is in memory" in (left_in_memory.release(run) or "")
+        assert node.exists()
+    (run / "checkpoints/step-00000040").mkdir()
+    assert left_in_memory.release(run) is None
+    assert not node.exists()
+
+
+def test_the_next_run_removes_what_a_killed_one_has_left_unless_it_is_newer_than_its_disk(run, tmp_path):
+    newer, gone, used = held(run, 40), held(tmp_path / "gone", 40), held(tmp_path / "used", 40)
+    (used / f"ranks-{os.getpid()}-x").mkdir()
+    left_in_memory.remove_left()
+    assert (newer.exists(), gone.exists(), used.exists()) == (True, False, True)
+    (run / "checkpoints/step-00000041").mkdir(parents=True)
+    left_in_memory.remove_left()
+    assert not newer.exists()
