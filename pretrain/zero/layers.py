@@ -71,8 +71,6 @@ def layers_by_name(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _watch_compilation() -> None:
-    from torch._dynamo.callback import on_compile_end, on_compile_start  # takes 120 MB: not imported in other runs
-
     on_compile_start(lambda _: watchdog.compiling(True))
     on_compile_end(lambda _: watchdog.compiling(False))
 

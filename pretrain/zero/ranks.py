@@ -60,7 +60,6 @@ def process_group(
     # DeepSpeed chooses its accelerator when it is imported
     from pretrain.zero import deepspeed_private
     from pretrain.zero.config import quiet_deepspeed
-    from pretrain.zero.uncompiled import keep_compiler_away
 
     if not any_version:
         deepspeed_private.check_version()
@@ -70,7 +69,6 @@ def process_group(
     deepspeed_private.load_no_extensions()
     with _store_on_loopback(timeout):
         deepspeed_private.deepspeed.init_distributed(timeout=timeout)
-    keep_compiler_away()
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
     rank = dist.get_rank()
