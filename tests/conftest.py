@@ -32,6 +32,8 @@ settings.load_profile("suite")
 os.environ["OMP_NUM_THREADS"] = "1"
 # PyTorch's own loops give the same bits on all machines with these instructions.
 os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
+# Else oneDNN, which asks the processor itself, has PyTorch pack bf16 for AMX, and those loops refuse to.
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
 # Ranks are on the CPU also on a machine with GPUs; what needs a GPU is in checks/gpu.
 os.environ["DS_ACCELERATOR"] = "cpu"
 # A shell starts what it puts into the background with Ctrl-C ignored, and tests send it to what they start.
