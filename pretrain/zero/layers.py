@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.callback import on_compile_end, on_compile_start
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.run_config import ComputeSection
