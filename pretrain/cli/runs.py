@@ -38,7 +38,7 @@ def train(
     from data_pipeline.foundation.config_file import load
     from data_pipeline.loading import server
     from pretrain.config import RunConfig
-    from pretrain.run import rank_logs, standby
+    from pretrain.run import outcome, rank_logs, standby
 
     settings = load(config, overrides or [], RunConfig)
     if settings.data.workers:
@@ -50,7 +50,7 @@ def train(
     code = run(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     if rank_logs.supervised():
-        rank_logs.note_end(int(os.environ["RANK"]))
+        outcome.done(int(os.environ["RANK"]))
         code = 0
     raise typer.Exit(code)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import UserError
-from pretrain.run import rank_logs, watchdog
+from pretrain.run import outcome, rank_logs, watchdog
 from pretrain.run.hardware import (
     ACCELERATOR,
     bind_to,
@@ -113,7 +113,7 @@ def _leave(error: BaseException, rank: int) -> BaseException:
     """Reports `error` and leaves the process group; returns the exception that this rank ends with."""
     end = error
     if isinstance(error, Exception):
-        rank_logs.note_failure(rank)
+        outcome.failed(rank, error)
     if isinstance(error, UserError):
         if rank and not rank_logs.supervised():
             end = SystemExit(error.exit_code)
