@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pretrain.optimizers.config import OptimizerConfig
+from pretrain.config.optimizers import OptimizerConfig
 from pretrain.tools.mup_check.trial import LOGITS, Trial
 from pretrain.tools.mup_check.widths import Subject
 
