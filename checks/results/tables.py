@@ -29,13 +29,13 @@ from checks.results.data import (
 )
 from checks.results.pages import Rows
 from data_pipeline.foundation.json_file import read_json
+from experiments.ladder.compared import Other
 from pretrain.models import outline, parse
 from pretrain.tools.experiment import experiment_file, speedrun
 from pretrain.tools.experiment.experiment_file import Experiment, Group
 from pretrain.tools.experiment.experiment_table import Line, lines
 from pretrain.tools.experiment.results import Result, ends_by_seed
 from pretrain.tools.experiment.statistics import compare, holm
-from pretrain.tools.ladder.compared import Other
 
 TABLES: dict[str, Callable[[Path], Rows]] = {}
 
