@@ -254,6 +254,7 @@ class DistillationSection(Section):
     prefix LM has added to a target, the loss is the cross-entropy alone.
     """
 
+    name: Literal["distillation"]
     teacher: LocalPath
     """The teacher, a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the output of `pretrain
     import`. Its weights stay as they are."""
@@ -348,8 +349,8 @@ class RunConfig(Section):
     """The optimizer and its peak learning rate."""
     schedule: AnySchedule = CosineSchedule()
     """The learning rate over the steps of the run."""
-    distillation: DistillationSection | None = None
-    """A teacher that the model learns from besides the text. null: none."""
+    wrapper: DistillationSection | None = None
+    """What stands around the model in training and changes its loss. null: nothing."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()

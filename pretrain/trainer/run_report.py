@@ -35,7 +35,6 @@ from pretrain.tracking.mlflow_run import NOTE, DatasetInfo
 from pretrain.tracking.store import one_line
 from pretrain.tracking.tracker import Tracker
 from pretrain.trainer.picture import draw
-from pretrain.trainer.teacher_checks import teacher_checkpoint
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.ranks import on_rank_0
 
@@ -79,8 +78,6 @@ class RunReport:
         )
         if self.run.initial_weights and not self.run.resume:
             self._print(f"starts from the weights in {self.run.initial_weights}")
-        if config.distillation:
-            self._print(f"learns from the teacher in {teacher_checkpoint(config.distillation)}")
         if config.data.mixing or config.data.weights_of == "tokens":
             shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in self.run.shares.items())
             self._print(f"a mixture, in rows: {shares}")
