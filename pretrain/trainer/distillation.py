@@ -63,8 +63,10 @@ def problems(settings: DistillationSection, model: ModelConfig, training: list[C
     except (UserError, FailedError) as error:
         return [*found, f"wrapper.teacher: {error}"]
     if not isinstance(teacher, DecoderOnlyConfig):
-        return [*found, f"wrapper.teacher: {settings.teacher}: a model of the family {teacher.family}; expected a decoder_only model"]
-    longest = max((_longest_text(one) for one in objectives if isinstance(one, PrefixLM)), default=0)
+        expected = f"a model of the family {teacher.family}; expected a decoder_only model"
+        return [*found, f"wrapper.teacher: {settings.teacher}: {expected}"]
+    rows = [one.raw_length // (2 if one.packed else 1) for one in objectives if isinstance(one, PrefixLM)]
+    longest = max(rows, default=1) - 1  # the last token of a text predicts nothing
     if longest > (teacher.longest_sequence or longest):
         most = f"reads {teacher.longest_sequence} tokens at most, but texts of the rows have {longest}"
         found.append(f"wrapper.teacher: {settings.teacher}: {most}")
@@ -96,24 +98,17 @@ def _checkpoint(settings: DistillationSection) -> Path:
     return checkpoint_in(Path(settings.teacher))
 
 
-def _longest_text(objective: PrefixLM) -> int:
-    """The most tokens of a text whose states count: the last one predicts nothing."""
-    return (objective.raw_length // 2 if objective.packed else objective.raw_length) - 1
-
-
 class Distillation:
     """Replaces the loss of `student` in training, whose parameters keep their names; evaluation doesn't know it.
 
     `vocabulary`: the ids of the teacher's tokenizer, all of which the student has. The teacher may have more rows.
     """
 
-    def __init__(
-        self, student: EncoderDecoder, teacher: DecoderOnly, vocabulary: int, settings: DistillationSection
-    ) -> None:
+    def __init__(self, student: EncoderDecoder, teacher: DecoderOnly, vocabulary: int, settings: DistillationSection):
         self.student, self.teacher, self.vocabulary, self.settings = student, teacher, vocabulary, settings
         self._student_forward, self._head_forward = student.forward, student.lm_head.forward
-        student.forward = self.forward  # type: ignore[method-assign]
-        student.lm_head.forward = self.of_head  # type: ignore[method-assign, assignment]
+        student.forward = self.forward  # type: ignore[method-assign, assignment]
+        student.lm_head.forward = self.of_head  # type: ignore[method-assign]
 
     def forward(self, **batch: Tensor) -> Losses:
         """{"labels": the loss, "cross_entropy": what it would be without a teacher, "distillation_loss": T² · KL, 0
