@@ -18,7 +18,7 @@ from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import StoredTensors
-from pretrain.config.run_config import DistillationSection, RunConfig
+from pretrain.config.run_config import RunConfig
 from pretrain.models import parse
 from pretrain.models.model import Model
 from pretrain.run.metrics_file import read_metrics
