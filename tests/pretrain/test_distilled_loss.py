@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.config.models import ModelConfig
 from pretrain.config.run_config import DistillationSection
-from pretrain.models.config.base import ModelConfig
 from pretrain.models.layers import soft_capped
 from pretrain.models.loss import token_losses
 from pretrain.models.loss_head import Head

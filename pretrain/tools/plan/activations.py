@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pretrain import models
+from pretrain.config.models import EncoderOnlyConfig
 from pretrain.models import ModelConfig
-from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.tools.plan.live_memory import LiveMemory
 from pretrain.zero.layers import layers, recomputed
 
