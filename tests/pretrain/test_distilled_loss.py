@@ -100,10 +100,10 @@ class Case:
             p = p * (p >= p.topk(top_k).values[..., -1:])
             p = p / p.sum(dim=-1, keepdim=True)
         p = F.pad(p, (0, VOCABULARY - OF_TEACHER))
-        taught = (self.labels != IGNORE_INDEX) & self.in_text
+        counted = (self.labels != IGNORE_INDEX) & self.in_text
         log_q = torch.log_softmax(logits / t, dim=-1)
-        divergence = t**2 * F.kl_div(log_q, p, reduction="none").sum(dim=-1) * taught
-        shares = self.settings["weight"] * taught.double()
+        divergence = t**2 * F.kl_div(log_q, p, reduction="none").sum(dim=-1) * counted
+        shares = self.settings["weight"] * counted.double()
         own = token_losses(logits, self.labels, z_loss, smoothing)
         regular = own - token_losses(logits, self.labels, 0.0, smoothing)
         loss = regular + (1 - shares) * (own - regular) + shares * divergence
