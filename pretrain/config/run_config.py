@@ -256,6 +256,7 @@ class DistillationSection(Section):
     """
 
     name: Literal["distillation"]
+    """What the wrapper does."""
     teacher: LocalPath
     """The teacher, a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the output of `pretrain
     import`. Its weights stay as they are."""

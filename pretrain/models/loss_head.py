@@ -33,7 +33,7 @@ class Head(Linear):
         super().__init__(in_features, out_features, std, bias)
         self.softcap, self.multiplier = softcap, multiplier
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x: Tensor,
         labels: Tensor | None = None,

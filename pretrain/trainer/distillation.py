@@ -8,7 +8,7 @@ weight:
 
 T² keeps the size of the second part's gradient, which falls as 1 / T² (section 2 there). p is over the teacher's whole
 vocabulary. With `top_k`, its k likeliest ids keep their probabilities, divided by their sum, and all others have none.
-q is always over the student's whole vocabulary. The cross-entropy has the student's label smoothing; its z-loss isn't
+q is over the student's whole vocabulary. The cross-entropy has the student's label smoothing; its z-loss isn't
 weighted. The teacher is whole on each rank's device and outside of DeepSpeed.
 """
 
@@ -63,11 +63,10 @@ def problems(settings: DistillationSection, model: ModelConfig, training: list[C
     except (UserError, FailedError) as error:
         return [*found, f"wrapper.teacher: {error}"]
     if not isinstance(teacher, DecoderOnlyConfig):
-        return [
-            *found,
-            f"wrapper.teacher: {settings.teacher}: a model of the family {teacher.family}; expected a decoder_only model",
-        ]
-    longest = max((_longest_text(one) for one in objectives if isinstance(one, PrefixLM)), default=0)
+        expected = f"a model of the family {teacher.family}; expected a decoder_only model"
+        return [*found, f"wrapper.teacher: {settings.teacher}: {expected}"]
+    rows = [one.raw_length // (2 if one.packed else 1) for one in objectives if isinstance(one, PrefixLM)]
+    longest = max(rows, default=1) - 1  # the last token of a text predicts nothing
     if longest > (teacher.longest_sequence or longest):
         most = f"reads {teacher.longest_sequence} tokens at most, but texts of the rows have {longest}"
         found.append(f"wrapper.teacher: {settings.teacher}: {most}")
@@ -99,24 +98,17 @@ def _checkpoint(settings: DistillationSection) -> Path:
     return checkpoint_in(Path(settings.teacher))
 
 
-def _longest_text(objective: PrefixLM) -> int:
-    """The most tokens of a text whose states count: the last one predicts nothing."""
-    return (objective.raw_length // 2 if objective.packed else objective.raw_length) - 1
-
-
 class Distillation:
     """Replaces the loss of `student` in training, whose parameters keep their names; evaluation doesn't know it.
 
     `vocabulary`: the ids of the teacher's tokenizer, all of which the student has. The teacher may have more rows.
     """
 
-    def __init__(
-        self, student: EncoderDecoder, teacher: DecoderOnly, vocabulary: int, settings: DistillationSection
-    ) -> None:
+    def __init__(self, student: EncoderDecoder, teacher: DecoderOnly, vocabulary: int, settings: DistillationSection):
         self.student, self.teacher, self.vocabulary, self.settings = student, teacher, vocabulary, settings
         self._student_forward, self._head_forward = student.forward, student.lm_head.forward
-        student.forward = self.forward  # type: ignore[method-assign]
-        student.lm_head.forward = self.of_head  # type: ignore[method-assign, assignment]
+        student.forward = self.forward  # type: ignore[method-assign, assignment]
+        student.lm_head.forward = self.of_head  # type: ignore[method-assign]
 
     def forward(self, **batch: Tensor) -> Losses:
         """{"labels": the loss, "cross_entropy": what it would be without a teacher, "distillation_loss": T² · KL, 0
@@ -136,8 +128,7 @@ class Distillation:
         """
         ids, labels = batch["encoder_input_ids"], batch["labels"]
         inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
-        targets = (labels != IGNORE_INDEX) * batch.get("decoder_segment_ids", torch.ones_like(labels))
-        in_text = _without_last(targets)
+        in_text = _without_last((labels != IGNORE_INDEX) * batch.get("decoder_segment_ids", torch.ones_like(labels)))
         segments = torch.cat([_without_last(inputs), in_text], dim=1)
         order = segments.where(segments > 0, segments.size(1) + 1).argsort(dim=1, stable=True)  # the rest comes last
         texts, segments = torch.cat([ids, labels.clamp(min=0)], dim=1).gather(1, order), segments.gather(1, order)
@@ -165,8 +156,8 @@ class Distillation:
         if labels is None or config is None or not self.student.training:
             return self._head_forward(x, labels, config, target_indices)
         indices = indices_of_targets(labels) if target_indices is None else target_indices
-        scaled = self.student.lm_head.scaled(x)
-        rows = [one.flatten(0, 1).index_select(0, indices) for one in (scaled, labels, *self._said)]
+        tensors = self.student.lm_head.scaled(x), labels, *self._said
+        rows = [one.flatten(0, 1).index_select(0, indices) for one in tensors]
         # in fp32: a bf16 sum of the chunks' gradients would lose the share of a chunk
         weight = self.student.lm_head.weight.to(at_least_fp32(x))
         step = max(1, LOGITS_PER_CHUNK // len(weight))

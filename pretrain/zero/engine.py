@@ -90,16 +90,15 @@ class Engine:
         totals = self._totals(batches, requests)
         counted = dict(zip(LABELS, totals, strict=False))
         sums: dict[str, torch.Tensor] = {}
-        trained: set[str] = set()  # the names of losses with a gradient
         deepspeed_private.forget_gradients(self.deepspeed.optimizer)
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.deepspeed.module.begin_step(self.config.run.seed, step)
         for number, batch in enumerate(batches):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             torch.manual_seed(self._dropout_seed(step, position, len(batches), self._rank, number))
-            for name, total in self._accumulate(batch, counted).items():
-                sums[name] = sums.get(name, 0) + total.detach().double()
-                trained |= {name} if total.requires_grad else set()
+            found_losses, trained = self._accumulate(batch, counted)
+            for name, total in found_losses.items():
+                sums[name] = sums.get(name, 0) + total
             heartbeat.mark()
             if number + 1 == len(batches):
                 reduced = torch.stack(list(sums.values()))
@@ -153,13 +152,14 @@ class Engine:
         rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
         return _dropout_seed(self.config.run.seed, step, position + (rank * batches + number) * rows)
 
-    def _accumulate(self, batch: Batch, counted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Adds the gradient of one micro-batch; returns its sums of losses, by name."""
+    def _accumulate(self, batch: Batch, counted: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """Adds the gradient of one micro-batch; returns its sums of losses by name, and which of them it is of."""
         with self.times.forward():
             losses = {name: values.sum() for name, values in self.training_losses(batch).items()}
         heartbeat.mark()
         self.deepspeed.backward(self._loss(losses, counted), scale_wrt_gas=False)
-        return losses
+        trained = [name for name, total in losses.items() if total.requires_grad]
+        return {name: total.detach().double() for name, total in losses.items()}, trained
 
     def _loss(self, losses: dict[str, torch.Tensor], counted: dict[str, torch.Tensor]) -> torch.Tensor:
         """The part of a micro-batch, whose sums of losses these are, in the loss of the step, × ranks."""

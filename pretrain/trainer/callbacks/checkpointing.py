@@ -20,9 +20,9 @@ class Checkpointing(Callback):
         return {_FAILED: self._saver.failed}
 
     def after_step(self, trainer: Trainer) -> None:
-        self._saved(trainer, self._saver.wait() if trainer.requested[_FAILED] else self._saver.done())
-        if trainer.outcome.applied:
+        if trainer.outcome.applied:  # its loss was finite
             self._saver.prove()
+        self._saved(trainer, self._saver.wait() if trainer.requested[_FAILED] else self._saver.done())
         if not trainer.saving:
             return
         with watchdog.slow_phase():
@@ -32,10 +32,12 @@ class Checkpointing(Callback):
         trainer.paused()
 
     def finish_saving(self, trainer: Trainer) -> None:
+        if trainer.outcome.applied:
+            self._saver.prove()
         self._saved(trainer, self._saver.wait())
 
     def before_going_back(self, trainer: Trainer) -> None:
-        self.finish_saving(trainer)
+        self._saved(trainer, self._saver.wait())
 
     def after_training(self, trainer: Trainer) -> None:
         self._saved(trainer, self._saver.wait(), last=True)

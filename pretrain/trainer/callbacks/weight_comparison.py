@@ -32,5 +32,6 @@ class WeightComparison(Callback):
         if difference := fingerprints.difference():
             if difference.rank is not None:
                 outcome.faulty(difference.rank, trainer.run.rank)
+            trainer.finish_saving()
             trainer.drop_unsaved()
             raise FailedError(f"step {trainer.step}: {difference.what}; its memory or its processor may be faulty")
