@@ -18,7 +18,6 @@ from data_pipeline.loading.lookahead import Lookahead
 from data_pipeline.loading.stream import StreamState
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.index import Index
 from pretrain.checkpoint.restore import restore
 from pretrain.checkpoint.save import Saved
 from pretrain.run import heartbeat, watchdog
@@ -61,11 +60,11 @@ class Callback:
     def after_pause(self, trainer: "Trainer") -> None:
         """Called after an evaluation or a save, whose time isn't that of steps."""
 
-    def after_load(self, trainer: "Trainer", index: Index) -> None:
+    def after_load(self, trainer: "Trainer", checkpoint: Path) -> None:
         """Called when the weights and the optimizer state of a checkpoint are loaded."""
 
     def after_save(self, trainer: "Trainer", saved: Saved) -> None:
-        """Called when a checkpoint is on disk, or couldn't be written. Only rank 0 knows of each at once."""
+        """Called when a checkpoint is on disk, or couldn't be written. Rank 0 learns it first."""
 
     def before_going_back(self, trainer: "Trainer") -> None:
         """Called before the run goes back, or ends because its last steps were wrong: what isn't on disk is dropped."""
@@ -79,6 +78,9 @@ class Callback:
     def metrics(self, trainer: "Trainer") -> Mapping[str, float]:
         """The metrics since the last call, by name, for a line of the log. Only rank 0's count."""
         return {}
+
+    def after_log(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
+        """Called with all metrics of a line of the log. On ranks but 0, some are this rank's alone."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of this callback, as JSON, the same on all ranks."""
@@ -251,10 +253,9 @@ class Trainer:
 
     def _load(self, checkpoint: Path) -> None:
         restore(self.engine, checkpoint)
-        index = checkpoint_index.read(checkpoint)
-        self.engine.unlogged = index.unlogged
+        self.engine.unlogged = checkpoint_index.read(checkpoint).unlogged
         for callback in self.callbacks.values():
-            callback.after_load(self, index)
+            callback.after_load(self, checkpoint)
 
 
 def _timed(steps: Iterable[list[Batch]]) -> Iterator[tuple[float, list[Batch]]]:

@@ -27,9 +27,9 @@ from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import communication_device
 
 # The order in which they are called: first those that may send the run back. The run file's come before those that
-# save, which keep their states.
-FIRST = (Replaying, SkippedSteps, Spikes, Speed, Straggling, Reporting)
-LAST = (CheckpointsInMemory, EvaluationHooks, WeightComparison, Checkpointing, Stops)
+# report and save, which have their metrics and states.
+FIRST = (Replaying, SkippedSteps, Spikes, Speed, Straggling)
+LAST = (Reporting, CheckpointsInMemory, EvaluationHooks, WeightComparison, Checkpointing, Stops)
 
 
 def train(run: ValidatedRun, report: RunReport, stop_at_step: int | None = None) -> int:

@@ -27,7 +27,10 @@ class Reporting(Callback):
             self.log(trainer)
 
     def log(self, trainer: Trainer) -> None:
-        trainer.report.log(trainer.step, {**trainer.engine.take_metrics(), **trainer.metrics()})
+        metrics = {**trainer.engine.take_metrics(), **trainer.metrics()}
+        trainer.report.log(trainer.step, metrics)
+        for callback in trainer.callbacks.values():
+            callback.after_log(trainer, metrics)
 
     def after_save(self, trainer: Trainer, saved: Saved) -> None:
         if saved.error is None:

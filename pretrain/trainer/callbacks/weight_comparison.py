@@ -1,7 +1,9 @@
 """Compares the weights of all ranks before each save, and with those that were saved after each load."""
 
+from pathlib import Path
+
 from data_pipeline.foundation.errors import FailedError
-from pretrain.checkpoint.index import Index
+from pretrain.checkpoint import index as checkpoint_index
 from pretrain.faults.fingerprints import Fingerprints
 from pretrain.run import outcome, watchdog
 from pretrain.trainer.callback import Callback, Trainer
@@ -10,11 +12,10 @@ from pretrain.trainer.callback import Callback, Trainer
 class WeightComparison(Callback):
     """`pretrain.faults.fingerprints`."""
 
-    def after_load(self, trainer: Trainer, index: Index) -> None:
-        if index.weights is not None and Fingerprints(trainer.engine).of_masters() != index.weights:
-            raise FailedError(
-                f"the checkpoint of step {index.step}: its weights aren't those that the run had when it saved them"
-            )
+    def after_load(self, trainer: Trainer, checkpoint: Path) -> None:
+        saved = checkpoint_index.read(checkpoint).weights
+        if saved is not None and Fingerprints(trainer.engine).of_masters() != saved:
+            raise FailedError(f"{checkpoint}: its weights aren't those that the run had when it saved them")
 
     def after_step(self, trainer: Trainer) -> None:
         if not trainer.saving:
