@@ -83,7 +83,7 @@ def of_sides(
 
 
 def utilisation(model: Model, work: Work, result: Comparison, dtype: torch.dtype) -> float:
-    return model.flops(work.sizes) / result.ours.median / measured_peak(dtype, torch.device("cuda"))
+    return count_flops(model, work.sizes) / result.ours.median / measured_peak(dtype, torch.device("cuda"))
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""How fast this machine's CPU trains, measured in half a second. `launch` uses it too, so it doesn't import PyTorch."""
+"""How fast this machine's CPU trains, measured in half a second."""
 
 import os
 import subprocess
@@ -10,7 +10,8 @@ import psutil
 from data_pipeline.foundation.memory import available
 from pretrain.config import RunConfig
 from pretrain.config.models import ModelConfig
-from pretrain.models.size import size_of
+from pretrain.models import outline
+from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.gpus import Gpu
 from pretrain.run.hardware import threads_per_rank
 
@@ -76,4 +77,8 @@ def seconds_left(
         step = max(step, end)
     cores = threads_per_rank(1)
     used = min(cores, ranks * (config.run.cpu_threads or cores))
-    return rows * size_of(model).flops(*lengths) / (share(model.width) * product_flops() * used / cores)
+    return (
+        rows
+        * count_flops(outline(model), Sizes.of_example(*lengths))
+        / (share(model.width) * product_flops() * used / cores)
+    )
