@@ -20,6 +20,7 @@ import torch
 from harness import Comparison, Options, Side, Table, compare, main, peak_memory
 from peers import Work, compiled_pair, pair, works, works_argument
 
+from pretrain.models.flops import count_flops
 from pretrain.models.model import Model
 from pretrain.trainer.throughput import measured_peak
 

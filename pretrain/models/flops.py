@@ -62,8 +62,8 @@ def count_flops(model: Model, sizes: Sizes) -> float:
 
 
 def flops_by_part(model: Model, sizes: Sizes) -> dict[str, float]:
-    """`count_flops` of each part that the model has: "encoder", "decoder" without cross-attention, "cross-attention" and
-    "head", what comes after the last layer."""
+    """`count_flops` of each part that the model has: "encoder", "decoder" without cross-attention, "cross-attention",
+    and "head", what comes after the last layer."""
     found: Counter[Part] = Counter()
     for part, rows, weight in matrices(model):
         found[part] += 6 * weight.numel() * getattr(sizes, rows)
@@ -94,19 +94,20 @@ def _rows(model: Model, name: str, part: Part, of_memory: bool) -> Literal["exam
 
 
 def _pairs(model: Model, sizes: Sizes) -> Iterator[tuple[Part, int]]:
-    """Query-key pairs times their width, of the layers of each stack."""
-    two = model.decoder_reads_targets
+    """Query-key pairs times the width of their attention, of each stack of layers."""
+    two_sides = model.decoder_reads_targets
     for name, layers in model.named_modules():
-        if not isinstance(layers, nn.ModuleList) or name.split(".")[0] not in ("encoder", "decoder"):
+        part = _PARTS.get(name.split(".")[0])
+        if part is None or not isinstance(layers, nn.ModuleList):
             continue
-        part = _PARTS[name.split(".")[0]]
-        attentions = [one for one in layers.named_modules() if isinstance(one[1], Attention)]
-        own = [attention for name, attention in attentions if not name.endswith(_CROSS_ATTENTION)]
-        across = [one for _, one in attentions if one not in own or (two and isinstance(one, MergedAttention))]
-        tokens, pairs = (sizes.inputs, sizes.input_pairs)
-        if two and part == "decoder":
+        tokens, pairs = sizes.inputs, sizes.input_pairs
+        if two_sides and part == "decoder":
             tokens, pairs = sizes.targets, sizes.target_pairs
+        found = [(each, one) for each, one in layers.named_modules() if isinstance(one, Attention)]
+        own = [one for each, one in found if not each.endswith(_CROSS_ATTENTION)]
         masks = getattr(model.get_submodule(name.rpartition(".")[0]), "layer_masks", None)
         yield part, own[0].width * (masks.pairs(tokens, pairs) if masks else len(own) * pairs)
+        # merged attention in one row sees a token or its state, never both
+        across = [one for _, one in found if one not in own or (two_sides and isinstance(one, MergedAttention))]
         if across:
-            yield "cross-attention", sum(one.width for one in across) * (sizes.cross_pairs if two else pairs)
+            yield "cross-attention", sum(one.width for one in across) * (sizes.cross_pairs if two_sides else pairs)

@@ -11,7 +11,6 @@ from data_pipeline.foundation.memory import available
 from pretrain.config import RunConfig
 from pretrain.config.models import ModelConfig
 from pretrain.models import outline
-from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.gpus import Gpu
 from pretrain.run.hardware import threads_per_rank
 
@@ -70,6 +69,8 @@ def seconds_left(
 
     `model` is the run's with its vocabulary, `lengths` those of a row's inputs and targets.
     """
+    from pretrain.models.flops import Sizes, count_flops  # imports torch, which a slow file system makes hang
+
     ends = [*(ramp.until_step for ramp in config.batch.ramp_up), config.run.max_steps]
     rows = 0
     for end in (min(end, config.run.max_steps) for end in ends):
@@ -77,8 +78,5 @@ def seconds_left(
         step = max(step, end)
     cores = threads_per_rank(1)
     used = min(cores, ranks * (config.run.cpu_threads or cores))
-    return (
-        rows
-        * count_flops(outline(model), Sizes.of_example(*lengths))
-        / (share(model.width) * product_flops() * used / cores)
-    )
+    rate = share(model.width) * product_flops() * used / cores
+    return rows * count_flops(outline(model), Sizes.of_example(*lengths)) / rate

@@ -23,7 +23,7 @@ def products(model: Model, inputs: int, targets: int) -> Counter[Shape]:
     """How often a forward pass over `inputs` and `targets` tokens has a product of each shape."""
     lengths = {"inputs": inputs, "targets": targets}
     known = [(lengths[rows], weight) for _, rows, weight in matrices(model) if rows in lengths]
-    return Counter((count, *reversed(weight.shape)) for count, weight in known)
+    return Counter((count, weight.size(1), weight.size(0)) for count, weight in known)
 
 
 def products_flops(shapes: Counter[Shape], dtype: torch.dtype, device: torch.device) -> float:
