@@ -125,9 +125,8 @@ def test_flops_of_unequal_stacks():
 
 def test_flops_of_merged_attention():
     """k and v also process the inputs, with which every target makes a pair."""
-    parts = outline(
-        parse({**KINDS["t5gemma2"], "sliding_window": None, "full_attention_every": None, "window_rope_base": None})
-    ).flops_by_part(Sizes.of_example(100, 50))
+    whole_rows = {"sliding_window": None, "full_attention_every": None, "window_rope_base": None}
+    parts = flops_by_part(outline(parse({**KINDS["t5gemma2"], **whole_rows})), Sizes.of_example(100, 50))
     layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
     assert parts["decoder"] == 4 * (6 * layer * 50 + 12 * 32 * 50**2)
     assert parts["cross-attention"] == 4 * (6 * 2 * 32 * 16 * 100 + 12 * 32 * 100 * 50)
