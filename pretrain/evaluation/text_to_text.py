@@ -16,7 +16,6 @@ from pretrain.evaluation.answer_metrics import ANSWER_METRICS
 from pretrain.evaluation.hook import Evaluation, Findings, Row
 from pretrain.evaluation.prompt_format import Prompt, PromptFormat
 from pretrain.generation.decoding import generate
-from pretrain.generation.incremental import PackedModel
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.models.model import Model
@@ -151,7 +150,6 @@ class _Answerer:
     def __post_init__(self) -> None:
         self._form = PromptFormat.choose(self.model.config, self.tokenizer.vocabulary, None, self.objective.name)
         self._causal = self._form.form == "continuation"
-        self._packed = PackedModel.of(self.model) if self.settings.writes else None
         self._device = next(self.model.parameters()).device
         most = self.settings.longest_answer(self.objective.targets_length)
         self._decoding = GenerationSettings(max_new_tokens=most, num_beams=self.settings.num_beams)
@@ -176,7 +174,7 @@ class _Answerer:
         vocabulary = self.tokenizer.vocabulary
         ids, mask = padded(inputs, vocabulary.pad, left=self._causal)
         mask = None if mask is None else mask.to(self._device)
-        rows = generate(self.model, ids.to(self._device), mask, self._decoding, packed=self._packed).tolist()
+        rows = generate(self.model, ids.to(self._device), mask, self._decoding).tolist()
         ended = [vocabulary.eos in row for row in rows]
         texts = [self.tokenizer.decode(list(takewhile(lambda id_: id_ != vocabulary.eos, row))) for row in rows]
         return [Answer(text, unfinished=not whole) for text, whole in zip(texts, ended, strict=True)]

@@ -1,4 +1,4 @@
-"""Decoding with a key-value cache: greedy, sampling or beam search."""
+"""Decoding with a key-value cache: greedy, sampling or beam search, by one loop."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,19 @@ import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.generation.beams import LEAVE_AT, beam_search
-from pretrain.generation.decoders import Decoder, start
-from pretrain.generation.incremental import PackedModel
-from pretrain.generation.logits_processors import sample, uniform_draws, warped, without_forbidden
+from pretrain.generation.decoder import Decoder
+from pretrain.generation.logits_processors import uniform_draws, without_forbidden
+from pretrain.generation.search import BeamSearch, Search
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models.config.base import ModelConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 
+# Examples that are decided leave the batch once this share of it, or less, is left: leaving costs a copy of the caches.
+LEAVE_AT = 0.75
 
+
+@torch.no_grad()
 def generate(
     model: Model,
     input_ids: Tensor,
@@ -24,70 +27,64 @@ def generate(
     *,
     numbers: Sequence[int] | None = None,
     stop_early: bool = True,
-    packed: PackedModel | None = None,
 ) -> Tensor:
     """Generates ids (batch, at most max_new_tokens) for inputs (batch, length): each row ends with eos, then padding.
 
     Inputs are for the encoder, or prompts of a causal model, padded on the left. `attention_mask`, of the same shape,
     is nonzero at real tokens. The seed and a row's number (`numbers`, by default from 0) determine its samples, in any
-    batch. `stop_early=False` always runs `max_new_tokens` steps with all rows and the model's own code: ranks that
-    decode together under ZeRO-3 must take the same number of steps. `packed`: the copy to decode with, for a
-    model that doesn't change between calls. Raises UserError for settings that the model doesn't support.
+    batch. `stop_early=False` always runs `max_new_tokens` steps with all rows: ranks that decode together under ZeRO-3
+    must take the same number of steps. Raises UserError for settings that the model doesn't support.
     """
     settings = settings or GenerationSettings()
     _check(model, input_ids.size(1), settings)
-    draws = None
-    if settings.temperature > 0.0:
-        draws = uniform_draws(settings, range(len(input_ids)) if numbers is None else numbers).to(input_ids.device)
-    packed = (packed or PackedModel.of(model)) if stop_early else None
     was_training = model.training
     model.eval()
     try:
-        # the model's own code may gather weights under ZeRO-3, which training uses later
-        with torch.no_grad(), torch.inference_mode(packed is not None):
-            decoder = start(model, input_ids, attention_mask, packed, plain=packed is None)
-            if settings.num_beams > 1:
-                found = beam_search(decoder, model.config, settings, stop_early)
-            else:
-                found = _token_by_token(decoder, model.config, settings, draws, stop_early)
-        return found.clone()  # an ordinary tensor
+        decoder = Decoder(model, input_ids, attention_mask)
+        if settings.num_beams > 1:
+            search: Search = BeamSearch(decoder.prompt, model.config, settings)
+        else:
+            numbers = range(len(input_ids)) if numbers is None else numbers
+            draws = uniform_draws(settings, numbers).to(input_ids.device) if settings.temperature > 0.0 else None
+            search = Search(decoder.prompt, model.config, settings, draws)
+        return decode(decoder, search, model.config, settings, stop_early)
     finally:
         model.train(was_training)
 
 
-def _token_by_token(
-    decoder: Decoder, config: ModelConfig, settings: GenerationSettings, draws: Tensor | None, stop_early: bool
+def decode(
+    decoder: Decoder, search: Search, config: ModelConfig, settings: GenerationSettings, stop_early: bool = True
 ) -> Tensor:
-    """Picks the likeliest tokens or, with `draws` (batch, max_new_tokens), samples them."""
+    """The texts (batch, longest) that `search` finds, as from `generate`.
+
+    Probabilities count all rows of a padded vocabulary, as in training and in transformers; padding is never chosen.
+    """
     tokens, history = decoder.prompt, decoder.history
-    batch, most = len(tokens), settings.max_new_tokens
-    result = torch.full((batch, most), config.pad_id, device=tokens.device)
-    rows = torch.arange(batch, device=tokens.device)  # those still in the batch; all that follows is about them
-    generated = result.clone()
-    ended = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
-    for step in range(most):
-        logits = decoder.step(tokens)[:, : config.vocab_size].float()
-        logits = without_forbidden(logits, history, step, settings, config.eos_id)
-        if draws is None:
-            tokens = logits.argmax(dim=1, keepdim=True)
-        else:
-            tokens = sample(warped(logits, settings), draws[rows, step, None])
-        tokens = tokens.masked_fill(ended, config.pad_id)
-        generated[:, step : step + 1] = tokens
-        if settings.no_repeat_ngram_size:
-            history = torch.cat([history, tokens], dim=1)
-        ended = ended | (tokens == config.eos_id)
-        left = int((~ended).sum()) if stop_early else batch
+    result = search.texts.clone()
+    rows = torch.arange(len(tokens), device=tokens.device)  # the examples still in the batch
+    for step in range(settings.max_new_tokens):
+        scores = decoder.step(tokens).float()
+        scores = scores.log_softmax(dim=1) if settings.num_beams > 1 else scores
+        scores = without_forbidden(scores[:, : config.vocab_size], history, step, settings, config.eos_id)
+        tokens, origin = search.choose(scores, step)
+        left = int((~search.decided).sum()) if stop_early else len(rows)
         if left == 0:
             break
+        if origin is not None:
+            decoder.select(origin)
+            history = history[origin]
+        if settings.no_repeat_ngram_size:
+            history = torch.cat([history, tokens], dim=1)
         if left <= LEAVE_AT * len(rows):
-            result[rows] = generated
-            stay = (~ended[:, 0]).nonzero()[:, 0]
-            decoder.keep(stay)
-            rows, tokens, history, ended = rows[stay], tokens[stay], history[stay], ended[stay]
-            generated = generated[stay]
-    result[rows] = generated
-    return result[:, : step + 1]
+            result[rows] = search.texts
+            stay = (~search.decided).nonzero()[:, 0]
+            hypotheses = torch.arange(len(tokens), device=tokens.device).view(len(rows), -1)[stay].flatten()
+            decoder.select(hypotheses)
+            search.keep(stay)
+            rows, tokens, history = rows[stay], tokens[hypotheses], history[hypotheses]
+    result[rows] = search.texts
+    ends = (result == config.eos_id).cumsum(dim=1) == 0
+    return result[:, : int(ends.sum(dim=1).max()) + 1]
 
 
 def _check(model: Model, length: int, settings: GenerationSettings) -> None:

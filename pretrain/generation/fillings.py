@@ -60,8 +60,8 @@ def _search(
     running = torch.ones(1, dtype=torch.float64, device=states.device)
     finished: list[tuple[str, tuple[float, list[int]]]] = []
     for _ in range(_LONGEST + 1):
-        logits = model.decode(tokens, states.expand(len(tokens), -1, -1))[:, -1, : model.config.vocab_size]
-        shares = logits.double().softmax(dim=-1) * running[:, None]
+        logits = model.decode(tokens, states.expand(len(tokens), -1, -1))[:, -1]
+        shares = logits.double().softmax(dim=-1)[:, : model.config.vocab_size] * running[:, None]
         ended = shares[:, ends].sum(dim=1).tolist()
         spans = tokens[:, prefix.size(1) :].tolist()
         by_text = dict(finished)

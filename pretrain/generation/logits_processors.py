@@ -1,4 +1,4 @@
-"""What turns logits into the next token, by the rules of transformers' logits processors and warpers."""
+"""From logits to the next token, by the rules of transformers' logits processors and warpers."""
 
 from collections.abc import Sequence
 

@@ -13,7 +13,6 @@ from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.decoding import generate
-from pretrain.generation.incremental import PackedModel
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import FAMILIES, Family
 
@@ -58,12 +57,12 @@ def answer_texts(
 
 def _own_engine(trained: TrainedModel, causal: bool, settings: GenerationSettings) -> Engine:
     model, pad = trained.model, trained.tokenizer.vocabulary.pad
-    device, packed = next(model.parameters()).device, PackedModel.of(model)
+    device = next(model.parameters()).device
 
     def write(inputs: Sequence[list[int]], numbers: range) -> list[list[int]]:
         ids, mask = padded(inputs, pad, left=causal)
         mask = None if mask is None else mask.to(device)
-        return generate(model, ids.to(device), mask, settings, numbers=numbers, packed=packed).tolist()
+        return generate(model, ids.to(device), mask, settings, numbers=numbers).tolist()
 
     return write
 
