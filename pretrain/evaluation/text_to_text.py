@@ -172,9 +172,8 @@ class _Answerer:
 
     def _written(self, inputs: Sequence[list[int]]) -> list[Answer]:
         vocabulary = self.tokenizer.vocabulary
-        ids, mask = padded(inputs, vocabulary.pad, left=self._causal)
-        mask = None if mask is None else mask.to(self._device)
-        rows = generate(self.model, ids.to(self._device), mask, self._decoding).tolist()
+        ids, mask = padded(inputs, vocabulary.pad, self._causal, self._device)
+        rows = generate(self.model, ids, mask, self._decoding).tolist()
         ended = [vocabulary.eos in row for row in rows]
         texts = [self.tokenizer.decode(list(takewhile(lambda id_: id_ != vocabulary.eos, row))) for row in rows]
         return [Answer(text, unfinished=not whole) for text, whole in zip(texts, ended, strict=True)]

@@ -1,21 +1,21 @@
-"""Decoding with a key-value cache: greedy, sampling or beam search, by one loop."""
+"""Decoding with key-value caches: greedy, sampling or beam search, by one loop for every family."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.generation.decoder import Decoder
-from pretrain.generation.logits_processors import uniform_draws, without_forbidden
-from pretrain.generation.search import BeamSearch, Search
+from pretrain.generation.search import BeamSearch, Search, without_forbidden
 from pretrain.generation.settings import GenerationSettings
-from pretrain.models.config.base import ModelConfig
+from pretrain.models.attention import KeyValueCache, MemoryCache
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 
 # Examples that are decided leave the batch once this share of it, or less, is left: leaving costs a copy of the caches.
 LEAVE_AT = 0.75
+NO_TOKEN = -1  # in a history: padding before a prompt
 
 
 @torch.no_grad()
@@ -33,58 +33,45 @@ def generate(
     Inputs are for the encoder, or prompts of a causal model, padded on the left. `attention_mask`, of the same shape,
     is nonzero at real tokens. The seed and a row's number (`numbers`, by default from 0) determine its samples, in any
     batch. `stop_early=False` always runs `max_new_tokens` steps with all rows: ranks that decode together under ZeRO-3
-    must take the same number of steps. Raises UserError for settings that the model doesn't support.
+    must take the same number of steps. Probabilities count all rows of a padded vocabulary, as in training and in
+    transformers, but padding is never chosen. Raises UserError for settings that the model doesn't support.
     """
-    settings = settings or GenerationSettings()
+    settings, config = settings or GenerationSettings(), model.config
     _check(model, input_ids.size(1), settings)
     was_training = model.training
     model.eval()
     try:
         decoder = Decoder(model, input_ids, attention_mask)
-        if settings.num_beams > 1:
-            search: Search = BeamSearch(decoder.prompt, model.config, settings)
-        else:
-            numbers = range(len(input_ids)) if numbers is None else numbers
-            draws = uniform_draws(settings, numbers).to(input_ids.device) if settings.temperature > 0.0 else None
-            search = Search(decoder.prompt, model.config, settings, draws)
-        return decode(decoder, search, model.config, settings, stop_early)
+        tokens, history = decoder.prompt, decoder.history
+        numbers = range(len(tokens)) if numbers is None else numbers
+        search = (BeamSearch if settings.num_beams > 1 else Search)(tokens, config, settings, numbers)
+        result = search.texts.clone()
+        rows = torch.arange(len(tokens), device=tokens.device)  # the examples still in the batch
+        for step in range(settings.max_new_tokens):
+            scores = decoder.step(tokens).float()
+            scores = scores.log_softmax(dim=1) if settings.num_beams > 1 else scores
+            scores = without_forbidden(scores[:, : config.vocab_size], history, step, settings, config.eos_id)
+            tokens, origin = search.choose(scores, step)
+            left = int((~search.decided).sum()) if stop_early else len(rows)
+            if left == 0:
+                break
+            if origin is not None:
+                decoder.select(origin)
+                history = history[origin]
+            if settings.no_repeat_ngram_size:
+                history = torch.cat([history, tokens], dim=1)
+            if left <= LEAVE_AT * len(rows):
+                result[rows] = search.texts
+                stay = (~search.decided).nonzero()[:, 0]
+                hypotheses = torch.arange(len(tokens), device=tokens.device).view(len(rows), -1)[stay].flatten()
+                decoder.select(hypotheses)
+                search.keep(stay)
+                rows, tokens, history = rows[stay], tokens[hypotheses], history[hypotheses]
+        result[rows] = search.texts
+        before_eos = (result == config.eos_id).cumsum(dim=1) == 0
+        return result[:, : int(before_eos.sum(dim=1).max()) + 1]
     finally:
         model.train(was_training)
-
-
-def decode(
-    decoder: Decoder, search: Search, config: ModelConfig, settings: GenerationSettings, stop_early: bool = True
-) -> Tensor:
-    """The texts (batch, longest) that `search` finds, as from `generate`.
-
-    Probabilities count all rows of a padded vocabulary, as in training and in transformers; padding is never chosen.
-    """
-    tokens, history = decoder.prompt, decoder.history
-    result = search.texts.clone()
-    rows = torch.arange(len(tokens), device=tokens.device)  # the examples still in the batch
-    for step in range(settings.max_new_tokens):
-        scores = decoder.step(tokens).float()
-        scores = scores.log_softmax(dim=1) if settings.num_beams > 1 else scores
-        scores = without_forbidden(scores[:, : config.vocab_size], history, step, settings, config.eos_id)
-        tokens, origin = search.choose(scores, step)
-        left = int((~search.decided).sum()) if stop_early else len(rows)
-        if left == 0:
-            break
-        if origin is not None:
-            decoder.select(origin)
-            history = history[origin]
-        if settings.no_repeat_ngram_size:
-            history = torch.cat([history, tokens], dim=1)
-        if left <= LEAVE_AT * len(rows):
-            result[rows] = search.texts
-            stay = (~search.decided).nonzero()[:, 0]
-            hypotheses = torch.arange(len(tokens), device=tokens.device).view(len(rows), -1)[stay].flatten()
-            decoder.select(hypotheses)
-            search.keep(stay)
-            rows, tokens, history = rows[stay], tokens[hypotheses], history[hypotheses]
-    result[rows] = search.texts
-    ends = (result == config.eos_id).cumsum(dim=1) == 0
-    return result[:, : int(ends.sum(dim=1).max()) + 1]
 
 
 def _check(model: Model, length: int, settings: GenerationSettings) -> None:
@@ -101,3 +88,63 @@ def _check(model: Model, length: int, settings: GenerationSettings) -> None:
         raise UserError(
             f"max_new_tokens: {settings.max_new_tokens} tokens after {prompt} exceed the {longest} that the model takes"
         )
+
+
+class Decoder:
+    """A model with its caches, for a batch of examples.
+
+    Hypotheses are rows in the order of their examples, each of which has the same number of them, at first one.
+
+    `prompt` (examples, length): the tokens to start from, padded to one length. `history`: the same, NO_TOKEN at
+    padding.
+    """
+
+    def __init__(self, model: Model, input_ids: Tensor, attention_mask: Tensor | None):
+        """Reads inputs (examples, length); a causal model's inputs are prompts, padded on the left.
+
+        `attention_mask`, of the same shape, is nonzero at real tokens (None: all). Raises UserError for a family that
+        doesn't generate.
+        """
+        if not hasattr(model, "new_cache"):
+            raise UserError(f"models of the family {model.config.family} don't generate text")
+        self._model: Any = model
+        self._cache, self._mask, self._rows = self._model.new_cache(), attention_mask, len(input_ids)
+        self._states: Tensor | None = None
+        if isinstance(model, EncoderDecoder):
+            self._states = model.encode(input_ids, attention_mask)
+            self.prompt = self.history = torch.full_like(input_ids[:, :1], model.config.decoder_start_id)
+        else:
+            self.prompt = input_ids
+            self.history = input_ids if attention_mask is None else input_ids.masked_fill(attention_mask == 0, NO_TOKEN)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends `tokens` (hypotheses, new) and returns the logits (hypotheses, padded vocabulary) of the next one."""
+        if self._states is not None:
+            return self._model.decode(tokens, self._states, self._mask, self._cache)[:, -1]
+        logits = self._model.decode(tokens, self._cache, self._mask)[:, -1]
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], dim=1)
+        return logits
+
+    def select(self, rows: Tensor) -> None:
+        """Hypothesis i goes on from hypothesis `rows[i]`.
+
+        While the number of hypotheses stays, each goes on from one of the same example, which shares its input.
+        """
+        moved = len(rows) != self._rows
+        for cache in _caches(self._cache):
+            if moved or not isinstance(cache, MemoryCache):
+                cache.select(rows)
+        if moved:
+            self._rows = len(rows)
+            self._states = None if self._states is None else self._states[rows]
+            self._mask = None if self._mask is None else self._mask[rows]
+
+
+def _caches(caches: Any) -> Iterator[KeyValueCache]:
+    """All caches in a family's own lists and tuples."""
+    if isinstance(caches, KeyValueCache):
+        yield caches
+    else:
+        for part in caches:
+            yield from _caches(part)

@@ -22,12 +22,10 @@ from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation import decoding
 from pretrain.generation.command import show
-from pretrain.generation.decoder import Decoder
-from pretrain.generation.decoding import decode, generate
+from pretrain.generation.decoding import Decoder, generate
 from pretrain.generation.fill_blanks import blank_out
 from pretrain.generation.fillings import likeliest_fillings
-from pretrain.generation.logits_processors import repeating, sample, uniform_draws, warped
-from pretrain.generation.search import BeamSearch
+from pretrain.generation.search import repeating, sample, uniform_draws, warped
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
 from pretrain.huggingface import load_state
@@ -239,27 +237,23 @@ def test_greedy_and_beam_search_equal_transformers(family, seed, padding, tmp_pa
     assert not all(endings)  # others reached the maximum length
 
 
-class Script:
-    """A decoder whose tokens have the same probabilities at a step, whatever came before."""
+class Script(Model):
+    """A model whose tokens have the same probabilities at a step, whatever came before."""
 
     def __init__(self, *probabilities):
-        self.prompt = self.history = torch.zeros(1, 1, dtype=torch.long)
-        self.probabilities = iter(probabilities)
+        super().__init__()
+        self.config = ModelConfig(family="script", vocab_size=5)
+        self.probabilities = probabilities
 
-    def step(self, tokens):
-        return torch.tensor([next(self.probabilities)]).clamp(min=1e-9).log().expand(len(tokens), -1)
+    def new_cache(self):
+        return []
 
-    def select(self, rows):
-        pass
+    def decode(self, tokens, cache, mask):
+        found, *self.probabilities = self.probabilities
+        return torch.tensor([[found]]).clamp(min=1e-9).log().expand(len(tokens), -1, -1)
 
 
 END, A, B = 1, 2, 3  # tokens
-OF_FIVE = T5Config(**{**TINY, "vocab_size": 5}, num_encoder_layers=1, num_decoder_layers=1)
-
-
-def beams_of(decoder, chosen, stop_early=True):
-    search = BeamSearch(decoder.prompt, OF_FIVE, chosen)
-    return decode(decoder, search, OF_FIVE, chosen, stop_early).tolist()
 
 
 @each(
@@ -283,23 +277,24 @@ def test_when_beam_search_stops(probabilities, most, expected):
     for early_stopping, tokens in expected.items():
         chosen = settings(max_new_tokens=most, num_beams=2, length_penalty=2.0, early_stopping=early_stopping)
         for stop_early in (True, False):
-            assert beams_of(Script(*probabilities), chosen, stop_early) == [tokens]
+            found = generate(Script(*probabilities), torch.zeros(1, 1).long(), None, chosen, stop_early=stop_early)
+            assert found.tolist() == [tokens]
 
 
 class AfterEachToken(Script):
-    """A decoder whose tokens have probabilities by the token before them."""
+    """A model whose tokens have probabilities by the token before them."""
 
-    def step(self, tokens):
+    def decode(self, tokens, cache, mask):
         (by_token,) = self.probabilities
-        self.probabilities = [by_token]
-        return torch.tensor([by_token[token] for token in tokens[:, 0].tolist()]).clamp(min=1e-9).log()
+        return torch.tensor([[by_token[token]] for token in tokens[:, 0].tolist()]).clamp(min=1e-9).log()
 
 
 def test_what_padding_of_the_vocabulary_takes_counts_in_a_beams_probabilities():
     """The sixth id is padding. "A END" has 0.6 · 0.2, since padding takes 0.8 after A, and "B END" 0.4 · 1."""
     start, after_a, after_b = [0, 0, 0.6, 0.4, 0, 0], [0, 0.2, 0, 0, 0, 0.8], [0, 1.0, 0, 0, 0, 0]
-    decoder = AfterEachToken({0: start, A: after_a, B: after_b})
-    assert beams_of(decoder, settings(max_new_tokens=2, num_beams=2, length_penalty=0.0)) == [[B, END]]
+    model = AfterEachToken({0: start, A: after_a, B: after_b})
+    chosen = settings(max_new_tokens=2, num_beams=2, length_penalty=0.0)
+    assert generate(model, torch.zeros(1, 1).long(), None, chosen).tolist() == [[B, END]]
 
 
 @each("changes", [{}, {"num_beams": 3, "no_repeat_ngram_size": 2}, {"temperature": 1.5}])

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from pretrain.generation.decoder import Decoder
+from pretrain.generation.decoding import Decoder
 from pretrain.models import build, parse
 from tests.slow import slow
 from tests.tables import each
@@ -36,7 +36,15 @@ KINDS = {
 }
 
 
-FIRST = ("t5 relative", "t5 alibi", "bart", "decoder_only rotary", "decoder_only learned and subtracted", "t5gemma", "autoregressive")
+FIRST = (
+    "t5 relative",
+    "t5 alibi",
+    "bart",
+    "decoder_only rotary",
+    "decoder_only learned and subtracted",
+    "t5gemma",
+    "autoregressive",
+)
 
 
 def model_of(kind):
