@@ -1,4 +1,4 @@
-"""Is generation faster than transformers'?
+"""Is generation as fast as transformers'?
 
     python benchmarks/generation.py [--device cuda] [--threads 1 2] [--precision bf16 fp32] [--models gpt2-small …]
 

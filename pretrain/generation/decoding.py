@@ -58,8 +58,7 @@ def generate(
             if origin is not None:
                 decoder.select(origin)
                 history = history[origin]
-            if settings.no_repeat_ngram_size:
-                history = torch.cat([history, tokens], dim=1)
+            history = torch.cat([history, tokens], dim=1)
             if left <= LEAVE_AT * len(rows):
                 result[rows] = search.texts
                 stay = (~search.decided).nonzero()[:, 0]
@@ -79,12 +78,10 @@ def _check(model: Model, length: int, settings: GenerationSettings) -> None:
     assert vocab_size is not None
     if 2 * settings.num_beams > vocab_size:
         raise UserError(f"num_beams: {settings.num_beams} beams need twice as many ids, not {vocab_size}")
-    if longest is None:
-        return
-    if length > longest:
+    if longest is not None and length > longest:
         raise UserError(f"an input has {length} tokens, but the model takes {longest} at most")
     prompt = 1 if isinstance(model, EncoderDecoder) else length
-    if prompt + settings.max_new_tokens - 1 > longest:  # the last token is not read again
+    if longest is not None and prompt + settings.max_new_tokens - 1 > longest:  # the last token is not read again
         raise UserError(
             f"max_new_tokens: {settings.max_new_tokens} tokens after {prompt} exceed the {longest} that the model takes"
         )
@@ -94,21 +91,15 @@ class Decoder:
     """A model with its caches, for a batch of examples.
 
     Hypotheses are rows in the order of their examples, each of which has the same number of them, at first one.
-
-    `prompt` (examples, length): the tokens to start from, padded to one length. `history`: the same, NO_TOKEN at
-    padding.
+    `prompt` (examples, length): the tokens to start from. `history`: the same, NO_TOKEN at padding.
     """
 
-    def __init__(self, model: Model, input_ids: Tensor, attention_mask: Tensor | None):
-        """Reads inputs (examples, length); a causal model's inputs are prompts, padded on the left.
-
-        `attention_mask`, of the same shape, is nonzero at real tokens (None: all). Raises UserError for a family that
-        doesn't generate.
-        """
+    def __init__(self, model: Any, input_ids: Tensor, attention_mask: Tensor | None):
+        """Takes the inputs of `generate`. Raises UserError for a model that doesn't generate."""
         if not hasattr(model, "new_cache"):
             raise UserError(f"models of the family {model.config.family} don't generate text")
-        self._model: Any = model
-        self._cache, self._mask, self._rows = self._model.new_cache(), attention_mask, len(input_ids)
+        self._model, self._cache = model, model.new_cache()
+        self._mask, self._rows = attention_mask, len(input_ids)
         self._states: Tensor | None = None
         if isinstance(model, EncoderDecoder):
             self._states = model.encode(input_ids, attention_mask)
@@ -127,10 +118,8 @@ class Decoder:
         return logits
 
     def select(self, rows: Tensor) -> None:
-        """Hypothesis i goes on from hypothesis `rows[i]`.
-
-        While the number of hypotheses stays, each goes on from one of the same example, which shares its input.
-        """
+        """Hypothesis i goes on from hypothesis `rows[i]`, of the same example, which shares its input, unless their
+        number changes."""
         moved = len(rows) != self._rows
         for cache in _caches(self._cache):
             if moved or not isinstance(cache, MemoryCache):

@@ -4,9 +4,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.text.vocabulary import Vocabulary
@@ -83,13 +85,10 @@ def padded(
     rows: Sequence[Sequence[int]], pad: int, left: bool, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Ids (rows, longest), padded with `pad` on the right or left, and their mask (None if nothing is padded)."""
-    longest = max(len(row) for row in rows)
-    ids = torch.full((len(rows), longest), pad)
-    mask = torch.zeros_like(ids)
-    for number, row in enumerate(rows):
-        here = slice(longest - len(row), longest) if left else slice(len(row))
-        ids[number, here] = torch.tensor(row)
-        mask[number, here] = 1
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    layout: dict[str, Any] = {"batch_first": True, "padding_side": "left" if left else "right"}
+    ids = pad_sequence(tensors, padding_value=pad, **layout)
+    mask = pad_sequence([torch.ones_like(row) for row in tensors], **layout)
     return ids.to(device), None if mask.all() else mask.to(device)
 
 
