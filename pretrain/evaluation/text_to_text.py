@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the model writes and what it chooses: by the likelihood of a choice, and by that of its mean token."""
+    """The model's own words, and its choice: by the likelihood of a choice, and by that of its mean token."""
 
     written: str = ""
     unfinished: bool = False
