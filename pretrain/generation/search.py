@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from data_pipeline.objectives.randomness import random_bits, row_keys
+from pretrain.config.models import ModelConfig
 from pretrain.generation.settings import GenerationSettings
-from pretrain.models.config.base import ModelConfig
 
 
 class Search:

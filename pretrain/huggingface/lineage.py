@@ -91,7 +91,7 @@ def lineage(checkpoint: Path) -> Lineage:
             if (stages := config.data.curriculum)
             else {}
         ),
-        **({"distillation": teacher} if (teacher := index.identity.get("distillation")) else {}),
+        **({"wrapper": wrapper} if (wrapper := index.identity.get("wrapper")) else {}),
     }
     known_corpora = [one for one in corpora if one is not None]
     objectives = [config.data.objective, *(one.corpus.objective for one in known_corpora)]

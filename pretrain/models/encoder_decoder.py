@@ -5,10 +5,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from pretrain.config.models import ModelConfig
 from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
 from pretrain.models.attention_masks import AttentionInputs, LayerMasks
-from pretrain.models.config.base import ModelConfig
-from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Losses, shift_right
 from pretrain.models.loss_head import Head
@@ -60,15 +59,13 @@ class EncoderDecoder(Model):
         *,
         decoder_input_ids: Tensor | None = None,
         target_indices: Tensor | None = None,
-        teacher_targets: TeacherTargets | None = None,
         **attention: Tensor,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
 
         `encoder_input_ids` (batch, input_length). `decoder_input_ids` are by default the labels shifted one to the
         right. Padding after the targets needs no mask: the decoder is causal. `attention` as in `AttentionInputs`.
-        Label smoothing and z-loss apply in training only. `target_indices` as in `Head`. With `teacher_targets`, the
-        losses are those of `chunked_cross_entropy`.
+        Label smoothing and z-loss apply in training only. `target_indices` as in `Head`.
         """
         inputs = AttentionInputs(**attention)
         if decoder_input_ids is None:
@@ -76,8 +73,7 @@ class EncoderDecoder(Model):
             decoder_input_ids = shift_right(labels, start_id, inputs.decoder_segment_ids, pad_id)
         x, targets = self.embedded(encoder_input_ids, decoder_input_ids)
         x = self.decoder(targets, self.encoder(x, inputs), inputs)
-        found = self.lm_head(self.before_head(x), labels, self.config, target_indices, teacher_targets=teacher_targets)
-        return {"labels": found} if teacher_targets is None else found
+        return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_indices)}
 
     def embedded_targets(self, ids: Tensor) -> Tensor:
         """The vectors of the decoder's ids."""

@@ -9,7 +9,6 @@ products of the model's own shapes.
 import contextlib
 import json
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -107,17 +106,10 @@ class ThroughputMeter:
     """Times the steps between two logs.
 
     `peak`: FLOP/s of all devices together; `products`: the same in the model's own matrix products, if it was measured.
-    `other_flops`: FLOPs that examples need besides the model's: a teacher's.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        peak: float,
-        products: float | None = None,
-        other_flops: Callable[[Sizes], float] | None = None,
-    ):
-        self._model, self._peak, self._products, self._other_flops = model, peak, products, other_flops
+    def __init__(self, model: Model, peak: float, products: float | None = None):
+        self._model, self._peak, self._products = model, peak, products
         self._seconds = self._processor_seconds = 0.0  # of the steps since the last metrics
         self.restart()
 
@@ -155,7 +147,7 @@ class ThroughputMeter:
         examples = Sizes(*counts)
         seconds = self._last - self._started
         tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
-        flops = (self._model.flops(examples) + (self._other_flops(examples) if self._other_flops else 0.0)) / seconds
+        flops = self._model.flops(examples) / seconds
         metrics = {
             "train/tokens_per_second": tokens / seconds,
             "train/steps_per_second": self._steps / seconds,

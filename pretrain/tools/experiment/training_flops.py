@@ -20,7 +20,7 @@ def rows_per_step(config: RunConfig) -> float:
 
 
 def flops_per_step(setup: ValidatedRun) -> float:
-    """The mean FLOPs of a step of the run, forward and backward. A teacher's are not among them."""
+    """The mean FLOPs of a step of the run, forward and backward."""
     model, rows = models.outline(setup.model), rows_per_step(setup.config)
     batches = TrainingBatches(setup.stream, BatchLayout(0, 1, _ROWS_COUNTED, 1))
     whole = setup.config.run.max_steps * rows
