@@ -18,6 +18,7 @@ OWN = {
     "tests",
     "checks",
     "benchmarks",
+    "experiments",
     "docs",
     *(path.stem for path in (ROOT / "benchmarks").glob("*.py")),
 }

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import ModelConfig
-from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
-from pretrain.models.attention_masks import AttentionInputs, LayerMasks
+from pretrain.models.attention import KeyValueCache, MemoryCache
+from pretrain.models.attention_masks import AttentionInputs
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Losses, shift_right
 from pretrain.models.loss_head import Head
-from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
+from pretrain.models.model import Model
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
 
@@ -110,26 +110,3 @@ class EncoderDecoder(Model):
     def logits(self, x: Tensor) -> Tensor:
         """Maps the decoder's states (…, d_model) to (…, padded_vocab_size)."""
         return self.lm_head(self.before_head(x))
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
-        encoder, decoder = (cast(nn.ModuleList, stack.layers) for stack in (self.encoder, self.decoder))
-        attend = cross_attentions(decoder)
-        decoder_weights = matrix_weights(decoder) - sum(map(matrix_weights, attend))
-        return {
-            "encoder": 6.0 * matrix_weights(encoder) * sizes.inputs
-            + self_attention_flops(self.encoder, sizes.inputs, sizes.input_pairs),
-            "decoder": 6.0 * decoder_weights * sizes.targets
-            + self_attention_flops(self.decoder, sizes.targets, sizes.target_pairs),
-            "cross-attention": sum(
-                attention_flops(one, one.width, sizes.targets, sizes.inputs, sizes.cross_pairs) for one in attend
-            ),
-            "head": 6.0 * matrix_weights(self.lm_head) * sizes.targets,
-        }
-
-
-def self_attention_flops(stack: nn.Module, tokens: int, pairs: int) -> float:
-    """FLOPs of the query-key pairs of all layers of a stack; `tokens` and `pairs` as in `Sizes`."""
-    layers = cast(nn.ModuleList, stack.layers)
-    width = cast(Attention, layers[0].self_attention).width
-    return 12.0 * width * cast(LayerMasks, stack.layer_masks).pairs(tokens, pairs)

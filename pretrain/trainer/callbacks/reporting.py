@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 
 from pretrain.checkpoint.save import Saved
+from pretrain.run.cpu_speed import seconds_left
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.zero.memory import peak_memory
 
@@ -14,7 +15,10 @@ class Reporting(Callback):
     """The lines on the terminal, RUN/metrics.jsonl, and with it MLflow."""
 
     def before_training(self, trainer: Trainer) -> None:
-        trainer.report.announce(trainer.outline.num_parameters(), trainer.layout)
+        config, run, report = trainer.config, trainer.run, trainer.report
+        report.announce(trainer.outline.num_parameters(), trainer.layout)
+        if trainer.engine.device.type == "cpu" and trainer.peak:
+            report.forecast_on_cpu(seconds_left(config, run.model, run.lengths, trainer.state.step, trainer.peak))
 
     def before_steps(self, trainer: Trainer) -> None:
         self._first, self._began = trainer.state.step, time.monotonic()

@@ -12,9 +12,8 @@ class Speed(Callback):
     def before_training(self, trainer: Trainer) -> None:
         config, device, run = trainer.config, trainer.engine.device, trainer.run
         products = peak_of_products(config, device, trainer.outline, run.lengths, trainer.layout.micro_batch)
-        self._meter = ThroughputMeter(
-            trainer.outline, peak_flops(config, device) * run.ranks, products and products * run.ranks
-        )
+        trainer.peak = peak_flops(config, device) * run.ranks
+        self._meter = ThroughputMeter(trainer.outline, trainer.peak, products and products * run.ranks)
 
     def before_steps(self, trainer: Trainer) -> None:
         self._meter.restart()
