@@ -25,8 +25,9 @@ BUILT_IN += ("CheckpointsInMemory", "EvaluationHooks", "WeightComparison", "Chec
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """The page's package, where Python finds it; the settings of its run file."""
-    (code,) = re.findall(r"```python\n# my_package\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (tmp_path / "my_package.py").write_text(code)
+    (code,) = re.findall(r"```python\n# my_package/callback\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package/callback.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     (settings,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return yaml.safe_load(settings)["callbacks"]
@@ -41,7 +42,7 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(package, small_corp
     rows = {row.step: row.metrics for row in read_metrics(tmp_path / "run")}
     saved = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000002")
     ((name, state),) = saved.callbacks.items()
-    assert name == "my_package:Patience"
+    assert name == "my_package.callback:Patience"
     assert state["average"] == pytest.approx(rows[2]["train/average_loss"])
     assert state["average"] == pytest.approx(0.9 * rows[1]["train/loss"] + 0.1 * rows[2]["train/loss"])
     events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
