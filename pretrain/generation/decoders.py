@@ -9,8 +9,8 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from pretrain.generation.incremental import Incremental, PackedModel
 from pretrain.models.attention import KeyValueCache, MemoryCache
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
+from pretrain.models.stacks import EncoderDecoder
 
 NO_TOKEN = -1  # in a history: padding before a prompt
 

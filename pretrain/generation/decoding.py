@@ -12,8 +12,8 @@ from pretrain.generation.decoders import Decoder, start
 from pretrain.generation.incremental import PackedModel
 from pretrain.generation.logits_processors import sample, uniform_draws, warped, without_forbidden
 from pretrain.generation.settings import GenerationSettings
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
+from pretrain.models.stacks import EncoderDecoder
 
 
 def generate(

@@ -11,17 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pretrain.functional.numerics import soft_capped
 from pretrain.generation.packed_linear import PackedLinear, can_pack, packed_linear
 from pretrain.generation.paged_cache import PagedCache
 from pretrain.models import outline
 from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask
-from pretrain.models.chunked_cross_entropy import capped
 from pretrain.models.decoder_only import DecoderOnly
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Linear, RMSNorm
 from pretrain.models.model import Model
-from pretrain.models.stacks import Decoder
+from pretrain.models.stacks import Decoder, EncoderDecoder
 from pretrain.models.visibility import Window, masked
 
 
@@ -56,7 +55,7 @@ class PackedModel:
     def logits(self, x: Tensor) -> Tensor:
         """Maps the decoder's states (hypotheses, d_model) to (hypotheses, vocab_size)."""
         head = self.model.lm_head
-        return capped(self._head(head.scaled(self.model.before_head(x))), head.softcap)
+        return soft_capped(self._head(head.scaled(self.model.before_head(x))), head.softcap)
 
 
 def _fastest(module: nn.Module) -> Callable[..., Tensor]:

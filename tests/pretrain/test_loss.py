@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.functional.cross_entropy import token_losses
 from pretrain.models import loss
-from pretrain.models.loss import shift_right, token_losses
+from pretrain.models.loss import shift_right
 from tests.tables import each
 
 

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.device import with_target_indices
+from pretrain.functional.device_copies import OnHost, to_device
 from pretrain.models import loss_head
-from pretrain.models.asynchronous import OnHost, to_device
 from pretrain.optimizers import flat_buffers
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
