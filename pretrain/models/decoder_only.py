@@ -125,13 +125,12 @@ class DecoderOnly(Model):
         `attention_mask` (batch, past length + length), nonzero at real tokens, covers the cached tokens too. Positions
         count from the first real token of a prompt padded on the left. Ids that go into an empty cache are a prefix.
         """
-        begins = cache is not None and not cache[0].length
-        inputs = self.of_prompt(input_ids, attention_mask) if begins else AttentionInputs(attention_mask)
+        inputs = AttentionInputs(attention_mask)
+        if cache is not None and not cache[0].length:
+            inputs = inputs._replace(
+                prefix_mask=torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            )
         return self.lm_head(self.decoder(self.embedding(input_ids), inputs, cache))
-
-    def of_prompt(self, prompts: Tensor, mask: Tensor | None) -> AttentionInputs:
-        """What attention is given with prompts (batch, length), which `mask` tells from padding."""
-        return AttentionInputs(mask, prefix_mask=torch.ones_like(prompts) if mask is None else mask)
 
     def new_cache(self) -> list[KeyValueCache]:
         """An empty cache for `decode`, one for each layer."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pretrain.config.models import ModernConfig
-from pretrain.models.attention_masks import AttentionInputs, AttentionMask, positions_from
+from pretrain.models.attention_masks import AttentionInputs, positions_from
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Head
-from pretrain.models.positions import LearnedPositions, rotary_embedding
+from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.t5gemma import layer_config
 from pretrain.models.visibility import Window
@@ -48,21 +48,20 @@ class ModernDecoder(Decoder):
         self.positions = _learned_positions(config, stack.d_model)
         self.cross_base = config.rope_base if config.cross_rotation else None
 
-    def after_inputs(self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs) -> Tensor:
-        return positions if self.cross_base is None else positions + ends_of_inputs(encoder_states.size(1), inputs)
-
-    def with_cross_rotation(
-        self, mask: AttentionMask, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs
-    ) -> AttentionMask:
+    def cross_positions(
+        self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs
+    ) -> tuple[Tensor, Rotary | None, Rotary | None]:
         if self.cross_base is None:
-            return mask
+            return positions, None, None
+        length = encoder_states.size(1)
+        positions = positions + ends_of_inputs(length, inputs)
         given = positions_in_segments(inputs.encoder_segment_ids)
-        input_positions = positions_from(0, encoder_states.size(1), encoder_states.device, given)
+        input_positions = positions_from(0, length, encoder_states.device, given)
         rotary, memory_rotary = (
             rotary_embedding(one, self.d_kv, encoder_states.dtype, self.cross_base)
             for one in (positions, input_positions)
         )
-        return mask._replace(rotary=rotary, memory_rotary=memory_rotary)
+        return positions, rotary, memory_rotary
 
 
 def positions_in_segments(segments: Tensor | None) -> Tensor | None:

@@ -111,7 +111,7 @@ class ResidualLayer(nn.Module):
 
 
 class EncoderLayer(ResidualLayer):
-    """Self-attention, called `name`, and a feed-forward layer. With a cache: a decoder layer without cross-attention."""
+    """Self-attention, called `name`, and a feed-forward layer: also a layer of decoders without cross-attention."""
 
     def __init__(self, settings: LayerConfig, name: str = "self_attention"):
         super().__init__(settings, **{name: settings.new_attention(), "feed_forward": settings.new_feed_forward()})
@@ -195,6 +195,18 @@ class Stack(nn.Module):
         """The rotations of self-attention; None with other positions."""
         return rotary_embedding(positions, self.d_kv, dtype, base) if self.inputs is self.positions is None else None
 
+    def masks(
+        self, x: Tensor, keys: int, positions: Tensor, *, causal: bool, **seen: Tensor | None
+    ) -> list[AttentionMask]:
+        """The mask of each layer for `x` (batch, queries, d_model), the last of `keys` tokens, which stands at
+        `positions`. `seen`: the masks that `self_attention_mask` takes."""
+
+        def new_mask(window: Window | None, base: float) -> AttentionMask:
+            rotary, diagonals = self.rotary(positions, base, x.dtype), self.diagonals(x.size(1), keys, x)
+            return self_attention_mask(x, keys, rotary, causal=causal, window=window, diagonals=diagonals, **seen)
+
+        return self.layer_masks.for_layers(new_mask, x.size(1), keys)
+
     def finished(self, x: Tensor, positions: Tensor) -> Tensor:
         """The stack's output, from the output of its last layer."""
         return self.dropout(self.final_norm(x))
@@ -236,20 +248,15 @@ class Encoder(Stack):
         positions = positions_from(past_length, queries, x.device, given)
         x = self.add_positions(x, positions)
 
-        def new_mask(window: Window | None, base: float) -> AttentionMask:
-            return self_attention_mask(
-                x,
-                keys,
-                self.rotary(positions, base, x.dtype),
-                causal=self.causal,
-                window=window,
-                diagonals=self.diagonals(queries, keys, x),
-                key_mask=inputs.encoder_attention_mask,
-                segments=inputs.encoder_segment_ids,
-                prefix=self.prefix(inputs) if queries == keys else None,
-            )
-
-        masks = self.layer_masks.for_layers(new_mask, queries, keys)
+        masks = self.masks(
+            x,
+            keys,
+            positions,
+            causal=self.causal,
+            key_mask=inputs.encoder_attention_mask,
+            segments=inputs.encoder_segment_ids,
+            prefix=self.prefix(inputs) if queries == keys else None,
+        )
         for i, layer in enumerate(self.layers):
             x = layer(x, masks[i], cache[i] if cache else None)
         return self.finished(x, positions)
@@ -277,35 +284,20 @@ class Decoder(Stack):
         keys = past_length + queries
         positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
         x = self.add_positions(x, positions)
-        positions = self.after_inputs(positions, encoder_states, inputs)
+        positions, rotary, memory_rotary = self.cross_positions(positions, encoder_states, inputs)
         cross_mask = cross_attention_mask(x, encoder_states, inputs)
-        cross_mask = self.with_cross_rotation(cross_mask, positions, encoder_states, inputs)
-
-        def new_mask(window: Window | None, base: float) -> AttentionMask:
-            return self_attention_mask(
-                x,
-                keys,
-                self.rotary(positions, base, x.dtype),
-                causal=True,
-                window=window,
-                diagonals=self.diagonals(queries, keys, x),
-                segments=inputs.decoder_segment_ids,
-            )
-
-        masks = self.layer_masks.for_layers(new_mask, queries, keys)
+        cross_mask = cross_mask._replace(rotary=rotary, memory_rotary=memory_rotary)
+        masks = self.masks(x, keys, positions, causal=True, segments=inputs.decoder_segment_ids)
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, masks[i], cross_mask, cache[i] if cache else None)
         return self.finished(x, positions)
 
-    def after_inputs(self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs) -> Tensor:
-        """The positions by which targets at `positions` are rotated."""
-        return positions
-
-    def with_cross_rotation(
-        self, mask: AttentionMask, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs
-    ) -> AttentionMask:
-        """Adds rotary positions to the mask of cross-attention. Targets have those that `after_inputs` returned."""
-        return mask
+    def cross_positions(
+        self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs
+    ) -> tuple[Tensor, Rotary | None, Rotary | None]:
+        """The positions by which targets at `positions` are rotated, and the rotations of cross-attention's queries and
+        keys, None where it has no positions."""
+        return positions, None, None
 
 
 class EncoderDecoder(Model):
@@ -361,10 +353,6 @@ class EncoderDecoder(Model):
         x = self.decoder(targets, self.encoder(x, inputs), inputs)
         return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_indices)}
 
-    def embedded_targets(self, ids: Tensor) -> Tensor:
-        """The vectors of the decoder's ids."""
-        return (self.decoder_embedding or self.embedding)(ids)
-
     def embedded(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors of both kinds of ids. Two look-ups in one matrix would make one more gradient of its whole size,
         and add the two."""
@@ -386,13 +374,10 @@ class EncoderDecoder(Model):
         cache: Caches | None = None,
     ) -> Tensor:
         """Maps ids (batch, target_length) to logits (batch, target_length, padded_vocab_size)."""
-        x = self.embedded_targets(decoder_input_ids)
-        return self.logits(self.decoder(x, encoder_states, AttentionInputs(encoder_attention_mask), cache))
+        x = (self.decoder_embedding or self.embedding)(decoder_input_ids)
+        x = self.decoder(x, encoder_states, AttentionInputs(encoder_attention_mask), cache)
+        return self.lm_head(self.before_head(x))
 
     def new_cache(self) -> Caches:
         """An empty cache for `decode`."""
         return [(KeyValueCache(), MemoryCache()) for _ in cast(nn.ModuleList, self.decoder.layers)]
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Maps the decoder's states (…, d_model) to (…, padded_vocab_size)."""
-        return self.lm_head(self.before_head(x))
