@@ -31,6 +31,7 @@ from pretrain.faults.replay import Finding, Replay, interval
 from pretrain.faults.restarts import earlier_seconds
 from pretrain.faults.stragglers import Stragglers
 from pretrain.run import heartbeat, node_memory, outcome, status, stop_signals, watchdog
+from pretrain.run.cpu_speed import seconds_left
 from pretrain.run.health import Health
 from pretrain.run.train_state import Rewind, TrainState, add_rewind, rewinds
 from pretrain.trainer import micro_batch, wrappers
@@ -77,10 +78,11 @@ class Training:
         rows = micro_batch.choose(run, self.engine) if auto else config.batch.micro_batch(run.ranks)
         self.layout = run.layout(rows)
         products = peak_of_products(config, self.engine.device, outline, run.lengths, rows)
-        self.meter = ThroughputMeter(
-            outline, peak_flops(config, self.engine.device) * run.ranks, products and products * run.ranks
-        )
+        peak = peak_flops(config, self.engine.device) * run.ranks
+        self.meter = ThroughputMeter(outline, peak, products and products * run.ranks)
         report.announce(outline.num_parameters(), self.layout)
+        if self.engine.device.type == "cpu":
+            report.forecast_on_cpu(seconds_left(config, run.model, run.lengths, run.train_state.step, peak))
         self.saver = Saver(self.engine, run.origin)
         self.memory = self._memory_checkpoints()
         data, tokenizer = config.data, run.training[0].tokenizer

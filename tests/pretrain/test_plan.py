@@ -391,10 +391,10 @@ def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
     run_plan(*asked, *options)
     assert f"the run {duration(3600 * hours)}" in " ".join(capsys.readouterr().out.split())
     config = load(asked[0], asked[1:], RunConfig)
-    left = [cpu.seconds_left(config, config.model, (128, 32), step) / 3600 for step in (0, 50_000)]
+    left = [cpu.seconds_left(config, config.model, (128, 32), step, 100e9) / 3600 for step in (0, 50_000)]
     assert left == pytest.approx([hours, hours / 2])
     config = load(asked[0], [*asked[1:], "batch.ramp_up=[{until_step: 50_000, global_batch_size: 16}]"], RunConfig)
-    assert cpu.seconds_left(config, config.model, (128, 32)) == pytest.approx(3600 * 0.75 * hours)
+    assert cpu.seconds_left(config, config.model, (128, 32), 0, 100e9) == pytest.approx(3600 * 0.75 * hours)
 
 
 @pytest.mark.timing
