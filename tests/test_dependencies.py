@@ -20,6 +20,7 @@ OWN = {
     "benchmarks",
     "experiments",
     "docs",
+    "experiments",
     *(path.stem for path in (ROOT / "benchmarks").glob("*.py")),
 }
 

@@ -354,6 +354,7 @@ class RunConfig(Section):
     """A run file: which model is trained, on which corpora, and how."""
 
     other_files = {"sources": "this is a corpus file, not a run file; build it with data-pipeline build {}"}
+    refused = {"distillation": "is a wrapper now: wrapper: {name: distillation, teacher: …}"}
 
     run: RunSection
     """Name, place, seed and length of the run."""
