@@ -293,3 +293,19 @@ class DoubleDecoder(Model):
     def new_cache(self) -> DoubleDecoderCache:
         """An empty cache for `decode`."""
         return DoubleDecoderCache(self.config.num_encoder_layers, self.config.num_decoder_layers)
+
+
+_CODE = OwnCode(
+    "double_decoder", "double_decoder", DoubleDecoderConfig, "AutoModelForCausalLM", "DoubleDecoderForCausalLM"
+)
+
+
+def to_hf(config: DoubleDecoderConfig, state: Mapping[str, Tensor]) -> Exported:
+    return _CODE.to_hf(config, state, "embedding.weight")
+
+
+def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
+    return _CODE.from_hf(settings, tensors, "embedding.weight")
+
+
+HF_MODELS = (_CODE.model(to_hf, from_hf, fixed={"tie_word_embeddings": True}),)

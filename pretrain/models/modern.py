@@ -102,3 +102,24 @@ class Modern(EncoderDecoder):
             tied=tied != "none",
             decoder_embedding=None if tied == "all" else Embedding(rows, width, std),
         )
+
+
+_CODE = OwnCode(
+    "encoder_decoder",
+    "modern_encoder_decoder",
+    ModernConfig,
+    "AutoModelForSeq2SeqLM",
+    "ModernForConditionalGeneration",
+)
+_TIED = {"all": "embedding.weight", "output": "decoder_embedding.weight"}
+
+
+def to_hf(config: ModernConfig, state: Mapping[str, Tensor]) -> Exported:
+    return _CODE.to_hf(config, state, _TIED.get(config.tie_embeddings), starts=True)
+
+
+def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
+    return _CODE.from_hf(settings, tensors, _TIED.get(str(settings["tie_embeddings"])))
+
+
+HF_MODELS = (_CODE.model(to_hf, from_hf, ends=True, fixed={"is_encoder_decoder": True}),)

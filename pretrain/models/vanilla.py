@@ -55,3 +55,31 @@ class Vanilla(EncoderDecoder):
         encoder = Encoder(config, layer, config.num_encoder_layers, inputs=SinusoidalInputs(config))
         decoder = Decoder(config, layer, config.num_decoder_layers, inputs=SinusoidalInputs(config))
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)
+
+
+_CODE = OwnCode(
+    "encoder_decoder",
+    "vanilla_encoder_decoder",
+    VanillaConfig,
+    "AutoModelForSeq2SeqLM",
+    "VanillaForConditionalGeneration",
+)
+
+
+def to_hf(config: VanillaConfig, state: Mapping[str, Tensor]) -> Exported:
+    return _CODE.to_hf(config, state, "embedding.weight", starts=True)
+
+
+def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
+    return _CODE.from_hf(settings, tensors, "embedding.weight")
+
+
+HF_MODELS = (
+    _CODE.model(
+        to_hf,
+        from_hf,
+        fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
+        ends=True,
+        last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
+    ),
+)
