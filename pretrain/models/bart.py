@@ -5,15 +5,36 @@ from N(0, 0.02²) or with another `init_std` (section 2.1). Where the paper leav
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import BartConfig
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.loss import Head
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
+from pretrain.models.state_dict_adapter import (
+    Choice,
+    EncoderAlone,
+    Exported,
+    HFModel,
+    Json,
+    State,
+    drop_copies,
+    from_hf_names,
+    hf_config,
+    meta_state,
+    tensors_of,
+    to_hf_names,
+    to_ours,
+    to_theirs,
+    token_ids,
+    vocabulary,
+    within,
+)
 from pretrain.models.vanilla import post_norm_layer
 
 POSITION_OFFSET = 2  # fairseq counts positions from the row after padding's, which is row 1

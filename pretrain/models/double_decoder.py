@@ -9,13 +9,13 @@ are drawn for each training step; in evaluation they are at equal distances.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.models import DoubleDecoderConfig
+from pretrain.config.models import DoubleDecoderConfig, ModelConfig
 from pretrain.functional.device_copies import to_device
 from pretrain.models.attention import KeysAndValues, KeyValueCache
 from pretrain.models.attention_masks import (
@@ -30,6 +30,7 @@ from pretrain.models.loss import Head, Losses
 from pretrain.models.model import Model
 from pretrain.models.positions import Rotary, rotary_embedding
 from pretrain.models.stacks import EncoderLayer, LayerConfig
+from pretrain.models.state_dict_adapter import Exported, Json, OwnCode, State
 from pretrain.models.t5gemma2 import MergedLayer
 from pretrain.models.visibility import masked, visible
 

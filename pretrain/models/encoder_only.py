@@ -4,9 +4,13 @@ Post-norm, with learned positions, token types and GELU. One head predicts maske
 its output matrix. The other predicts from the first token whether the second text follows the first.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import EncoderOnlyConfig, Heads
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses
@@ -16,6 +20,24 @@ from pretrain.models.loss import Head, Losses
 from pretrain.models.model import Model
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.stacks import EncoderLayer, LayerConfig
+from pretrain.models.state_dict_adapter import (
+    Choice,
+    Exported,
+    HFModel,
+    Json,
+    State,
+    drop_copies,
+    from_hf_names,
+    hf_config,
+    meta_state,
+    tensors_of,
+    to_hf_names,
+    to_ours,
+    to_theirs,
+    token_ids,
+    vocabulary,
+    within,
+)
 
 
 def _norm(config: EncoderOnlyConfig) -> LayerNorm:
@@ -171,7 +193,10 @@ def _hf_names(encoder: str, bias: str, heads: Mapping[str, str]) -> dict[str, st
         **heads,
     }
     return {
-        **{f"{ours.removesuffix('.weight')}.weight": f"{encoder}.embeddings.{name}.weight" for ours, name in tables.items()},
+        **{
+            f"{ours.removesuffix('.weight')}.weight": f"{encoder}.embeddings.{name}.weight"
+            for ours, name in tables.items()
+        },
         **tensors_of(modules, "weight", "bias"),
         "lm_head.bias": bias,
     }

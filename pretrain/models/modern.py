@@ -6,15 +6,18 @@ input's end, and one matrix for both embeddings and the output. Its norms of que
 do, and values and the attention's output have none.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from pretrain.config.models import ModernConfig
+from pretrain.config.models import ModelConfig, ModernConfig
 from pretrain.models.attention_masks import AttentionInputs, positions_from
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Head
 from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
+from pretrain.models.state_dict_adapter import Exported, Json, OwnCode, State
 from pretrain.models.t5gemma import layer_config
 from pretrain.models.visibility import Window
 

@@ -40,6 +40,7 @@ _SIZES = (
     "relative_attention_num_buckets",
 )
 _LAYERS = ("num_layers", "num_encoder_layers", "num_decoder_layers")
+_OUR_SIZES = {name: name for name in (*_SIZES, *_LAYERS)}
 _LAYER = re.compile(r"(.+?)\.(\d+)\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _MOST_PROBLEMS = 8
@@ -110,9 +111,10 @@ class HFModel:
             if (value := getattr(config, key)) not in values
         ]
 
-    def key(self, ours: str) -> str:
-        """The key of config.json that holds our setting."""
-        return {**_ALWAYS, **self.keys}.get(ours, ours)
+    @property
+    def all_keys(self) -> Mapping[str, str]:
+        """As `keys`, with those that every model has."""
+        return {**_ALWAYS, **self.keys}
 
 
 # --- tensors ---
@@ -179,7 +181,7 @@ def meta_state(config: ModelConfig, tensors: Mapping[str, Tensor]) -> State:
 
     Raises UserError, before the model is built, if it has sizes that `tensors`, those of a file, don't have.
     """
-    check_sizes(config.model_dump(), {name: tuple(tensor.shape) for name, tensor in tensors.items()}, lambda key: key)
+    check_sizes(config.model_dump(), {name: tuple(tensor.shape) for name, tensor in tensors.items()}, _OUR_SIZES)
     return dict(outline(config).state_dict())
 
 
@@ -270,11 +272,11 @@ def to_ours(settings: Json, names: Mapping[str, str]) -> Json:
     return {ours: settings[theirs] for ours, theirs in names.items()}
 
 
-def check_sizes(settings: Json, stored: Shapes, key_of: Callable[[str], str]) -> None:
+def check_sizes(settings: Json, stored: Shapes, keys: Mapping[str, str]) -> None:
     """Raises UserError if a size in `settings`, ours or those of config.json, is too large for the weights.
 
     No width, number of heads or number of ids exceeds the largest dimension of a tensor, and layers are numbered in the
-    tensors' names. `stored`: the shapes of the file's tensors. `key_of`: as `HFModel.key`.
+    tensors' names. `stored`: the shapes of the file's tensors. `keys`: as in `HFModel`.
     """
     numbered = defaultdict(set)
     for name in stored:
@@ -282,8 +284,10 @@ def check_sizes(settings: Json, stored: Shapes, key_of: Callable[[str], str]) ->
             numbered[layer[1]].add(layer[2])
     layers = max(map(len, numbered.values()), default=0)
     largest = max((size for shape in stored.values() if 0 not in shape for size in shape), default=0)
-    limits = {key_of(ours): (largest, f"the largest dimension of the weights is {largest}") for ours in _SIZES}
-    limits |= {key_of(ours): (layers, f"there are weights of {layers} layers") for ours in _LAYERS}
+    limits = {
+        keys[ours]: (largest, f"the largest dimension of the weights is {largest}") for ours in _SIZES if ours in keys
+    }
+    limits |= {keys[ours]: (layers, f"there are weights of {layers} layers") for ours in _LAYERS if ours in keys}
     problems = [
         f"{'.'.join(key)} is {value!r}, but {limits[key[-1]][1]}"
         for key, value in _leaves(settings)
@@ -309,8 +313,8 @@ def _leaves(settings: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple
             yield (*above, key), value
 
 
-def in_their_names(error: ValidationError, key_of: Callable[[str], str]) -> list[str]:
-    """One line for each problem with our config, in which the keys of config.json stand for our settings."""
+def in_their_names(error: ValidationError, keys: Mapping[str, str]) -> list[str]:
+    """One line for each problem with our config, in which the `keys` of config.json stand for our settings."""
     lines = []
     for one in error.errors():
         message = one["msg"].removeprefix("Value error, ")
@@ -318,7 +322,7 @@ def in_their_names(error: ValidationError, key_of: Callable[[str], str]) -> list
         if one["type"] != "value_error":  # the message of a validator says all
             message = f"{message[:1].lower()}{message[1:]}, got {one['input']!r}"
         line = f"{key}: {message}" if key else message
-        lines.append(re.sub(r"\w+", lambda word: key_of(word[0]), line))
+        lines.append(re.sub(r"\w+", lambda word: keys.get(word[0], word[0]), line))
     return lines
 
 
@@ -343,12 +347,9 @@ class OwnCode(NamedTuple):
     def model(self, to_hf: Callable, from_hf: Callable, **others: Any) -> HFModel:
         """`others`: further fields."""
         code = tuple(f"{name}.py" for name in self.modules)
-        return HFModel(self.model_type, self.auto_class, to_hf, from_hf, self.keys, self.model_type, code=code, **others)
-
-    @property
-    def keys(self) -> dict[str, str]:
-        """The settings, and those of their sections, all under our names."""
-        return self.settings
+        return HFModel(
+            self.model_type, self.auto_class, to_hf, from_hf, _OUR_SIZES, self.model_type, code=code, **others
+        )
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -360,7 +361,9 @@ class OwnCode(NamedTuple):
         kept = config.model_fields.keys() - _LEFT_OUT - config.initial_only
         return {name: name for name in config.model_fields if name in kept}
 
-    def to_hf(self, config: ModelConfig, state: Mapping[str, Tensor], tied: str | None, starts: bool = False) -> Exported:
+    def to_hf(
+        self, config: ModelConfig, state: Mapping[str, Tensor], tied: str | None, starts: bool = False
+    ) -> Exported:
         """`tied`, `starts`: as in `to_hf_names` and `token_ids`."""
         configuration, modelling, _ = self.modules
         auto_map = {

@@ -6,6 +6,7 @@ positions are options that T5 didn't have.
 """
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,25 @@ from pretrain.models.layers import Embedding, draw_normal
 from pretrain.models.loss import Head
 from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig, Stack
+from pretrain.models.state_dict_adapter import (
+    Choice,
+    EncoderAlone,
+    Exported,
+    HFModel,
+    Json,
+    State,
+    drop_copies,
+    from_hf_names,
+    hf_config,
+    meta_state,
+    tensors_of,
+    to_hf_names,
+    to_ours,
+    to_theirs,
+    token_ids,
+    vocabulary,
+    within,
+)
 
 
 def relative_position_bucket(
@@ -209,9 +229,7 @@ def to_hf(config: T5Config, state: Mapping[str, Tensor]) -> Exported:
         # transformers 5 takes the first for the second, and unties where it finds two different matrices
         "tie_word_embeddings": config.scale_outputs,
     }
-    saved = hf_config(
-        config, "t5", HF.class_name, to_theirs(config, _SETTINGS), _FIXED, token_ids(config), further
-    )
+    saved = hf_config(config, "t5", HF.class_name, to_theirs(config, _SETTINGS), _FIXED, token_ids(config), further)
     tensors = to_hf_names(state, HF_NAMES, "embedding.weight" if config.tie_embeddings else None)
     return Exported(tensors, saved, token_ids(config, starts=True))
 

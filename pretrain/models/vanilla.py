@@ -5,14 +5,16 @@ embeddings and the output. Its layers are BART's too.
 """
 
 import math
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from pretrain.config.models import Heads, PostNormConfig, VanillaConfig
+from pretrain.config.models import Heads, ModelConfig, PostNormConfig, VanillaConfig
 from pretrain.models.layers import Dropout, Embedding
 from pretrain.models.loss import Head
 from pretrain.models.positions import sinusoids
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
+from pretrain.models.state_dict_adapter import Exported, Json, OwnCode, State
 
 
 def post_norm_layer(config: PostNormConfig, std: float | None = None) -> LayerConfig:
