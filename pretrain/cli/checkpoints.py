@@ -200,7 +200,7 @@ def export(
     directory = checkpoint_in(checkpoint)
     trained = _open(directory)
     from pretrain import huggingface
-    from pretrain.huggingface.lineage import lineage
+    from pretrain.huggingface.card import lineage
 
     family, registration = trained.model.config.family, None
     if register is not None:

@@ -15,7 +15,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain import huggingface
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.settings import GenerationSettings
-from pretrain.huggingface.rewriting import CTRANSLATE2
+from pretrain.huggingface.card import CTRANSLATE2
 
 
 class CTranslate2:

@@ -9,13 +9,25 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
-from pretrain.huggingface.conversion import Json, Shapes, State
+from pretrain.models.state_dict_adapter import Json, Shapes, State, printable
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
+_TEXT_FILES, _LARGEST_TEXT_FILE = (".json", ".txt", ".model"), 1 << 28
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _OTHERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # masks and positions beside the weights
+
+
+def refuse_irregular_files(directory: Path) -> None:
+    """Raises UserError unless the files that an import reads are regular ones and, but for weights, of a bounded size:
+    a pipe would never end, and a device would fill the memory."""
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if path.suffix in (*_TEXT_FILES, ".safetensors") and path.exists() and not path.is_dir():
+            if not path.is_file():
+                raise UserError(f"{printable(str(path))}: not a regular file")
+            if path.suffix in _TEXT_FILES and path.stat().st_size > _LARGEST_TEXT_FILE:
+                raise UserError(f"{printable(str(path))}: larger than {_LARGEST_TEXT_FILE:,} bytes")
 
 
 def shapes_of(directory: Path) -> Shapes:
@@ -33,6 +45,8 @@ def shapes_of(directory: Path) -> Shapes:
                 shapes = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
         except Exception as error:
             raise FailedError(f"{path}: damaged: {error}") from None
+        if strange := [name for name in shapes if not name.isprintable()]:
+            raise UserError(f"{path}: the name of a tensor isn't printable: {strange[0]!r}")
         if names and (others := sorted(names ^ shapes.keys())):
             raise FailedError(f"{path}: holds other tensors than {INDEX} says: {', '.join(others[:8])}")
         if wrong := sorted(name for name, kind in kinds.items() if kind not in (*_FLOATS, *_OTHERS)):
@@ -82,7 +96,7 @@ def _files(directory: Path) -> dict[Path, set[str]]:
     if (directory / WEIGHTS).exists():
         return {directory / WEIGHTS: set()}
     if not (directory / INDEX).exists():
-        found = sorted(path.name for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
+        found = sorted(printable(path.name) for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
         raise UserError(
             f"{directory}: expected {WEIGHTS} or {INDEX}, found {', '.join(found) or 'no weights'}. To import a "
             f"variant, rename it to {WEIGHTS}. Other formats may run code when they are read: save them again "
@@ -100,8 +114,11 @@ def _shards(index: Path) -> dict[str, set[str]]:
     weight_map = read_json(index, Json).get("weight_map")
     shards: dict[str, set[str]] = {}
     for name, file in weight_map.items() if isinstance(weight_map, dict) else ():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise FailedError(f"{index}: damaged: {name} is in {file!r}, not in a *.safetensors file beside it")
+        beside = isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors")
+        if not beside or not file.isprintable():
+            raise FailedError(
+                f"{index}: damaged: {printable(name)} is in {file!r}, not in a *.safetensors file beside it"
+            )
         shards.setdefault(file, set()).add(name)
     if not shards:
         raise FailedError(f"{index}: damaged: expected weight_map, from names of tensors to files")

@@ -188,6 +188,7 @@ HF = HFModel(
     {**_SETTINGS, "activation": _ACTIVATION.key},
     "bart",
     fixed=_FIXED,
+    encoder_decoder=True,
     begins=True,
     ends=True,
     last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",

@@ -186,20 +186,17 @@ _HF_LAYER = {
 
 
 def _hf_names(encoder: str, bias: str, heads: Mapping[str, str]) -> dict[str, str]:
-    tables = {"embedding": "word_embeddings", _POSITIONS: "position_embeddings", _TOKEN_TYPES: "token_type_embeddings"}
+    embeddings = {
+        "embedding": f"{encoder}.embeddings.word_embeddings",
+        "encoder.positions": f"{encoder}.embeddings.position_embeddings",
+        "encoder.token_types": f"{encoder}.embeddings.token_type_embeddings",
+    }
     modules = {
         "encoder.embedding_norm": f"{encoder}.embeddings.LayerNorm",
         **within("encoder.layers.{}", f"{encoder}.encoder.layer.{{}}", _HF_LAYER),
         **heads,
     }
-    return {
-        **{
-            f"{ours.removesuffix('.weight')}.weight": f"{encoder}.embeddings.{name}.weight"
-            for ours, name in tables.items()
-        },
-        **tensors_of(modules, "weight", "bias"),
-        "lm_head.bias": bias,
-    }
+    return {**tensors_of(embeddings), **tensors_of(modules, "weight", "bias"), "lm_head.bias": bias}
 
 
 BERT_NAMES = _hf_names(

@@ -3,7 +3,7 @@
 Classes and modules are given by name and imported when needed, so that a run file is checked without torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
@@ -24,6 +24,7 @@ from pretrain.config.models import (
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model
+    from pretrain.models.state_dict_adapter import HFModel
 
 _DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2", "denoising", "text_to_text")
 
@@ -33,7 +34,7 @@ class Family:
     """A model family.
 
     - `config`: the class of its settings. `model`: the class of the model, in a module below `pretrain.models`.
-    - `conversion`: the module that converts it to transformers and back.
+    - `adapter`: the module with its `HF_MODELS`, models of transformers; None: the one of the model.
     - `objectives`: the objectives whose batches the model accepts.
     - `generates`: answers to an input, continuations of it, or None.
     - `inputs_begin_with_bos`: whether an encoder input is bos … eos rather than … eos.
@@ -41,33 +42,27 @@ class Family:
 
     config: type[ModelConfig]
     model: str
-    conversion: str
+    adapter: str | None = None
     objectives: tuple[str, ...] = _DENOISING
     generates: Literal["answers", "continuations"] | None = "answers"
     inputs_begin_with_bos: bool = False
 
 
-def _causal(config: type[ModelConfig], model: str, conversion: str) -> Family:
-    return Family(config, model, conversion, ("causal_lm", "causal_infilling", "in_one_row"), "continuations")
+def _causal(config: type[ModelConfig], model: str, adapter: str | None = None) -> Family:
+    return Family(config, model, adapter, ("causal_lm", "causal_infilling", "in_one_row"), "continuations")
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, "t5.T5", "pretrain.huggingface.t5"),
-    "bart": Family(BartConfig, "bart.Bart", "pretrain.huggingface.bart", inputs_begin_with_bos=True),
-    "t5gemma": Family(T5GemmaConfig, "t5gemma.T5Gemma", "pretrain.huggingface.t5gemma"),
-    "t5gemma2": Family(T5Gemma2Config, "t5gemma2.T5Gemma2", "pretrain.huggingface.t5gemma2"),
-    "modern": Family(ModernConfig, "modern.Modern", "pretrain.huggingface.modern"),
-    "vanilla": Family(VanillaConfig, "vanilla.Vanilla", "pretrain.huggingface.vanilla"),
-    "autoregressive": _causal(
-        AutoregressiveConfig, "autoregressive.Autoregressive", "pretrain.huggingface.autoregressive"
-    ),
-    "double_decoder": _causal(
-        DoubleDecoderConfig, "double_decoder.DoubleDecoder", "pretrain.huggingface.double_decoder"
-    ),
-    "decoder_only": _causal(DecoderOnlyConfig, "decoder_only.DecoderOnly", "pretrain.huggingface.decoder_only"),
-    "encoder_only": Family(
-        EncoderOnlyConfig, "encoder_only.EncoderOnly", "pretrain.huggingface.encoder_only", ("masked_lm",), None
-    ),
+    "t5": Family(T5Config, "t5.T5"),
+    "bart": Family(BartConfig, "bart.Bart", inputs_begin_with_bos=True),
+    "t5gemma": Family(T5GemmaConfig, "t5gemma.T5Gemma"),
+    "t5gemma2": Family(T5Gemma2Config, "t5gemma2.T5Gemma2"),
+    "modern": Family(ModernConfig, "modern.Modern"),
+    "vanilla": Family(VanillaConfig, "vanilla.Vanilla"),
+    "autoregressive": _causal(AutoregressiveConfig, "autoregressive.Autoregressive", "autoregressive_hf"),
+    "double_decoder": _causal(DoubleDecoderConfig, "double_decoder.DoubleDecoder"),
+    "decoder_only": _causal(DecoderOnlyConfig, "decoder_only.DecoderOnly", "decoder_only_hf"),
+    "encoder_only": Family(EncoderOnlyConfig, "encoder_only.EncoderOnly", objectives=("masked_lm",), generates=None),
 }
 
 
@@ -88,3 +83,10 @@ def outline(config: ModelConfig) -> "Model":
 
     with torch.device("meta"):
         return build(config)
+
+
+def hf_models(family: str) -> "Sequence[HFModel]":
+    """The models of transformers that are of a family."""
+    entry = FAMILIES[family]
+    module = entry.adapter or entry.model.split(".")[0]
+    return import_module(f"pretrain.models.{module}").HF_MODELS

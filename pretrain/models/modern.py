@@ -125,4 +125,4 @@ def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
     return _CODE.from_hf(settings, tensors, _TIED.get(str(settings["tie_embeddings"])))
 
 
-HF_MODELS = (_CODE.model(to_hf, from_hf, ends=True, fixed={"is_encoder_decoder": True}),)
+HF_MODELS = (_CODE.model(to_hf, from_hf, encoder_decoder=True, ends=True, fixed={"is_encoder_decoder": True}),)

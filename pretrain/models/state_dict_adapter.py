@@ -48,7 +48,7 @@ _MOST_PROBLEMS = 8
 
 @dataclass(frozen=True)
 class Exported:
-    """A model in transformers' form: tensors under its names, config.json and generation_config.json (None: no file)."""
+    """A model in transformers' form: tensors under its names, config.json, and generation_config.json if there is one."""
 
     tensors: State
     config: Json
@@ -79,6 +79,7 @@ class HFModel:
     - `can_be`: settings of ours, each with the values that transformers' model can have; it can have all of others.
     - `ignored`: parts of config.json, by their paths, that an import replaces: our model doesn't use them.
     - `replaced`: the path of an id that transformers embeds otherwise than by its row of the matrix.
+    - `encoder_decoder`: whether `decoder_start_token_id` is what the decoder starts from.
     - `begins`, `ends`: whether the tokenizer puts bos before a text, and eos after it.
     - `last_norm(config)`: the name of the norm whose output goes into the output matrix and nowhere else, if there is
       one.
@@ -96,6 +97,7 @@ class HFModel:
     can_be: Mapping[str, tuple] = field(default_factory=dict)
     ignored: Mapping[str, Json] = field(default_factory=dict)
     replaced: str | None = None
+    encoder_decoder: bool = False
     begins: bool = False
     ends: bool = False
     last_norm: Callable[[Any], str | None] = lambda config: "decoder.final_norm"
@@ -216,6 +218,11 @@ def check(
 def _few(problems: list[str], between: str = ", ") -> str:
     more = f" and {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
     return f"{between.join(problems[:_MOST_PROBLEMS])}{more}"
+
+
+def printable(text: str) -> str:
+    """`text` in one line, without characters that a terminal acts on: "a\\nb" for two lines."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 # --- settings ---

@@ -289,6 +289,7 @@ HF = HFModel(
     "T5",
     fixed=_FIXED,
     can_be={"positions": ("relative",)},
+    encoder_decoder=True,
     ends=True,
     encoder=EncoderAlone("T5EncoderModel", encoder_alone),
     ctranslate2=for_ctranslate2,

@@ -213,6 +213,7 @@ HF = HFModel(
     "T5Gemma",
     fixed=HF_FIXED,
     can_be={"window_rope_base": (None,)},
+    encoder_decoder=True,
     ends=True,
 )
 HF_MODELS = (HF,)

@@ -219,6 +219,7 @@ HF = HFModel(
     fixed=HF_FIXED,
     ignored={"encoder.vision_config": _VISION},
     replaced="encoder.eoi_token_index",
+    encoder_decoder=True,
     ends=True,
 )
 HF_MODELS = (HF,)

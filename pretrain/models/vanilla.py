@@ -81,6 +81,7 @@ HF_MODELS = (
         to_hf,
         from_hf,
         fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
+        encoder_decoder=True,
         ends=True,
         last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
     ),

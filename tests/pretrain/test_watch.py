@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.text_plot import bars, plot
+from pretrain.tools.text_plot import bars, plot
 from pretrain.run.metrics_file import MetricLog
 from pretrain.tools.watch import Curves, watch
 
