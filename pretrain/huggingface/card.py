@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from data_pipeline import report as corpus_report
-from data_pipeline.corpus import Corpus
+from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
@@ -139,7 +139,7 @@ def _training_corpus(
 ) -> TrainingCorpus | None:
     """The corpus in a local directory, if it is still the one that the checkpoint was trained on."""
     try:
-        corpus = open_training_corpus(location) if Path(location).is_dir() else None
+        corpus = open_corpus(location) if Path(location).is_dir() else None
     except (UserError, FailedError):
         corpus = None
     trained_on = {one["fingerprint"] for one in index.identity.get("data", {}).get("corpora", [])}

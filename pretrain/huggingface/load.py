@@ -73,7 +73,7 @@ def load_state(path: Path) -> tuple[ModelConfig, State]:
     return config, state
 
 
-def read(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Tokenizer]:
+def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
     """The model and tokenizer of the directory `path`, as `import_` writes them.
 
     Prints a line for each choice that the files leave open.
@@ -111,9 +111,8 @@ def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path
     if tokenizer.sentinels or model.size <= rows:
         return tokenizer
     kept = model.first(rows)
-    gone = [
-        f"{printable(token['content'])} ({token['id']})" for token in model.saved["added_tokens"] if token["id"] >= rows
-    ]
+    tokens = [(token["content"], token["id"]) for token in model.saved["added_tokens"]]
+    gone = [f"{printable(content)} ({id_})" for content, id_ in tokens if id_ >= rows]
     print(f"{path}: left out: {', '.join(gone)}; the embedding matrix has {rows:,} rows", file=sys.stderr)
     return Tokenizer(kept, tokenizer.special_tokens)
 
