@@ -48,7 +48,7 @@ _MOST_PROBLEMS = 8
 
 @dataclass(frozen=True)
 class Exported:
-    """A model in transformers' form: tensors under its names, config.json and, if it has one, generation_config.json."""
+    """A model in transformers' form: tensors under its names, config.json and generation_config.json (None: none)."""
 
     tensors: State
     config: Json

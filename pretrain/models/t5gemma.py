@@ -138,6 +138,8 @@ def stack_to_hf(config: Gemma, stack: StackConfig, rotary: RotarySettings) -> Js
         **rotary.to_theirs(config, stack, stack.num_layers),
         "num_hidden_layers": stack.num_layers,
         "hidden_activation": HF_ACTIVATION,
+        "pad_token_id": config.pad_id,
+        "eos_token_id": config.eos_id,
         "bos_token_id": config.decoder_start_id,  # transformers' decoder starts from it
     }
 
