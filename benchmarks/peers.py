@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.huggingface import conversion_for
+from pretrain.huggingface import hf_model_of
 from pretrain.models import build, parse
 from pretrain.models.flops import Sizes
 from pretrain.models.model import Model
@@ -91,7 +91,7 @@ def in_transformers(model: Model, folder: Path, **settings: Any) -> Any:
 
     From files, since transformers 5 ties the two matrices of any T5 that it builds from a config.
     """
-    conversion = conversion_for(model.config)
+    conversion = hf_model_of(model.config)
     exported = conversion.to_hugging_face(model.state_dict(), model.config)
     folder.mkdir(parents=True)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}

@@ -34,6 +34,7 @@ _CODE = OwnCode(
     AutoregressiveConfig,
     "AutoModelForCausalLM",
     "AutoregressiveForCausalLM",
+    {"tie_word_embeddings": True},
 )
 _LOSS = "embedding_loss"
 
@@ -55,7 +56,6 @@ HF_MODELS = (
     _CODE.model(
         to_hf,
         from_hf,
-        fixed={"tie_word_embeddings": True},
         last_norm=lambda config: {"none": "final_norm", "with_norm": "subtracted_norm"}.get(config.subtract_positions),
     ),
 )

@@ -142,7 +142,7 @@ GPT2 = HFModel(
         "positions": ("learned",),
         "subtract_positions": ("none",),
         "prefix_attention": ("causal",),
-        "activation": tuple(ACTIVATIONS),
+        "activation": tuple(_GPT2_ACTIVATION.values),
         "norm": ("layer",),
         "norm_after": (False,),
         "qk_norm": (False,),

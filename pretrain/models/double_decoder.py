@@ -297,7 +297,12 @@ class DoubleDecoder(Model):
 
 
 _CODE = OwnCode(
-    "double_decoder", "double_decoder", DoubleDecoderConfig, "AutoModelForCausalLM", "DoubleDecoderForCausalLM"
+    "double_decoder",
+    "double_decoder",
+    DoubleDecoderConfig,
+    "AutoModelForCausalLM",
+    "DoubleDecoderForCausalLM",
+    {"tie_word_embeddings": True},
 )
 
 
@@ -309,4 +314,4 @@ def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
     return _CODE.from_hf(settings, tensors, "embedding.weight")
 
 
-HF_MODELS = (_CODE.model(to_hf, from_hf, fixed={"tie_word_embeddings": True}),)
+HF_MODELS = (_CODE.model(to_hf, from_hf),)

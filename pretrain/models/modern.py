@@ -113,16 +113,17 @@ _CODE = OwnCode(
     ModernConfig,
     "AutoModelForSeq2SeqLM",
     "ModernForConditionalGeneration",
+    {"is_encoder_decoder": True},
 )
 _TIED = {"all": "embedding.weight", "output": "decoder_embedding.weight"}
 
 
 def to_hf(config: ModernConfig, state: Mapping[str, Tensor]) -> Exported:
-    return _CODE.to_hf(config, state, _TIED.get(config.tie_embeddings), starts=True)
+    return _CODE.to_hf(config, state, _TIED.get(config.tie_embeddings))
 
 
 def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
     return _CODE.from_hf(settings, tensors, _TIED.get(str(settings["tie_embeddings"])))
 
 
-HF_MODELS = (_CODE.model(to_hf, from_hf, encoder_decoder=True, ends=True, fixed={"is_encoder_decoder": True}),)
+HF_MODELS = (_CODE.model(to_hf, from_hf, ends=True),)

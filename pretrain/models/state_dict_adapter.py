@@ -343,6 +343,7 @@ class OwnCode(NamedTuple):
     """A model that transformers lacks: the export holds its modelling files; weights and settings keep our names.
 
     `files`: the end of the files' names. `auto_class`: transformers' class that loads `class_name`, the model's.
+    `fixed`: as in `HFModel`.
     """
 
     files: str
@@ -350,6 +351,7 @@ class OwnCode(NamedTuple):
     config_class: type[ModelConfig]
     auto_class: str
     class_name: str
+    fixed: Json
 
     def model(self, to_hf: Callable, from_hf: Callable, **others: Any) -> HFModel:
         """`others`: further fields."""
@@ -357,6 +359,10 @@ class OwnCode(NamedTuple):
         return HFModel(
             self.model_type, self.auto_class, to_hf, from_hf, _OUR_SIZES, self.model_type, code=code, **others
         )
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return "is_encoder_decoder" in self.fixed
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -368,10 +374,8 @@ class OwnCode(NamedTuple):
         kept = config.model_fields.keys() - _LEFT_OUT - config.initial_only
         return {name: name for name in config.model_fields if name in kept}
 
-    def to_hf(
-        self, config: ModelConfig, state: Mapping[str, Tensor], tied: str | None, starts: bool = False
-    ) -> Exported:
-        """`tied`, `starts`: as in `to_hf_names` and `token_ids`."""
+    def to_hf(self, config: ModelConfig, state: Mapping[str, Tensor], tied: str | None) -> Exported:
+        """`tied`: as in `to_hf_names`."""
         configuration, modelling, _ = self.modules
         auto_map = {
             "AutoConfig": f"{configuration}.{self.config_class.__name__}",
@@ -382,12 +386,11 @@ class OwnCode(NamedTuple):
             self.model_type,
             self.class_name,
             config.model_dump(include=set(self.settings)),
-            {"is_encoder_decoder": True} if starts else {},
-            {"tie_word_embeddings": tied is not None},
+            self.fixed,
             token_ids(config),
-            {"auto_map": auto_map},
+            {"auto_map": auto_map, "tie_word_embeddings": tied is not None},
         )
-        return Exported(to_hf_names(state, None, tied), saved, token_ids(config, starts))
+        return Exported(to_hf_names(state, None, tied), saved, token_ids(config, self.encoder_decoder))
 
     def from_hf(self, settings: Json, tensors: State, tied: str | None, **others: Any) -> tuple[ModelConfig, State]:
         """`others`: settings of ours that differ from those in config.json."""

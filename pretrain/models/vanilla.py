@@ -65,11 +65,12 @@ _CODE = OwnCode(
     VanillaConfig,
     "AutoModelForSeq2SeqLM",
     "VanillaForConditionalGeneration",
+    {"is_encoder_decoder": True, "tie_word_embeddings": True},
 )
 
 
 def to_hf(config: VanillaConfig, state: Mapping[str, Tensor]) -> Exported:
-    return _CODE.to_hf(config, state, "embedding.weight", starts=True)
+    return _CODE.to_hf(config, state, "embedding.weight")
 
 
 def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
@@ -80,8 +81,6 @@ HF_MODELS = (
     _CODE.model(
         to_hf,
         from_hf,
-        fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
-        encoder_decoder=True,
         ends=True,
         last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
     ),
