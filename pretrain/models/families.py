@@ -36,7 +36,7 @@ class Family:
     - `conversion`: the module that converts it to transformers and back.
     - `objectives`: the objectives whose batches the model accepts.
     - `generates`: answers to an input, continuations of it, or None.
-    - `inputs_begin_with_bos`: whether an encoder input is bos … eos rather than … eos.
+    - `inputs_begin_with_bos`: an encoder input is bos … eos rather than … eos.
     """
 
     config: type[ModelConfig]

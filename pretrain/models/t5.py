@@ -97,7 +97,7 @@ def _embedding_std(config: T5Config) -> float:
 
 
 class T5Stack(Stack):
-    """Positions as in `config`. The stack owns the relative ones: their bias is computed once for all layers."""
+    """A stack with the positions that the config names. The bias of relative ones is computed once for all layers."""
 
     bidirectional: ClassVar[bool]
 
