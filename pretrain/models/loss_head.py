@@ -19,8 +19,10 @@ class Head(Linear):
     """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it.
 
     `softcap`: logits stay within ± this; None: no limit. `multiplier`: what logits are multiplied by before biases are
-    added and they are capped, which muP sets.
+    added and they are capped, which muP sets. `compiled` is that of `CrossEntropy`.
     """
+
+    compiled = False
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class Head(Linear):
         assert config is not None
         if teacher_targets is not None or (x.is_cuda and not hits_are_recorded()):
             z_loss, label_smoothing = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
-            settings = CrossEntropy(z_loss, label_smoothing, self.softcap)
+            settings = CrossEntropy(z_loss, label_smoothing, self.softcap, self.compiled and x.is_cuda)
             found = chunked_cross_entropy(
                 x, self.weight, self.offsets(x), labels, settings, target_indices, teacher_targets
             )
