@@ -16,11 +16,11 @@ from pydantic import (
 from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.objectives import Objective, TrainingObjective
+from pretrain.config import schedules
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
-from pretrain.models import AnyModelConfig
-from pretrain.optimizers import schedules
-from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
+from pretrain.config.models import AnyModelConfig
+from pretrain.config.optimizers import AnyOptimizer, AnySchedule, CosineSchedule
 
 
 class RunSection(Section):

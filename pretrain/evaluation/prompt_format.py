@@ -10,9 +10,9 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from data_pipeline.text.vocabulary import Vocabulary
+from pretrain.config.models import ModelConfig
 from pretrain.generation.texts import padded
 from pretrain.models import FAMILIES
-from pretrain.models.config.base import ModelConfig
 
 Form = Literal["answer", "blank", "copy", "continuation"]
 FORMS: dict[str, str] = {

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from pretrain.config.models import ModelConfig
 from pretrain.generation.decoders import Decoder
 from pretrain.generation.logits_processors import without_forbidden
 from pretrain.generation.settings import GenerationSettings
-from pretrain.models.config.base import ModelConfig
 
 # Examples that are decided leave the batch once this share of it, or less, is left: leaving costs a copy of the caches.
 LEAVE_AT = 0.75

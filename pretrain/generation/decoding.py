@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
+from pretrain.config.models import ModelConfig
 from pretrain.generation.beams import LEAVE_AT, beam_search
 from pretrain.generation.decoders import Decoder, start
 from pretrain.generation.incremental import PackedModel
 from pretrain.generation.logits_processors import sample, uniform_draws, warped, without_forbidden
 from pretrain.generation.settings import GenerationSettings
-from pretrain.models.config.base import ModelConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 

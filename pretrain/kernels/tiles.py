@@ -13,6 +13,7 @@ no gradient.
 position and after it, None without a limit; the factor of logits; and their soft cap, None without.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -40,21 +41,35 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# By the widest head: twice the numbers take twice the memory and registers. On an A100 and an H100 none spills in bf16
-# (docs/results/attention-on-gpus.md).
+# In bf16, by CUDA's architecture and the widest head. None spills registers, with every feature of attention at once
+# (docs/results/attention-on-gpus.md): an A100 (80) compiles to more of them than an H100 (90).
 TILES = {
-    "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
-    "backward_queries": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(64, 32, 8, 2)},
-    "backward_keys": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
-    "backward_diagonals": {64: Tiles(64, 64, 4, 2), 128: Tiles(32, 32, 4, 2), 256: Tiles(32, 32, 8, 2)},
+    80: {
+        "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
+        "backward_queries": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(64, 32, 8, 2)},
+        "backward_keys": {64: Tiles(32, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_diagonals": {64: Tiles(32, 32, 4, 2), 128: Tiles(32, 32, 4, 2), 256: Tiles(16, 16, 4, 2)},
+    },
+    90: {
+        "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
+        "backward_queries": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(64, 32, 8, 2)},
+        "backward_keys": {64: Tiles(64, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_diagonals": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(16, 16, 4, 2)},
+    },
 }
 _TILES_IN_FP32 = Tiles(32, 32, 4, 2)  # it has no tensor cores
 
 
-def tile_sizes(kernel: str, dtype: torch.dtype, d_kv: int) -> Tiles:
-    if dtype == torch.float32:
-        return _TILES_IN_FP32
-    return TILES[kernel][min(width for width in TILES[kernel] if width >= d_kv)]
+@cache
+def architecture() -> int:
+    """That of the GPU at hand in TILES."""
+    return 90 if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) else 80
+
+
+def tile_sizes(kernel: str, dtype: torch.dtype, d_kv: int, of: int | None = None) -> Tiles:
+    """The tiles of `kernel` for heads of `d_kv` numbers on the GPU at hand, or on the architecture `of`."""
+    tiles = TILES[of or architecture()][kernel]
+    return _TILES_IN_FP32 if dtype == torch.float32 else tiles[min(width for width in tiles if width >= d_kv)]
 
 
 @triton.jit

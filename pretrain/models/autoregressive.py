@@ -15,11 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, Heads
 from pretrain.models.attention import KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask
 from pretrain.models.blocks import Block, EncoderLayer, Layer
-from pretrain.models.config.autoregressive import AutoregressiveConfig, EmbeddingLossConfig
-from pretrain.models.config.blocks import Heads
 from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear, at_least_fp32, one_use
 from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import Losses

@@ -9,10 +9,10 @@ rotary, linear-bias and sinusoidal positions, and what later decoders changed in
 import torch
 from torch import Tensor, nn
 
+from pretrain.config.models import DecoderOnlyConfig
 from pretrain.models.attention import KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs
 from pretrain.models.blocks import Block
-from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from pretrain.models.layers import Embedding, times_root
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head

@@ -15,11 +15,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from pretrain.config.models import DoubleDecoderConfig
 from pretrain.models.asynchronous import to_device
 from pretrain.models.attention import KeysAndValues, KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask, self_attention_mask
 from pretrain.models.blocks import Block, EncoderLayer
-from pretrain.models.config.double_decoder import DoubleDecoderConfig
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head

@@ -5,9 +5,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from pretrain.config.models import ModelConfig
 from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
 from pretrain.models.attention_masks import AttentionInputs, LayerMasks
-from pretrain.models.config.base import ModelConfig
 from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Losses, shift_right

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.config.models import EncoderOnlyConfig, Heads
 from pretrain.models.attention_masks import AttentionInputs, self_attention_mask
 from pretrain.models.blocks import Block, EncoderLayer
-from pretrain.models.config.blocks import Heads
-from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, LayerNorm, Linear
 from pretrain.models.loss import Losses, indices_of_targets, token_losses
 from pretrain.models.loss_head import Head

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.models.config.base import ModelConfig
+from pretrain.config.models import ModelConfig
 from pretrain.models.layers import at_least_fp32
 
 # Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is

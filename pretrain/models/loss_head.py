@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from pretrain.config.models import ModelConfig
 from pretrain.kernels.matmul import linear
 from pretrain.models.chunked_cross_entropy import CrossEntropy, capped, chunked_cross_entropy
-from pretrain.models.config.base import ModelConfig
 from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.layers import Linear
 from pretrain.models.loss import Losses, configured_losses, hits_are_recorded, indices_of_targets

@@ -5,8 +5,8 @@ from typing import ClassVar, NamedTuple, cast
 
 from torch import Tensor, nn
 
+from pretrain.config.models import ModelConfig
 from pretrain.models.attention import Attention
-from pretrain.models.config.base import ModelConfig
 from pretrain.models.loss import Losses
 
 

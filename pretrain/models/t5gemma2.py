@@ -10,10 +10,10 @@ from typing import cast
 
 from torch import Tensor
 
+from pretrain.config.models import T5Gemma2Config
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask
 from pretrain.models.blocks import Block, Layer
-from pretrain.models.config.t5gemma import T5Gemma2Config
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder, length_of
 from pretrain.models.layers import Embedding
 from pretrain.models.loss_head import Head

@@ -9,8 +9,8 @@ import psutil
 
 from data_pipeline.foundation.memory import available
 from pretrain.config import RunConfig
-from pretrain.models.config.base import ModelConfig
-from pretrain.models.config.size import size_of
+from pretrain.config.models import ModelConfig
+from pretrain.models.size import size_of
 from pretrain.run.gpus import Gpu
 from pretrain.run.hardware import threads_per_rank
 

@@ -27,7 +27,7 @@ from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.hook import Findings
-from pretrain.run import environment, lock, rank_logs, status, watchdog
+from pretrain.run import environment, lock, outcome, rank_logs, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
@@ -171,8 +171,8 @@ class RunReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if kind is not None:
-            rank_logs.note_failure(self.run.rank)  # now: MLflow may take its time
+        if error is not None:
+            outcome.failed(self.run.rank, error)  # now: MLflow may take its time
         self._end_monitor()
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():

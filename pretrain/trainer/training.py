@@ -32,7 +32,7 @@ from pretrain.faults.fingerprints import Fingerprints
 from pretrain.faults.replay import Finding, Replay, interval
 from pretrain.faults.restarts import earlier_seconds
 from pretrain.faults.stragglers import Stragglers
-from pretrain.run import heartbeat, node_memory, rank_logs, status, stop_signals, watchdog
+from pretrain.run import heartbeat, node_memory, outcome, status, stop_signals, watchdog
 from pretrain.run.health import Health
 from pretrain.run.train_state import Rewind, TrainState, add_rewind, rewinds
 from pretrain.trainer import micro_batch
@@ -279,7 +279,7 @@ class Training:
         """
         if difference := self.fingerprints.difference():
             if difference.rank is not None:
-                rank_logs.note_faulty(difference.rank)
+                outcome.faulty(difference.rank, self.validated.rank)
             if self.memory:
                 self.memory.forget()
             raise FailedError(f"step {self.state.step}: {difference.what}; its memory or its processor may be faulty")
@@ -292,7 +292,7 @@ class Training:
         Checkpoints in memory are dropped, since they are of the last steps.
         """
         if finding.rank is not None:
-            rank_logs.note_faulty(finding.rank)
+            outcome.faulty(finding.rank, self.validated.rank)
         self._saved(self.saver.wait())
         if self.memory:
             self.memory.forget()

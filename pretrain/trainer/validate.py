@@ -15,11 +15,9 @@ from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.config.models import EncoderOnlyConfig, Gemma, ModelConfig
+from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
 from pretrain.config.run_config import CacheSection, RunConfig
-from pretrain.models.config.base import ModelConfig
-from pretrain.models.config.encoder_only import EncoderOnlyConfig
-from pretrain.models.config.t5gemma import Gemma
-from pretrain.optimizers.config import NO_DECAY_OF_VECTORS
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
 from pretrain.trainer import teacher_checks as distillation

@@ -1,15 +1,12 @@
 """The commands answer at once: slow imports happen only where they are needed."""
 
-import importlib
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from data_pipeline.foundation.absent_modules import absent
 from tests.conftest import run
 from tests.pretrain.rank_processes import PRELOADED
 from tests.pretrain.runs import run_file
@@ -44,14 +41,6 @@ def test_help_and_version_import_nothing_that_only_work_needs(monkeypatch, comma
 
 
 @pytest.mark.slow
-def test_a_rank_imports_neither_mlflow_nor_the_compiler(monkeypatch):
-    without(monkeypatch, "mlflow")
-    code = "import sys, pretrain.zero.engine; sys.exit('torch._dynamo' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
 def test_servers_that_processes_are_forked_from_never_touch_a_gpu():
     """CUDA can't be used in a process whose parent has used it before the fork. The first server makes ranks of tests,
     the second the processes of loaders."""
@@ -72,20 +61,3 @@ print("touched" if torch.cuda.is_initialized() else "not touched")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "not touched", done.stderr
-
-
-def test_a_hidden_module_is_hidden_within_the_block_and_from_this_thread_alone():
-    def found() -> bool:
-        try:
-            return importlib.import_module("colorsys") is not None
-        except ModuleNotFoundError:
-            return False
-
-    sys.modules.pop("colorsys", None)
-    with absent("colorsys"):
-        assert not found()
-        with ThreadPoolExecutor(1) as other:
-            assert other.submit(found).result()
-        assert found()  # it is loaded now
-    sys.modules.pop("colorsys")
-    assert found()

@@ -20,6 +20,7 @@ from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
+from pretrain.config.models import ModelConfig
 from pretrain.generation import decoding, incremental
 from pretrain.generation.beams import beam_search
 from pretrain.generation.command import show
@@ -32,7 +33,6 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
 from pretrain.huggingface import load_state
 from pretrain.models import DecoderOnlyConfig, T5Config, build
-from pretrain.models.config.base import ModelConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
 from tests.slow import slow

@@ -7,9 +7,9 @@ import pytest
 
 from data_pipeline.foundation.config_file import Section, load
 from pretrain import models
-from pretrain.models.config.size import size_of
 from pretrain.models.families import AnyModelConfig
 from pretrain.models.model import Sizes
+from pretrain.models.size import size_of
 from tests.tables import each
 
 FOLDER = Path(__file__).parents[2] / "configs/models"

@@ -21,7 +21,7 @@ from launch.tools.scaffold.machine import (
     with_vocabulary,
 )
 from launch.tools.scaffold.text import Sample, Source, sample_of, sources_of
-from pretrain.models.config.size import size_of
+from pretrain.models.size import size_of
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _ROWS = {  # by family, the shipped corpus file whose rows, tokens and lengths the first one takes

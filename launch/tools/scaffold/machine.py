@@ -9,9 +9,8 @@ from typing import Literal
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.formatting import counted, duration
-from pretrain.models.config.base import ModelConfig
-from pretrain.models.config.size import size_of
-from pretrain.models.families import AnyModelConfig
+from pretrain.config.models import AnyModelConfig, ModelConfig
+from pretrain.models.size import size_of
 from pretrain.run.cpu_speed import product_flops, share
 from pretrain.run.gpus import Gpu, gpu_of_device
 from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, threads_per_rank

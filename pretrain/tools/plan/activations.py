@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pretrain import models
+from pretrain.config.models import EncoderOnlyConfig
 from pretrain.config.run_config import DistillationSection
 from pretrain.models import DecoderOnlyConfig, ModelConfig
-from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.loss import PARTS
 from pretrain.tools.plan.live_memory import LiveMemory

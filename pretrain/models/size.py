@@ -7,8 +7,7 @@ Norms, biases and positions are left out, which are below 2 % of any model that 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pretrain.models.config.base import ModelConfig
-from pretrain.models.config.blocks import LocalAndGlobal
+from pretrain.config.models import LocalAndGlobal, ModelConfig
 
 
 @dataclass(frozen=True)

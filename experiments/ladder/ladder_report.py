@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_pipeline.foundation import tables
+from experiments.ladder.compared import Other
+from experiments.ladder.rungs import Ladder, SizedRung
+from experiments.ladder.scaling_law import Law, fit
 from pretrain.tools.experiment.results import Result, ends_by_seed
 from pretrain.tools.experiment.statistics import Spread
-from pretrain.tools.ladder.compared import Other
-from pretrain.tools.ladder.rungs import Ladder, SizedRung
-from pretrain.tools.ladder.scaling_law import Law, fit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""`pretrain ladder`: trains models of growing size, fits a law to their losses and predicts the next one's."""
+"""Trains models of growing size, fits a law to their losses and predicts the next one's."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted
+from experiments.ladder import ladder_file, rungs
+from experiments.ladder.compared import Other
+from experiments.ladder.ladder_report import Report
 from pretrain.evaluation.record import png
 from pretrain.tools.experiment.launches import at_once_and_threads, train_all
 from pretrain.tools.experiment.results import results
 from pretrain.tools.experiment.run_experiment import conclude
-from pretrain.tools.ladder import ladder_file, rungs
-from pretrain.tools.ladder.compared import Other
-from pretrain.tools.ladder.ladder_report import Report
 
 
 def ladder(

@@ -175,7 +175,7 @@ class MuonConfig(OptimizerConfig):
 
 
 class Schedule(Section):
-    """The formulas are in pretrain/optimizers/schedules.py."""
+    """The formulas are in pretrain/config/schedules.py."""
 
     name: str
     """The shape of the schedule."""

@@ -2,7 +2,7 @@
 
 import math
 
-from pretrain.optimizers.config import (
+from pretrain.config.optimizers import (
     AnySchedule,
     ConstantSchedule,
     DecaySchedule,

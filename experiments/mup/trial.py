@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain import models, optimizers
+from pretrain.config.optimizers import OptimizerConfig
 from pretrain.models import ModelConfig
 from pretrain.models.loss_head import Head
 from pretrain.models.model import Model
-from pretrain.optimizers.config import OptimizerConfig
 from pretrain.optimizers.groups import kinds
 
 LOGITS = "logits"

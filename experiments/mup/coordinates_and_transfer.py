@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pretrain.optimizers.config import OptimizerConfig
-from pretrain.tools.mup_check.trial import LOGITS, Trial
-from pretrain.tools.mup_check.widths import Subject
+from experiments.mup.trial import LOGITS, Trial
+from experiments.mup.widths import Subject
+from pretrain.config.optimizers import OptimizerConfig
 
 STEPS = 5  # of the coordinate check
 STEPS_OF_TRANSFER, SEEDS = 16, (0, 1)

@@ -1,4 +1,4 @@
-"""`pretrain mup-check`: the checks, their table and their picture."""
+"""`python -m experiments.mup`: the checks, their table and their picture."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,7 @@ from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.tables import aligned
-from pretrain.config import RunConfig
-from pretrain.evaluation.record import png
-from pretrain.tools.mup_check.coordinates_and_transfer import (
+from experiments.mup.coordinates_and_transfer import (
     SEEDS,
     STEPS,
     STEPS_OF_TRANSFER,
@@ -22,8 +20,10 @@ from pretrain.tools.mup_check.coordinates_and_transfer import (
     judged,
     transfer,
 )
-from pretrain.tools.mup_check.trial import LOGITS
-from pretrain.tools.mup_check.widths import Subject, check_widths, default_widths, subject
+from experiments.mup.trial import LOGITS
+from experiments.mup.widths import Subject, check_widths, default_widths, subject
+from pretrain.config import RunConfig
+from pretrain.evaluation.record import png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

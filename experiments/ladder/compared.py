@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.json_file import read_json
-from pretrain.tools.ladder.scaling_law import Law, fit
+from experiments.ladder.scaling_law import Law, fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ class Other:
             losses = tuple(fmean(rung["losses"].values()) for rung in rungs)
             return cls(str(saved["name"]), flops, losses, fit(flops, losses))
         except FileNotFoundError:
-            raise UserError(f"--against: {path}: no such file; `pretrain ladder` writes ladder.json") from None
+            raise UserError(f"--against: {path}: no such file; a ladder writes its ladder.json") from None
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"--against: {path}: not the ladder.json of a finished ladder ({error})") from None
 

@@ -14,8 +14,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.models.config.base import ModelConfig
-from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.config.models import EncoderOnlyConfig, ModelConfig
 from pretrain.trainer.validate import validate
 
 INPUTS, TARGETS, ROWS = 64, 32, 4  # of a step: what a CPU takes in a tenth of a second

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from experiments.ladder.ladder_file import LadderFile, Rung
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.tools.experiment.budget import Budget
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_runs
 from pretrain.tools.experiment.training_flops import flops_per_step, rows_per_step
-from pretrain.tools.ladder.ladder_file import LadderFile, Rung
 from pretrain.trainer.validate import ValidatedRun, validate
 
 

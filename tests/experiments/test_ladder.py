@@ -1,4 +1,4 @@
-"""`pretrain ladder`: the law and its interval, the length of rungs, refusals, and a real ladder of a few steps."""
+"""Ladders: the law and its interval, the length of rungs, refusals, and a real ladder of a few steps."""
 
 import itertools
 import json
@@ -11,22 +11,22 @@ import yaml
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from experiments.ladder import ladder_file, rungs
+from experiments.ladder.compared import Other
+from experiments.ladder.ladder_report import Report
+from experiments.ladder.run_ladder import ladder
+from experiments.ladder.scaling_law import fit
 from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.models.model import Sizes
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import launches
 from pretrain.tools.experiment.results import Result
-from pretrain.tools.ladder import ladder_file, rungs
-from pretrain.tools.ladder.compared import Other
-from pretrain.tools.ladder.ladder_report import Report
-from pretrain.tools.ladder.run_ladder import ladder
-from pretrain.tools.ladder.scaling_law import fit
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, run_file
 from tests.tables import each
 
-SHIPPED = Path(__file__).parents[2] / "configs/ladders/t5-wikipedia-c4.yaml"
+SHIPPED = Path(__file__).parents[2] / "experiments/ladder/t5-wikipedia-c4.yaml"
 COMPUTE = 1e12 * 4.0 ** np.arange(6)
 
 
