@@ -19,7 +19,7 @@ from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW, 
 FILE = Path(__file__).parents[1] / "docs/results/attention/registers.csv"
 GRADIENTS = ("queries' gradient", "keys' and values' gradients", "diagonals' gradient")
 NAMES = dict(zip(KERNELS, ("forward", *GRADIENTS), strict=True))
-T5 = Form(bias=True, labels=True)
+FORMS = (Form(bias=True, labels=True), EVERYTHING, EVERYTHING_IN_A_WINDOW)  # T5's, and every feature at once
 GPUS = {80: "A100", 90: "H100"}
 
 
@@ -28,13 +28,11 @@ def rows(folder: Path) -> Iterator[list[str | int]]:
         for kernel in kernels:
             for d_kv in kernels[kernel]:
                 tiles = tile_sizes(kernel, torch.bfloat16, d_kv, architecture)
-                t5, *most = (
-                    usage(compiled(kernel, architecture, tiles, torch.bfloat16, d_kv, form), folder)
-                    for form in (T5, EVERYTHING, EVERYTHING_IN_A_WINDOW)
+                taken = (
+                    usage(compiled(kernel, architecture, tiles, torch.bfloat16, d_kv, form), folder) for form in FORMS
                 )
                 shape = f"{tiles.rows} × {tiles.columns}, {tiles.warps}, {tiles.stages}"
-                worst = [max(values) for values in zip(*most, strict=True)]
-                yield [GPUS[architecture], NAMES[kernel], d_kv, shape, *(f"{a}, {b}" for a, b in zip(t5, worst))]
+                yield [GPUS[architecture], NAMES[kernel], d_kv, shape, *map(max, zip(*taken, strict=True))]
 
 
 def main() -> None:

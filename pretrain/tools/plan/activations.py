@@ -7,7 +7,7 @@ which kernels run and what autograd saves for them; no formula repeats that.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from pretrain import models
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.config.run_config import DistillationSection
 from pretrain.models import DecoderOnlyConfig, ModelConfig
+from pretrain.models.attention_backend import using
 from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.loss import PARTS
 from pretrain.tools.plan.live_memory import LiveMemory
@@ -62,14 +63,16 @@ def activations(
     fused_attention: bool = True,
     distillation: DistillationSection | None = None,
     teacher: DecoderOnlyConfig | None = None,
+    attention: Literal["auto", "sdpa", "triton", "eager"] = "auto",
 ) -> Activations:
     """The peak of a pass over `rows` in training.
 
     `on_gpu`: the forms that the layers take there; otherwise those of a CPU. `fused_attention`: PyTorch's kernels where
     the layers ask for them, which don't keep the attention weights; otherwise the plain formula, with which a CPU
     computes attention if its bias is learned. `distillation`, with the model of its teacher: the loss is that of
-    `TeacherTargets`.
+    `TeacherTargets`. `attention` is `compute.attention`; `auto` is expected to take this project's kernels on a GPU.
     """
+    backend = attention if attention != "auto" else "triton" if on_gpu else None
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = models.outline(config).to(dtype)
     with torch.device("meta"):
@@ -82,7 +85,7 @@ def activations(
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
     head = models.outline(teacher).to(dtype).lm_head if teacher else None
     memory = LiveMemory("meta", lambda shape: "logits" if _are_logits(shape, config) else "layers")
-    with memory.without([*model.parameters(), *model.buffers()]), as_on_gpu:
+    with memory.without([*model.parameters(), *model.buffers()]), as_on_gpu, using(backend):
         if distillation is not None and teacher is not None:
             ids = min(teacher.padded_vocab_size, config.padded_vocab_size)
             targets = _teacher_targets(distillation, head, ids, rows.count * rows.predicted)

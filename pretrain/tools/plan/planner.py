@@ -156,8 +156,9 @@ class Planner:
             teacher = None if self.teacher is None else self.teacher.config
             batch = replace(self.question.rows, count=rows)
             return activations(
-                config.model, batch, config.precision, checkpointing, on_gpu, on_gpu, config.distillation, teacher
-            )
+                config.model, batch, config.precision, checkpointing, on_gpu, on_gpu, config.distillation, teacher,
+                config.compute.attention,
+            )  # fmt: skip
         above = next((probe for probe in _PROBES if probe > rows), _PROBES[-1])
         below = _PROBES[_PROBES.index(above) - 1]
         low, high = self.activations(below, checkpointing), self.activations(above, checkpointing)
