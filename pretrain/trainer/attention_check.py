@@ -119,7 +119,7 @@ def _errors(call: tuple, device: torch.device) -> dict[str, float]:
         bias = own if backend == "triton" else own.matrix(queries, keys, dtype, device)
         with using(backend):
             output = attend(*given[:3], bias, False, scale, dropout, softcap)
-        return [output, *torch.autograd.grad(output, given, along.to(dtype))]
+        return [output.detach(), *torch.autograd.grad(output, given, along.to(dtype))]
 
     names = ["the output", *(f"the gradient of {name}" for name in ("queries", "keys", "values", "the bias"))]
     found, exact = results("triton", q.dtype, 0.0), results("sdpa", torch.float32, 0.0)
