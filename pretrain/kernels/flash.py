@@ -145,7 +145,11 @@ def backward_keys(
         start = tl.maximum(start, low // BLOCK_M * BLOCK_M)
         whole = high if before is None else tl.minimum(whole, high)
     for rest in tl.static_range(2):
-        if (RANGES is None and before is None) if rest else (after is not None or before is not None or RANGES is not None):
+        if (
+            (RANGES is None and before is None)
+            if rest
+            else (after is not None or before is not None or RANGES is not None)
+        ):
             for first_q in tl.range(whole if rest else start, queries if rest else tl.minimum(whole, queries), BLOCK_M):
                 at_q = first_q + tl.arange(0, BLOCK_M)
                 q = load_tile(Q + batch * qb + head * qh, at_q, ql, queries, D, BLOCK_D)

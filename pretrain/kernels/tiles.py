@@ -162,9 +162,7 @@ def range_of_tile(ranges, batch, first, length, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def keys_seen(
-    ranges, batch, first, queries, keys, before, after, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def keys_seen(ranges, batch, first, queries, keys, before, after, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """(start, whole, end): a tile of queries sees no key before `start` or from `end` on, and all before `whole`."""
     start, whole, end = 0, keys // BLOCK_N * BLOCK_N, keys
     aligned = first + keys - queries  # the key in the position of the first query

@@ -193,8 +193,8 @@ def attend(
     `bias` excludes `causal`. Keys and values may have fewer heads: each is then for as many consecutive heads of
     queries. `capped` is `soft_capped`, or nothing without a `softcap`.
 
-    `pretrain.models.attention_backend` chooses the form, except for soft caps, which PyTorch's kernels don't have: without
-    a kernel of ours they are eager. The softmax is in fp32 in all forms.
+    `pretrain.models.attention_backend` chooses the form. Only soft caps, which PyTorch's kernels don't have, are eager
+    without a kernel of ours. The softmax is in fp32 in all forms.
     """
     keys, values = for_each_head(queries, keys), for_each_head(queries, values)
     if bias is None and softcap is not None and queries.size(2) > 1 and by_kernel(queries):

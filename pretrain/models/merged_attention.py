@@ -48,9 +48,7 @@ def _side_by_side(own: Tensor, theirs: Tensor, targets: int, inputs: int) -> Ten
     return torch.cat([own.expand(rows, 1, queries, targets), theirs.expand(rows, 1, queries, inputs)], dim=-1)
 
 
-def merged_bias(
-    x: Tensor, keys: int, length: int, window: Window | None, inputs: AttentionInputs
-) -> Tensor:
+def merged_bias(x: Tensor, keys: int, length: int, window: Window | None, inputs: AttentionInputs) -> Tensor:
     """The bias of merged attention to `keys` targets and `length` inputs, for `x` (batch, queries, d_model).
 
     It broadcasts to (batch, heads, queries, keys + length). A query always sees its own token, so one without any

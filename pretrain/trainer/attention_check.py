@@ -1,4 +1,4 @@
-"""Chooses what computes attention, before the first step. On a GPU, this project's kernels must first show that they do.
+"""Chooses what computes attention, before the first step. On a GPU, this project's kernels must show that they do.
 
 The forms of attention that the run's model takes are computed once by them and once by PyTorch, forward and backward.
 """
@@ -14,9 +14,9 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import with_target_indices
 from pretrain import models
+from pretrain.models import ModelConfig
 from pretrain.models.attention import attend
 from pretrain.models.attention_backend import use, using
-from pretrain.models import ModelConfig
 from pretrain.models.logit_bias import Pattern
 from pretrain.models.visibility import Window, labels
 from pretrain.trainer.trial_passes import full_rows
@@ -97,7 +97,7 @@ class _Recorded(TorchDispatchMode):
 def _errors(call: tuple, device: torch.device) -> dict[str, float]:
     """Relative errors of the output and all gradients in one form of attention, for random numbers and two examples in
     each row. With dropout, only an output or gradient that isn't finite has one: ∞."""
-    q, k, v, diagonals, hidden, seed, before, after, scale, softcap, dropout = call
+    q, k, _, diagonals, hidden, _, before, after, scale, softcap, dropout = call
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -107,7 +107,9 @@ def _errors(call: tuple, device: torch.device) -> dict[str, float]:
     queries, keys = min(queries, _LONGEST), min(keys, _LONGEST)
     inputs = [draw(rows, length, heads, d_kv).transpose(1, 2) for length in (queries, keys, keys)]
     inputs += [] if diagonals is None else [draw(heads, queries + keys - 1)]
-    examples = (torch.arange(length, device=device).mul(2).div(length, rounding_mode="floor") for length in (queries, keys))
+    examples = (
+        torch.arange(length, device=device).mul(2).div(length, rounding_mode="floor") for length in (queries, keys)
+    )
     seen = labels(queries, None, *(one.expand(rows, -1) for one in examples)) if hidden else None
     window = None if before is None else Window(before, after)
     pattern = Pattern(None, seen, before is None and after is not None, window)
@@ -124,7 +126,8 @@ def _errors(call: tuple, device: torch.device) -> dict[str, float]:
     names = ["the output", *(f"the gradient of {name}" for name in ("queries", "keys", "values", "the bias"))]
     found, exact = results("triton", q.dtype, 0.0), results("sdpa", torch.float32, 0.0)
     errors = {
-        name: float((one.float() - other).norm() / other.norm()) for name, one, other in zip(names, found, exact)
+        name: float((one.float() - other).norm() / other.norm())
+        for name, one, other in zip(names, found, exact, strict=False)
     }
     if dropout and not all(bool(one.isfinite().all()) for one in results("triton", q.dtype, dropout)):
         errors["dropout"] = float("inf")

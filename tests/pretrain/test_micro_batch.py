@@ -9,7 +9,6 @@ import torch
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.memory import left_by_control_groups
-from data_pipeline.loading.batches import TrainingBatches
 from pretrain.config import RunConfig
 from pretrain.config.run_config import BatchSection
 from pretrain.trainer import micro_batch
