@@ -17,7 +17,7 @@ from pretrain.kernels.tiles import TILES, tile_sizes
 from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW, KERNELS, Form, compiled, usage
 
 FILE = Path(__file__).parents[1] / "docs/results/attention/registers.csv"
-GRADIENTS = ("queries' gradient", "keys' and values' gradients", "diagonals' gradient")
+GRADIENTS = ("queries' and the bias's gradients", "keys' and values' gradients")
 NAMES = dict(zip(KERNELS, ("forward", *GRADIENTS), strict=True))
 FORMS = (Form(bias=True, labels=True), EVERYTHING, EVERYTHING_IN_A_WINDOW)  # T5's, and every feature at once
 GPUS = {80: "A100", 90: "H100"}

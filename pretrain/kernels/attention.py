@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.kernels.flash import backward_diagonals, backward_keys, backward_queries, forward
+from pretrain.kernels.flash import backward_keys, backward_queries, forward
 from pretrain.kernels.tiles import tile_sizes
 
 _MARGIN = 128  # unused diagonals on both sides, so that a tile that sticks out reads none of another head
-_VISITS = 32  # tiles that a program of the diagonals' kernel adds up, at most: enough programs for a GPU
 
 
 def flash_attention(
@@ -49,7 +48,7 @@ def _attention(
     out, normalisers = _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     query_labels, key_labels, key_ranges, _ = labels or [None] * 4
     pointers = q, k, v, _bias(diagonals, q), query_labels, key_labels, key_ranges, seed, out, normalisers
-    _launch(forward, "queries", pointers, (q, k, v, out), before, after, scale, softcap, dropout)
+    _launch(forward, True, pointers, (q, k, v, out), before, after, scale, softcap, dropout)
     return out, normalisers
 
 
@@ -70,20 +69,17 @@ def _attention_backward(
     query_labels, key_labels, key_ranges, query_ranges = labels or [None] * 4
     seen = q, k, v, _bias(diagonals, q), query_labels, key_labels
     settings = before, after, scale, softcap, dropout
-    pointers = *seen, key_ranges, seed, out, normalisers, gradient, dq, delta
-    _launch(backward_queries, "queries", pointers, (q, k, v, out, gradient, dq), *settings)  # writes `delta`
-    pointers = *seen, query_ranges, seed, normalisers, gradient, delta, dk, dv
-    _launch(backward_keys, "keys", pointers, (q, k, v, gradient, dk), *settings)
-    if diagonals is None or not needs_grad_diagonals:
-        return dq, dk, dv, q.new_empty(0)
     (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
-    block = tile_sizes("backward_diagonals", q.dtype, d_kv).rows
-    tiles_q, tiles_k = -(-queries // block), -(-keys // block)
-    splits = -(-min(tiles_q, tiles_k) * batch // _VISITS)
-    parts = q.new_empty(heads, tiles_q + tiles_k - 1, splits, 2 * block, dtype=torch.float32)
-    pointers = *seen, key_ranges, seed, normalisers, gradient, delta, parts
-    _launch(backward_diagonals, parts, pointers, (q, k, v, gradient), *settings)
-    return dq, dk, dv, _summed_parts(parts, queries, keys).to(diagonals.dtype)
+    block = tile_sizes("backward_queries", q.dtype, d_kv).rows
+    shape = batch, heads, -(-queries // block), (-(-keys // block) + 1) * block
+    parts = q.new_zeros(shape, dtype=torch.float32) if needs_grad_diagonals else None
+    pointers = *seen, key_ranges, seed, out, normalisers, gradient, dq, delta, parts
+    _launch(backward_queries, True, pointers, (q, k, v, out, gradient, dq), *settings)  # writes `delta`
+    pointers = *seen, query_ranges, seed, normalisers, gradient, delta, dk, dv
+    _launch(backward_keys, False, pointers, (q, k, v, gradient, dk), *settings)
+    if parts is None or diagonals is None:
+        return dq, dk, dv, q.new_empty(0)
+    return dq, dk, dv, _summed(parts, block, queries, keys).to(diagonals.dtype)
 
 
 @_attention_backward.register_fake
@@ -114,24 +110,20 @@ def _differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _launch(kernel: Any, along: str | Tensor, pointers: Sequence, strided: Sequence[Tensor], *settings: Any) -> None:
-    """Runs a program for each tile `along` "queries" or "keys" of each head, or for each share in a tensor of parts.
+def _launch(
+    kernel: Any, of_queries: bool, pointers: Sequence[Any], strided: Sequence[Tensor], *settings: float | None
+) -> None:
+    """Runs a program for each tile of queries, or of keys, of each head. Its strides are those of `strided`.
 
-    `strided` are those of `pointers` whose strides the kernel takes. fp32 is multiplied without TF32, unless PyTorch's
-    own products may use it.
+    fp32 is multiplied without TF32, unless PyTorch's own products may use it.
     """
     q, k, _, bias, *_ = pointers
     (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
     rows, columns, warps, stages = tile_sizes(kernel.__name__, q.dtype, d_kv)
-    parts = {}
-    if isinstance(along, Tensor):
-        grid = along.size(1), along.size(2), heads
-        parts = {"batches": batch, "splits": along.size(2)}
-    else:
-        grid = -(-queries // rows) if along == "queries" else -(-keys // columns), batch * heads
+    grid = -(-queries // rows) if of_queries else -(-keys // columns), batch * heads
     kernel[grid](
         *pointers, *(stride for tensor in strided for stride in tensor.stride()[:3]),
-        0 if bias is None else bias.stride(0), heads, queries, keys, *settings, **parts,
+        0 if bias is None else bias.stride(0), heads, queries, keys, *settings,
         PRECISION="tf32" if q.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee",
         D=d_kv, BLOCK_D=max(16, 1 << (d_kv - 1).bit_length()), BLOCK_M=rows, BLOCK_N=columns,
         num_warps=warps, num_stages=stages,
@@ -154,9 +146,10 @@ def _like_rows(tensor: Tensor) -> Tensor:
     return tensor.new_empty(batch, length, heads, d_kv).transpose(1, 2)
 
 
-def _summed_parts(parts: Tensor, queries: int, keys: int) -> Tensor:
-    """(heads, queries + keys − 1) from the shares of `backward_diagonals`; neighbouring tiles overlap by half."""
-    block = parts.size(3) // 2
-    earlier, later = (half.flatten(1) for half in parts.sum(dim=2).split(block, dim=2))
-    total = F.pad(earlier, (0, block)) + F.pad(later, (block, 0))
-    return total[:, -queries % block :][:, : queries + keys - 1].contiguous()
+def _summed(parts: Tensor, block: int, queries: int, keys: int) -> Tensor:
+    """(heads, queries + keys − 1) from the parts of `backward_queries`: a tile's begin `block` before the next one's."""
+    heads, tiles, width = parts.shape[1:]
+    rows = F.pad(parts.sum(dim=0).flip(1), (0, tiles * block)).flatten(1)
+    length = width + (tiles - 1) * block
+    shifted = rows[:, : tiles * length].unflatten(1, (tiles, length)).sum(dim=1)
+    return shifted[:, -queries % block :][:, : queries + keys - 1].contiguous()

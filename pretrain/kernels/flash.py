@@ -1,4 +1,4 @@
-"""Attention's forward pass, then its gradients: of queries, of keys and values, and of the diagonals of the bias.
+"""Attention's forward pass, then its gradients: of queries and the diagonals of the bias, and of keys and values.
 
 Each gradient's kernel computes the weights again from the normalisers that the forward pass kept.
 """
@@ -17,6 +17,7 @@ from pretrain.kernels.tiles import (
     range_of_tile,
     seed_of_head,
     store_tile,
+    sums_of_diagonals,
     tile_of_logits,
 )
 
@@ -69,12 +70,16 @@ def forward(
 
 @triton.jit(**UNSPECIALIZED)
 def backward_queries(
-    Q, K, V, DIAGONALS, QUERY_LABELS, KEY_LABELS, RANGES, SEED, OUT, NORMALISERS, DO, DQ, DELTA,
+    Q, K, V, DIAGONALS, QUERY_LABELS, KEY_LABELS, RANGES, SEED, OUT, NORMALISERS, DO, DQ, DELTA, PARTS,
     qb, qh, ql, kb, kh, kl, vb, vh, vl, ob, oh, ol, db, dh, dl, gb, gh, gl, diagonals_stride,
     heads, queries, keys, before, after, scale, softcap, dropout,
     PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one tile of queries, and their deltas for the other kernels: sums of output · its gradient."""
+    """The gradient of one tile of queries, and their deltas for the other kernel: sums of output · its gradient.
+
+    PARTS, if any, (batch, heads, tiles of queries, (tiles of keys + 1) · BLOCK_N), gets the tile's share of the bias's
+    gradient: the sum of each diagonal, of which the one through the tile's first query and key stands at BLOCK_N − 1.
+    """
     first = tl.program_id(0) * BLOCK_M
     row = tl.program_id(1)
     batch, head = (row // heads).to(tl.int64), row % heads
@@ -93,6 +98,10 @@ def backward_queries(
     key_labels = offset(KEY_LABELS, batch * keys)
     start, whole, end = keys_seen(RANGES, batch, first, queries, keys, before, after, BLOCK_M, BLOCK_N)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    carried = tl.zeros((BLOCK_N,), tl.float32)
+    columns = tl.arange(0, BLOCK_N)
+    tile = row.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    parts = offset(PARTS, tile * (tl.cdiv(keys, BLOCK_N) + 1) * BLOCK_N)
     for masked in tl.static_range(2):
         if masked == 1 or (RANGES is None and before is None):
             for first_k in tl.range(whole if masked else start, end if masked else whole, BLOCK_N):
@@ -106,8 +115,15 @@ def backward_queries(
                 weights = tl.exp2(logits * LOG2_E - normaliser[:, None])
                 grad_weights = tl.dot(do, tl.trans(v), input_precision=PRECISION)
                 grad_weights = drop(grad_weights, seed, at_q[:, None], at_k[None, :], keys, dropout)
-                grad_logits = weights * (grad_weights - delta[:, None]) * slope
-                dq = tl.dot(grad_logits.to(k.dtype), k, dq, input_precision=PRECISION)
+                grad_logits = weights * (grad_weights - delta[:, None])
+                if PARTS is not None:
+                    earlier, later = sums_of_diagonals(grad_logits, BLOCK_N)
+                    tl.store(parts + first_k + columns, carried + earlier)
+                    carried = later
+                dq = tl.dot((grad_logits * slope).to(k.dtype), k, dq, input_precision=PRECISION)
+    if PARTS is not None:
+        last = start + tl.cdiv(tl.maximum(end - start, 0), BLOCK_N) * BLOCK_N
+        tl.store(parts + tl.minimum(last, tl.cdiv(keys, BLOCK_N) * BLOCK_N) + columns, carried)
     store_tile(DQ + batch * gb + head * gh, at_q, gl, queries, dq * scale, D, BLOCK_D)
 
 
@@ -169,67 +185,3 @@ def backward_keys(
                 dk = tl.dot(grad_logits.to(q.dtype), q, dk, input_precision=PRECISION)
     store_tile(DK + batch * gb + head * gh, at_k, gl, keys, dk * scale, D, BLOCK_D)
     store_tile(DV + batch * gb + head * gh, at_k, gl, keys, dv, D, BLOCK_D)
-
-
-@triton.jit(**UNSPECIALIZED)
-def backward_diagonals(
-    Q, K, V, DIAGONALS, QUERY_LABELS, KEY_LABELS, RANGES, SEED, NORMALISERS, DO, DELTA, PARTS,
-    qb, qh, ql, kb, kh, kl, vb, vh, vl, db, dh, dl, diagonals_stride, heads, queries, keys,
-    before, after, scale, softcap, dropout, batches, splits,
-    PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """A share of the bias's gradient: PARTS (heads, diagonals of tiles, splits, 2 · BLOCK).
-
-    All tiles on one diagonal of tiles hold the same diagonals of scores. A program adds up its share
-    of these tiles, over queries and batch, and reduces the sum by diagonals once: entry t belongs to the diagonal
-    t − BLOCK + 1 of the tile.
-    """
-    BLOCK: tl.constexpr = BLOCK_M
-    number, split, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    tiles_q, tiles_k = tl.cdiv(queries, BLOCK), tl.cdiv(keys, BLOCK)
-    ahead = number - (tiles_q - 1)  # by how many tiles the keys are ahead of the queries
-    first_tile = tl.maximum(-ahead, 0)
-    tiles = tl.minimum(tiles_q, tiles_k - ahead) - first_tile
-    visits = tiles * batches
-    distance = ahead * BLOCK - (keys - queries)  # of the first key from the first query of each tile
-    if before is not None:
-        visits = tl.where(distance + BLOCK <= -before, 0, visits)
-    if after is not None:
-        visits = tl.where(distance - BLOCK >= after, 0, visits)
-    share = tl.cdiv(visits, splits)
-    diagonals = offset(DIAGONALS, head * diagonals_stride)
-    settings = queries, keys, before, after, scale, softcap
-    total = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for visit in tl.range(split * share, tl.minimum((split + 1) * share, visits)):
-        batch = (visit // tiles).to(tl.int64)
-        first_q = (first_tile + visit % tiles) * BLOCK
-        first_k = first_q + ahead * BLOCK
-        near = True
-        if RANGES is not None:
-            low, high = range_of_tile(RANGES, batch, first_q, queries, BLOCK)
-            near = (first_k + BLOCK > low) & (first_k < high)
-        if near:
-            at_q, at_k = first_q + tl.arange(0, BLOCK), first_k + tl.arange(0, BLOCK)
-            q = load_tile(Q + batch * qb + head * qh, at_q, ql, queries, D, BLOCK_D)
-            k = load_tile(K + batch * kb + head * kh, at_k, kl, keys, D, BLOCK_D)
-            v = load_tile(V + batch * vb + head * vh, at_k, vl, keys, D, BLOCK_D)
-            do = load_tile(DO + batch * db + head * dh, at_q, dl, queries, D, BLOCK_D)
-            row = (batch * heads + head) * queries
-            normaliser = tl.load(NORMALISERS + row + at_q, mask=at_q < queries, other=float("inf"))
-            delta = tl.load(DELTA + row + at_q, mask=at_q < queries, other=0.0)
-            label_q = load_labels(offset(QUERY_LABELS, batch * queries), at_q[:, None], queries)
-            label_k = load_labels(offset(KEY_LABELS, batch * keys), at_k[None, :], keys)
-            seed = seed_of_head(SEED, batch * heads + head)
-            logits, _slope = tile_of_logits(
-                q, k, at_q[:, None], at_k[None, :], label_q, label_k, diagonals, settings, True, PRECISION
-            )
-            weights = tl.exp2(logits * LOG2_E - normaliser[:, None])
-            grad_weights = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-            grad_weights = drop(grad_weights, seed, at_q[:, None], at_k[None, :], keys, dropout)
-            total += weights * (grad_weights - delta[:, None])
-    i, t = tl.arange(0, BLOCK)[:, None], tl.arange(0, 2 * BLOCK)[None, :]
-    column = t - (BLOCK - 1) + i
-    skewed = tl.gather(total, tl.minimum(tl.maximum(column, 0), BLOCK - 1), 1)
-    sums = tl.sum(tl.where((column >= 0) & (column < BLOCK), skewed, 0.0), 0)
-    address = ((head * (tiles_q + tiles_k - 1) + number) * splits + split) * 2 * BLOCK
-    tl.store(PARTS + address + tl.arange(0, 2 * BLOCK), sums)

@@ -27,7 +27,7 @@ GRANULE = tl.constexpr(_GRANULE)  # tiles are multiples or divisors of it
 # Triton would compile a kernel anew for sizes that are 1 or multiples of 16, which lengths are at random. Here they
 # only decide which elements a tile leaves out, for which it makes no difference.
 UNSPECIALIZED = {
-    "do_not_specialize": ["diagonals_stride", "batches", "heads", "queries", "keys", "splits", "before", "after"],
+    "do_not_specialize": ["diagonals_stride", "heads", "queries", "keys", "before", "after"],
     "do_not_specialize_on_alignment": ["DIAGONALS"],
 }
 
@@ -46,15 +46,13 @@ class Tiles(NamedTuple):
 TILES = {
     80: {
         "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
-        "backward_queries": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(64, 32, 8, 2)},
+        "backward_queries": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
         "backward_keys": {64: Tiles(32, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
-        "backward_diagonals": {64: Tiles(32, 32, 4, 2), 128: Tiles(32, 32, 4, 2), 256: Tiles(16, 16, 4, 2)},
     },
     90: {
         "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
-        "backward_queries": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(64, 32, 8, 2)},
+        "backward_queries": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
         "backward_keys": {64: Tiles(64, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
-        "backward_diagonals": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(16, 16, 4, 2)},
     },
 }
 _TILES_IN_FP32 = Tiles(32, 32, 4, 2)  # it has no tensor cores
@@ -125,6 +123,15 @@ def tile_of_logits(
             seen = seen & (label_q == label_k)
         logits = tl.where(seen, logits, float("-inf"))
     return logits, slope
+
+
+@triton.jit
+def sums_of_diagonals(tile, BLOCK: tl.constexpr):
+    """(BLOCK,) each: sums over the diagonals of a square tile up to that of its first element, and of the others."""
+    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    at = row + column + 1
+    skewed = tl.gather(tile, at % BLOCK, 1)
+    return tl.sum(tl.where(at >= BLOCK, skewed, 0.0), 0), tl.sum(tl.where(at < BLOCK, skewed, 0.0), 0)
 
 
 @triton.jit

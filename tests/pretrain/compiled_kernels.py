@@ -9,7 +9,7 @@ import torch
 
 from pretrain.kernels.tiles import Tiles
 
-KERNELS = ("forward", "backward_queries", "backward_keys", "backward_diagonals")
+KERNELS = ("forward", "backward_queries", "backward_keys")
 _FP32 = ("DIAGONALS", "NORMALISERS", "DELTA", "PARTS")
 _INT32 = ("QUERY_LABELS", "KEY_LABELS", "RANGES", "SEED")
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -28,7 +28,7 @@ class Form(NamedTuple):
     def absent(self) -> list[str]:
         """The arguments that are None."""
         by_feature = {
-            "bias": ["DIAGONALS"],
+            "bias": ["DIAGONALS", "PARTS"],
             "labels": ["QUERY_LABELS", "KEY_LABELS", "RANGES"],
             "dropout": ["SEED"],
             "window": ["before"],

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from pretrain.kernels.attention import flash_attention
-from pretrain.kernels.flash import backward_diagonals, backward_keys, backward_queries, forward
+from pretrain.kernels.flash import backward_keys, backward_queries, forward
 from pretrain.models.visibility import labels
 
 HEADS, D_KV = 3, 16
@@ -38,7 +38,7 @@ class Driver:
 def compilations(monkeypatch) -> Counter[str]:
     """The number of each kernel that Triton would compile for an H100 from now on. Nothing is compiled or launched."""
     monkeypatch.setattr(driver, "_active", Driver())
-    for kernel in (forward, backward_queries, backward_keys, backward_diagonals):
+    for kernel in (forward, backward_queries, backward_keys):
         kernel.device_caches.clear()
     found: dict[str, str] = {}
 
@@ -79,4 +79,4 @@ def test_ragged_widths_are_compiled_once(compilations):
     widths = [(512, 114), (512, 128), (1, 1), *((draw.randint(200, 512), draw.randint(20, 114)) for _ in range(20))]
     for some in widths:
         t5_step(draw.randint(1, 3), *some)
-    assert compilations == {"forward": 3, "backward_queries": 3, "backward_keys": 3, "backward_diagonals": 2}
+    assert compilations == {"forward": 3, "backward_queries": 3, "backward_keys": 3}
