@@ -35,9 +35,9 @@ from pretrain.run.cpu_speed import seconds_left
 from pretrain.run.health import Health
 from pretrain.run.train_state import Rewind, TrainState, add_rewind, rewinds
 from pretrain.trainer import micro_batch, wrappers
+from pretrain.trainer.attention_check import choose_attention
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.throughput import ThroughputMeter, peak_flops, peak_of_products
-from pretrain.trainer.trial_passes import compile_kernels
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.construction import construct
 from pretrain.zero.deepspeed_private import gathered
@@ -73,7 +73,8 @@ class Training:
         self.fingerprints = Fingerprints(self.engine)
         if run.resume:
             self._load(run.resume)
-        compile_kernels(run, self.engine)
+        if problem := choose_attention(run, self.engine.device):
+            report.warn(problem)
         auto = config.batch.micro_batch_size == "auto"
         rows = micro_batch.choose(run, self.engine) if auto else config.batch.micro_batch(run.ranks)
         self.layout = run.layout(rows)
