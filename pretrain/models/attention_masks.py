@@ -8,9 +8,9 @@ from torch import Tensor
 
 from data_pipeline.foundation.config_file import Section
 from pretrain.config.models import LocalAndGlobal
-from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.functional.attention import by_kernel
+from pretrain.functional.attention_bias import Pattern, Window, labels, masked, toeplitz, visible
 from pretrain.models.positions import Rotary
-from pretrain.models.visibility import Window
 
 
 class AttentionInputs(NamedTuple):
@@ -65,6 +65,42 @@ def self_attention_mask(
             return AttentionMask(None, rotary, is_causal=True)
     masks = {"key_mask": key_mask, "query_segments": segments, "key_segments": segments, "prefix": prefix}
     return AttentionMask(logit_bias(x, keys, diagonals, causal=causal and queries > 1, window=window, **masks), rotary)
+
+
+def logit_bias(
+    x: Tensor,
+    keys: int,
+    diagonals: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: Window | None = None,
+    key_mask: Tensor | None = None,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+    prefix: Tensor | None = None,
+) -> Tensor | Pattern | None:
+    """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
+
+    `diagonals` as in `Pattern`, the rest as in `visible`. Made once for all layers of a stack that see the same. No
+    kernel of ours knows prefixes.
+    """
+    queries = x.size(1)
+    if queries > 1 and prefix is None and by_kernel(x):
+        seen = labels(queries, key_mask, query_segments, key_segments)
+        everything = diagonals is None and seen is None and window is None and not causal
+        return None if everything else Pattern(diagonals, seen, causal, window)
+    mask = visible(
+        queries,
+        keys,
+        x.device,
+        causal=causal,
+        window=window,
+        key_mask=key_mask,
+        query_segments=query_segments,
+        key_segments=key_segments,
+        prefix=prefix,
+    )
+    return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
 
 
 def cross_attention_mask(x: Tensor, states: Tensor, inputs: AttentionInputs) -> AttentionMask:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import DoubleDecoderConfig
+from pretrain.functional.attention_bias import masked, visible
 from pretrain.functional.device_copies import to_device
 from pretrain.models.attention import KeysAndValues, KeyValueCache
 from pretrain.models.attention_masks import (
@@ -31,7 +32,6 @@ from pretrain.models.model import Model
 from pretrain.models.positions import Rotary, rotary_embedding
 from pretrain.models.stacks import EncoderLayer, LayerConfig
 from pretrain.models.t5gemma2 import MergedLayer
-from pretrain.models.visibility import masked, visible
 
 _SHORTEST = 4  # tokens of a text that has blocks: boundaries are at 2 … length − 2
 

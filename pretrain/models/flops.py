@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pretrain.models.attention import Attention
 from pretrain.models.layers import Linear
-from pretrain.models.merged_attention import MergedAttention
 from pretrain.models.model import Model
+from pretrain.models.t5gemma2 import MergedAttention
 
 Part = Literal["encoder", "decoder", "cross-attention", "head"]
 _PARTS: dict[str, Part] = {

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import Heads, ModelConfig, Norm
+from pretrain.functional.attention_bias import Window
 from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
 from pretrain.models.attention_masks import (
     AttentionInputs,
@@ -22,7 +23,6 @@ from pretrain.models.layers import Dropout, Embedding, FeedForward, normalisatio
 from pretrain.models.loss import Head, Losses, shift_right
 from pretrain.models.model import Model
 from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
-from pretrain.models.visibility import Window
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
 

@@ -10,10 +10,11 @@ from torch import Tensor
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain import models
 from pretrain.config.run_config import ComputeSection
-from pretrain.models import attention, attention_backend
-from pretrain.models.attention import attend, eager
-from pretrain.models.attention_backend import using
-from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.functional import attention_backend
+from pretrain.functional.attention import attend, eager, using
+from pretrain.functional.attention_bias import Pattern
+from pretrain.models import attention
+from pretrain.models.attention_masks import logit_bias
 from pretrain.trainer import attention_check, device_problems
 from pretrain.trainer.attention_check import choose_attention, find_problem
 from tests.pretrain import runs

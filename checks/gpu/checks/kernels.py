@@ -19,7 +19,7 @@ def kernels(report: Report) -> None:
     if not report.cuda:
         report.skip("attention", "no GPU: tests/pretrain/test_kernels.py runs it in Triton's interpreter")
         return
-    from pretrain.models.attention import flash
+    from pretrain.functional.attention import flash
     from tests.pretrain import attention_cases as cases
 
     grid = [
