@@ -10,10 +10,9 @@ from torch import Tensor
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain import models
 from pretrain.config.run_config import ComputeSection
-from pretrain.functional import attention_backend
+from pretrain.functional import attention
 from pretrain.functional.attention import attend, eager, using
 from pretrain.functional.attention_bias import Pattern
-from pretrain.models import attention
 from pretrain.models.attention_masks import logit_bias
 from pretrain.trainer import attention_check, device_problems
 from pretrain.trainer.attention_check import choose_attention, find_problem
@@ -72,7 +71,7 @@ def trained(path: Any) -> str | None:
     from tests.pretrain.runs import _train_each
 
     assert _train_each([(path, None)]) == [0]
-    return attention_backend._backend
+    return attention._backend
 
 
 def a_run(asked: str) -> Any:
@@ -92,7 +91,7 @@ def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False
         "least": lambda value, _: 0 if elsewhere else value,
     }.items():
         monkeypatch.setattr(attention_check, name, value)
-    return choose_attention(a_run(asked), CUDA), attention_backend._backend
+    return choose_attention(a_run(asked), CUDA), attention._backend
 
 
 @each(
