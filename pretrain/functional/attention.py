@@ -48,17 +48,17 @@ def using(backend: Backend | None) -> Iterator[None]:
 
 
 def by_kernel(x: Tensor) -> bool:
-    """Whether kernels of ours compute attention in the dtype of `x`."""
+    """True if this project's kernels compute attention in the dtype of `x`."""
     return _backend == "triton" and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
 def takes_head(queries: Tensor) -> bool:
-    """Whether these kernels compute heads as wide as those of `queries` (batch, heads, length, d_kv)."""
+    """True if these kernels compute heads as wide as those of `queries` (batch, heads, length, d_kv)."""
     return queries.size(3) <= (WIDEST_HEAD_IN_FP32 if queries.dtype == torch.float32 else WIDEST_HEAD)
 
 
 def is_eager(queries: Tensor, bias: Tensor | None, dropout: float) -> bool:
-    """Whether attention that no kernel of ours computes is eager.
+    """True if attention that no kernel of this project computes is eager.
 
     On a CPU PyTorch's kernels take up to three times as long in bf16, and longer in fp32 with dropout or a bias that
     learns.

@@ -1,5 +1,7 @@
-"""Which keys a query sees: one boolean matrix combines causality, windows, padding and segments; or, as a kernel reads
-padding and segments, labels of positions and ranges that spare it whole tiles."""
+"""The bias of attention logits, with the masks of causality, windows, padding and segments.
+
+It is a matrix, or a `Pattern`, which kernels read: labels of positions, and ranges that spare them whole tiles.
+"""
 
 from typing import NamedTuple
 
@@ -21,7 +23,7 @@ class Window(NamedTuple):
     after: int = 0
 
     def hides_nothing(self, queries: int, keys: int) -> bool:
-        """Whether the last `queries` of `keys` tokens see all of them."""
+        """True if the last `queries` of `keys` tokens see all of them."""
         return self.before >= keys - 1 and self.after >= queries - 1
 
 

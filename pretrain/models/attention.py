@@ -4,6 +4,7 @@ Options of later models: fewer heads of keys and values (Ainslie et al. 2023), n
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -55,16 +56,19 @@ class MemoryCache(KeyValueCache):
 class Attention(nn.Module):
     """Self-attention, or cross-attention when `memory` is given.
 
-    Each head of keys and values is for as many consecutive heads of queries. `scaled=False` is T5's form: logits are
-    not divided by √d_kv; the initialisation of `q` carries that factor instead.
-    `std` initialises all four projections, and `out_std` overrides it for `o`. None: T5's values, from the fan-in.
-    The four projections stay separate matrices because `q` has a scale of its own: optimizers that measure a
-    parameter's RMS (Adafactor, AdamWScale) must see it. `fused`: `fused_linear` may multiply by them at once.
+    Several consecutive heads of queries share a head of keys and values, if there are fewer of these. The four
+    projections stay separate matrices because `q` has a scale of its own: optimizers that measure a parameter's RMS
+    (Adafactor, AdamWScale) must see it. `fused`: `fused_linear` may multiply by them at once. `merged`: keys and values
+    of `memory` are made by the same matrices as the queries' own.
 
-    - `memory_width`: that of `memory`; None: d_model.
+    - `scaled`: logits are divided by √d_kv; otherwise the initialisation of `q` carries that factor.
+    - `std` initialises all four projections, and `out_std` overrides it for `o`. None: from the fan-in.
+    - `memory_width`: the width of `memory`; None: d_model.
     - `softcap`: logits stay within ± this.
     - `head_norm`: makes the norm of each head's queries, and that of its keys, which come before rotation.
     """
+
+    merged: ClassVar[bool] = False
 
     def __init__(
         self,

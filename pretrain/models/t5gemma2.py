@@ -29,6 +29,8 @@ def encoder_window(tokens: int) -> Window:
 class MergedAttention(Attention):
     """Attention to the targets so far and to the encoder's states under one softmax. The keys of targets come first."""
 
+    merged = True
+
     def forward(  # type: ignore[override]
         self,
         x: Tensor,

@@ -15,10 +15,8 @@ from pretrain.config.models import ModelConfig
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig, ParameterGroup
 from pretrain.models.layers import RMSNorm
 from pretrain.models.loss import Head
-from pretrain.models.t5 import RelativePositionBias
 
 _NORMS = (RMSNorm, nn.LayerNorm)
-_TABLES = (nn.Embedding, RelativePositionBias)
 
 
 def kinds(model: nn.Module) -> dict[str, Kind]:
@@ -35,7 +33,7 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
 def _kind(path: str, module: nn.Module, own: str) -> Kind:
     if isinstance(module, _NORMS):
         return "norms"
-    if isinstance(module, _TABLES):
+    if isinstance(module, nn.Embedding):
         return "embeddings"
     if isinstance(module, nn.Linear):
         if own == "bias":
