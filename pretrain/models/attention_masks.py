@@ -81,8 +81,8 @@ def logit_bias(
 ) -> Tensor | Pattern | None:
     """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
 
-    `diagonals` is the bias of a `Pattern`; the rest are the masks of `visible`. Made once for all layers of a stack that
-    see the same. This project's kernels don't know prefixes.
+    `diagonals` is the bias of a `Pattern`; the rest are the masks of `visible`. Made once for all layers of a stack
+    that see the same. This project's kernels don't know prefixes.
     """
     queries = x.size(1)
     if queries > 1 and prefix is None and by_kernel(x):
