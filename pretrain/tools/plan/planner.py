@@ -7,7 +7,8 @@ from dataclasses import astuple, dataclass, replace
 from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.models.model import Model, Sizes
+from pretrain.models.flops import Sizes, flops_by_part
+from pretrain.models.model import Model
 from pretrain.run import cpu_speed as cpu
 from pretrain.run.gpus import Gpu
 from pretrain.tools.plan.activations import Activations, Rows, activations
@@ -75,7 +76,7 @@ class Planner:
         self.parameters = Parameters.of(self.model, config)
         row = question.rows
         targets = row.targets if self.model.decoder_reads_targets else row.predicted
-        self.flops = self.model.flops_by_part(Sizes.of_example(row.inputs, targets))
+        self.flops = flops_by_part(self.model, Sizes.of_example(row.inputs, targets))
         self.usable = SAFE * (question.gpu.memory * GIB - RESERVED)
         self.zero = config.deepspeed.zero_optimization
 
