@@ -36,7 +36,7 @@ from pretrain.models.stacks import EncoderDecoder
 
 LIMIT = """The products with weights, which both sides need: the column "at most" has the ratio that would be left if
 ours took no time for anything else. In fp32 with 8 rows and more they are bound by arithmetic, and take most of the
-time of T5-small and of larger models. At the quickstart's size they take a fifth to a third; the rest is attention, some
+time of T5-small and of larger models. At the quickstart's size a fifth to a third; the rest is attention, some
 microseconds for each head, the calls of small operations and, with beams, copies of the caches. bf16 gains most on a
 CPU without products in bf16, where transformers' are emulated and ours are in fp32."""
 
