@@ -15,9 +15,9 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.stages.built import Built
-from data_pipeline.stages.deduplication import DecontaminationResult
 from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.evaluation_sets import EvaluationSetsResult
+from data_pipeline.stages.part_readings import DecontaminationResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult

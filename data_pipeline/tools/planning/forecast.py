@@ -15,7 +15,7 @@ import psutil
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.dedup.substrings import Anchors
+from data_pipeline.dedup.steps import STEPS
 from data_pipeline.execution import merging
 from data_pipeline.execution.buckets import SPLITS
 from data_pipeline.execution.inputs import InputFile, list_files, shared
@@ -26,7 +26,6 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
 from data_pipeline.report import Report
 from data_pipeline.stages import evaluation_sets, sampling
-from data_pipeline.stages.deduplication import step_of
 from data_pipeline.stages.tokens import token_dtype
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
 
@@ -237,7 +236,7 @@ class _Stages:
                 self._add("evaluation-sets", 1, size, size, 3 * ngrams, 2)
                 self._add("decontamination", parts, text, part, ngrams + group, parts * (3 + duplicates))
                 continue
-            words = _words(step, self._config)
+            words = _words(step)
             keys = self._keys(step, words)
             in_memory = 2 * 8 * words + 24  # of a key: read and sorted, with its unit, its order and what is decided
             if step != "urls":
@@ -295,10 +294,9 @@ class _Stages:
         self._add("shards", shards, text, text / shards, memory, opens, 1.02 * self._width * tokens)
 
 
-def _words(step: str, config: CorpusConfig) -> int:
+def _words(step: str) -> int:
     """The 64-bit words of a key: its group, its order and its place."""
-    found = Anchors if step == "anchors" else step_of(step, config.dedup)
-    return found.group + found.order + 1
+    return STEPS[step].group + STEPS[step].order + 1
 
 
 def _ranges(file: InputFile, bytes_per_unit: int) -> int:
