@@ -32,7 +32,7 @@ from data_pipeline.decontamination.config import DecontaminationConfig
 from data_pipeline.decontamination.ngrams import Ngrams
 from data_pipeline.dedup.config import SubstringsConfig
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
-from data_pipeline.dedup.urls import normalize_url
+from data_pipeline.text.urls import normalize_url
 from data_pipeline.sources import READERS, Input, Intake, Record
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.text.document import Document

@@ -40,16 +40,12 @@ class ChangesFile:
 
     def add(self, number: int, document: Document, left: Document | None) -> None:
         """Notes what is `left` of document `number` of the part."""
-        if left is None:
-            row = {"document": number, "dropped": True, "text": None, "language": ""}
-        else:
-            text = None if left.text == document.text else left.text
-            language = "" if left.language == document.language else left.language
-            if text is None and not language:
-                return
-            row = {"document": number, "dropped": False, "text": text, "language": language}
-        self._rows.append(row)
-        self._characters += _CHARACTERS_OF_A_ROW + len(row["text"] or "")
+        text = None if left is None or left.text == document.text else left.text
+        language = "" if left is None or left.language == document.language else left.language
+        if left is not None and text is None and not language:
+            return
+        self._rows.append({"document": number, "dropped": left is None, "text": text, "language": language})
+        self._characters += _CHARACTERS_OF_A_ROW + len(text or "")
         if self._characters >= _GROUP_CHARACTERS:
             self.flush()
 

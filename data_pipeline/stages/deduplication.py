@@ -86,7 +86,7 @@ class _Order:
                 rules,
                 self._config.dedup,
                 changes=f".stages/{self._changes}/{part.name}{_CHANGES}" if self._changes else "",
-                last=last and Applied(last.step, last.files[number], duplicates),
+                last=Applied(last.step, last.files[number], duplicates) if last else None,
                 step=step,
                 output=output,
                 new_changes=f".stages/{stage}/{part.name}{_CHANGES}" if step and last and drops(last.step) else "",
@@ -140,11 +140,12 @@ def decided(corpus: Path, config: CorpusConfig, in_order: list[Part]) -> list[De
     """The finished steps of a corpus that drop anything; its parts are `in_order` of their ids."""
     steps = []
     for step in filter(drops, config.steps):
-        if stage := CHECKS.get(step):
-            steps.append(Decided(step, [f".stages/{stage.name}/{part.name}.parquet" for part in in_order], []))
+        if check := CHECKS.get(step):
+            steps.append(Decided(step, [f".stages/{check.name}/{part.name}.parquet" for part in in_order], []))
             continue
         own = [f".stages/{keys_stage(step).name}/{part.name}.safetensors" for part in in_order]
-        found = read_finished(CLUSTERS if STEPS[step].clusters else bucketed.stage_of(step), corpus)
+        stage: Stage = CLUSTERS if STEPS[step].clusters else bucketed.stage_of(step)
+        found = read_finished(stage, corpus)
         steps.append(Decided(step, own, [name for unit in found for name in unit.outputs]))
     return steps
 

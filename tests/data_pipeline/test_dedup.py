@@ -20,7 +20,7 @@ from data_pipeline.dedup.keys import KeyBucket, Keys
 from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams, shape
 from data_pipeline.dedup.spans import EqualSpans, sentences_of
-from data_pipeline.dedup.urls import normalize_url
+from data_pipeline.text.urls import normalize_url
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import build
