@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from pretrain import optimizers
-from pretrain.optimizers.config import AdafactorConfig, AdamWConfig, AdamWScaleConfig, MuonConfig
+from pretrain.config.optimizers import AdafactorConfig, AdamWConfig, AdamWScaleConfig, MuonConfig
 from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment
 from pretrain.optimizers.sharded import Sharded
 

@@ -28,11 +28,11 @@ class Attempt:
     `signs`: the ranks that have shown in any way that they fail.
 
     `last_lines` has those of ranks that ended with an error. `lost` maps the names of nodes that no longer answer to
-    the reason. `gone` has the ranks that just left, or whose wrapper was killed. `hung` has the
-    ranks that made no progress, `heartbeats` the last ones of all ranks. `faulty` is the rank whose arithmetic was
-    found wrong, on `faulty_node`. `training` counts the nodes whose ranks have taken a step. `shown` counts the bytes
-    of rank 0's log that the terminal has shown. Times are in seconds since 1970: when it `began`, when it `ended` or
-    first failed, and when the heartbeats were `read`.
+    the reason. `gone` has the ranks that just left, or whose wrapper was killed, `errors` what others have told of
+    theirs. `hung` has the ranks that made no progress, `heartbeats` the last ones of all ranks. `faulty` is the rank
+    whose arithmetic was found wrong, on `faulty_node`. `training` counts the nodes whose ranks have taken a step.
+    `shown` counts the bytes of rank 0's log that the terminal has shown. Times are in seconds since 1970: when it
+    `began`, when it `ended` or first failed, and when the heartbeats were `read`.
     """
 
     before: Status
@@ -44,6 +44,7 @@ class Attempt:
     last_lines: dict[int, tuple[str, ...]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     gone: dict[int, Event] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
     hung: list[int] = field(default_factory=list)
     faulty: int | None = None
     faulty_node: str = ""
@@ -88,9 +89,11 @@ class Attempt:
         return set(self.failed) <= {*self.codes, *self.gone}
 
 
-def error_in(lines: Sequence[str]) -> str:
-    """The last error that a rank has written, after a colon; nothing if there is none."""
-    return next((f": {line.removeprefix('error: ')}" for line in reversed(lines) if _ERROR.match(line)), "")
+def error_of(attempt: Attempt, rank: int) -> str:
+    """The error that a rank has told; the last one in its log if it ended without a word, or "" if there is none."""
+    lines = () if attempt.errors.get(rank) else reversed(last_words(attempt, rank))
+    in_log = (line.removeprefix("error: ") for line in lines if _ERROR.match(line))
+    return attempt.errors.get(rank) or next(in_log, "")
 
 
 def first_failed(attempt: Attempt) -> int | None:
@@ -118,7 +121,7 @@ def first_failed(attempt: Attempt) -> int | None:
 
 
 def _lost_another(attempt: Attempt, rank: int) -> bool:
-    return _LOST_CONNECTION.search(error_in(last_words(attempt, rank))) is not None
+    return _LOST_CONNECTION.search(error_of(attempt, rank)) is not None
 
 
 def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:

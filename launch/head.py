@@ -16,7 +16,7 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.signals import announce, caught
-from launch.attempt import REFUSED, Attempt, error_in, first_failed, how_it_failed, last_words
+from launch.attempt import REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
 from launch.log_follower import Follower, show
 from launch.protocol import Event
 from launch.rank_processes import RankProcesses
@@ -157,6 +157,7 @@ def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signa
             attempt.training += 1
         elif event.kind in ("rank failed", "rank hung"):
             attempt.failed.append(event.number)
+            attempt.errors.setdefault(event.number, "".join(event.lines))
             attempt.hung += [event.number] if event.kind == "rank hung" else []
         elif event.kind == "rank faulty":
             attempt.faulty = event.number
@@ -301,8 +302,9 @@ def _report_failure(attempt: Attempt) -> None:
         return  # the rank has printed the reason
     words = last_words(attempt, rank)
     own = rank in attempt.failed or attempt.codes.get(rank, 1) > 0
-    error = error_in(words) if own and not attempt.hung and rank not in attempt.gone else ""
-    print(f"{how_it_failed(attempt, rank)}{error}; its log: {rank_logs.rank_log(logs, rank)}", file=sys.stderr)
+    error = error_of(attempt, rank) if own and not attempt.hung and rank not in attempt.gone else ""
+    because = f": {error}" if error else ""
+    print(f"{how_it_failed(attempt, rank)}{because}; its log: {rank_logs.rank_log(logs, rank)}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already
         for line in words:
             print(f"  {line}", file=sys.stderr)

@@ -96,7 +96,7 @@ class Event(NamedTuple):
     """An agent's report about the processes that it has started.
 
     - `training`: all ranks of the node have taken their first step.
-    - `rank failed`: rank `number` has met an error, and may take a while to end.
+    - `rank failed`: rank `number` has met the error in `lines`, and may take a while to end.
     - `rank hung`: rank `number` has made no progress for too long, because of itself or of a rank that it waits for.
     - `rank faulty`: the arithmetic of rank `number`, which may be on another node, was found wrong.
     - `rank ended`: rank `number` has ended with `code`, negative for a signal; `lines` are its last unless `code` is 0.

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shutil
 import sys
 import time
@@ -10,31 +9,26 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
 from data_pipeline.foundation.processes import ProcessGroup
 from launch import rank_wrapper
 from launch.protocol import Event
-from pretrain.run import heartbeat, node_memory, stop_signals, watchdog
+from pretrain.run import heartbeat, node_memory, outcome, stop_signals, watchdog
 from pretrain.run.hardware import VISIBLE
 from pretrain.run.heartbeat import Heartbeat
-from pretrain.run.rank_logs import DONE, FAILED, FAULTY, HUNG, REPORTS, SUPERVISED, last_lines, rank_log
+from pretrain.run.outcome import Outcome
+from pretrain.run.rank_logs import SUPERVISED, last_lines, rank_log
 from pretrain.run.standby import GATE, Gate
 
 PROGRAM_REPORT = "report:"
 _LAST_LINES = 10
-_REPORT = re.compile(
-    rf"(?P<before>.*)(?:{rank_wrapper.STARTED} (?P<parent>\d+) (?P<wrapper>\d+) (?P<wrapped>\d+)"
-    rf"|{FAILED} (?P<failed>\d+)|{HUNG} (?P<hung>\d+)|{DONE} (?P<done>\d+)|{FAULTY} (?P<faulty>\d+)"
-    rf"|{rank_wrapper.ENDED} (?P<ended>\d+) (?P<rank>\d+) (?P<code>-?\d+)|{PROGRAM_REPORT} (?P<json>\{{.*\}}))"
-)
 
 
 def wrapped(command: list[str]) -> list[str]:
-    """`command` wrapped so that its output goes to the rank's log and its exit code is reported."""
-    return [sys.executable, "-I", "-S", rank_wrapper.__file__, SUPERVISED, REPORTS, *command]
+    """`command` wrapped so that its output goes to the rank's log and the supervisor learns of its end."""
+    return [sys.executable, "-I", "-S", rank_wrapper.__file__, SUPERVISED, heartbeat.DIRECTORY, *command]
 
 
 def with_own_gpus(command: list[str]) -> list[str]:
@@ -80,33 +74,39 @@ class RankProcesses:
             environment[GATE] = str(self._gate.path)
         self._group = ProcessGroup()
         self._launcher = self._group.start(command, environment, output="pipe", tied=True, signals_blocked=True)
-        self._reports = _Reports(self._launcher.pid, log, number)
+        self._output = _Output(log)
+        self._above_ranks = {self._launcher.pid}  # the processes that aren't ranks: DeepSpeed's and the wrappers
+        self._wrappers: dict[int, int] = {}  # those whose ranks haven't ended, by process
+        self._known: set[str] = set()  # files of outcomes
+        self._done: set[int] = set()
         self._early: list[Event] = []  # of a standby
         self._launcher_ended = self._all_ended = self._trains = False
 
     @property
     def waits(self) -> bool:
         """Whether all ranks of a standby wait: its launcher runs, none has ended, and none is stopped."""
-        self._early += self._reports.take(self._launcher.read())
-        children = [child for wrapper in self._reports.wrappers for child in _children(wrapper)]
+        self._early += self._news()
+        children = [child for wrapper in self._wrappers for child in _children(wrapper)]
         return self._launcher.code is None and not self._early and not any(map(_is_stopped, children))
 
     def begin(self, environment: Mapping[str, str], log: Path) -> None:
         """Lets the ranks of a standby go on, with `environment` added to theirs; the launcher's lines go to `log`."""
         assert self._gate is not None
-        self._reports.log = log
+        self._output.log = log
         self._gate.open(environment)
 
     def events(self) -> list[Event]:
         """The events since the last call; the launcher's end comes after all its reports."""
         code = self._launcher.code
-        signals = [number for process in self._reports.above_ranks if (number := stop_signals.pending(process))]
-        reported = self._reports.take(self._launcher.read())
-        gone = [wrapper for wrapper in self._reports.wrappers if not _runs(wrapper)]
-        reported += self._reports.take(self._launcher.read())  # a wrapper's last report is there before its end
-        killed = [rank for wrapper in gone if (rank := self._reports.wrappers.pop(wrapper, None)) is not None]
+        signals = [number for process in self._above_ranks if (number := stop_signals.pending(process))]
+        news = self._news()
+        gone = [wrapper for wrapper in self._wrappers if not _runs(wrapper)]
+        news += self._news()  # what a wrapper tells last is there before its end
+        killed = [rank for wrapper in gone if (rank := self._wrappers.pop(wrapper, None)) is not None]
         # first, since other ranks end because of it
-        events = [*(Event("wrapper killed", rank) for rank in killed), *reported]
+        events = [*(Event("wrapper killed", rank) for rank in killed), *news]
+        reports = self._output.take(self._launcher.read())
+        events += (Event("report", self._number, lines=(report,)) for report in reports)
         events += (Event("rank hung", rank) for rank in self._stopped())
         if self._silent is None and any(event.kind == "rank hung" for event in events):
             # DeepSpeed's launcher will signal the others soon, which may wake the one that hangs
@@ -117,11 +117,38 @@ class RankProcesses:
             events.append(Event("training"))
         if code is not None and not self._launcher_ended:
             self._launcher_ended = True
-            events.append(Event("launcher ended", self._number, code, tuple(self._reports.last_lines)))
+            events.append(Event("launcher ended", self._number, code, tuple(self._output.last_lines)))
         if self._launcher_ended and not self._all_ended and not self._launcher.session_alive:
             self._all_ended = True
             events.append(Event("all ended"))
         return events
+
+    def _news(self) -> list[Event]:
+        """What ranks and wrappers have told since the last call."""
+        return [event for told in outcome.new(self._directory, self._known) if (event := self._event(told))]
+
+    def _event(self, told: Outcome) -> Event | None:
+        rank, kind, text = told
+        if kind == "done":
+            self._done.add(rank)
+        elif kind == rank_wrapper.STARTED:
+            parent, wrapper = map(int, text.split())
+            self._above_ranks |= {parent, wrapper}
+            self._wrappers[wrapper] = rank
+        elif kind == rank_wrapper.ENDED:
+            wrapper, code = map(int, text.split())
+            self._above_ranks.discard(wrapper)
+            self._wrappers.pop(wrapper, None)
+            # read here, since other hosts may see the log's end late
+            words = last_lines(rank_log(self._output.log.parent, rank)) if code and self._output.log else []
+            return Event("rank ended" if code or rank in self._done else "rank left", rank, code, tuple(words))
+        elif kind == "faulty":
+            return Event("rank faulty", int(text))
+        elif kind == "hung":
+            return Event("rank hung", rank)
+        else:
+            return Event("rank failed", rank, lines=(text,))
+        return None
 
     def _stopped(self) -> list[int]:
         """The ranks whose processes have been stopped for too long, the first time."""
@@ -147,64 +174,31 @@ class RankProcesses:
         silent = time.monotonic() - self._launcher.started
         return {
             rank: Heartbeat(0, 0, silent, silent, None, any(map(_is_stopped, _children(wrapper))))
-            for wrapper, rank in self._reports.wrappers.items()
+            for wrapper, rank in self._wrappers.items()
         }
 
     def wait(self) -> None:
         """Returns at once: `end` has waited."""
 
 
-class _Reports:
-    """Parses the output of the launcher, of the wrappers below it and of the ranks.
+class _Output:
+    """What the launcher, or a program, prints. It goes to `log` if the disk has room; `last_lines` has the last."""
 
-    `above_ranks` are the processes that aren't ranks: DeepSpeed's and the wrappers. `wrappers` maps the wrappers that
-    haven't reported the end of their rank to its number. The launcher's own lines go to `log` if the disk has room;
-    `last_lines` has the last of them.
-    """
-
-    def __init__(self, launcher: int, log: Path | None, number: int):
-        self.above_ranks, self._number = {launcher}, number
-        self.wrappers: dict[int, int] = {}
-        self._done: set[int] = set()
-        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+    def __init__(self, log: Path | None):
         self.log, self._unfinished = log, b""
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
 
-    def take(self, output: bytes) -> list[Event]:
+    def take(self, output: bytes) -> list[str]:
+        """Takes what was printed since the last call; returns a program's reports."""
         *lines, self._unfinished = (self._unfinished + output).split(b"\n")
-        events = (self._take_line(line.decode(errors="replace")) for line in lines)
-        return [event for event in events if event]
-
-    def _take_line(self, line: str) -> Event | None:
-        event = None
-        if report := _REPORT.fullmatch(line):
-            line = report["before"]
-            if report["wrapper"]:
-                self.above_ranks |= {int(report["parent"]), int(report["wrapper"])}
-                self.wrappers[int(report["wrapper"])] = int(report["wrapped"])
-            elif report["failed"]:
-                event = Event("rank failed", int(report["failed"]))
-            elif report["hung"]:
-                event = Event("rank hung", int(report["hung"]))
-            elif report["faulty"]:
-                event = Event("rank faulty", int(report["faulty"]))
-            elif report["done"]:
-                self._done.add(int(report["done"]))
-            elif report["json"]:
-                event = Event("report", self._number, lines=(report["json"],))
-            else:
-                self.above_ranks.discard(int(report["ended"]))
-                self.wrappers.pop(int(report["ended"]), None)
-                rank, code = int(report["rank"]), int(report["code"])
-                # read here, since other hosts may see the log's end late
-                words = last_lines(rank_log(self.log.parent, rank)) if code and self.log else []
-                kind: Literal["rank ended", "rank left"] = "rank ended" if code or rank in self._done else "rank left"
-                event = Event(kind, rank, code, tuple(words))
-        if line:
-            self.last_lines.append(line)
-            if self.log:
-                with contextlib.suppress(OSError), self.log.open("a") as log:
-                    print(line, file=log)
-        return event
+        shown = [line.decode(errors="replace") for line in lines]
+        for line in shown:
+            if line and not line.startswith(PROGRAM_REPORT):
+                self.last_lines.append(line)
+                if self.log:
+                    with contextlib.suppress(OSError), self.log.open("a") as log:
+                        print(line, file=log)
+        return [line.removeprefix(PROGRAM_REPORT) for line in shown if line.startswith(PROGRAM_REPORT)]
 
 
 def _runs(process: int) -> bool:

@@ -76,7 +76,6 @@ LONGEST = [
     "pretrain/test_numerics.py",
     "pretrain/test_offload.py",
     "launch/test_doctor.py",
-    "pretrain/test_uncompiled.py",
     "pretrain/test_stability.py",
     "pretrain/test_micro_batch.py",
     "pretrain/test_lm_eval.py",

@@ -19,6 +19,7 @@ OWN = {
     "checks",
     "benchmarks",
     "docs",
+    "experiments",
     *(path.stem for path in (ROOT / "benchmarks").glob("*.py")),
 }
 

@@ -101,14 +101,15 @@ def test_packages_and_the_bottom_room_know_nothing_of_what_is_above_them(graph):
             assert {room(other) for other in others} <= {"data_pipeline", "data_pipeline.foundation"}, module
 
 
-def test_nothing_needs_what_is_in_checks_but_its_short_forms():
+def test_nothing_needs_what_is_in_checks_or_experiments_but_their_tests():
     importing = {
         path.relative_to(ROOT).as_posix()
         for folder in (*PACKAGES, "tests")
         for path in (ROOT / folder).rglob("*.py")
-        if re.search(r"(?m)^\s*(from|import) checks\b", path.read_text())
+        if re.search(r"(?m)^\s*(from|import) (checks|experiments)\b", path.read_text())
     }
-    assert [path for path in importing if not path.startswith("tests/checks/")] == ["tests/data_pipeline/test_fuzz.py"]
+    others = [path for path in importing if not path.startswith(("tests/checks/", "tests/experiments/"))]
+    assert others == ["tests/data_pipeline/test_fuzz.py"]
 
 
 def test_private_names_of_deepspeed_stand_in_one_module():

@@ -29,13 +29,13 @@ from checks.results.data import (
 )
 from checks.results.pages import Rows
 from data_pipeline.foundation.json_file import read_json
+from experiments.ladder.compared import Other
 from pretrain.models import outline, parse
 from pretrain.tools.experiment import experiment_file, speedrun
 from pretrain.tools.experiment.experiment_file import Experiment, Group
 from pretrain.tools.experiment.experiment_table import Line, lines
 from pretrain.tools.experiment.results import Result, ends_by_seed
 from pretrain.tools.experiment.statistics import compare, holm
-from pretrain.tools.ladder.compared import Other
 
 TABLES: dict[str, Callable[[Path], Rows]] = {}
 
@@ -303,15 +303,9 @@ def _ladders(folder: Path) -> Iterator[list[str | None]]:
     ladders = [read_json(file, dict[str, Any]) for file in files]
     for rungs in zip(*(ladder["rungs"] for ladder in ladders), strict=True):
         for first, rung in zip((True, False), rungs, strict=True):
-            parameters = f"{rung['parameters'] / 1e6:.2f} M"
-            cells = [
-                parameters,
-                f"{rung['steps']:,}",
-                power(rung["flops"]),
-                None,
-                spread([*rung["losses"].values()], 3),
-            ]
-            yield [rung["name"][1:] if first else "", None, *cells, None, None, None]
+            parameters, loss = f"{rung['parameters'] / 1e6:.2f} M", spread([*rung["losses"].values()], 3)
+            cells = [parameters, f"{rung['steps']:,}", power(rung["flops"]), loss]
+            yield [rung["name"][1:] if first else "", None, *cells]
 
 
 _TEXTBOOK = ["loss", "other_input_loss", "unigram_entropy", "bigram_entropy", "first_token_loss", "first_token_worth"]

@@ -9,12 +9,12 @@ from typing import Any
 
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.json_file import read_json
+from experiments.ladder.compared import Other
+from experiments.ladder.ladder_file import LadderFile, Rung
+from experiments.ladder.ladder_report import Report
+from experiments.ladder.rungs import Ladder, SizedRung
+from experiments.ladder.scaling_law import fit
 from pretrain.evaluation.record import png
-from pretrain.tools.ladder.compared import Other
-from pretrain.tools.ladder.ladder_file import LadderFile, Rung
-from pretrain.tools.ladder.ladder_report import Report
-from pretrain.tools.ladder.rungs import Ladder, SizedRung
-from pretrain.tools.ladder.scaling_law import fit
 
 FOLDER = Path(__file__).parents[1] / "results" / "speedrun" / "ladders"
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.command import config_path, path_argument, path_option
+from data_pipeline.foundation.command import path_argument, path_option
 from data_pipeline.foundation.errors import UserError
 from pretrain.cli.app import Overrides, RunPath, app
 
@@ -38,7 +38,7 @@ def train(
     from data_pipeline.foundation.config_file import load
     from data_pipeline.loading import server
     from pretrain.config import RunConfig
-    from pretrain.run import rank_logs, standby
+    from pretrain.run import outcome, rank_logs, standby
 
     settings = load(config, overrides or [], RunConfig)
     if settings.data.workers:
@@ -50,7 +50,7 @@ def train(
     code = run(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     if rank_logs.supervised():
-        rank_logs.note_end(int(os.environ["RANK"]))
+        outcome.done(int(os.environ["RANK"]))
         code = 0
     raise typer.Exit(code)
 
@@ -79,49 +79,6 @@ def experiment(
     from pretrain.tools.experiment.run_experiment import experiment as run
 
     raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or [], train))
-
-
-@app.command(epilog="Example: pretrain ladder configs/ladders/t5-wikipedia-c4.yaml --next")
-def ladder(
-    config: Annotated[
-        Path, path_argument("LADDER.yaml", "A ladder file, or configs:NAME for one that ships.", config_path)
-    ],
-    overrides: Overrides = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each rung, with seeds from run.seed on.")] = 1,
-    at_once: AtOnce = None,
-    out: Annotated[Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME.")] = None,
-    train: Annotated[bool, typer.Option(help="Train; or only fit the rungs that have finished.")] = True,
-    next_: Annotated[bool, typer.Option("--next", help="Train the next rung too, and compare it.")] = False,
-    against: Annotated[
-        Path | None,
-        path_option("--against", "The ladder.json of another recipe: how much compute it needs for the same losses."),
-    ] = None,
-) -> None:
-    """Train models of growing size, fit a law to their losses, and predict the next size's.
-
-    Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
-    """
-    from pretrain.tools.ladder.run_ladder import ladder as run
-
-    raise typer.Exit(run(config, seeds, at_once, out, overrides or [], train, next_, against))
-
-
-@app.command("mup-check", epilog="Example: pretrain mup-check configs/runs/quickstart.yaml --widths 64,128,256")
-def mup_check(
-    config: RunPath,
-    overrides: Overrides = None,
-    widths: Annotated[
-        str | None,
-        typer.Option(help="At least three widths: 64,128,256,512. Default: doublings of the least possible."),
-    ] = None,
-    out: Annotated[
-        Path | None, path_option("--out", "Where table and picture go. Default: runs/mup-check-NAME.")
-    ] = None,
-) -> None:
-    """Check on a CPU that activations and the best learning rate stay the same over widths (exit code 1 if not)."""
-    from pretrain.tools.mup_check.run_mup_check import mup_check as run
-
-    raise typer.Exit(run(config, overrides or [], widths, out))
 
 
 @app.command(epilog="Example: pretrain plan configs/runs/t5-v1.1-base-c4.yaml --gpus 8 --gpu a100-80gb")

@@ -16,11 +16,11 @@ from pydantic import (
 from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.objectives import Objective, TrainingObjective
+from pretrain.config import schedules
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
-from pretrain.models import AnyModelConfig
-from pretrain.optimizers import schedules
-from pretrain.optimizers.config import AnyOptimizer, AnySchedule, CosineSchedule
+from pretrain.config.models import AnyModelConfig
+from pretrain.config.optimizers import AnyOptimizer, AnySchedule, CosineSchedule
 
 
 class RunSection(Section):
@@ -254,6 +254,8 @@ class DistillationSection(Section):
     prefix LM has added to a target, the loss is the cross-entropy alone.
     """
 
+    name: Literal["distillation"]
+    """What the wrapper does."""
     teacher: LocalPath
     """The teacher, a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the output of `pretrain
     import`. Its weights stay as they are."""
@@ -335,6 +337,7 @@ class RunConfig(Section):
     """A run file: which model is trained, on which corpora, and how."""
 
     other_files = {"sources": "this is a corpus file, not a run file; build it with data-pipeline build {}"}
+    refused = {"distillation": "is a wrapper now: wrapper: {name: distillation, teacher: …}"}
 
     run: RunSection
     """Name, place, seed and length of the run."""
@@ -348,8 +351,8 @@ class RunConfig(Section):
     """The optimizer and its peak learning rate."""
     schedule: AnySchedule = CosineSchedule()
     """The learning rate over the steps of the run."""
-    distillation: DistillationSection | None = None
-    """A teacher that the model learns from besides the text. null: none."""
+    wrapper: DistillationSection | None = None
+    """What stands around the model in training and changes its loss. null: nothing."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()

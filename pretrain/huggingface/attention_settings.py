@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from data_pipeline.foundation.errors import UserError
+from pretrain.config.models import Heads, LocalAndGlobal
 from pretrain.huggingface.conversion import Json, to_theirs
-from pretrain.models.config.blocks import Heads, LocalAndGlobal
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
 HEADS = {

@@ -1,9 +1,9 @@
 """The T5 of today's layers in transformers."""
 
+from pretrain.config.models import StackConfig
 from pretrain.huggingface.conversion import TIED, Json, State, drop_copies
 from pretrain.huggingface.remote import conversion
 from pretrain.models import ModernConfig
-from pretrain.models.config.t5gemma import StackConfig
 
 
 def tidy(settings: Json, tensors: State) -> State:

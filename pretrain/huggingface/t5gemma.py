@@ -1,11 +1,11 @@
 """T5Gemma in transformers: `T5GemmaForConditionalGeneration`."""
 
 from data_pipeline.foundation.errors import UserError
+from pretrain.config.models import Gemma, StackConfig
 from pretrain.huggingface import conversion
 from pretrain.huggingface.attention_settings import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
 from pretrain.huggingface.conversion import Conversion, Json, State, within
 from pretrain.models import T5GemmaConfig
-from pretrain.models.config.t5gemma import Gemma, StackConfig
 
 STACKS = ("encoder", "decoder")
 SUBLAYERS = {"self_attention": "self_attn", "cross_attention": "cross_attn", "feed_forward": "feedforward"}

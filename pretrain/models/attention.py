@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pretrain.config.models import Heads
 from pretrain.kernels.matmul import matmul
 from pretrain.models.attention_masks import AttentionMask
-from pretrain.models.config.blocks import Heads
 from pretrain.models.layers import Linear, drop, fused_linear, one_use, soft_capped
 from pretrain.models.logit_bias import (
     WIDEST_HEAD,

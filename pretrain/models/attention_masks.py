@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from data_pipeline.foundation.config_file import Section
-from pretrain.models.config.blocks import LocalAndGlobal
+from pretrain.config.models import LocalAndGlobal
 from pretrain.models.logit_bias import MergedPattern, Pattern, logit_bias
 from pretrain.models.positions import Rotary
 from pretrain.models.visibility import Window

@@ -15,16 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, Heads
 from pretrain.models.attention import KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask
 from pretrain.models.blocks import Block, EncoderLayer, Layer
-from pretrain.models.config.autoregressive import AutoregressiveConfig, EmbeddingLossConfig
-from pretrain.models.config.blocks import Heads
 from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear, at_least_fp32, one_use
 from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head
-from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
+from pretrain.models.model import Model
 from pretrain.models.positions import LearnedPositions, positions_from, rotary_embedding
 from pretrain.models.visibility import visible
 
@@ -338,19 +337,3 @@ class Autoregressive(Model):
     def _next_positions(self, positions: Tensor) -> Tensor:
         assert self.position_embedding is not None, "checked with the config"
         return self.position_embedding(positions + 1)
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Every weight is used once per token; all three kinds of attention relate the sequence to itself.
-
-        The map from the encoder to the decoder belongs to the decoder. The embedding loss counts nothing.
-        """
-        config, tokens, pairs = self.config, sizes.inputs, sizes.input_pairs
-        attend = cross_attentions(self.decoder)
-        decoder = matrix_weights(self.bridge) + matrix_weights(self.decoder) - sum(map(matrix_weights, attend))
-        return {
-            "encoder": 6.0 * matrix_weights(self.encoder) * tokens
-            + 12.0 * config.d_model * config.num_encoder_layers * pairs,
-            "decoder": 6.0 * decoder * tokens + 12.0 * config.d_model * config.num_decoder_layers * pairs,
-            "cross-attention": sum(attention_flops(one, config.d_model, tokens, tokens, pairs) for one in attend),
-            "head": 6.0 * config.padded_vocab_size * config.d_model * tokens,
-        }

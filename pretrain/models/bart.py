@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pretrain.models.config.bart import BartConfig
+from pretrain.config.models import BartConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.loss_head import Head

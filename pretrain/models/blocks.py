@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pretrain.config.models import Heads, Norm
 from pretrain.models.attention import Attention, KeyValueCache
 from pretrain.models.attention_masks import AttentionMask
-from pretrain.models.config.blocks import Heads, Norm
 from pretrain.models.layers import Dropout, FeedForward, normalisation
 
 

@@ -9,14 +9,14 @@ rotary, linear-bias and sinusoidal positions, and what later decoders changed in
 import torch
 from torch import Tensor, nn
 
+from pretrain.config.models import DecoderOnlyConfig
 from pretrain.models.attention import KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs
 from pretrain.models.blocks import Block
-from pretrain.models.config.decoder_only import DecoderOnlyConfig
 from pretrain.models.layers import Embedding, times_root
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head
-from pretrain.models.model import Model, Sizes, matrix_weights
+from pretrain.models.model import Model
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
@@ -144,13 +144,3 @@ class DecoderOnly(Model):
     def new_cache(self) -> list[KeyValueCache]:
         """An empty cache for `decode`, one for each layer."""
         return [KeyValueCache() for _ in self.decoder.layers]
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Every weight is used once per token."""
-        config = self.config
-        pairs = self.decoder.layer_masks.pairs(sizes.inputs, sizes.input_pairs)
-        return {
-            "decoder": 6.0 * matrix_weights(self.decoder.layers) * sizes.inputs
-            + 12.0 * config.num_heads * config.d_kv * pairs,
-            "head": 6.0 * config.padded_vocab_size * config.d_model * sizes.inputs,
-        }

@@ -15,15 +15,15 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from pretrain.config.models import DoubleDecoderConfig
 from pretrain.models.asynchronous import to_device
 from pretrain.models.attention import KeysAndValues, KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask, self_attention_mask
 from pretrain.models.blocks import Block, EncoderLayer
-from pretrain.models.config.double_decoder import DoubleDecoderConfig
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.loss import Losses
 from pretrain.models.loss_head import Head
-from pretrain.models.model import Model, Sizes, matrix_weights
+from pretrain.models.model import Model
 from pretrain.models.positions import Rotary, positions_from, real_positions, rotary_embedding
 from pretrain.models.t5gemma2 import MergedLayer
 from pretrain.models.visibility import masked, visible
@@ -284,16 +284,3 @@ class DoubleDecoder(Model):
     def new_cache(self) -> Cache:
         """An empty cache for `decode`."""
         return Cache(self.config.num_encoder_layers, self.config.num_decoder_layers)
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """As in `Model.flops`, every stack relates the row to itself once: a key is a token or a state, never both, but
-        for the first token. Keys and values of the encoder's states count as cross-attention."""
-        config, tokens = self.config, sizes.inputs
-        pair_flops = 12.0 * config.num_heads * config.d_kv * sizes.input_pairs
-        keys = 2 * config.d_model * config.kv_heads * config.d_kv
-        return {
-            "encoder": 6.0 * matrix_weights(self.encoder.layers) * tokens + config.num_encoder_layers * pair_flops,
-            "decoder": 6.0 * matrix_weights(self.decoder.layers) * tokens + config.num_decoder_layers * pair_flops,
-            "cross-attention": 6.0 * keys * config.num_decoder_layers * tokens,
-            "head": 6.0 * config.padded_vocab_size * config.d_model * tokens,
-        }

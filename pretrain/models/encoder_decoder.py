@@ -5,14 +5,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
-from pretrain.models.attention_masks import AttentionInputs, LayerMasks
-from pretrain.models.config.base import ModelConfig
-from pretrain.models.distilled_loss import TeacherTargets
+from pretrain.config.models import ModelConfig
+from pretrain.models.attention import KeyValueCache, MemoryCache
+from pretrain.models.attention_masks import AttentionInputs
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Losses, shift_right
 from pretrain.models.loss_head import Head
-from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
+from pretrain.models.model import Model
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
 
@@ -60,15 +59,13 @@ class EncoderDecoder(Model):
         *,
         decoder_input_ids: Tensor | None = None,
         target_indices: Tensor | None = None,
-        teacher_targets: TeacherTargets | None = None,
         **attention: Tensor,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
 
         `encoder_input_ids` (batch, input_length). `decoder_input_ids` are by default the labels shifted one to the
         right. Padding after the targets needs no mask: the decoder is causal. `attention` as in `AttentionInputs`.
-        Label smoothing and z-loss apply in training only. `target_indices` as in `Head`. With `teacher_targets`, the
-        losses are those of `chunked_cross_entropy`.
+        Label smoothing and z-loss apply in training only. `target_indices` as in `Head`.
         """
         inputs = AttentionInputs(**attention)
         if decoder_input_ids is None:
@@ -76,8 +73,7 @@ class EncoderDecoder(Model):
             decoder_input_ids = shift_right(labels, start_id, inputs.decoder_segment_ids, pad_id)
         x, targets = self.embedded(encoder_input_ids, decoder_input_ids)
         x = self.decoder(targets, self.encoder(x, inputs), inputs)
-        found = self.lm_head(self.before_head(x), labels, self.config, target_indices, teacher_targets=teacher_targets)
-        return {"labels": found} if teacher_targets is None else found
+        return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_indices)}
 
     def embedded_targets(self, ids: Tensor) -> Tensor:
         """The vectors of the decoder's ids."""
@@ -114,26 +110,3 @@ class EncoderDecoder(Model):
     def logits(self, x: Tensor) -> Tensor:
         """Maps the decoder's states (…, d_model) to (…, padded_vocab_size)."""
         return self.lm_head(self.before_head(x))
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Encoder weights process inputs, decoder weights targets; cross-attention's keys and values process inputs."""
-        encoder, decoder = (cast(nn.ModuleList, stack.layers) for stack in (self.encoder, self.decoder))
-        attend = cross_attentions(decoder)
-        decoder_weights = matrix_weights(decoder) - sum(map(matrix_weights, attend))
-        return {
-            "encoder": 6.0 * matrix_weights(encoder) * sizes.inputs
-            + self_attention_flops(self.encoder, sizes.inputs, sizes.input_pairs),
-            "decoder": 6.0 * decoder_weights * sizes.targets
-            + self_attention_flops(self.decoder, sizes.targets, sizes.target_pairs),
-            "cross-attention": sum(
-                attention_flops(one, one.width, sizes.targets, sizes.inputs, sizes.cross_pairs) for one in attend
-            ),
-            "head": 6.0 * matrix_weights(self.lm_head) * sizes.targets,
-        }
-
-
-def self_attention_flops(stack: nn.Module, tokens: int, pairs: int) -> float:
-    """FLOPs of the query-key pairs of all layers of a stack; `tokens` and `pairs` as in `Sizes`."""
-    layers = cast(nn.ModuleList, stack.layers)
-    width = cast(Attention, layers[0].self_attention).width
-    return 12.0 * width * cast(LayerMasks, stack.layer_masks).pairs(tokens, pairs)

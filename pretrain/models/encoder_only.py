@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.config.models import EncoderOnlyConfig, Heads
 from pretrain.models.attention_masks import AttentionInputs, self_attention_mask
 from pretrain.models.blocks import Block, EncoderLayer
-from pretrain.models.config.blocks import Heads
-from pretrain.models.config.encoder_only import EncoderOnlyConfig
 from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, LayerNorm, Linear
 from pretrain.models.loss import Losses, indices_of_targets, token_losses
 from pretrain.models.loss_head import Head
-from pretrain.models.model import Model, Sizes, matrix_weights
+from pretrain.models.model import Model
 from pretrain.models.positions import LearnedPositions, positions_from
 
 
@@ -149,14 +148,3 @@ class EncoderOnly(Model):
     def masked_lm_logits(self, states: Tensor) -> Tensor:
         """Maps (…, d_model) to (…, padded_vocab_size)."""
         return self.lm_head(self.masked_lm(states))
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Layers process every token, the head predicted tokens, the next-sentence head one token per example."""
-        config = self.config
-        head = matrix_weights(self.masked_lm) + config.padded_vocab_size * config.d_model
-        example_weights = 0 if self.next_sentence is None else matrix_weights(self.next_sentence)
-        return {
-            "encoder": 6.0 * matrix_weights(self.encoder.layers) * sizes.inputs
-            + 12.0 * config.d_model * config.num_layers * sizes.input_pairs,
-            "head": 6.0 * (head * sizes.targets + example_weights * sizes.examples),
-        }

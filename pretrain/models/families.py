@@ -5,23 +5,22 @@ Classes and modules are given by name and imported when needed, so that a run fi
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from importlib import import_module
-from operator import or_
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
-from pretrain.models.config.autoregressive import AutoregressiveConfig
-from pretrain.models.config.bart import BartConfig
-from pretrain.models.config.base import ModelConfig
-from pretrain.models.config.decoder_only import DecoderOnlyConfig
-from pretrain.models.config.double_decoder import DoubleDecoderConfig
-from pretrain.models.config.encoder_only import EncoderOnlyConfig
-from pretrain.models.config.modern import ModernConfig
-from pretrain.models.config.t5 import T5Config
-from pretrain.models.config.t5gemma import T5Gemma2Config, T5GemmaConfig
-from pretrain.models.config.vanilla import VanillaConfig
+from pretrain.config.models import (
+    AutoregressiveConfig,
+    BartConfig,
+    DecoderOnlyConfig,
+    DoubleDecoderConfig,
+    EncoderOnlyConfig,
+    ModelConfig,
+    ModernConfig,
+    T5Config,
+    T5Gemma2Config,
+    T5GemmaConfig,
+    VanillaConfig,
+)
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model
@@ -70,14 +69,6 @@ FAMILIES: dict[str, Family] = {
         EncoderOnlyConfig, "encoder_only.EncoderOnly", "pretrain.huggingface.encoder_only", ("masked_lm",), None
     ),
 }
-
-if TYPE_CHECKING:
-    AnyModelConfig = ModelConfig
-else:
-    AnyModelConfig = Annotated[
-        reduce(or_, (family.config for family in FAMILIES.values())), Field(discriminator="family")
-    ]
-    """The `model:` section of a run file; `family` selects the class."""
 
 
 def parse(values: Mapping[str, object]) -> ModelConfig:

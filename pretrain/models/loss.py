@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.models.config.base import ModelConfig
+from pretrain.config.models import ModelConfig
 from pretrain.models.layers import at_least_fp32
 
 # Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is
-# the sum of their means over the labels that count. A loss of any other name is averaged over "labels". The parts of a
-# loss that a teacher weighs in "labels" are only reported.
+# the sum of their means over the labels that count. A loss of any other name is averaged over "labels". In training, a
+# loss without a gradient is only reported.
 Losses = dict[str, Tensor]
-CROSS_ENTROPY, DISTILLATION_LOSS = PARTS = ("cross_entropy", "distillation_loss")
 
 
 def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, pad_id: int | None = None) -> Tensor:

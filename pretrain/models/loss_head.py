@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
+from pretrain.config.models import ModelConfig
 from pretrain.kernels.matmul import linear
 from pretrain.models.chunked_cross_entropy import CrossEntropy, capped, chunked_cross_entropy
-from pretrain.models.config.base import ModelConfig
-from pretrain.models.distilled_loss import TeacherTargets
 from pretrain.models.layers import Linear
-from pretrain.models.loss import Losses, configured_losses, hits_are_recorded, indices_of_targets
+from pretrain.models.loss import configured_losses, hits_are_recorded, indices_of_targets
 
 _MOST_TARGETS = (
     7 / 8
@@ -34,31 +33,26 @@ class Head(Linear):
         super().__init__(in_features, out_features, std, bias)
         self.softcap, self.multiplier = softcap, multiplier
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x: Tensor,
         labels: Tensor | None = None,
         config: ModelConfig | None = None,
         target_indices: Tensor | None = None,
-        teacher_targets: TeacherTargets | None = None,
-    ) -> Tensor | Losses:
+    ) -> Tensor:
         """Maps (…, d_model) to logits (…, vocabulary) or, given `labels` (…), to their losses (…).
 
         Positions without a target are skipped; on a CPU, only where that saves time. `target_indices` are the indices
-        of the labels that count, among all labels; without them the host waits for the GPU to find them. With
-        `teacher_targets`, the result is that of `chunked_cross_entropy`.
+        of the labels that count, among all labels; without them the host waits for the GPU to find them.
         """
         x = self.scaled(x)
         if labels is None:
             return self._logits(x)
         assert config is not None
-        if teacher_targets is not None or (x.is_cuda and not hits_are_recorded()):
+        if x.is_cuda and not hits_are_recorded():
             z_loss, label_smoothing = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
             settings = CrossEntropy(z_loss, label_smoothing, self.softcap)
-            found = chunked_cross_entropy(
-                x, self.weight, self.offsets(x), labels, settings, target_indices, teacher_targets
-            )
-            return found if teacher_targets is not None else found["labels"]
+            return chunked_cross_entropy(x, self.weight, self.offsets(x), labels, settings, target_indices)
         indices = _indices_worth_selecting(labels)
         if indices is None:
             return configured_losses(self._logits(x), labels, config, self.training)

@@ -6,7 +6,7 @@ input's end, and one matrix for both embeddings and the output. Its norms of que
 do, and values and the attention's output have none.
 """
 
-from pretrain.models.config.modern import ModernConfig
+from pretrain.config.models import ModernConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Embedding
 from pretrain.models.loss_head import Head

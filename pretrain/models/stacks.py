@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pretrain.config.models import ModelConfig, ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
 from pretrain.models.attention import KeyValueCache
 from pretrain.models.attention_masks import (
     AttentionInputs,
@@ -16,9 +17,6 @@ from pretrain.models.attention_masks import (
     self_attention_mask,
 )
 from pretrain.models.blocks import Block, DecoderLayer, EncoderLayer
-from pretrain.models.config.base import ModelConfig
-from pretrain.models.config.modern import ModernConfig
-from pretrain.models.config.t5gemma import StackConfig, T5Gemma2Config, T5GemmaConfig
 from pretrain.models.encoder_decoder import Caches, length_of
 from pretrain.models.layers import Dropout, times_root
 from pretrain.models.positions import LearnedPositions, Rotary, positions_from, rotary_embedding

@@ -10,9 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pretrain.config.models import Heads, T5Config
 from pretrain.models.blocks import Block
-from pretrain.models.config.blocks import Heads
-from pretrain.models.config.t5 import T5Config
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Embedding
 from pretrain.models.loss_head import Head

@@ -6,7 +6,7 @@ too. Cross-attention has no positions and sees the whole input. Where the author
 encoder's window, this follows transformers.
 """
 
-from pretrain.models.config.t5gemma import T5GemmaConfig
+from pretrain.config.models import T5GemmaConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Embedding
 from pretrain.models.loss_head import Head

@@ -6,19 +6,16 @@ targets' keys and the queries have positions; only the targets are seen through 
 embeddings and the output.
 """
 
-from typing import cast
-
 from torch import Tensor
 
-from pretrain.models.attention import Attention, KeyValueCache
+from pretrain.config.models import T5Gemma2Config
+from pretrain.models.attention import KeyValueCache
 from pretrain.models.attention_masks import AttentionInputs, AttentionMask
 from pretrain.models.blocks import Block, Layer
-from pretrain.models.config.t5gemma import T5Gemma2Config
 from pretrain.models.encoder_decoder import Caches, EncoderDecoder, length_of
 from pretrain.models.layers import Embedding
 from pretrain.models.loss_head import Head
 from pretrain.models.merged_attention import MergedAttention, merged_bias
-from pretrain.models.model import Sizes, matrix_weights
 from pretrain.models.positions import positions_from, rotary_embedding
 from pretrain.models.stacks import Encoder, Stack, block_of
 from pretrain.models.visibility import Window
@@ -90,11 +87,3 @@ class T5Gemma2(EncoderDecoder):
             Head(config.d_model, rows, std, multiplier=config.logits_multiplier),
             tied=True,
         )
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """As in other encoder-decoders; the decoder's keys and values of inputs count as cross-attention."""
-        parts = super().flops_by_part(sizes)
-        attention = cast(Attention, cast(Decoder, self.decoder).layers[0].self_attention)
-        keys = matrix_weights(attention.k) + matrix_weights(attention.v)
-        across = 6.0 * keys * sizes.inputs + 12.0 * attention.width * sizes.cross_pairs
-        return {**parts, "cross-attention": self.config.num_layers * across}

@@ -8,9 +8,8 @@ import math
 
 from torch import Tensor, nn
 
+from pretrain.config.models import Heads, PostNormConfig, VanillaConfig
 from pretrain.models.blocks import Block
-from pretrain.models.config.blocks import Heads
-from pretrain.models.config.vanilla import PostNormConfig, VanillaConfig
 from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Dropout, Embedding
 from pretrain.models.loss_head import Head

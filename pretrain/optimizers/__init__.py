@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pretrain.optimizers.config import OptimizerConfig
+from pretrain.config.optimizers import OptimizerConfig
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from data_pipeline.foundation.errors import FailedError
-from pretrain.optimizers.config import AdafactorConfig
+from pretrain.config.optimizers import AdafactorConfig
 from pretrain.optimizers.flat_buffers import FlatBuffer, sum_of_squares
 from pretrain.optimizers.sharded import Sharded, root_mean_squares, sums_of_squares
 from pretrain.optimizers.tiles import Tile, tiles

@@ -3,7 +3,7 @@
 from torch.optim import AdamW
 from torch.optim.optimizer import ParamsT
 
-from pretrain.optimizers.config import AdamWConfig
+from pretrain.config.optimizers import AdamWConfig
 
 
 def adamw(groups: ParamsT, config: AdamWConfig) -> AdamW:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.optimizers.config import AdamWScaleConfig
+from pretrain.config.optimizers import AdamWScaleConfig
 from pretrain.optimizers.flat_buffers import FlatBuffer, in_whole
 from pretrain.optimizers.sharded import Sharded, root_mean_squares, sums_of_squares
 

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import Parameter
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.models.config.base import ModelConfig
+from pretrain.config.models import ModelConfig
+from pretrain.config.optimizers import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig, ParameterGroup
 from pretrain.models.layers import RMSNorm
 from pretrain.models.loss_head import Head
 from pretrain.models.positions import RelativePositionBias
-from pretrain.optimizers.config import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig, ParameterGroup
 
 _NORMS = (RMSNorm, nn.LayerNorm)
 _TABLES = (nn.Embedding, RelativePositionBias)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
+from pretrain.config.optimizers import MuonConfig
 from pretrain.kernels.matmul import addmm, matmul
-from pretrain.optimizers.config import MuonConfig
 from pretrain.optimizers.flat_buffers import FlatBuffer, in_whole
 from pretrain.optimizers.sharded import Sharded
 

@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from pretrain.optimizers.config import OptimizerConfig
+from pretrain.config.optimizers import OptimizerConfig
 from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment, in_whole, sum_of_squares
 
 

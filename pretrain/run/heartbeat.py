@@ -84,8 +84,7 @@ def read(directory: Path) -> dict[int, Heartbeat]:
     found = {}
     now = time.monotonic()
     for path in directory.glob("rank-*"):
-        values = path.read_bytes()
-        if len(values) == _SIZE:
+        if not path.suffix and len(values := path.read_bytes()) == _SIZE:
             process, step, marks, beat, marked, first = struct.unpack(_FORMAT, values)
             since_first = now - first if first else None
             heartbeat = Heartbeat(step, marks, now - beat, now - marked, since_first, _is_stopped(process))

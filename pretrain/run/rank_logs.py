@@ -1,6 +1,5 @@
 """RUN/logs/attempt-0001/rank-00000.log: all output of a rank under a supervisor, also that of a crash."""
 
-import contextlib
 import itertools
 import os
 import re
@@ -14,9 +13,6 @@ from pretrain.run import metrics_file as metric_log
 from pretrain.run import status
 
 SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
-REPORTS = "PRETRAIN_REPORTS"  # there too: a file descriptor that the supervisor reads
-FAILED, HUNG, DONE = "rank failed:", "rank makes no progress:", "rank is done:"
-FAULTY = "rank computes wrong:"
 _LOGS, _ATTEMPT, _STANDBY = "logs", "attempt-", "standby"
 _DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
 _LAST_LINES = 40  # a stack dump ends with the main thread, its innermost call on top
@@ -66,32 +62,6 @@ def supervised() -> Path | None:
 
 def rank_log(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank:05d}.log"
-
-
-def note_failure(rank: int) -> None:
-    """Reports to the supervisor that a rank fails. Others fail because of it, but may end earlier."""
-    _report(FAILED, rank)
-
-
-def note_hang(rank: int) -> None:
-    """Reports to the supervisor that a rank makes no progress, because of itself or because it waits for another."""
-    _report(HUNG, rank)
-
-
-def note_faulty(rank: int) -> None:
-    """Reports to the supervisor that the arithmetic of `rank`, which may be another one, was found wrong."""
-    _report(FAULTY, rank)
-
-
-def note_end(rank: int) -> None:
-    """Reports to the supervisor that a rank has ended its work, so that exit code 0 is no failure."""
-    _report(DONE, rank)
-
-
-def _report(what: str, rank: int) -> None:
-    if reports := os.environ.get(REPORTS):
-        with contextlib.suppress(OSError, ValueError):
-            os.write(int(reports), f"{what} {rank}\n".encode())
 
 
 def refusal(directory: Path) -> str | None:

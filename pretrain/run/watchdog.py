@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from pretrain.run import heartbeat, rank_logs
+from pretrain.run import heartbeat, outcome
 
 SECONDS_TO_LOOK = 0.3  # that the supervisor has to see how the ranks stand before this one's end changes it
 GRACE = 20.0  # seconds that the Python thread has to report a hang before faulthandler does
@@ -150,6 +150,6 @@ def _watch(
     message = f"rank {rank}: no progress for {limit:g} s ({setting}); all stacks follow\n"
     os.write(2, message.encode())
     faulthandler.dump_traceback(2, all_threads=True)
-    rank_logs.note_hang(rank)
+    outcome.hung(rank)
     time.sleep(SECONDS_TO_LOOK)
     os._exit(1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from pretrain.models.config.base import ModelConfig
+from pretrain.config.models import ModelConfig
 from pretrain.run.hardware import threads_per_rank
 
 _PASSES = 3  # the first one isn't timed

@@ -1,4 +1,4 @@
-"""The page docs/reference/settings.md: every key of corpus, run, experiment and ladder files, from their classes."""
+"""The page docs/reference/settings.md: every key of corpus, run and experiment files, from their classes."""
 
 import re
 from collections.abc import Iterator
@@ -20,12 +20,11 @@ from data_pipeline.objectives import TrainingObjective
 from data_pipeline.sources import OPTIONS
 from pretrain.config import RunConfig
 from pretrain.tools.experiment.experiment_file import ExperimentFile
-from pretrain.tools.ladder.ladder_file import LadderFile
 
 _INTRODUCTION = """\
 # Reference
 
-Every key of corpus files, of run files and of the files of experiments and ladders. `pretrain reference` prints this
+Every key of corpus files, of run files and of the files of experiments. `pretrain reference` prints this
 page from the code, where each key's meaning stands below its field.
 
 Keys are written as on the command line, where `checkpoint.every_steps=500` sets one; a number is the index in a list,
@@ -132,7 +131,6 @@ def _parts() -> Iterator[Part]:
     )
     yield from _file("Run files", RunConfig)
     yield from _file("Experiment files", ExperimentFile)
-    yield from _file("Ladder files", LadderFile)
 
 
 def _file(title: str, schema: type[Section]) -> Iterator[Part]:

@@ -27,7 +27,7 @@ from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.hook import Findings
-from pretrain.run import environment, lock, rank_logs, status, watchdog
+from pretrain.run import environment, lock, outcome, rank_logs, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
@@ -35,7 +35,6 @@ from pretrain.tracking.mlflow_run import NOTE, DatasetInfo
 from pretrain.tracking.store import one_line
 from pretrain.tracking.tracker import Tracker
 from pretrain.trainer.picture import draw
-from pretrain.trainer.teacher_checks import teacher_checkpoint
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.ranks import on_rank_0
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
 
 _LONG = 3600.0  # s
+_LONG_ON_CPU = 7200.0  # s
 _QUICK = 100_000_000  # parameters: larger models take long to read again for a picture of their attention
 
 
@@ -79,8 +79,6 @@ class RunReport:
         )
         if self.run.initial_weights and not self.run.resume:
             self._print(f"starts from the weights in {self.run.initial_weights}")
-        if config.distillation:
-            self._print(f"learns from the teacher in {teacher_checkpoint(config.distillation)}")
         if config.data.mixing or config.data.weights_of == "tokens":
             shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in self.run.shares.items())
             self._print(f"a mixture, in rows: {shares}")
@@ -100,6 +98,12 @@ class RunReport:
                 f"norm {metrics['train/gradient_norm']:.3f}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
                 f"{_skipped(metrics)}{duration(left)} left"
             )
+
+    def forecast_on_cpu(self, seconds: float) -> None:
+        """Prints how long a long run takes, before its first step: who has forgotten the GPU needn't wait for that."""
+        if seconds > _LONG_ON_CPU:
+            steps = self.run.config.run.max_steps
+            self._print(f"without a GPU, about {duration(seconds)} to step {steps:,}; Ctrl-C saves")
 
     def forecast(self, step: int, seconds: float) -> None:
         """Prints when a long run will end if each step takes `seconds`; the first logged step may be hours away."""
@@ -171,8 +175,8 @@ class RunReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if kind is not None:
-            rank_logs.note_failure(self.run.rank)  # now: MLflow may take its time
+        if error is not None:
+            outcome.failed(self.run.rank, error)  # now: MLflow may take its time
         self._end_monitor()
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 
 from data_pipeline.foundation.command import STOPPED
@@ -16,7 +15,6 @@ from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.lookahead import Lookahead
 from data_pipeline.loading.stream import StreamState
-from data_pipeline.loading.texts import with_texts, without_texts
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest_verified
@@ -32,12 +30,12 @@ from pretrain.faults.fingerprints import Fingerprints
 from pretrain.faults.replay import Finding, Replay, interval
 from pretrain.faults.restarts import earlier_seconds
 from pretrain.faults.stragglers import Stragglers
-from pretrain.run import heartbeat, node_memory, rank_logs, status, stop_signals, watchdog
+from pretrain.run import heartbeat, node_memory, outcome, status, stop_signals, watchdog
+from pretrain.run.cpu_speed import seconds_left
 from pretrain.run.health import Health
 from pretrain.run.train_state import Rewind, TrainState, add_rewind, rewinds
-from pretrain.trainer import micro_batch
+from pretrain.trainer import micro_batch, wrappers
 from pretrain.trainer.run_report import RunReport
-from pretrain.trainer.teacher import Teacher, forward_flops
 from pretrain.trainer.throughput import ThroughputMeter, peak_flops, peak_of_products
 from pretrain.trainer.trial_passes import compile_kernels
 from pretrain.trainer.validate import ValidatedRun
@@ -65,13 +63,13 @@ class Training:
     def __init__(self, run: ValidatedRun, report: RunReport, stop_at_step: int | None):
         config = self.config = run.config
         self.validated, self.report, self.stop_at_step = run, report, stop_at_step
-        hours, distillation = config.run.max_hours, config.distillation
+        hours = config.run.max_hours
         self.deadline = time.monotonic() + hours * 3600 - earlier_seconds() if hours else float("inf")
         model, outline = construct(config, run.model, drawn=run.resume is None), models.outline(run.model)
         if run.initial_weights and not run.resume:
             load_weights(model, run.initial_weights, gathered)
-        self.teacher = Teacher.load(distillation, config.precision, communication_device()) if distillation else None
-        self.engine = Engine(model, config, self.teacher)
+        wrappers.wrap(model, config, communication_device())
+        self.engine = Engine(model, config)
         self.fingerprints = Fingerprints(self.engine)
         if run.resume:
             self._load(run.resume)
@@ -80,13 +78,11 @@ class Training:
         rows = micro_batch.choose(run, self.engine) if auto else config.batch.micro_batch(run.ranks)
         self.layout = run.layout(rows)
         products = peak_of_products(config, self.engine.device, outline, run.lengths, rows)
-        self.meter = ThroughputMeter(
-            outline,
-            peak_flops(config, self.engine.device) * run.ranks,
-            products and products * run.ranks,
-            partial(forward_flops, self.teacher.model) if self.teacher else None,
-        )
+        peak = peak_flops(config, self.engine.device) * run.ranks
+        self.meter = ThroughputMeter(outline, peak, products and products * run.ranks)
         report.announce(outline.num_parameters(), self.layout)
+        if self.engine.device.type == "cpu":
+            report.forecast_on_cpu(seconds_left(config, run.model, run.lengths, run.train_state.step, peak))
         self.saver = Saver(self.engine, run.origin)
         self.memory = self._memory_checkpoints()
         data, tokenizer = config.data, run.training[0].tokenizer
@@ -123,8 +119,6 @@ class Training:
         accumulations = [config.batch.rows(step) // layout.rows(1) for step in range(start.step, config.run.max_steps)]
         pin = self.engine.device.type == "cuda"
         loaded = batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
-        if self.teacher:
-            loaded = ([with_texts(batch) for batch in step] for step in loaded)
         ahead = Lookahead(loaded) if any(corpus.remote for corpus in self.validated.training) else None
         step_began = time.monotonic()
         self.meter.restart()
@@ -181,7 +175,7 @@ class Training:
                     self._compare_weights()
                     self._saved(self.saver.start(self.state, self.fingerprints.of_masters()))
                     if last or stopping:
-                        self._prove_last(without_texts(micro_batches[0]))
+                        self._prove_last(micro_batches[0])
                 self.meter.restart()
             if stopping and not last:
                 if store_lost:
@@ -279,7 +273,7 @@ class Training:
         """
         if difference := self.fingerprints.difference():
             if difference.rank is not None:
-                rank_logs.note_faulty(difference.rank)
+                outcome.faulty(difference.rank, self.validated.rank)
             if self.memory:
                 self.memory.forget()
             raise FailedError(f"step {self.state.step}: {difference.what}; its memory or its processor may be faulty")
@@ -292,7 +286,7 @@ class Training:
         Checkpoints in memory are dropped, since they are of the last steps.
         """
         if finding.rank is not None:
-            rank_logs.note_faulty(finding.rank)
+            outcome.faulty(finding.rank, self.validated.rank)
         self._saved(self.saver.wait())
         if self.memory:
             self.memory.forget()

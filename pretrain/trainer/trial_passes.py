@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
 from pretrain.models.logit_bias import has_triton
-from pretrain.models.loss import PARTS
 from pretrain.run import watchdog
 from pretrain.run.hardware import local_ranks, threads_per_rank
 from pretrain.trainer.validate import ValidatedRun
@@ -54,7 +53,7 @@ def discarded_pass(engine: Engine, batch: Batch) -> None:
     with keeping_counters(deepspeed):
         deepspeed.set_gradient_accumulation_boundary(True)
         losses = engine.training_losses(batch)
-        loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
+        loss = torch.stack([values.sum() for values in losses.values() if values.requires_grad]).sum()
         deepspeed.backward(loss * float("nan"), scale_wrt_gas=False)
         deepspeed.step()
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.callback import on_compile_end, on_compile_start
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.run_config import ComputeSection
@@ -71,8 +72,6 @@ def layers_by_name(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _watch_compilation() -> None:
-    from torch._dynamo.callback import on_compile_end, on_compile_start  # takes 120 MB: not imported in other runs
-
     on_compile_start(lambda _: watchdog.compiling(True))
     on_compile_end(lambda _: watchdog.compiling(False))
 

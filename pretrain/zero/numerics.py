@@ -16,8 +16,8 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.config.deepspeed_keys import DeepSpeedSection
+from pretrain.config.optimizers import ConstantSchedule
 from pretrain.config.run_config import BatchSection
-from pretrain.optimizers.config import ConstantSchedule
 from pretrain.zero.config import deepspeed_config, stage_on
 from pretrain.zero.construction import sharded
 from pretrain.zero.deepspeed_private import TESTED_VERSION, DeepSpeedEngine, deepspeed, forget_gradients

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import UserError
-from pretrain.run import rank_logs, watchdog
+from pretrain.run import outcome, rank_logs, watchdog
 from pretrain.run.hardware import (
     ACCELERATOR,
     bind_to,
@@ -60,7 +60,6 @@ def process_group(
     # DeepSpeed chooses its accelerator when it is imported
     from pretrain.zero import deepspeed_private
     from pretrain.zero.config import quiet_deepspeed
-    from pretrain.zero.uncompiled import keep_compiler_away
 
     if not any_version:
         deepspeed_private.check_version()
@@ -70,7 +69,6 @@ def process_group(
     deepspeed_private.load_no_extensions()
     with _store_on_loopback(timeout):
         deepspeed_private.deepspeed.init_distributed(timeout=timeout)
-    keep_compiler_away()
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
     rank = dist.get_rank()
@@ -115,7 +113,7 @@ def _leave(error: BaseException, rank: int) -> BaseException:
     """Reports `error` and leaves the process group; returns the exception that this rank ends with."""
     end = error
     if isinstance(error, Exception):
-        rank_logs.note_failure(rank)
+        outcome.failed(rank, error)
     if isinstance(error, UserError):
         if rank and not rank_logs.supervised():
             end = SystemExit(error.exit_code)

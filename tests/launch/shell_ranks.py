@@ -11,9 +11,9 @@ from pathlib import Path
 
 from launch.head import supervise
 from launch.rank_processes import wrapped
-from pretrain.run import rank_logs
+from pretrain.run import heartbeat
 
-DONE = f'echo "{rank_logs.DONE} $RANK" >&${rank_logs.REPORTS}'
+DONE = f"touch ${heartbeat.DIRECTORY}/rank-$RANK.done"
 LAUNCHER = """
 import json, os, subprocess, sys
 words, *ranks = json.loads(sys.argv[1])

@@ -182,13 +182,19 @@ def once(file: str) -> str:
 
 OVER = [once(f"rank-0000{rank}.exit") for rank in range(2)]  # waits for the end of a rank
 REPORTED = f"touch ${rank_logs.SUPERVISED}/reported"
-FAILED, FAULTY = (
-    f'echo "{what}" >&${rank_logs.REPORTS}' for what in (f"{rank_logs.FAILED} $RANK", "rank computes wrong: 1")
-)
-ON_PURPOSE = f"echo ValueError: on purpose; {FAILED}"
+
+
+def told(kind: str, text: str) -> str:
+    """Has a rank tell something, as pretrain.run.outcome does."""
+    folder = f"${heartbeat.DIRECTORY}"
+    return f"printf '{text}' > {folder}/.$RANK.{kind}; mv {folder}/.$RANK.{kind} {folder}/rank-$RANK.{kind}"
+
+
+FAILED, FAULTY = told("failed", ""), told("faulty", "1")
+ON_PURPOSE = f"echo ValueError: on purpose; {told('failed', 'ValueError: on purpose')}"
 PAIR = "RuntimeError: [gloo/transport/tcp/pair.cc:538] "
-CLOSED = f"echo '{PAIR}Connection closed by peer [10.0.0.2]:4711'; {FAILED}"
-RESET = f"echo '{PAIR}Read error: Connection reset by peer'; {FAILED}"
+CLOSED = told("failed", f"{PAIR}Connection closed by peer [10.0.0.2]:4711")
+RESET = told("failed", f"{PAIR}Read error: Connection reset by peer")
 LEFT = "rank 1 exited with code 0 before the run's end; its log: {log}\n  last words\n"
 OWN = "rank 1 ended with exit code 1: ValueError: on purpose; its log: "
 WRONG = f"echo rank 1 computes wrong; {FAULTY}; {FAILED}; exit 1"
@@ -278,13 +284,13 @@ def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
 IS_STOPPED = "open(f'/proc/{open(pid).read().strip()}/stat').read().rpartition(')')[2].split()[0] == 'T'"
 HANGS = f"""
 import os, sys, time
-from pretrain.run import heartbeat, rank_logs
+from pretrain.run import heartbeat, outcome
 pid = sys.argv[1]
 with heartbeat.beating(0):
     while not (os.path.exists(pid) and {IS_STOPPED}):
         time.sleep(0.05)
     heartbeat.mark()
-    rank_logs.note_hang(0)
+    outcome.hung(0)
     time.sleep(3600)
 """
 
@@ -302,13 +308,13 @@ def test_the_rank_that_is_stopped_before_its_first_heartbeat_is_blamed(tmp_path,
 BEATS = """
 import os, time
 from pathlib import Path
-from pretrain.run import heartbeat, rank_logs
+from pretrain.run import heartbeat, outcome
 rank = int(os.environ["RANK"])
 with heartbeat.beating(rank):
     Path(f"beats-{rank}").touch()
     while rank == 1 or not Path("hangs").exists():
         time.sleep(0.05)
-    rank_logs.note_hang(rank)
+    outcome.hung(rank)
     time.sleep(3600)
 """
 

@@ -31,7 +31,7 @@ from launch.local import launch_local
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
-from pretrain.run import rank_logs
+from pretrain.run import heartbeat, outcome, rank_logs
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.forked import Forked, forked_ranks, run_forked
 from tests.pretrain.rank_processes import on_ranks
@@ -227,7 +227,9 @@ def test_of_ranks_that_raise_the_first_is_noted(small_corpus, folder):
     """The other ranks fail later, when their collectives miss it, but may end earlier."""
     path, logs = endless(folder, small_corpus), rank_logs.new_directory(folder / "run")
     assert on_ranks(2, fail_on_rank_1, path, logs, joined=False) == [1, 1]
-    assert (logs / "reports").read_text().startswith(f"{rank_logs.FAILED} 1\n")
+    told = outcome.new(logs, set())
+    assert told[0] == (1, "failed", "ValueError: on purpose")
+    assert [one.rank for one in told] == [1, 0]
     assert "ValueError: on purpose" in (folder / "output-1").read_text()
 
 
@@ -238,8 +240,7 @@ def fail_on_rank_1(path: Path, logs: Path) -> int:
         raise ValueError("on purpose")
 
     os.environ[rank_logs.SUPERVISED] = str(logs)
-    reports = os.open(logs / "reports", os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # the supervisor's pipe is like it
-    os.environ[rank_logs.REPORTS] = str(reports)
+    os.environ[heartbeat.DIRECTORY] = str(logs)
     if os.environ["RANK"] == "1":
         Engine.step = fail
     return train_with_output(path, [])

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from pretrain.config.models import StackConfig
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.huggingface import export, read
 from pretrain.models import FAMILIES, build, parse
-from pretrain.models.config.t5gemma import StackConfig
 from pretrain.models.loss import shift_right
 from tests.pretrain.exported import randomise
 from tests.slow import slow

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pretrain.config.models import Heads
 from pretrain.models import build, layers
 from pretrain.models.attention import Attention, attend, sdpa
-from pretrain.models.config.blocks import Heads
 from pretrain.models.layers import Dropout, FeedForward, RMSNorm, drop, fuse_linears
 from pretrain.models.logit_bias import toeplitz
 from pretrain.models.loss import shift_right, token_losses

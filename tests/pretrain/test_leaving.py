@@ -16,7 +16,7 @@ from torch import Tensor
 from data_pipeline.foundation.errors import FailedError, UserError
 from launch.head import supervise
 from launch.rank_processes import wrapped
-from pretrain.run import rank_logs
+from pretrain.run import heartbeat
 from tests.ports import free_port
 from tests.pretrain.rank_processes import PROCESSES, on_ranks
 from tests.tables import each
@@ -77,7 +77,7 @@ def test_the_exit_code_is_that_of_the_error_and_no_process_is_left(tmp_path, err
     assert process.exitcode == code
     shown = output.read_text()
     if isinstance(error, UserError):
-        assert f"{rank_logs.FAILED} 0\n" in shown
+        assert (tmp_path / "rank-0.failed").read_text() == str(error)
         assert f"error: {error}" in shown
     elif not isinstance(error, SystemExit):
         assert str(error) in shown
@@ -91,7 +91,7 @@ def fail(error: BaseException, output: Path, child: Path) -> None:
     opened = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(opened, 1)
     os.dup2(opened, 2)
-    os.environ[rank_logs.REPORTS] = str(opened)
+    os.environ[heartbeat.DIRECTORY] = str(output.parent)
     ranks._exit_may_block = lambda: True
     dist.destroy_process_group = wait_for_ever
     worker = mp.get_context("fork").Process(target=wait_for_ever, daemon=True)  # like a loader's, without a server

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from pretrain.config.models import Heads
 from pretrain.kernels import matmul
 from pretrain.models.attention import Attention, eager
-from pretrain.models.config.blocks import Heads
 from pretrain.optimizers.muon import orthogonal
 from tests.tables import each
 

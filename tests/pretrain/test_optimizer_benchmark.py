@@ -37,7 +37,7 @@ def test_every_optimizer_is_measured(benchmark, monkeypatch):
 
 def test_a_step_on_flat_tensors_is_a_step_on_the_parameters(benchmark):
     from pretrain import optimizers
-    from pretrain.optimizers.config import MuonConfig
+    from pretrain.config.optimizers import MuonConfig
 
     settings = MuonConfig(name="muon", learning_rate=0.1, newton_schulz_dtype="fp32")
     plain, flat = small_model(), small_model()

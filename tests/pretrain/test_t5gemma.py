@@ -11,8 +11,8 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.huggingface import conversion_for, load_state
 from pretrain.models import T5Gemma2Config, build, outline, parse
+from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.loss import shift_right
-from pretrain.models.model import Sizes
 from pretrain.models.t5gemma import on_each_side
 from pretrain.models.t5gemma2 import around
 from pretrain.models.visibility import visible
@@ -115,7 +115,7 @@ def test_flops_of_unequal_stacks():
     encoder = 4 * 48 * 64 + 3 * 48 * 48
     decoder = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
     pairs = {"encoder": 100**2 + 2 * 100 * 21, "decoder": 2 * 50**2 + 2 * 50 * 10}
-    assert model.flops_by_part(Sizes.of_example(100, 50)) == {
+    assert flops_by_part(model, Sizes.of_example(100, 50)) == {
         "encoder": 6 * 3 * encoder * 100 + 12 * 64 * pairs["encoder"],
         "decoder": 6 * 4 * decoder * 50 + 12 * 32 * pairs["decoder"],
         "cross-attention": 4 * (6 * (2 * 32 * 32 * 50 + 2 * 48 * 16 * 100) + 12 * 32 * 100 * 50),
@@ -125,9 +125,8 @@ def test_flops_of_unequal_stacks():
 
 def test_flops_of_merged_attention():
     """k and v also process the inputs, with which every target makes a pair."""
-    parts = outline(
-        parse({**KINDS["t5gemma2"], "sliding_window": None, "full_attention_every": None, "window_rope_base": None})
-    ).flops_by_part(Sizes.of_example(100, 50))
+    whole_rows = {"sliding_window": None, "full_attention_every": None, "window_rope_base": None}
+    parts = flops_by_part(outline(parse({**KINDS["t5gemma2"], **whole_rows})), Sizes.of_example(100, 50))
     layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
     assert parts["decoder"] == 4 * (6 * layer * 50 + 12 * 32 * 50**2)
     assert parts["cross-attention"] == 4 * (6 * 2 * 32 * 16 * 100 + 12 * 32 * 100 * 50)

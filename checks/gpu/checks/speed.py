@@ -262,8 +262,8 @@ def _without_loss() -> Iterator[None]:
     def column(logits: torch.Tensor, *_: Any) -> torch.Tensor:
         return logits[..., 0].float()
 
-    def of_states(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> dict[str, torch.Tensor]:
-        return {"labels": column(linear(x, weight, bias))}
+    def of_states(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:
+        return column(linear(x, weight, bias))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss_head, "configured_losses", column)  # on a CPU

@@ -11,8 +11,8 @@ from pretrain import huggingface
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.trained import TrainedModel
+from pretrain.config.models import Heads
 from pretrain.models import DecoderOnlyConfig, ModelConfig
-from pretrain.models.config.blocks import Heads
 from pretrain.tools.adapt.target_config import STYLES, target
 from pretrain.tools.adapt.weight_origins import Adapted, Origin, State, adapted
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from data_pipeline.foundation.config_file import check
 from data_pipeline.foundation.errors import UserError
+from pretrain.config.models import StackConfig
 from pretrain.models import DecoderOnlyConfig, ModelConfig, ModernConfig, T5Gemma2Config, T5GemmaConfig
-from pretrain.models.config.t5gemma import StackConfig
 
 STYLES: dict[str, type[ModelConfig]] = {"t5gemma": T5GemmaConfig, "t5gemma2": T5Gemma2Config, "modern": ModernConfig}
 _GEMMA = {

@@ -13,7 +13,7 @@ from data_pipeline.objectives import Objective
 from data_pipeline.stages.tokenizer import expected
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.models.config.encoder_only import EncoderOnlyConfig
+from pretrain.config.models import EncoderOnlyConfig
 from pretrain.tools.plan.activations import Rows
 from pretrain.trainer.validate import with_tokenizer_ids
 

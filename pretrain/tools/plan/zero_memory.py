@@ -14,8 +14,8 @@ import torch
 
 from pretrain.config import RunConfig
 from pretrain.config.deepspeed_keys import ZeroSection, zero_defaults
+from pretrain.config.optimizers import AdafactorConfig
 from pretrain.models.model import Model
-from pretrain.optimizers.config import AdafactorConfig
 from pretrain.optimizers.groups import parameter_groups
 
 Offload = Literal["none", "optimizer", "optimizer and weights"]

@@ -1,0 +1,793 @@
+"""The `model:` section of a run file: one class per family. Nothing here imports torch: a run file is checked in
+milliseconds.
+
+The order: what all families have, what today's layers share, then the families.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from data_pipeline.foundation.config_file import Section
+
+Count = Annotated[int, Field(gt=0)]
+TokenId = Annotated[int, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class MupSection(Section):
+    """Maximal update parametrisation, muP (Yang et al. 2021): what is tuned at the base width holds at other widths.
+
+    The model of `base_width` is the standard one, to the bit. A wider one has the same depth, heads of the same width
+    and, in proportion to d_model, more of them and wider feed-forward layers.
+    """
+
+    base_width: Count
+    """The d_model whose learning rates and initial deviations the run file gives."""
+
+
+class ModelConfig(Section):
+    """The settings common to all families.
+
+    muP changes the width. With m = width / base width:
+
+    - matrices between layers start with a deviation of fan_in^-½ times what it is at the base width;
+    - tables, output matrices, biases and gains start as at the base width;
+    - logits are divided by m.
+
+    `OptimizerConfig.width_exponent` has the learning rates.
+    """
+
+    # settings in which a run may differ from the checkpoint it starts from
+    training_only: ClassVar[frozenset[str]] = frozenset({"dropout_rate", "z_loss", "label_smoothing"})
+    # settings that matter to random weights alone
+    initial_only: ClassVar[frozenset[str]] = frozenset({"init_std", "init_output_std"})
+
+    family: str
+    """The model family."""
+    vocab_size: Count | None = None
+    """Ids of the tokenizer: those of text, special tokens and sentinels. null: as the corpus has."""
+    pad_id: TokenId = 0
+    """Id of padding; a run takes it from the corpus unless it is set."""
+    eos_id: TokenId = 1
+    """Id of EOS; a run takes it from the corpus unless it is set."""
+    pad_vocab_to_multiple_of: Count = 1
+    """The rows of the embedding matrix are rounded up to a multiple of this: with 128, T5's 32,100 ids get 32,128
+    rows."""
+    dropout_rate: Probability = 0.0
+    """Probability of dropout, in training only."""
+    z_loss: Annotated[float, Field(ge=0.0)] = 0.0
+    """Coefficient of the z-loss, the mean of log² Z of the output's softmax, in training only. 0 turns it off."""
+    label_smoothing: Probability = 0.0
+    """The share of a target's probability that is spread over all ids, in training only. 0 turns it off."""
+    mup: MupSection | None = None
+    """muP: initial deviations and learning rates follow from those of a base width. null: the deviations are as the
+    family was published, and the rates don't depend on the width."""
+
+    def architecture(self) -> dict[str, object]:
+        """The settings that decide the shapes and the meaning of a model's weights."""
+        return self.model_dump(exclude={*self.training_only, *self.initial_only})
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """The most tokens that an input or a target may have with learned positions; None: no limit."""
+        return getattr(self, "max_positions", None)
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding matrix."""
+        if self.vocab_size is None:
+            raise ValueError("model.vocab_size is not set yet; a run takes it from the corpus")
+        return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
+
+    @property
+    def decoder_start_id(self) -> int:
+        """The id that a decoder reads before the first target."""
+        return self.pad_id
+
+    @property
+    def stacks(self) -> dict[str, Any]:
+        """The sections with the widths of a stack, by name: the model's own, "", unless each stack has one."""
+        return {"": self}
+
+    @property
+    def width(self) -> int:
+        """d_model of the stack whose states go into the output matrix."""
+        return list(self.stacks.values())[-1].d_model
+
+    @property
+    def base_width(self) -> int:
+        """The width that the deviations of tables and output matrices follow."""
+        return self.mup.base_width if self.mup else self.width
+
+    @property
+    def widening(self) -> float:
+        """How many times as wide as its base the model is: m."""
+        return self.width / self.base_width
+
+    @property
+    def logits_multiplier(self) -> float:
+        """What muP multiplies logits by."""
+        return 1 / self.widening
+
+    def in_proportion(self) -> dict[str, int]:
+        """The settings that grow with the width, by their path in the model's section, apart from `width` itself."""
+        names = ("d_model", "num_heads", "num_cross_heads", "num_key_value_heads", "d_ff")
+        return {
+            f"{stack}.{name}".lstrip("."): value
+            for stack, section in self.stacks.items()
+            for name in names
+            if (value := getattr(section, name, None)) and (stack or name != "d_model")
+        }
+
+    def hidden_std(self, std: float) -> float:
+        """The deviation of matrices between layers that have `std` at the base width."""
+        return std * self.widening**-0.5
+
+    @model_validator(mode="after")
+    def _base_has_whole_heads(self) -> Self:
+        problems = [
+            f"mup: {name} {value} would be {value / self.widening:g} at base_width {self.base_width}; heads keep their "
+            "width and layers their proportions, so it grows with d_model"
+            for name, value in self.in_proportion().items()
+            if value * self.base_width % self.width
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+class OneWidth(ModelConfig):
+    """The settings of families whose stacks have one width."""
+
+    d_model: Count
+    """Width of the embeddings and of every sublayer's output."""
+    num_heads: Count
+    """Attention heads of a layer."""
+
+
+class HeadsShareWidth(OneWidth):
+    """The settings of families in which each head has d_model / num_heads units."""
+
+    d_ff: Count
+    """Width of the feed-forward layers."""
+
+    @property
+    def d_kv(self) -> int:
+        """Width of a head."""
+        return self.d_model // self.num_heads
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> Self:
+        if self.d_model % self.num_heads:
+            raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}")
+        return self
+
+
+Norm = Literal["layer", "rms", "rms_around_one"]
+
+
+class Heads(Section):
+    """The widths of a layer, with as many heads of keys and values as of queries, or fewer (Ainslie et al. 2023)."""
+
+    d_model: Count
+    """Width of the embeddings and of every sublayer's output."""
+    d_ff: Count
+    """Width of the feed-forward layers."""
+    num_heads: Count
+    """Attention heads of a layer."""
+    num_key_value_heads: Count | None = None
+    """Heads of keys and values, each for a group of `num_heads` / this many heads of queries. null: `num_heads`."""
+    head_dim: Count | None = None
+    """Width of a head. null: d_model / num_heads."""
+    query_pre_attn_scalar: Count | None = None
+    """Attention logits are divided by the square root of this. null: the width of a head."""
+
+    @property
+    def d_kv(self) -> int:
+        """Width of a head."""
+        return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_key_value_heads or self.num_heads
+
+    @property
+    def attention_scalar(self) -> int:
+        """Attention logits are divided by the square root of this."""
+        return self.query_pre_attn_scalar or self.d_kv
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.head_dim is None and self.d_model % self.num_heads:
+            raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}; set head_dim")
+        if self.num_heads % self.kv_heads:
+            raise ValueError(f"num_key_value_heads: {self.kv_heads} doesn't divide num_heads {self.num_heads}")
+        return self
+
+
+class Kind(NamedTuple):
+    """What the self-attention of a layer sees, and the base of its rotations."""
+
+    window: int | None
+    rope_base: float
+
+
+class LocalAndGlobal(Section):
+    """Which layers see the whole row and which a window of it, each with rotary positions (Gemma 2 and 3)."""
+
+    sliding_window: Count | None = None
+    """Tokens that a layer with a window sees: the query's own and those before it. null: no layer has a window."""
+    full_attention_every: Count | None = None
+    """Every n-th layer sees the whole row, and the others a window. null: all have the window, if there is one."""
+    rope_base: PositiveFloat = 10_000.0
+    """Base of the frequencies of rotary positions."""
+    window_rope_base: PositiveFloat | None = None
+    """The base in layers with a window. null: `rope_base`."""
+
+    def sees_all(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, sees the whole row."""
+        every = self.full_attention_every
+        return self.sliding_window is None or (every is not None and (layer + 1) % every == 0)
+
+    def kind(self, layer: int) -> Kind:
+        """What a layer, counted from 0, sees."""
+        if self.sees_all(layer):
+            return Kind(None, self.rope_base)
+        return Kind(self.sliding_window, self.window_rope_base or self.rope_base)
+
+    @model_validator(mode="after")
+    def _windows_are_whole(self) -> Self:
+        if self.sliding_window is None:
+            for name in ("full_attention_every", "window_rope_base"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: needs a sliding_window")
+        return self
+
+
+class T5Config(OneWidth):
+    """T5 (Raffel et al. 2020). v1.1 and v1.0 differ only in `feed_forward` and `tie_embeddings`. The decoder starts
+    from padding."""
+
+    family: Literal["t5"] = "t5"
+    d_kv: Count
+    """Width of an attention head."""
+    d_ff: Count
+    """Width of the feed-forward layers."""
+    num_encoder_layers: Count
+    """Layers of the encoder."""
+    num_decoder_layers: Count
+    """Layers of the decoder."""
+    positions: Literal["relative", "rotary", "alibi", "sinusoidal", "learned"] = "relative"
+    """How positions are encoded; T5's own are relative. Rotary positions and alibi's linear biases act in
+    self-attention; the last two are added to the embeddings."""
+    max_positions: Count | None = None
+    """The longest input and the longest target with learned positions, in tokens. null with any other positions."""
+    relative_attention_num_buckets: Annotated[int, Field(ge=4, multiple_of=4)] = 32
+    """Buckets of relative positions; in the encoder, half of them for each direction. Half of a direction's stand for
+    one distance each."""
+    relative_attention_max_distance: Count = 128
+    """The distance, in tokens, from which all relative positions share a bucket."""
+    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Added to the mean square in norms."""
+    feed_forward: Literal["gated-gelu", "relu"] = "gated-gelu"
+    """Kind of feed-forward layers: v1.1's or v1.0's."""
+    tie_embeddings: bool = False
+    """Embedding and output share one matrix, as in v1.0."""
+    scale_outputs: bool = False
+    """Multiply the decoder's output by d_model^-½ before the output matrix. By default true with tied embeddings, as in
+    v1.0."""
+    init_output_std: PositiveFloat = 1.0
+    """The standard deviation of the first logits. With T5's own, 1, the first loss is ln V + ½, and more with tied
+    embeddings, which make the decoder predict its own input at first. With 0.5 it is about ln V + ⅛."""
+
+    @property
+    def logits_multiplier(self) -> float:
+        """Scaled outputs have lost the factor d_model^-½ already, which the base width has as well."""
+        return self.widening**-0.5 if self.scale_outputs else 1 / self.widening
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tied_outputs_are_scaled(cls, given: Any) -> Any:
+        return {"scale_outputs": given.get("tie_embeddings", False), **given} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _buckets_reach(self) -> Self:
+        if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
+            raise ValueError("relative_attention_max_distance must exceed half of relative_attention_num_buckets")
+        return self
+
+    @model_validator(mode="after")
+    def _positions_have_what_they_need(self) -> Self:
+        if self.positions == "learned" and self.max_positions is None:
+            raise ValueError("positions: learned positions need max_positions")
+        if self.positions != "learned" and self.max_positions is not None:
+            raise ValueError(f"max_positions is for learned positions, not for {self.positions} ones")
+        names = ("relative_attention_num_buckets", "relative_attention_max_distance")
+        for name in names if self.positions != "relative" else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is for relative positions, not for {self.positions} ones")
+        if self.positions == "rotary" and self.d_kv % 2:
+            raise ValueError(f"d_kv: {self.d_kv} is odd; rotary positions need an even d_kv")
+        return self
+
+
+class PostNormConfig(HeadsShareWidth):
+    """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units."""
+
+    training_only = ModelConfig.training_only | {"attention_dropout_rate", "activation_dropout_rate"}
+
+    num_encoder_layers: Count
+    """Layers of the encoder."""
+    num_decoder_layers: Count
+    """Layers of the decoder."""
+    activation: Literal["relu", "gelu", "gelu_tanh"]
+    """Activation of the feed-forward layers."""
+    dropout_rate: Probability = 0.1
+    """Probability of dropout of embeddings and every sublayer's output, in training only."""
+    attention_dropout_rate: Probability = 0.0
+    """Probability of dropout of attention weights, in training only."""
+    activation_dropout_rate: Probability = 0.0
+    """Probability of dropout of the hidden units of feed-forward layers, in training only."""
+
+
+class VanillaConfig(PostNormConfig):
+    """The Transformer as published. The decoder starts from padding."""
+
+    scale_embedding: ClassVar[bool] = True
+
+    family: Literal["vanilla"] = "vanilla"
+    activation: Literal["relu", "gelu", "gelu_tanh"] = "relu"
+    label_smoothing: Probability = 0.1
+    init_output_std: PositiveFloat = 1.0
+    """The standard deviation of the first logits: the embedding matrix starts with this times d_model^-½. 1 is the
+    authors' value; with 0.5 the first loss is lower, about ln V + ⅛, and token vectors start half as large beside
+    the sinusoids."""
+
+    @model_validator(mode="after")
+    def _sines_have_cosines(self) -> Self:
+        if self.d_model % 2:
+            raise ValueError(f"d_model: {self.d_model} is odd; sinusoidal positions need as many sines as cosines")
+        return self
+
+
+class BartConfig(PostNormConfig):
+    """BART (Lewis et al. 2020). The decoder starts from EOS, as in fairseq."""
+
+    family: Literal["bart"] = "bart"
+    activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
+    max_positions: Count = 1024
+    """The longest input and the longest target, in tokens."""
+    scale_embedding: bool = False
+    """Multiply token vectors by √d_model."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all weights at the start. The default suits widths of 768 and more: narrower models
+    learn faster with 1/√d_model."""
+
+    @property
+    def decoder_start_id(self) -> int:
+        return self.eos_id
+
+
+class StackConfig(Heads):
+    """The depth and the widths of a stack."""
+
+    num_layers: Count
+    """Layers of the stack."""
+
+    @model_validator(mode="after")
+    def _heads_are_even(self) -> Self:
+        if self.d_kv % 2:
+            raise ValueError(f"head_dim: {self.d_kv} is odd; rotary positions need heads of even width")
+        return self
+
+
+class TwoStacks(ModelConfig):
+    """An encoder and a decoder with widths of their own."""
+
+    encoder: StackConfig
+    """The encoder."""
+    decoder: StackConfig
+    """The decoder."""
+
+    @property
+    def stacks(self) -> dict[str, Any]:
+        return {"encoder": self.encoder, "decoder": self.decoder}
+
+
+class Gemma(LocalAndGlobal, ModelConfig):
+    """What both versions have in common."""
+
+    training_only = ModelConfig.training_only | {"attention_dropout_rate"}
+    # what other families set
+    activation: ClassVar[str] = "geglu"
+    norm: ClassVar[Norm] = "rms_around_one"
+    norm_after: ClassVar[bool] = True
+    qk_norm: ClassVar[bool] = False
+    biases: ClassVar[bool] = False
+    scale_embedding: ClassVar[bool] = True
+
+    bos_id: TokenId | None = None
+    """Id from which the decoder starts. Unless it is set, a run takes the corpus's BOS, or its EOS if there is
+    none. null: padding."""
+    sliding_window: Count | None = 4096
+    """Tokens that a layer of the decoder with a window sees: the query's own and those before it. In the encoder of
+    T5Gemma as many on each side, in that of T5Gemma 2 half as many. null: no layer has a window."""
+    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Added to the mean square in norms."""
+    attention_dropout_rate: Probability = 0.0
+    """Probability of dropout of attention weights, in training only."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all matrices at the start."""
+
+    @property
+    def decoder_start_id(self) -> int:
+        return self.pad_id if self.bos_id is None else self.bos_id
+
+
+class T5GemmaConfig(TwoStacks, Gemma):
+    """T5Gemma (Zhang et al. 2025): two stacks of Gemma 2's layers, which may differ in depth and width."""
+
+    family: Literal["t5gemma"] = "t5gemma"
+    full_attention_every: Count | None = 2
+    """Every n-th layer sees the whole row, and the others a window. null: all have the window, if there is one."""
+    attention_softcap: PositiveFloat | None = 50.0
+    """Attention logits stay within ± this: cap · tanh(logits / cap). null: no limit."""
+    output_softcap: PositiveFloat | None = 30.0
+    """The output's logits stay within ± this. null: no limit."""
+
+
+class T5Gemma2Config(StackConfig, Gemma):
+    """The text part of T5Gemma 2 (Zhang et al. 2025): Gemma 3's layers, one attention to targets and inputs, and one
+    matrix for both embeddings and the output. Both stacks have the same widths."""
+
+    qk_norm = True
+    attention_softcap: ClassVar[None] = None
+    output_softcap: ClassVar[None] = None
+
+    family: Literal["t5gemma2"] = "t5gemma2"
+    num_layers: Count
+    """Layers of each stack."""
+    full_attention_every: Count | None = 6
+    """Every n-th layer sees the whole row, and the others a window. null: all have the window, if there is one."""
+    rope_base: PositiveFloat = 1_000_000.0
+    """Base of the frequencies of rotary positions."""
+    window_rope_base: PositiveFloat | None = 10_000.0
+    """The base in layers with a window. null: `rope_base`."""
+
+
+class ModernConfig(TwoStacks, LocalAndGlobal):
+    """A T5 of today's layers, by default like RedLLM's encoder-decoder (Zhang et al. 2025). The decoder starts from
+    padding."""
+
+    training_only = ModelConfig.training_only | {"attention_dropout_rate"}
+
+    family: Literal["modern"] = "modern"
+    sliding_window: Count | None = None
+    """Tokens that a layer of the decoder with a window sees: the query's own and those before it. The encoder's see as
+    far in both directions. null: no layer has a window."""
+    activation: Literal["swiglu", "geglu", "gelu_tanh", "gelu", "relu"] = "swiglu"
+    """Activation of the feed-forward layers. The first two are gated: `swiglu` by SiLU, `geglu` by the tanh
+    approximation of GELU."""
+    norm: Norm = "rms"
+    """Kind of norms. `layer`: layer norms, as in GPT-2. `rms`: without means and biases. `rms_around_one`: the same,
+    but gains are 1 + weight, as in Gemma."""
+    biases: bool = False
+    """Biases in linear layers and layer norms."""
+    norm_after: bool = False
+    """A second norm in each sublayer: of its output, before it is added to the residual stream."""
+    qk_norm: bool = True
+    """RMS norms of each head's queries and keys, in all attentions."""
+    positions: Literal["rotary", "learned"] = "rotary"
+    """How positions are encoded in self-attention. `learned`: each stack has a table, which counts from 0."""
+    max_positions: Count | None = None
+    """The longest input and the longest target with learned positions, in tokens. null with rotary ones, which have no
+    limit."""
+    cross_rotation: bool = True
+    """Rotary positions in cross-attention too; the decoder's positions then go on where the input's end."""
+    attention_softcap: PositiveFloat | None = None
+    """Attention logits stay within ± this: cap · tanh(logits / cap). null: no limit."""
+    output_softcap: PositiveFloat | None = None
+    """The output's logits stay within ± this. null: no limit."""
+    tie_embeddings: Literal["all", "output", "none"] = "all"
+    """Which matrices are one. `all`: both embeddings and the output. `output`: the decoder's embedding and the output.
+    `none`: none of the three."""
+    scale_embedding: bool = False
+    """Multiply token vectors by √d_model."""
+    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Added to the mean square in norms."""
+    attention_dropout_rate: Probability = 0.0
+    """Probability of dropout of attention weights, in training only."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
+    root of the stack's number of branches."""
+
+    @model_validator(mode="after")
+    def _positions_fit(self) -> Self:
+        if self.positions == "rotary":
+            if self.max_positions is not None:
+                raise ValueError("max_positions: rotary positions have no limit; leave it out")
+            return self
+        if self.max_positions is None:
+            raise ValueError("max_positions is missing: learned positions need it")
+        if self.cross_rotation:
+            raise ValueError("cross_rotation: needs rotary positions, not learned ones; set it to false")
+        if self.rope_base != 10_000.0 or self.window_rope_base is not None:
+            raise ValueError("rope_base: needs rotary positions, not learned ones")
+        return self
+
+    @model_validator(mode="after")
+    def _one_matrix_has_one_width(self) -> Self:
+        if self.tie_embeddings == "all" and self.encoder.d_model != self.decoder.d_model:
+            raise ValueError(
+                f"tie_embeddings: one matrix can't be {self.encoder.d_model} wide in the encoder and "
+                f"{self.decoder.d_model} in the decoder; use output or none"
+            )
+        return self
+
+
+class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
+    """A decoder-only model, by default like GPT-2 (Radford et al. 2019). With other settings it has the layers of
+    Llama, Qwen3, Gemma 2 or Gemma 3: docs/explanation/models.md lists them."""
+
+    family: Literal["decoder_only"] = "decoder_only"
+    num_layers: Count
+    """Layers of the model."""
+    positions: Literal["learned", "rotary", "alibi", "sinusoidal"] = "learned"
+    """How positions are encoded; GPT-2's are learned."""
+    prefix_attention: Literal["causal", "bidirectional"] = "causal"
+    """How the inputs of the objective `in_one_row`, and prompts, are read. `bidirectional`: their tokens see one
+    another, as in a prefix LM (Raffel et al. 2020, section 3.2.1)."""
+    max_positions: Count | None = None
+    """The longest row with learned positions, in tokens. null with any other positions, which have no limit."""
+    subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
+    """Whether the next token's position embedding is subtracted from the output, and a layer norm follows. As in the
+    autoregressive encoder-decoder."""
+    activation: Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu"] = "gelu_tanh"
+    """Activation of the feed-forward layers. GPT-2's GELU is the tanh approximation. The last two are gated: `swiglu`
+    by SiLU, `geglu` by that GELU."""
+    biases: bool = True
+    """Biases in linear layers and layer norms."""
+    norm: Norm = "layer"
+    """Kind of norms. `rms`: without means and biases. `rms_around_one`: the same, but gains are 1 + weight, as in
+    Gemma."""
+    norm_after: bool = False
+    """A second norm in each sublayer: of its output, before it is added to the residual stream, as in Gemma 2."""
+    qk_norm: bool = False
+    """RMS norms of each head's queries and keys, as in Qwen3."""
+    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-5
+    """Added to the variance in layer norms, and to the mean square in RMS norms."""
+    attention_softcap: PositiveFloat | None = None
+    """Attention logits stay within ± this: cap · tanh(logits / cap), as in Gemma 2. null: no limit."""
+    output_softcap: PositiveFloat | None = None
+    """The output's logits stay within ± this. null: no limit."""
+    scale_embedding: bool = False
+    """Multiply token vectors by √d_model."""
+    tie_embeddings: bool = True
+    """Embedding and output share one matrix."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by
+    √(2 · num_layers)."""
+
+    @model_validator(mode="after")
+    def _heads_and_positions_fit(self) -> Self:
+        if self.positions == "rotary" and self.d_kv % 2:
+            name = "d_model / num_heads" if self.head_dim is None else "head_dim"
+            raise ValueError(f"num_heads: rotary positions need heads of even width, but {name} is {self.d_kv}")
+        if self.positions != "rotary" and (self.rope_base != 10_000.0 or self.window_rope_base is not None):
+            raise ValueError(f"rope_base: needs rotary positions, not {self.positions} ones")
+        if self.positions == "learned" and self.max_positions is None:
+            raise ValueError("max_positions is missing: learned positions need it")
+        if self.positions != "learned" and self.max_positions is not None:
+            raise ValueError(f"max_positions: {self.positions} positions have no limit; leave it out")
+        if self.positions != "learned" and self.subtract_positions != "none":
+            raise ValueError(f"subtract_positions: needs learned positions, not {self.positions} ones")
+        if self.prefix_attention == "bidirectional" and (self.sliding_window is not None or self.positions == "alibi"):
+            raise ValueError(
+                "prefix_attention: bidirectional goes with neither windows nor alibi, which look back alone"
+            )
+        return self
+
+
+class EncoderOnlyConfig(HeadsShareWidth):
+    """An encoder-only model like BERT (Devlin et al. 2018). RoBERTa has `next_sentence: false` and `num_token_types:
+    0`."""
+
+    family: Literal["encoder_only"] = "encoder_only"
+    num_layers: Count
+    """Layers of the model."""
+    max_positions: Count = 512
+    """The longest input, in tokens."""
+    num_token_types: Annotated[int, Field(ge=0)] = 2
+    """Token types, which tell the two texts of a row apart. 0: none."""
+    next_sentence: bool = True
+    """Also predict whether the second text of a row follows the first."""
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    """Activation of the feed-forward layers."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all matrices at the start."""
+    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-12
+    """Added to the variance in layer norms."""
+
+    @model_validator(mode="after")
+    def _heads_and_token_types_fit(self) -> Self:
+        if self.next_sentence and self.num_token_types < 2:
+            raise ValueError("num_token_types: next_sentence needs two token types, one for each text")
+        return self
+
+
+class DoubleDecoderConfig(Heads, ModelConfig):
+    """The block-based double decoder: two causal stacks, of which the second reads the first's states of earlier
+    blocks."""
+
+    family: Literal["double_decoder"] = "double_decoder"
+    num_encoder_layers: Count
+    """Layers of the encoder."""
+    num_decoder_layers: Count
+    """Layers of the decoder."""
+    least_boundaries: Count = 2
+    """The fewest boundaries between blocks that are drawn for a step."""
+    most_boundaries: Count = 7
+    """The most boundaries between blocks that are drawn for a step."""
+    block_length: Count = 128
+    """In generation, the tokens of a block: once it is full, the encoder reads it. Neither training nor evaluation uses
+    it."""
+    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu"] = "gelu"
+    """Activation of the feed-forward layers. The last two are gated: `swiglu` by SiLU, `geglu` by the tanh
+    approximation of GELU."""
+    rope_base: PositiveFloat = 10_000.0
+    """Base of the frequencies of rotary positions."""
+    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Added to the mean square in RMS norms, and to the variance in the norm of the encoder's output."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
+    root of the stack's number of branches."""
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        if self.d_kv % 2:
+            raise ValueError(f"head_dim: {self.d_kv} is odd; rotary positions need heads of even width")
+        if self.least_boundaries > self.most_boundaries:
+            raise ValueError(f"least_boundaries: {self.least_boundaries} is above most_boundaries")
+        return self
+
+
+class EmbeddingLossConfig(Section):
+    """A loss, in training only, that pulls the encoder's output towards an aggregate of the embeddings so far.
+
+    With a learned norm on each side the loss can fall without training the encoder: gains shrink, or biases grow, until
+    both sides agree. The loss is defined that way, and the published 4e-9 comes from it. `learned_norms: false` closes
+    this way out; `cosine` without norms has no scale that could shrink.
+    """
+
+    kind: Literal["mse", "l1", "cosine", "log_cosine", "kl", "contrastive"]
+    """The disaffinity score. `mse`, `l1`: the mean squared or absolute difference. `cosine`: 1 − (cos + 1) / 2.
+    `log_cosine`: −log((cos + 1) / 2). `kl`: the divergence KL(aggregate ‖ output) of softmaxes over the units.
+    `contrastive`: InfoNCE (van den Oord et al. 2018), the cross-entropy of a position's own output among those so far,
+    with cosine / 0.1 as logits."""
+    aggregation: Literal["mean", "convolution", "matrix"] = "mean"
+    """How the embeddings so far are aggregated. `mean` is the author's. `convolution`: a learned one, causal and
+    depthwise, over `kernel_size` tokens. `matrix`: a learned weight for each pair of positions, which needs
+    `max_positions`. Both start as means."""
+    kernel_size: Count | None = None
+    """Tokens that the convolution spans. null with any other aggregation."""
+    coefficient: Annotated[float, Field(gt=0.0)] = 1.0
+    """Coefficient of the loss."""
+    embedding_norm: Literal["before_mean", "after_mean", "none"] = "before_mean"
+    """Whether the embeddings get a layer norm before or after the aggregation. `before_mean` is the author's INIT,
+    `after_mean` the author's AVG_CUM_SUM."""
+    encoder_norm: bool = True
+    """Layer norm on the encoder's output."""
+    learned_norms: bool = True
+    """Whether the norms on both sides have gains and biases, which learn. false: they only normalise."""
+    detach: Literal["encoder_out", "embedding", "none"] = "encoder_out"
+    """The side that gets no gradient, except in the gains and biases of its norm."""
+
+    @model_validator(mode="after")
+    def _has_a_kernel(self) -> Self:
+        if (self.aggregation == "convolution") != (self.kernel_size is not None):
+            raise ValueError(
+                f"kernel_size is {self.kernel_size}: the aggregation `convolution` needs one, no other has it"
+            )
+        return self
+
+
+class AutoregressiveConfig(OneWidth):
+    """The autoregressive encoder-decoder (Yan 2024). All attention has the width `d_model`. Options are off by default;
+    the best published setting is in configs/models/autoregressive-yan2024.yaml."""
+
+    family: Literal["autoregressive"] = "autoregressive"
+    num_encoder_layers: Count
+    """Layers of the encoder."""
+    num_decoder_layers: Count
+    """Layers of the decoder."""
+    d_ff: Count | None = None
+    """Width of the feed-forward layers. null: 4 · d_model."""
+    num_cross_heads: Count | None = None
+    """Heads of the attention from decoder to encoder. null: 2 · num_heads."""
+    positions: Literal["learned", "rotary"] = "learned"
+    """How positions are encoded."""
+    max_positions: Count | None = None
+    """The longest row, in tokens. null if nothing limits it: rotary positions, without `add_positions` and a `matrix`
+    in the embedding loss."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all matrices at the start. For those that end a residual branch it is divided by
+    √(2 · the stack's layers)."""
+    bias: bool = False
+    """Biases in linear layers and layer norms."""
+    cross_attention_bias: bool | None = None
+    """Biases in the attention from decoder to encoder. null: as `bias`."""
+    order: Literal["original", "alternate"] = "original"
+    """Which attention comes first in a decoder layer. `original`: self-attention. `alternate`: attention to the
+    encoder."""
+    bridge_norm: bool = False
+    """Layer norm before the linear map from encoder to decoder."""
+    subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
+    """Whether the next token's position embedding is subtracted from the decoder's output. `without_norm` is the
+    author's YES_NO_LN, `with_norm` YES_LN. With rotary positions it needs `add_positions`."""
+    add_positions: bool = False
+    """Add the next token's position embedding to the decoder's input. With rotary positions, nothing else reads the
+    table of position embeddings."""
+    embedding_loss: EmbeddingLossConfig | None = None
+    """A loss that pulls the encoder's output towards an aggregate of the embeddings so far. null turns it off."""
+
+    @property
+    def cross_heads(self) -> int:
+        return self.num_cross_heads or 2 * self.num_heads
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the table of position embeddings, 0 without one. The position after the last token may have one."""
+        reads_next = self.add_positions or self.subtract_positions != "none"
+        if self.max_positions is None or not (self.positions == "learned" or reads_next):
+            return 0
+        return self.max_positions + reads_next
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        problems = [
+            f"{name} {heads} doesn't divide d_model {self.d_model}"
+            for name, heads in (("num_heads", self.num_heads), ("num_cross_heads", self.cross_heads))
+            if self.d_model % heads
+        ]
+        matrix = self.embedding_loss is not None and self.embedding_loss.aggregation == "matrix"
+        if self.positions == "learned" or self.add_positions or matrix:
+            if self.max_positions is None:
+                problems.append("max_positions is missing: what is learned for each position needs the longest row")
+        elif self.max_positions is not None:
+            problems.append("max_positions is for learned positions; rotary ones have no table")
+        if self.positions == "rotary":
+            if self.subtract_positions != "none" and not self.add_positions:
+                problems.append(
+                    "subtract_positions: rotary positions add nothing to the embeddings, so there is nothing to "
+                    "subtract. With add_positions: true, the position embedding that the decoder's input gets is "
+                    "subtracted from its output"
+                )
+            problems += [
+                f"rotary positions need heads of even width, but {name} {heads} makes heads of {self.d_model // heads}"
+                for name, heads in (("num_heads", self.num_heads), ("num_cross_heads", self.cross_heads))
+                if self.d_model % heads == 0 and self.d_model // heads % 2
+            ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+if TYPE_CHECKING:
+    AnyModelConfig = ModelConfig
+else:
+    AnyModelConfig = Annotated[
+        T5Config
+        | BartConfig
+        | T5GemmaConfig
+        | T5Gemma2Config
+        | ModernConfig
+        | VanillaConfig
+        | AutoregressiveConfig
+        | DoubleDecoderConfig
+        | DecoderOnlyConfig
+        | EncoderOnlyConfig,
+        Field(discriminator="family"),
+    ]
+    """The `model:` section of a run file; `family` selects the class."""

@@ -1,0 +1,263 @@
+"""The `optimizer:` and `schedule:` sections of a run file: one class per kind. Nothing here imports torch."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from data_pipeline.foundation.config_file import Section
+
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average
+Kind = Literal["norms", "biases", "embeddings", "output", "matrices"]
+
+
+class ParameterGroup(Section):
+    """Settings of some of the parameters.
+
+    Kinds: norms, biases, embeddings (of tokens, positions and token types; biases of relative positions; a tied output
+    matrix), output (an untied output matrix, the classifier of next sentences), matrices (all others).
+    """
+
+    match: Annotated[list[str], Field(min_length=1)]
+    """The group's parameters, by kind (norms, biases, embeddings, output, matrices) or by name, with wildcards:
+    `decoder.layers.*.feed_forward.*`."""
+    learning_rate: PositiveFloat | None = None
+    """The group's peak learning rate. null: the optimizer's."""
+    weight_decay: NonNegativeFloat | None = None
+    """The group's weight decay. null: the optimizer's."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.learning_rate is None and self.weight_decay is None:
+            raise ValueError("sets neither learning_rate nor weight_decay")
+        return self
+
+
+class Freeze(Section):
+    """Parameters that stay as they are for the first steps, such as all that an adapted model has copied."""
+
+    match: Annotated[list[str], Field(min_length=1)]
+    """The frozen parameters, by kind or by name as in `groups`: `*` is all."""
+    but: list[str] = []
+    """Parameters that learn from the first step, though `match` names them: `decoder.layers.*.cross_attention*`."""
+    until_step: PositiveInt
+    """The first step in which all learn; steps count from 0. Until then the learning rate of the frozen ones is 0.
+    Their moments grow meanwhile, and their gradients count in the norm that is clipped."""
+
+
+NO_DECAY_OF_VECTORS = ParameterGroup(match=["norms", "biases"], weight_decay=0.0)
+
+
+class OptimizerConfig(Section):
+    """The settings common to all optimizers."""
+
+    name: str
+    """The algorithm."""
+    learning_rate: PositiveFloat
+    """The schedule's peak learning rate."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay: a step subtracts rate · decay · parameter. 0 turns it off."""
+    gradient_clipping: NonNegativeFloat = 1.0
+    """The largest L2 norm of the whole gradient; a larger one is scaled down. 0 turns it off."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of a moving average of the parameters, which takes 4 bytes for each. After a step it is
+    decay · average + (1 − decay) · parameters. `pretrain average --ema` makes a checkpoint of it. null: none."""
+    groups: list[ParameterGroup] = [NO_DECAY_OF_VECTORS]
+    """Settings of some of the parameters. A parameter belongs to the first group that matches it; without a match, the
+    settings above hold."""
+    freeze: Freeze | None = None
+    """Parameters that stay as they are for the first steps. null: all learn."""
+
+    def algorithm(self, kind: Kind) -> str:
+        """The algorithm that updates parameters of this kind."""
+        return self.name
+
+    def rate(self, kind: Kind) -> float:
+        """The peak learning rate of this kind, unless a group sets another."""
+        return self.learning_rate
+
+    def width_exponent(self, kind: Kind) -> float:
+        """With muP the rate of this kind falls as m^-this at m times the base width (Yang et al. 2021, table 8)."""
+        return 1.0 if kind == "matrices" else 0.0
+
+
+class AdamWConfig(OptimizerConfig):
+    """AdamW (Loshchilov and Hutter 2019)."""
+
+    name: Literal["adamw"] = "adamw"
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decays of the first and second moments."""
+    eps: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
+
+
+class AdamWScaleConfig(OptimizerConfig):
+    """nanoT5's optimizer (Nawrot 2023): AdamW with steps scaled by each tensor's root mean square."""
+
+    name: Literal["adamw_scale"] = "adamw_scale"
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decays of the first and second moments."""
+    eps: PositiveFloat = 1e-6
+    """Added to the root of the second moment."""
+    least_rms: PositiveFloat = 1e-3
+    """The least root mean square that a tensor counts with."""
+
+    def width_exponent(self, kind: Kind) -> float:
+        """Steps fall with a matrix's root mean square, m^-½, already."""
+        return 0.5 if kind == "matrices" else 0.0
+
+
+class AdafactorConfig(OptimizerConfig):
+    """Adafactor (Shazeer and Stern 2018), as in T5: without momentum."""
+
+    name: Literal["adafactor"] = "adafactor"
+    decay_rate: PositiveFloat = 0.8
+    """Second moments decay by 1 − t^−decay_rate at step t."""
+    clipping_threshold: PositiveFloat | None = 1.0
+    """The largest root mean square of a tensor's update. null: no limit."""
+    eps: tuple[PositiveFloat, PositiveFloat] = (1e-30, 1e-3)
+    """The smallest squared gradient, and the smallest root mean square that a tensor counts with."""
+    min_dim_size_to_factor: PositiveInt = 128
+    """A matrix with fewer rows or columns keeps the second moment of each element."""
+    multiply_by_parameter_scale: bool = True
+    """Scale steps by each tensor's root mean square."""
+
+    def width_exponent(self, kind: Kind) -> float:
+        """Scaled steps fall with a matrix's root mean square, m^-½, already."""
+        return (0.5 if self.multiply_by_parameter_scale else 1.0) if kind == "matrices" else 0.0
+
+
+class MuonConfig(OptimizerConfig):
+    """Muon (Jordan et al. 2024) for matrices; AdamW for every other kind, with `betas`, `eps` and
+    `adamw_learning_rate`."""
+
+    name: Literal["muon"] = "muon"
+    momentum: Decay = 0.95
+    """Decay of the momentum."""
+    nesterov: bool = True
+    """Use Nesterov's momentum."""
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    """Iterations of Newton–Schulz, which make an update orthogonal."""
+    newton_schulz_dtype: Literal["bf16", "fp32"] = "bf16"
+    """The dtype in which an update is made orthogonal."""
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    """How an orthogonal update is scaled. `match_rms_adamw`: by 0.2 · √(larger dimension) (Liu et al. 2025), so that
+    one learning rate suits matrices and all others. `original`: by √(rows / columns) if that exceeds 1."""
+    adamw_learning_rate: PositiveFloat | None = None
+    """AdamW's peak learning rate. null: `learning_rate`, which suits only with `match_rms_adamw`."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """AdamW's decays of the first and second moments."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's: added to the root of the second moment."""
+
+    @model_validator(mode="after")
+    def _rates_suit(self) -> Self:
+        if self.adjust_lr_fn == "original" and self.adamw_learning_rate is None:
+            raise ValueError("adjust_lr_fn: original needs an adamw_learning_rate: learning_rate suits matrices only")
+        return self
+
+    def algorithm(self, kind: Kind) -> str:
+        return "muon" if kind == "matrices" else "adamw"
+
+    def rate(self, kind: Kind) -> float:
+        return self.learning_rate if kind == "matrices" else self.adamw_learning_rate or self.learning_rate
+
+    def width_exponent(self, kind: Kind) -> float:
+        """An orthogonal step has singular values of 1, right at any width; 0.2 · √(larger dimension) grows as m^½."""
+        return 0.5 if kind == "matrices" and self.adjust_lr_fn == "match_rms_adamw" else 0.0
+
+
+class Schedule(Section):
+    """The formulas are in pretrain/config/schedules.py."""
+
+    name: str
+    """The shape of the schedule."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps of warm-up, in which the rate rises along a line from 0 to its peak, or stays there with
+    `warmup: constant`."""
+
+    def problems(self, max_steps: int) -> list[str]:
+        """What doesn't fit into a run of `max_steps`."""
+        return []
+
+
+class DecaySchedule(Schedule):
+    """Decays to a last rate and stays there."""
+
+    final_learning_rate: NonNegativeFloat = 0.0
+    """The last learning rate."""
+    until_step: PositiveInt | None = None
+    """The step at which the last rate is reached; it may lie beyond the run's end. null: `run.max_steps`."""
+
+    def problems(self, max_steps: int) -> list[str]:
+        if self.until_step is None or self.until_step > self.warmup_steps:
+            return []
+        return [f"until_step {self.until_step} is not after {self.warmup_steps} warmup_steps"]
+
+
+class CosineSchedule(DecaySchedule):
+    """Decays along half a cosine to a last rate, where it stays."""
+
+    name: Literal["cosine"] = "cosine"
+
+
+class LinearSchedule(DecaySchedule):
+    """Decays along a line to a last rate, where it stays."""
+
+    name: Literal["linear"] = "linear"
+
+
+class WarmupStableDecaySchedule(Schedule):
+    """Constant, then decays over the last steps of the run (Hu et al. 2024)."""
+
+    name: Literal["warmup_stable_decay"] = "warmup_stable_decay"
+    decay_steps: PositiveInt
+    """Steps of the decay, which ends with the run."""
+    decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
+    """The decay's shape. `linear`: along a line. `one_minus_sqrt`: by 1 − √progress (Hägele et al. 2024)."""
+    final_learning_rate: NonNegativeFloat = 0.0
+    """The last learning rate."""
+
+    def problems(self, max_steps: int) -> list[str]:
+        if self.warmup_steps + self.decay_steps <= max_steps:
+            return []
+        return [f"{self.warmup_steps} warmup_steps and {self.decay_steps} decay_steps exceed run.max_steps {max_steps}"]
+
+
+class InverseSquareRootSchedule(Schedule):
+    """Falls in proportion to 1 / √step after the warm-up."""
+
+    name: Literal["inverse_square_root"] = "inverse_square_root"
+    warmup: Literal["constant", "linear"] = "constant"
+    """The rate during warm-up. `constant`: the peak, as in T5. `linear`: rises from 0, as in the Transformer and in
+    Adafactor with warmup_init."""
+
+
+class ConstantSchedule(Schedule):
+    """Stays at its peak after the warm-up."""
+
+    name: Literal["constant"] = "constant"
+
+
+def _called(name: str) -> BeforeValidator:
+    """Uses `name` for a section without a name."""
+    return BeforeValidator(lambda given: {"name": name, **given} if isinstance(given, dict) else given)
+
+
+AnyOptimizer = Annotated[
+    AdamWConfig | AdamWScaleConfig | AdafactorConfig | MuonConfig,
+    Field(discriminator="name"),
+    _called("adamw"),
+]
+AnySchedule = Annotated[
+    CosineSchedule | LinearSchedule | WarmupStableDecaySchedule | InverseSquareRootSchedule | ConstantSchedule,
+    Field(discriminator="name"),
+    _called("cosine"),
+]

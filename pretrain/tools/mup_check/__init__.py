@@ -1,1 +1,0 @@
-"""`pretrain mup-check`: whether a model's activations and best learning rate stay the same over widths."""
