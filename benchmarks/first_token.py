@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerFast
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import build, parse
-from pretrain.models.encoder_decoder import EncoderDecoder
+from pretrain.models.stacks import EncoderDecoder
 
 LIMIT = """The first token costs a pass over the input by the layers that read it: all of the decoder's, or the
 encoder's. Each later token costs a product with each weight of the decoder, which at one input at a time is the time to

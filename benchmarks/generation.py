@@ -31,8 +31,8 @@ from torch import Tensor
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import build, parse
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
+from pretrain.models.stacks import EncoderDecoder
 
 LIMIT = """The products with weights, which both sides need: the column "at most" has the ratio that would be left if
 ours took no time for anything else. In fp32 with 8 rows and more they are bound by arithmetic, and take most of the

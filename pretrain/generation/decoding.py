@@ -10,8 +10,8 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.generation.search import BeamSearch, Search, without_forbidden
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models.attention import KeyValueCache, MemoryCache
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
+from pretrain.models.stacks import EncoderDecoder
 
 # Examples that are decided leave the batch once this share of it, or less, is left: leaving costs a copy of the caches.
 LEAVE_AT = 0.75

@@ -11,7 +11,7 @@ from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.texts import input_ids
 from pretrain.models import FAMILIES
-from pretrain.models.encoder_decoder import EncoderDecoder
+from pretrain.models.stacks import EncoderDecoder
 
 _WIDTH = 4  # beams for each filling that is asked for
 _LONGEST = 8  # tokens of a filling

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.functional.cross_entropy import indices_of_targets, subtract_targets_
+from pretrain.functional.numerics import at_least_fp32, soft_capped
 from pretrain.kernels.matmul import linear, matmul
-from pretrain.models.layers import at_least_fp32, soft_capped
 from pretrain.models.logit_bias import by_kernel
-from pretrain.models.loss import indices_of_targets, subtract_targets_
 
 LOGITS_PER_CHUNK = 1 << 27  # enough rows for matrix products at full speed, 256 MB in bf16
 
@@ -57,7 +57,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx.settings, ctx.kernel = settings, by_kernel(x)
         losses, log_z = x.new_empty(2, len(x), dtype=at_least_fp32(x))
         for chunk in _chunks(x, weight):
-            logits = capped(linear(x[chunk], weight, bias), settings.softcap)
+            logits = soft_capped(linear(x[chunk], weight, bias), settings.softcap)
             losses[chunk], log_z[chunk] = _losses(
                 logits, targets[chunk], settings.z_loss, settings.label_smoothing, ctx.kernel
             )
@@ -77,7 +77,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=log_z.dtype)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=log_z.dtype)
         for chunk in _chunks(x, weight):
-            logits = capped(linear(x[chunk], weight, bias), settings.softcap)
+            logits = soft_capped(linear(x[chunk], weight, bias), settings.softcap)
             slope = None if settings.softcap is None else 1 - (logits / settings.softcap).square_()
             rows = targets[chunk], log_z[chunk], grad_softmax[chunk], gradient[chunk]
             _logits_to_grad_(logits, *rows, settings.label_smoothing, ctx.kernel)
@@ -89,11 +89,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grad_bias += logits.sum(dim=0, dtype=grad_bias.dtype)
         rounded = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_x, grad_weight.to(weight.dtype), rounded, None, None
-
-
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """Logits within ± `softcap`; None: as they are."""
-    return logits if softcap is None else soft_capped(logits, softcap)
 
 
 def _chunks(x: Tensor, weight: Tensor) -> Iterator[slice]:

@@ -31,15 +31,15 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.run_config import DistillationSection
+from pretrain.functional.cross_entropy import indices_of_targets, token_losses
+from pretrain.functional.numerics import at_least_fp32, soft_capped
 from pretrain.kernels.matmul import linear
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.attention_masks import AttentionInputs
-from pretrain.models.chunked_cross_entropy import capped
 from pretrain.models.decoder_only import DecoderOnly
-from pretrain.models.encoder_decoder import EncoderDecoder
-from pretrain.models.layers import at_least_fp32
-from pretrain.models.loss import Losses, indices_of_targets, token_losses
+from pretrain.models.loss import Losses
 from pretrain.models.model import Model
+from pretrain.models.stacks import EncoderDecoder
 
 LOGITS_PER_CHUNK = 1 << 26  # of student and teacher; a few tensors of this size in fp32 exist at once
 _IDS = ("kind", "sha256", "special_tokens")
@@ -177,7 +177,7 @@ class Distillation:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the cross-entropy and T² · KL (n,) of states x (n, d_model), and of the teacher's `said`."""
         head, temperature, top_k = self.student.lm_head, self.settings.temperature, self.settings.top_k
-        logits = capped(linear(x, weight.to(x.dtype), head.offsets(x)), head.softcap).to(weight.dtype)
+        logits = soft_capped(linear(x, weight.to(x.dtype), head.offsets(x)), head.softcap).to(weight.dtype)
         with torch.no_grad():
             of_teacher = self.teacher.lm_head(said)[:, : self.vocabulary].to(weight.dtype) / temperature
         log_q = torch.log_softmax(logits / temperature, dim=-1)

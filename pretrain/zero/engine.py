@@ -21,7 +21,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch
 from pretrain import optimizers
 from pretrain.config import RunConfig
-from pretrain.models.asynchronous import OnHost, to_device
+from pretrain.functional.device_copies import OnHost, to_device
 from pretrain.models.loss import Losses
 from pretrain.models.model import Model
 from pretrain.run import heartbeat

@@ -10,9 +10,9 @@ from torch import nn
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import ModelConfig
 from pretrain.config.run_config import DistillationSection
-from pretrain.models.layers import soft_capped
-from pretrain.models.loss import token_losses
-from pretrain.models.loss_head import Head
+from pretrain.functional.cross_entropy import token_losses
+from pretrain.functional.numerics import soft_capped
+from pretrain.models.loss import Head
 from pretrain.trainer import distillation
 from tests.tables import each
 

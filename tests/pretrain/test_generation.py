@@ -31,8 +31,8 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
 from pretrain.huggingface import load_state
 from pretrain.models import DecoderOnlyConfig, T5Config, build
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
+from pretrain.models.stacks import EncoderDecoder
 from tests.slow import slow
 from tests.tables import each
 

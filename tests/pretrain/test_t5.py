@@ -10,12 +10,13 @@ import torch
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
+from pretrain.functional.cross_entropy import token_losses
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.logit_bias import toeplitz
-from pretrain.models.loss import shift_right, token_losses
-from pretrain.models.positions import RelativePositionBias, relative_position_bucket
+from pretrain.models.loss import shift_right
+from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
 from pretrain.trainer.validate import validate
 from tests.pretrain.placed import placed
 from tests.tables import each

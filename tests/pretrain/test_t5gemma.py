@@ -13,8 +13,8 @@ from pretrain.huggingface import conversion_for, load_state
 from pretrain.models import T5Gemma2Config, build, outline, parse
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.loss import shift_right
-from pretrain.models.t5gemma import on_each_side
-from pretrain.models.t5gemma2 import around
+from pretrain.models.t5gemma import encoder_window
+from pretrain.models.t5gemma2 import encoder_window as encoder_window_of_2
 from pretrain.models.visibility import visible
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
 from tests.pretrain.small_models import STACKS_OF_TODAY
@@ -95,11 +95,11 @@ def seen_by(window, query, causal=False):
 
 def test_windows_worked_by_hand():
     """transformers' T5Gemma sees w tokens on each side; T5Gemma 2 sees w tokens, of which ⌊w / 2⌋ are later ones."""
-    assert seen_by(on_each_side(2), 5) == [3, 4, 5, 6, 7]
-    assert seen_by(on_each_side(4), 4) == list(range(9))
-    assert seen_by(around(4), 6) == [5, 6, 7, 8]
-    assert seen_by(around(5), 6) == [4, 5, 6, 7, 8]
-    assert seen_by(around(4), 0) == [0, 1, 2]
+    assert seen_by(encoder_window(2), 5) == [3, 4, 5, 6, 7]
+    assert seen_by(encoder_window(4), 4) == list(range(9))
+    assert seen_by(encoder_window_of_2(4), 6) == [5, 6, 7, 8]
+    assert seen_by(encoder_window_of_2(5), 6) == [4, 5, 6, 7, 8]
+    assert seen_by(encoder_window_of_2(4), 0) == [0, 1, 2]
 
 
 def test_cross_attention_of_t5gemma_has_no_positions():

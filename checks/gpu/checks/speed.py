@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from checks.gpu.report import Report
 from checks.gpu.workload import OPTIMIZERS, Workload, data_sheet_peak, free, product_rate, seconds_of
 from pretrain.kernels.matmul import linear
-from pretrain.models import attention, loss_head
+from pretrain.models import attention, loss
 from pretrain.zero.ranks import process_group
 
 MICRO_BATCHES = (64, 16, 32, 128)
@@ -266,8 +266,8 @@ def _without_loss() -> Iterator[None]:
         return column(linear(x, weight, bias))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_head, "configured_losses", column)  # on a CPU
-        patch.setattr(loss_head, "chunked_cross_entropy", of_states)  # on a GPU
+        patch.setattr(loss, "token_losses", column)  # on a CPU
+        patch.setattr(loss, "chunked_cross_entropy", of_states)  # on a GPU
         yield
 
 
