@@ -20,7 +20,6 @@ OWN = {
     "benchmarks",
     "experiments",
     "docs",
-    "experiments",
     *(path.stem for path in (ROOT / "benchmarks").glob("*.py")),
 }
 

@@ -21,7 +21,6 @@ from data_pipeline.dedup.keys import KeyBucket, Keys
 from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams, shape
 from data_pipeline.dedup.spans import EqualSpans, sentences_of
-from data_pipeline.text.urls import normalize_url
 from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
@@ -29,6 +28,7 @@ from data_pipeline.pipeline import build
 from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
+from data_pipeline.text.urls import normalize_url
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.pages import OFF, Page, dealt, documents_of, page, published, write_pages
 from tests.slow import slow
