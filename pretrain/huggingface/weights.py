@@ -85,9 +85,9 @@ def _files(directory: Path) -> dict[Path, set[str]]:
     if (directory / WEIGHTS).exists():
         return {directory / WEIGHTS: set()}
     if not (directory / INDEX).exists():
-        found = sorted(path.name for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
+        found = sorted(printable(path.name) for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
         raise UserError(
-            f"{directory}: expected {WEIGHTS} or {INDEX}, found {', '.join(map(printable, found)) or 'no weights'}. To import a "
+            f"{directory}: expected {WEIGHTS} or {INDEX}, found {', '.join(found) or 'no weights'}. To import a "
             f"variant, rename it to {WEIGHTS}. Other formats may run code when they are read: save them again "
             "with transformers' save_pretrained"
         )
