@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -337,6 +338,22 @@ class TrackingSection(Section):
     sampled."""
 
 
+class TrainerSection(Section):
+    """What the trainer does besides training."""
+
+    profile: bool = False
+    """Record the operators and kernels of steps 10 to 13 of each start in RUN/profile, for Perfetto."""
+
+
+class CallbackSection(Section):
+    """A callback of one's own. Further keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    """The class, as package.module:Class."""
+
+
 class RunConfig(Section):
     """A run file: which model is trained, on which corpora, and how."""
 
@@ -369,6 +386,10 @@ class RunConfig(Section):
     """When checkpoints are saved, which are kept, and where a new run's weights come from."""
     evaluation: list[AnyHookSettings] = []
     """Evaluations during the run, by hooks."""
+    trainer: TrainerSection = TrainerSection()
+    """What the trainer does besides training."""
+    callbacks: list[CallbackSection] = []
+    """Callbacks of one's own, called around each step."""
     tracking: TrackingSection = TrackingSection()
     """Where metrics go."""
 
