@@ -22,6 +22,7 @@ from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
 from pretrain.models import chunked_cross_entropy
+from pretrain.models.attention_backend import using
 from pretrain.models.model import Sizes
 from pretrain.run import cpu_speed as cpu
 from pretrain.run.gpus import GPUS, gpu_of_device
