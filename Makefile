@@ -51,7 +51,6 @@ soak: $(INSTALLED)  ## the longest tests; training and builds, killed at random 
 	$(BIN)/python -m checks.soak.training same --minutes $(MINUTES)
 	$(BIN)/python -m checks.soak.training change --minutes $(MINUTES)
 	$(BIN)/python -m checks.soak.build --minutes $(MINUTES)
-	$(BIN)/python -m checks.gpu.compilations
 
 CASES ?= 100000
 fuzz: $(INSTALLED)  ## CASES damaged files for the readers and the cleaner: half an hour on two cores

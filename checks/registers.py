@@ -14,12 +14,11 @@ from pathlib import Path
 import torch
 
 from pretrain.kernels.tiles import TILES, tile_sizes
-from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW, KERNELS, Form, compiled, usage
+from tests.pretrain.compiled_kernels import KERNELS, OF_FAMILIES, compiled, usage
 
 FILE = Path(__file__).parents[1] / "docs/results/attention/registers.csv"
 GRADIENTS = ("queries' and the bias's gradients", "keys' and values' gradients")
 NAMES = dict(zip(KERNELS, ("forward", *GRADIENTS), strict=True))
-FORMS = (Form(bias=True, labels=True), EVERYTHING, EVERYTHING_IN_A_WINDOW)  # T5's, and every feature at once
 GPUS = {80: "A100", 90: "H100"}
 
 
@@ -29,7 +28,8 @@ def rows(folder: Path) -> Iterator[list[str | int]]:
             for d_kv in kernels[kernel]:
                 tiles = tile_sizes(kernel, torch.bfloat16, d_kv, architecture)
                 taken = (
-                    usage(compiled(kernel, architecture, tiles, torch.bfloat16, d_kv, form), folder) for form in FORMS
+                    usage(compiled(kernel, architecture, tiles, torch.bfloat16, d_kv, form), folder)
+                    for form in OF_FAMILIES
                 )
                 shape = f"{tiles.rows} × {tiles.columns}, {tiles.warps}, {tiles.stages}"
                 yield [GPUS[architecture], NAMES[kernel], d_kv, shape, *map(max, zip(*taken, strict=True))]

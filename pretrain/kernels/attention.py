@@ -46,8 +46,8 @@ def _attention(
     """The output, and log2 of the softmax's normalisers (batch, heads, queries) in fp32."""
     q, k, v = map(_rows_whole, (q, k, v))
     out, normalisers = _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-    query_labels, key_labels, key_ranges, _ = labels or [None] * 4
-    pointers = q, k, v, _bias(diagonals, q), query_labels, key_labels, key_ranges, seed, out, normalisers
+    hidden: Sequence[Any] = labels or [None] * 4
+    pointers = q, k, v, _bias(diagonals, q), *hidden[:3], seed, out, normalisers
     _launch(forward, True, pointers, (q, k, v, out), before, after, scale, softcap, dropout)
     return out, normalisers
 
@@ -66,17 +66,17 @@ def _attention_backward(
     """Gradients of queries, keys, values and, if `needs_grad_diagonals`, diagonals, which are else empty."""
     q, k, v, gradient = map(_rows_whole, (q, k, v, gradient))
     dq, dk, dv, delta = _like_rows(q), _like_rows(k), _like_rows(v), torch.empty_like(normalisers)
-    query_labels, key_labels, key_ranges, query_ranges = labels or [None] * 4
-    seen = q, k, v, _bias(diagonals, q), query_labels, key_labels
+    hidden: Sequence[Any] = labels or [None] * 4
+    shared = q, k, v, _bias(diagonals, q), *hidden[:2]
     settings = before, after, scale, softcap, dropout
     (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
     block = tile_sizes("backward_queries", q.dtype, d_kv).rows
     shape = batch, heads, -(-queries // block), (-(-keys // block) + 1) * block
     parts = q.new_zeros(shape, dtype=torch.float32) if needs_grad_diagonals else None
-    pointers = *seen, key_ranges, seed, out, normalisers, gradient, dq, delta, parts
+    pointers = *shared, hidden[2], seed, out, normalisers, gradient, dq, delta, parts
     _launch(backward_queries, True, pointers, (q, k, v, out, gradient, dq), *settings)  # writes `delta`
-    pointers = *seen, query_ranges, seed, normalisers, gradient, delta, dk, dv
-    _launch(backward_keys, False, pointers, (q, k, v, gradient, dk), *settings)
+    pointers_of_keys = *shared, hidden[3], seed, normalisers, gradient, delta, dk, dv
+    _launch(backward_keys, False, pointers_of_keys, (q, k, v, gradient, dk), *settings)
     if parts is None or diagonals is None:
         return dq, dk, dv, q.new_empty(0)
     return dq, dk, dv, _summed(parts, block, queries, keys).to(diagonals.dtype)

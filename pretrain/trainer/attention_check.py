@@ -37,7 +37,7 @@ def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
     """
     asked = run.config.compute.attention
     if device.type != "cuda" or asked in ("sdpa", "eager"):
-        use(None if asked in ("auto", "triton") else asked)
+        use(asked if asked in ("sdpa", "eager") else None)
         return None
     rows = min(_ROWS, run.config.batch.share(run.ranks))
     batches = [full_rows(run, rows), TrainingBatches(run.stream, run.layout(rows))[0].batch]
@@ -118,7 +118,7 @@ def _errors(call: tuple, device: torch.device) -> dict[str, float]:
         own = pattern._replace(diagonals=given[3] if len(given) > 3 else None)
         bias = own if backend == "triton" else own.matrix(queries, keys, dtype, device)
         with using(backend):
-            output = attend(*given[:3], bias, False, scale, dropout, softcap)
+            output = attend(given[0], given[1], given[2], bias, False, scale, dropout, softcap)
         return [output.detach(), *torch.autograd.grad(output, given, along.to(dtype))]
 
     names = ["the output", *(f"the gradient of {name}" for name in ("queries", "keys", "values", "the bias"))]

@@ -23,7 +23,7 @@ _GRAPHS = 32
 
 
 def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> None:
-    """Applies `compute` to the layers of `model` in training, and to its loss on GPUs. Call this before DeepSpeed gets it.
+    """Applies `compute` to the layers of `model` in training, and to its loss on GPUs, before DeepSpeed gets it.
 
     Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
     with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.

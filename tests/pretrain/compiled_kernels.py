@@ -40,6 +40,8 @@ class Form(NamedTuple):
 
 EVERYTHING = Form(bias=True, labels=True, dropout=True, causal=True)
 EVERYTHING_IN_A_WINDOW = EVERYTHING._replace(causal=False, window=True, softcap=True)
+# of T5's encoder and of its decoder, and of T5Gemma, which has no bias
+OF_FAMILIES = (Form(bias=True, labels=True, dropout=True), EVERYTHING, EVERYTHING_IN_A_WINDOW._replace(bias=False))
 
 
 def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d_kv: int, form: Form) -> Any:
