@@ -147,8 +147,8 @@ def _like_rows(tensor: Tensor) -> Tensor:
 
 
 def _summed(parts: Tensor, block: int, queries: int, keys: int) -> Tensor:
-    """(heads, queries + keys − 1) from the parts of `backward_queries`: a tile's begin `block` before the next one's."""
-    heads, tiles, width = parts.shape[1:]
+    """(heads, queries + keys − 1) from the parts of `backward_queries`: a tile's are `block` after the next one's."""
+    tiles, width = parts.shape[2:]
     rows = F.pad(parts.sum(dim=0).flip(1), (0, tiles * block)).flatten(1)
     length = width + (tiles - 1) * block
     shifted = rows[:, : tiles * length].unflatten(1, (tiles, length)).sum(dim=1)
