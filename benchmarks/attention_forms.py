@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pretrain.models.attention import attend
 from pretrain.models.logit_bias import logit_bias, toeplitz
-from pretrain.models.positions import RelativePositionBias
+from pretrain.models.t5 import RelativePositionBias
 
 LIMIT = """On a CPU softmax, the sum with the bias and its gradient pass over (rows, heads, queries, keys), which no
 longer fits a cache from 512 on. In fp32 the products outweigh them; in bf16 on a processor with arithmetic for it they

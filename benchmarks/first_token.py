@@ -8,9 +8,9 @@ the same width and within 3 % the same parameters between the embeddings: 14 lay
 of T5 v1.1, and 8 + 4. A token of an answer costs a product with every weight of the decoder, and attention to all
 tokens before it; an encoder's weights it never meets.
 
-Ours is `generate`, with weights that are laid out before; CTranslate2 runs the same weights from an export, in fp32 and
-in int8. To the first token: an answer of one token. A token after it: the rest of an answer of `--new`, divided by
-their number, by the difference of the two medians.
+Ours is `generate`; CTranslate2 runs the same weights from an export, in fp32 and in int8. To the first token: an answer
+of one token. A token after it: the rest of an answer of `--new`, divided by their number, by the difference of the two
+medians.
 """
 
 import argparse
@@ -29,10 +29,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from pretrain.generation.decoding import generate
-from pretrain.generation.incremental import PackedModel
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import build, parse
-from pretrain.models.encoder_decoder import EncoderDecoder
+from pretrain.models.stacks import EncoderDecoder
 
 LIMIT = """The first token costs a pass over the input by the layers that read it: all of the decoder's, or the
 encoder's. Each later token costs a product with each weight of the decoder, which at one input at a time is the time to
@@ -66,7 +65,6 @@ class Served:
             precision: kind(str(folder / "ct2"), compute_type=precision, intra_threads=threads, inter_threads=1)
             for precision in ("float32", "int8")
         }
-        self.packed = PackedModel.of(self.model)
 
     @property
     def layers(self) -> tuple[int, int]:
@@ -78,7 +76,7 @@ class Served:
         return counts[0] - tables, counts[1]
 
     def ours(self, ids: torch.Tensor, new: int) -> None:
-        found = generate(self.model, ids, None, GenerationSettings(max_new_tokens=new), packed=self.packed)
+        found = generate(self.model, ids, None, GenerationSettings(max_new_tokens=new))
         assert found.size(1) == new, "the answer ended early: choose another seed"
 
     def in_ctranslate2(self, precision: str, ids: torch.Tensor, new: int) -> None:

@@ -1,11 +1,10 @@
-"""Is generation faster than transformers'?
+"""Is generation as fast as transformers'?
 
     python benchmarks/generation.py [--device cuda] [--threads 1 2] [--precision bf16 fp32] [--models gpt2-small …]
 
 The same prompts go through `generate` of both, with the same weights, in the same process, in turns. Prompts have a
 quarter of `--length` to all of it, padded to one batch; random weights hardly ever end a text before `--new` tokens.
-Weights are laid out for decoding before, once for all calls; the table says what that takes. `bart-large-like` has the
-widths and the vocabulary of BART-large, and two layers in each stack.
+`bart-large-like` has the widths and the vocabulary of BART-large, and two layers in each stack.
 
 The floor is the time of all products with weights that our tokens need, as a share of our time: those of the encoder
 without padding, and those of every step. At most: the ratio if our time were the floor.
@@ -13,9 +12,8 @@ without padding, and those of every step. At most: the ratio if our time were th
 The program ends with an error unless the tokens are the same. Weights are random, twice as large as at the start of
 training. In fp32 all texts must be equal. In bf16, the first tokens that differ in a greedy text must be tied: their
 logits, in fp32 with the same weights, are no further apart than twice the largest error of a logit of transformers in
-bf16; the beams of bf16 are only counted. Where ours decodes bf16 in fp32, on a CPU without products in bf16, all texts
-must equal those of transformers in fp32 with the same weights. There, bf16 is measured at the quickstart's size alone
-unless --precision is given: emulated products take long.
+bf16; the beams of bf16 are only counted. On a CPU without products in bf16, it is measured at the quickstart's size
+alone unless --precision is given: emulated products take long.
 """
 
 import argparse
@@ -26,23 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import PRECISIONS, Options, Table, clock, compare, main
+from harness import PRECISIONS, Options, Table, compare, main
 from peers import in_transformers, our_model
 from torch import Tensor
 
 from pretrain.generation.decoding import generate
-from pretrain.generation.incremental import PackedModel
-from pretrain.generation.packed_linear import can_pack
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import build, parse
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.model import Model
+from pretrain.models.stacks import EncoderDecoder
 
 LIMIT = """The products with weights, which both sides need: the column "at most" has the ratio that would be left if
 ours took no time for anything else. In fp32 with 8 rows and more they are bound by arithmetic, and take most of the
-time of T5-small and of larger models. At the quickstart's size they take about a third; the rest is attention, some
-microseconds for each head, and the calls of small operations. bf16 gains most on a CPU without products in bf16, where
-transformers' are emulated and ours are in fp32."""
+time of T5-small and of larger models. At the quickstart's size a fifth to a third; the rest is attention, some
+microseconds for each head, the calls of small operations and, with beams, copies of the caches. bf16 gains most on a
+CPU without products in bf16, where transformers' are emulated and ours are in fp32."""
 
 SMALL = {"family": "t5", "vocab_size": 8192, "d_model": 128, "d_kv": 32, "d_ff": 256, "num_heads": 4}
 LAYERS = {"num_encoder_layers": 2, "num_decoder_layers": 2}
@@ -74,7 +70,7 @@ def prompts(model: Model, batch: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 class Pair:
-    """Both sides of a model in one precision. `layout_seconds`: how long its weights took to be laid out."""
+    """Both sides of a model in one precision."""
 
     def __init__(self, name: str, options: Options, precision: str):
         model = model_of(name)
@@ -84,23 +80,17 @@ class Pair:
         self.model, self.new = model.to(options.device, dtype), given.new
         self.reads = isinstance(model, EncoderDecoder)
         self.ids, self.mask = (x.to(options.device) for x in prompts(model, given.batch, given.length))
-        torch.set_num_threads(1)
-        started = clock(options.device, 1)
-        packed = PackedModel.of(model)
-        self.layout_seconds = clock(options.device, 1) - started
-        assert packed is not None
-        self.packed = packed
 
     def ours(self, beams: int) -> Tensor:
         settings = GenerationSettings(max_new_tokens=self.new, num_beams=beams)
-        return generate(self.model, self.ids, self.mask, settings, packed=self.packed)
+        return generate(self.model, self.ids, self.mask, settings)
 
-    def theirs(self, beams: int, peer: Any = None) -> Tensor:
+    def theirs(self, beams: int) -> Tensor:
         config = self.model.config
         options = {"max_new_tokens": self.new, "num_beams": beams, "do_sample": False, "use_cache": True}
         ids = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "forced_eos_token_id": None}
         start = {"decoder_start_token_id": config.decoder_start_id} if self.reads else {}
-        found = (peer or self.peer).generate(self.ids, attention_mask=self.mask, **options, **ids, **start)
+        found = self.peer.generate(self.ids, attention_mask=self.mask, **options, **ids, **start)
         return found[:, 1 if self.reads else self.ids.size(1) :]
 
     def check(self, beams: int) -> str:
@@ -110,10 +100,10 @@ class Pair:
         found = f"{len(ours) - len(other)} of {len(ours)}"
         if not other:
             return found
-        exact = copy.deepcopy(self.peer).float()
-        if self.packed.model.embedding.weight.dtype == torch.float32:
-            wrong, found = self._unequal(ours, self.theirs(beams, exact)), f"{found}; all in fp32"
+        if self.peer.dtype == torch.float32:
+            wrong = other
         elif beams == 1:
+            exact = copy.deepcopy(self.peer).float()
             wrong = [row for row in other if not self._tied(row, ours[row], theirs[row], exact)]
             found = f"{found}; ties"
         else:
@@ -148,9 +138,8 @@ class Pair:
     @torch.no_grad()
     def products(self, beams: int) -> None:
         """All products with weights for the tokens of `ours`."""
-        rows, weights = len(self.ids) * beams, self.packed
-        model: Any = weights.model
-        like = model.embedding.weight
+        model: Any = self.model
+        rows, like = len(self.ids) * beams, model.embedding.weight
         if self.reads:
             for layer in model.encoder.modules():
                 if isinstance(layer, torch.nn.Linear):
@@ -161,7 +150,7 @@ class Pair:
         for _ in range(self.new):
             for layer, x in zip(layers, inputs, strict=True):
                 layer(x)
-            weights.logits(like.new_zeros(rows, like.size(1)))
+            model.lm_head(like.new_zeros(rows, like.size(1)))
 
 
 def until_eos(row: list[int], eos: int) -> list[int]:
@@ -172,11 +161,9 @@ def measure(options: Options) -> Iterator[Table]:
     given = options.arguments
     for name in given.models:
         columns = ["decoding", "dtype", "threads", "ours", "transformers", "ratio", "floor", "at most", "equal rows"]
-        columns.append("layout")
         table = Table(f"{name}, {given.batch} × {given.length} + {given.new}", columns)
         for precision in options.precisions:
-            slow = options.device == "cpu" and not can_pack(PRECISIONS[precision])
-            if slow and name != "quickstart" and not given.precision:
+            if options.slow(precision) and name != "quickstart" and not given.precision:
                 continue
             pair = Pair(name, options, precision)
             for beams in given.beams:
@@ -198,7 +185,6 @@ def measure(options: Options) -> Iterator[Table]:
                         f"{result.ratio('floor'):.0%}",
                         f"{result.ratio('transformers') / result.ratio('floor'):.1f}",
                         equal,
-                        f"{pair.layout_seconds * 1e3:.0f} ms",
                         **result.data,
                         beams=beams,
                         precision=precision,

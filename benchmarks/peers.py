@@ -18,7 +18,8 @@ from torch import Tensor
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.huggingface import conversion_for
 from pretrain.models import build, parse
-from pretrain.models.model import Model, Sizes
+from pretrain.models.flops import Sizes
+from pretrain.models.model import Model
 from pretrain.zero.layers import layers
 
 FORMS = ("sdpa", "eager")  # of attention in transformers

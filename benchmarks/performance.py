@@ -114,8 +114,9 @@ def page() -> str:
         found = [RESULTS / device / f"{name}.json" for name in names]
         records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()}
         if records:
-            sections += [f"## On a {title}", machine(next(iter(records.values())))]
-            sections += [section(name, record) for name, record in records.items()]
+            most = machine(next(iter(records.values())))
+            sections += [f"## On a {title}", f"{most}."]
+            sections += [section(name, record, most) for name, record in records.items()]
         elif device == "cuda":
             sections.append("## On a GPU\n\nNot measured yet: no GPU was at hand.")
     if (PAGE.parent / "step-profile.svg").exists():
@@ -128,14 +129,16 @@ def machine(record: dict[str, Any]) -> str:
     extensions = " and ".join(name.upper().replace("_", "-") for name in found["bf16"])
     cpu = f"{found['cores']} cores of {found['processor']}" + (f" with {extensions}" if extensions else "")
     versions = ", ".join(f"{name} {found[name]}" for name in ("python", "torch", "deepspeed", "transformers"))
-    return f"{found['gpu'] + ', ' if found['gpu'] else ''}{cpu}; {versions}."
+    return f"{found['gpu'] + ', ' if found['gpu'] else ''}{cpu}; {versions}"
 
 
-def section(name: str, record: dict[str, Any]) -> str:
+def section(name: str, record: dict[str, Any], most: str) -> str:
+    """`most`: the machine that the page names above all sections."""
     tables = [Table(**table).markdown for table in record["tables"]]
-    taken = f"Taken {record['date']} in {record['seconds']} s, at a load of {record['load_before']} before it, by"
+    other = f" on {machine(record)}," if machine(record) != most else ""
+    when = f"Taken {record['date']} in {record['seconds']} s,{other} at a load of {record['load_before']}"
     asked = QUESTIONS.get(name, record["question"])
-    parts = [f"### {asked}", record["notes"], f"{taken} `{record['command']}`.", *tables]
+    parts = [f"### {asked}", record["notes"], f"{when} before it, by `{record['command']}`.", *tables]
     return "\n\n".join([*parts, f"What limits it now: {record['limit']}"])
 
 

@@ -20,6 +20,7 @@ import torch
 from harness import Comparison, Options, Side, Table, compare, main, peak_memory
 from peers import Work, compiled_pair, pair, works, works_argument
 
+from pretrain.models.flops import count_flops
 from pretrain.models.model import Model
 from pretrain.trainer.throughput import measured_peak
 
@@ -83,7 +84,7 @@ def of_sides(
 
 
 def utilisation(model: Model, work: Work, result: Comparison, dtype: torch.dtype) -> float:
-    return model.flops(work.sizes) / result.ours.median / measured_peak(dtype, torch.device("cuda"))
+    return count_flops(model, work.sizes) / result.ours.median / measured_peak(dtype, torch.device("cuda"))
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted, duration
+from data_pipeline.foundation.formatting import counted
 from launch import rank_commands
 from launch.attempts import Run, run_attempts, standby_began
 from launch.head import LAUNCHERS_LOG, NodeRanks, stop_requests
@@ -15,11 +15,9 @@ from launch.rank_processes import RankProcesses
 from pretrain.checkpoint import left_in_memory
 from pretrain.config import RunConfig
 from pretrain.run import rank_logs
-from pretrain.run.cpu_speed import seconds_left
 from pretrain.run.hardware import count_gpus, free_port
 from pretrain.trainer.preflight import is_finished, move_aside, preflight, unchecked
 
-_LONG = 7200.0  # s
 _LOOPBACK = "127.0.0.1"
 
 
@@ -45,10 +43,6 @@ def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
         return 0
     if is_finished(setup):
         return 0
-    if not gpus:
-        left = seconds_left(config, setup.model, setup.lengths, setup.train_state.step, ranks)
-        if left > _LONG:
-            print(f"without a GPU, about {duration(left)} to step {config.run.max_steps:,}; Ctrl-C saves", flush=True)
     if run.fresh:
         move_aside(setup)
     # by default gloo listens at the address of the host's name

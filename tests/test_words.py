@@ -10,7 +10,7 @@ from tests.tables import each
 ROOT = Path(__file__).parent.parent
 # What was once said here, and what the field says.
 REPLACED = {
-    r"\bTaught\b|\btaught\b": "TeacherTargets, teacher_targets",
+    r"\bTaught\b|\btaught\b": "a teacher's targets",
     r"\bSights?\b|\bsights?\b": "attention mask or attention bias",
     r"\b(of_x|of_weights?|of_bias|of_logits|become_gradients)\b": "grad_x, grad_weight, logits_to_grad_, …",
     r"\bwritten out\b": "eager",

@@ -13,7 +13,7 @@ from checks.gpu.report import Json, Report
 from checks.gpu.runner import ROOT
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
-from pretrain.models.model import Sizes
+from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.gpus import gpu_of_device
 from tests.pretrain.small_runs import T5, run_config
 
@@ -47,7 +47,7 @@ class Workload:
         from pretrain import models
 
         one = Sizes.of_example(self.inputs, self.targets)
-        return models.outline(self.config().model).flops(Sizes(*(self.rows * size for size in one)))
+        return count_flops(models.outline(self.config().model), Sizes(*(self.rows * size for size in one)))
 
     def config(self, optimizer: str = "adamw", compiled: bool = False, **changes: Any) -> RunConfig:
         settings = {"name": optimizer, "gradient_clipping": 1.0, **OPTIMIZERS[optimizer]}

@@ -11,7 +11,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.tools.experiment.budget import Budget
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_runs
-from pretrain.tools.experiment.training_flops import flops_per_step, rows_per_step
+from pretrain.trainer.throughput import flops_per_step, rows_per_step
 from pretrain.trainer.validate import ValidatedRun, validate
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -258,6 +259,8 @@ class DistillationSection(Section):
     prefix LM has added to a target, the loss is the cross-entropy alone.
     """
 
+    name: Literal["distillation"]
+    """What the wrapper does."""
     teacher: LocalPath
     """The teacher, a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the output of `pretrain
     import`. Its weights stay as they are."""
@@ -335,10 +338,27 @@ class TrackingSection(Section):
     sampled."""
 
 
+class TrainerSection(Section):
+    """What the trainer does besides training."""
+
+    profile: bool = False
+    """Record the operators and kernels of steps 10 to 13 of each start in RUN/profile, for Perfetto."""
+
+
+class CallbackSection(Section):
+    """A callback of one's own. Further keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    """The class, as package.module:Class."""
+
+
 class RunConfig(Section):
     """A run file: which model is trained, on which corpora, and how."""
 
     other_files = {"sources": "this is a corpus file, not a run file; build it with data-pipeline build {}"}
+    refused = {"distillation": "is a wrapper now: wrapper: {name: distillation, teacher: …}"}
 
     run: RunSection
     """Name, place, seed and length of the run."""
@@ -352,8 +372,8 @@ class RunConfig(Section):
     """The optimizer and its peak learning rate."""
     schedule: AnySchedule = CosineSchedule()
     """The learning rate over the steps of the run."""
-    distillation: DistillationSection | None = None
-    """A teacher that the model learns from besides the text. null: none."""
+    wrapper: DistillationSection | None = None
+    """What stands around the model in training and changes its loss. null: nothing."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()
@@ -366,6 +386,10 @@ class RunConfig(Section):
     """When checkpoints are saved, which are kept, and where a new run's weights come from."""
     evaluation: list[AnyHookSettings] = []
     """Evaluations during the run, by hooks."""
+    trainer: TrainerSection = TrainerSection()
+    """What the trainer does besides training."""
+    callbacks: list[CallbackSection] = []
+    """Callbacks of one's own, called around each step."""
     tracking: TrackingSection = TrackingSection()
     """Where metrics go."""
 

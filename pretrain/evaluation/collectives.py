@@ -51,7 +51,7 @@ class Collectives:
         self._began = time.monotonic()
         self._shielded = self._overdue = False
         self.late = False
-        """Whether the budget is spent, as all ranks have agreed."""
+        """True if the budget is spent, as all ranks have agreed."""
 
     def run(self, hook: Callable[[], T]) -> Outcome[T]:
         """Calls `hook`, and ends on all ranks with the same outcome: each has a value, or each has an error.

@@ -62,7 +62,7 @@ class Continuation:
 
 
 Parts = tuple[list[int], list[int], list[int]]
-"""What stands before the part of a text to score, that part, and what stands after it."""
+"""The ids before the part of a text to score, those of that part, and those after it."""
 
 
 def _scored(

@@ -1,4 +1,4 @@
-"""What a hook is: an evaluation that all ranks run together while a model trains, or on a checkpoint.
+"""Hooks: evaluations that all ranks run together while a model trains, or on a checkpoint.
 
 A package of your own offers a hook through an entry point, which names the class of its settings:
 
@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Findings:
-    """What a hook has found. Only rank 0's counts.
+    """The findings of a hook. Only rank 0's counts.
 
     - `metrics`: numbers by name, for metrics.jsonl and MLflow.
     - `tables`: rows by the name of their table, which grows from evaluation to evaluation; the step is added to a row.
@@ -84,7 +84,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a hook evaluates, and how its ranks work together. All ranks make the same calls in the same order.
+    """The model and data that a hook evaluates, shared by ranks. All ranks make the same calls in the same order.
 
     `step`: the number of training steps so far. `earlier`: returns the rows that earlier evaluations added to a table.
     """

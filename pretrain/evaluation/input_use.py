@@ -1,4 +1,4 @@
-"""What the input is worth to the decoder: the held-out loss with the right input, another row's, and none."""
+"""The worth of the input to the decoder: the held-out loss with the right input, another row's, and none."""
 
 import math
 from collections.abc import Iterator

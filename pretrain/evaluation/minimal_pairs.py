@@ -128,7 +128,7 @@ def _preferred(good: float, bad: float) -> float:
 
 @dataclass(frozen=True)
 class SentencePrompts:
-    """What a model is asked to score a sentence, in the form of its training."""
+    """The prompts by which a model scores a sentence, in the form of its training."""
 
     prompt_format: PromptFormat
 

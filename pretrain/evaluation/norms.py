@@ -89,7 +89,8 @@ def by_layer(
 ) -> list[LayerNorms]:
     """The norms of each layer, in the order of `names`, from sums of squares over all ranks.
 
-    The arguments are as in `StepNorms`; `norm` is that of the whole gradient before clipping.
+    `names`, `parameters`, `layers` and `activations` are those of `StepNorms`. `norm` is that of the whole gradient
+    before clipping.
     """
     owners = [_owner(name, layers) for name in names]
     sums = {owner: torch.zeros(3, dtype=torch.float64) for owner in owners}

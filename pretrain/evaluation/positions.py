@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from pretrain.config.evaluation import PositionsSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.models.positions import LearnedPositions, RelativePositionBias
+from pretrain.models.positions import LearnedPositions
+from pretrain.models.t5 import RelativePositionBias
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

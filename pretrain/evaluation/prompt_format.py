@@ -34,7 +34,7 @@ class Prompt:
     prefix: list[int]
     scored: list[int]
     starts: bool = True
-    """Whether the decoder reads its start token before `prefix`. All prompts of a batch have the same."""
+    """True if the decoder reads its start token before `prefix`. All prompts of a batch have the same."""
 
     @property
     def length(self) -> int:
@@ -49,7 +49,7 @@ class PromptFormat:
     vocabulary: Vocabulary
     config: ModelConfig
     separated: bool = False
-    """Whether a continuation follows its context after EOS, and ends with EOS, as in the objective `in_one_row`."""
+    """True if a continuation follows its context after EOS, and ends with EOS: the objective `in_one_row`."""
 
     @classmethod
     def choose(
@@ -105,7 +105,7 @@ class PromptFormat:
 
     @property
     def has_blanks(self) -> bool:
-        """Whether the model fills in blanks: of a decoder-only model, with the middle of a text last."""
+        """True if the model fills in blanks: of a decoder-only model, with the middle of a text last."""
         causal = self.form == "continuation" and not self.separated
         return self.form in ("blank", "copy") or (causal and self.vocabulary.sentinels >= _PARTS)
 

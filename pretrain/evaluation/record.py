@@ -1,4 +1,4 @@
-"""What hooks leave in a folder: of a run, RUN/artifacts/evaluation, from where MLflow is fed.
+"""The files that hooks write into a folder: of a run, RUN/artifacts/evaluation, from where MLflow is fed.
 
 NAME.json                 a table in MLflow's form, with the rows of all steps
 NAME/step-00001000.png    an image

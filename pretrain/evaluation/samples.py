@@ -1,4 +1,4 @@
-"""What a model writes, as text that grows into a table over the steps of a run."""
+"""A model's answers to held-out sentences, as text that grows into a table over the steps of a run."""
 
 from collections.abc import Iterator, Sequence
 

@@ -16,7 +16,6 @@ from pretrain.evaluation.answer_metrics import ANSWER_METRICS
 from pretrain.evaluation.hook import Evaluation, Findings, Row
 from pretrain.evaluation.prompt_format import Prompt, PromptFormat
 from pretrain.generation.decoding import generate
-from pretrain.generation.incremental import PackedModel
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.models.model import Model
@@ -45,7 +44,7 @@ class Task(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the model writes and what it chooses: by the likelihood of a choice, and by that of its mean token."""
+    """The model's own words, and its choice: by the likelihood of a choice, and by that of its mean token."""
 
     written: str = ""
     unfinished: bool = False
@@ -151,7 +150,6 @@ class _Answerer:
     def __post_init__(self) -> None:
         self._form = PromptFormat.choose(self.model.config, self.tokenizer.vocabulary, None, self.objective.name)
         self._causal = self._form.form == "continuation"
-        self._packed = PackedModel.of(self.model) if self.settings.writes else None
         self._device = next(self.model.parameters()).device
         most = self.settings.longest_answer(self.objective.targets_length)
         self._decoding = GenerationSettings(max_new_tokens=most, num_beams=self.settings.num_beams)
@@ -174,9 +172,8 @@ class _Answerer:
 
     def _written(self, inputs: Sequence[list[int]]) -> list[Answer]:
         vocabulary = self.tokenizer.vocabulary
-        ids, mask = padded(inputs, vocabulary.pad, left=self._causal)
-        mask = None if mask is None else mask.to(self._device)
-        rows = generate(self.model, ids.to(self._device), mask, self._decoding, packed=self._packed).tolist()
+        ids, mask = padded(inputs, vocabulary.pad, self._causal, self._device)
+        rows = generate(self.model, ids, mask, self._decoding).tolist()
         ended = [vocabulary.eos in row for row in rows]
         texts = [self.tokenizer.decode(list(takewhile(lambda id_: id_ != vocabulary.eos, row))) for row in rows]
         return [Answer(text, unfinished=not whole) for text, whole in zip(texts, ended, strict=True)]

@@ -50,6 +50,7 @@ class CTranslate2:
 @contextmanager
 def ctranslate2_engine(trained: TrainedModel, precision: str, settings: GenerationSettings) -> Iterator[CTranslate2]:
     """Raises UserError if CTranslate2 isn't installed, or can't run this model or these settings."""
+    model = trained.model
     try:
         from ctranslate2.converters import TransformersConverter
         from transformers.utils import logging as transformers_logging
@@ -61,13 +62,11 @@ def ctranslate2_engine(trained: TrainedModel, precision: str, settings: Generati
         raise UserError("--engine ctranslate2: its samples aren't those of the seed; --temperature must be 0")
     if settings.early_stopping is not False:
         raise UserError("--engine ctranslate2: it ends beam search by rules of its own; leave out --early-stopping")
-    if CTRANSLATE2 not in huggingface.conversion_for(trained.model.config).engines:
-        family = trained.model.config.family
-        raise UserError(f"--engine ctranslate2: it runs models of the families t5 and bart, not {family}")
+    if CTRANSLATE2 not in huggingface.conversion_for(model.config).engines:
+        raise UserError(f"--engine ctranslate2: it runs models of the families t5 and bart, not {model.config.family}")
     with tempfile.TemporaryDirectory() as folder:
         exported, converted = Path(folder, "exported"), Path(folder, "converted")
-        state, config = trained.model.state_dict(), trained.model.config
-        huggingface.export(state, config, trained.tokenizer, exported, engine=CTRANSLATE2)
+        huggingface.export(model.state_dict(), model.config, trained.tokenizer, exported, engine=CTRANSLATE2)
         transformers_logging.set_verbosity_error()  # the converter loads the export, which isn't news
         transformers_logging.disable_progress_bar()
         TransformersConverter(str(exported)).convert(str(converted), quantization=precision)

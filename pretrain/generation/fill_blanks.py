@@ -47,7 +47,7 @@ def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> l
 
 
 def can_blank_out(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer has a token for a blank."""
+    """True if the tokenizer has a token for a blank."""
     return tokenizer.sentinels > 0 or tokenizer.vocabulary.mask is not None
 
 

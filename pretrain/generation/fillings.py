@@ -11,7 +11,7 @@ from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.texts import input_ids
 from pretrain.models import FAMILIES
-from pretrain.models.encoder_decoder import EncoderDecoder
+from pretrain.models.stacks import EncoderDecoder
 
 _WIDTH = 4  # beams for each filling that is asked for
 _LONGEST = 8  # tokens of a filling
@@ -54,22 +54,20 @@ def _search(
 ) -> list[tuple[str, tuple[float, list[int]]]]:
     """(text, (probability, ids)) of the `number` likeliest spans after `prefix` (1, length), the likeliest first."""
     vocabulary = tokenizer.vocabulary
-    ends = torch.tensor([vocabulary.eos, *vocabulary.sentinel_ids], device=states.device)
-    never = torch.tensor([vocabulary.pad], device=states.device)
+    marks = torch.tensor([vocabulary.pad, vocabulary.eos, *vocabulary.sentinel_ids], device=states.device)
     tokens = prefix
     running = torch.ones(1, dtype=torch.float64, device=states.device)
-    finished: list[tuple[str, tuple[float, list[int]]]] = []
+    by_text: dict[str, tuple[float, list[int]]] = {}
     for _ in range(_LONGEST + 1):
-        logits = model.decode(tokens, states.expand(len(tokens), -1, -1))[:, -1, : model.config.vocab_size]
-        shares = logits.double().softmax(dim=-1) * running[:, None]
-        ended = shares[:, ends].sum(dim=1).tolist()
+        logits = model.decode(tokens, states.expand(len(tokens), -1, -1))[:, -1]
+        shares = logits.double().softmax(dim=-1)[:, : model.config.vocab_size] * running[:, None]
+        ended = shares[:, marks[1:]].sum(dim=1).tolist()
         spans = tokens[:, prefix.size(1) :].tolist()
-        by_text = dict(finished)
         for span, probability in zip(spans, ended, strict=True):
             text = tokenizer.decode(span).strip()
             by_text[text] = max(by_text.get(text, (0.0, [])), (probability, span))
         finished = sorted(by_text.items(), key=itemgetter(1), reverse=True)[:number]
-        shares[:, torch.cat([ends, never])] = 0.0
+        shares[:, marks] = 0.0
         running, best = shares.flatten().topk(min(_WIDTH * number, shares.numel()))
         if len(finished) == number and running[0] <= finished[-1][1][0]:
             break

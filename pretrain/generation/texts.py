@@ -7,13 +7,13 @@ from itertools import takewhile
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.decoding import generate
-from pretrain.generation.incremental import PackedModel
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import FAMILIES, Family
 
@@ -47,61 +47,48 @@ def answer_texts(
     support, for example a text that is too long.
     """
     model, tokenizer = trained.model, trained.tokenizer
-    family = FAMILIES[model.config.family]
+    family, device = FAMILIES[model.config.family], next(model.parameters()).device
     if family.generates is None:
         raise UserError(f"models of the family {model.config.family} don't generate text")
     causal = family.generates == "continuations"
     inputs = [prompt_ids(tokenizer, text) if causal else input_ids(tokenizer, text, family) for text in texts]
     _check_lengths(inputs, causal, settings.max_new_tokens, model.config.longest_sequence)
-    return _answers(trained, texts, inputs, causal, engine or _own_engine(trained, causal, settings), batch_size)
+
+    def write(inputs: Sequence[list[int]], numbers: range) -> Sequence[list[int]]:
+        ids, mask = padded(inputs, tokenizer.vocabulary.pad, causal, device)
+        return generate(model, ids, mask, settings, numbers=numbers).tolist()
+
+    def answers() -> Iterator[Answer]:
+        for start in range(0, len(texts), batch_size):
+            batch = inputs[start : start + batch_size]
+            numbers = range(start, start + len(batch))
+            for number, given, row in zip(numbers, batch, (engine or write)(batch, numbers), strict=True):
+                yield _answer(tokenizer, texts[number], given, row, causal)
+
+    return answers()
 
 
-def _own_engine(trained: TrainedModel, causal: bool, settings: GenerationSettings) -> Engine:
-    model, pad = trained.model, trained.tokenizer.vocabulary.pad
-    device, packed = next(model.parameters()).device, PackedModel.of(model)
-
-    def write(inputs: Sequence[list[int]], numbers: range) -> list[list[int]]:
-        ids, mask = padded(inputs, pad, left=causal)
-        mask = None if mask is None else mask.to(device)
-        return generate(model, ids.to(device), mask, settings, numbers=numbers, packed=packed).tolist()
-
-    return write
-
-
-def _answers(
-    trained: TrainedModel,
-    texts: Sequence[str],
-    inputs: Sequence[list[int]],
-    causal: bool,
-    engine: Engine,
-    batch_size: int,
-) -> Iterator[Answer]:
-    tokenizer, vocabulary = trained.tokenizer, trained.tokenizer.vocabulary
-    for start in range(0, len(texts), batch_size):
-        batch = inputs[start : start + batch_size]
-        numbers = range(start, start + len(batch))
-        for number, given, row in zip(numbers, batch, engine(batch, numbers), strict=True):
-            new = list(takewhile(lambda id_: id_ != vocabulary.eos, row))
-            new = new[1:] if new[:1] == [vocabulary.bos] else new  # BART's answers begin with it
-            generated = tokenizer.decode(new)
-            has_blanks = not causal and any(id_ in vocabulary.sentinel_ids for id_ in given)
-            if has_blanks:
-                whole = _filled(tokenizer, texts[number], new)
-            else:
-                whole = tokenizer.decode([*given, *new]) if causal else generated
-            yield Answer(texts[number], generated, whole, has_blanks)
+def _answer(tokenizer: Tokenizer, text: str, given: list[int], row: list[int], causal: bool) -> Answer:
+    vocabulary = tokenizer.vocabulary
+    new = list(takewhile(lambda id_: id_ != vocabulary.eos, row))
+    new = new[1:] if new[:1] == [vocabulary.bos] else new  # BART's answers begin with it
+    generated = tokenizer.decode(new)
+    if causal:
+        return Answer(text, generated, tokenizer.decode([*given, *new]), has_blanks=False)
+    if any(id_ in vocabulary.sentinel_ids for id_ in given):
+        return Answer(text, generated, _filled(tokenizer, text, new), has_blanks=True)
+    return Answer(text, generated, generated, has_blanks=False)
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor | None]:
+def padded(
+    rows: Sequence[Sequence[int]], pad: int, left: bool, device: torch.device | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Ids (rows, longest), padded with `pad` on the right or left, and their mask (None if nothing is padded)."""
-    longest = max(len(row) for row in rows)
-    ids = torch.full((len(rows), longest), pad)
-    mask = torch.zeros_like(ids)
-    for number, row in enumerate(rows):
-        here = slice(longest - len(row), longest) if left else slice(len(row))
-        ids[number, here] = torch.tensor(row)
-        mask[number, here] = 1
-    return ids, None if mask.all() else mask
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    side = "left" if left else "right"
+    ids = pad_sequence(tensors, batch_first=True, padding_value=pad, padding_side=side)
+    mask = pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)
+    return ids.to(device), None if mask.all() else mask.to(device)
 
 
 def input_ids(tokenizer: Tokenizer, text: str, family: Family) -> list[int]:

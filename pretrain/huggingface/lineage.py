@@ -15,7 +15,7 @@ from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.average import AVERAGE_OF
 from pretrain.config import RunConfig
-from pretrain.models.model import Sizes
+from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
 
 _RESULTS = ("validation/", "text_to_text/", "lm_eval/")  # metrics of held-out texts, among those of a run
@@ -67,7 +67,7 @@ class Lineage:
 
     @property
     def flops(self) -> float | None:
-        """FLOPs of training, as `Model.flops` counts them, with all rows at full length."""
+        """FLOPs of training, as `count_flops` does, with all rows at full length."""
         return sum(one.flops for one in self.corpora) if self.corpora and not self.missing_corpora else None
 
 
@@ -91,7 +91,7 @@ def lineage(checkpoint: Path) -> Lineage:
             if (stages := config.data.curriculum)
             else {}
         ),
-        **({"distillation": teacher} if (teacher := index.identity.get("distillation")) else {}),
+        **({"wrapper": wrapper} if (wrapper := index.identity.get("wrapper")) else {}),
     }
     known_corpora = [one for one in corpora if one is not None]
     objectives = [config.data.objective, *(one.corpus.objective for one in known_corpora)]
@@ -127,7 +127,8 @@ def _corpus(
     if corpus is None or corpus.fingerprint not in trained_on:
         return None
     inputs, targets = (objective or corpus.objective).shape
-    return TrainingCorpus(corpus, rows, rows * models.outline(index.model).flops(Sizes.of_example(inputs, targets)))
+    of_row = count_flops(models.outline(index.model), Sizes.of_example(inputs, targets))
+    return TrainingCorpus(corpus, rows, rows * of_row)
 
 
 def _measured(checkpoint: Path, step: int) -> tuple[list[tuple[int, float]], dict[str, float]]:

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.config.models import Heads
+from pretrain.functional.dropout import drop
+from pretrain.functional.numerics import soft_capped
 from pretrain.kernels.matmul import matmul
 from pretrain.models.attention_backend import by_kernel, is_eager, takes_head
 from pretrain.models.attention_masks import AttentionMask
-from pretrain.models.layers import Linear, drop, fused_linear, one_use, soft_capped
+from pretrain.models.layers import Linear, fused_linear, one_use
 from pretrain.models.logit_bias import Pattern
 from pretrain.models.positions import Rotary, apply_rotary
 from pretrain.models.visibility import MASKED

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from data_pipeline.foundation.config_file import Section
@@ -115,3 +116,13 @@ class LayerMasks:
 def before_only(tokens: int) -> Window:
     """The window of `tokens` in a causal layer: the query's own and those before it."""
     return Window(tokens - 1)
+
+
+def positions_from(start: int, length: int, device: torch.device, given: Tensor | None = None) -> Tensor:
+    """Positions (length,) from `start` on, or the positions (batch, length) `given` for packed examples."""
+    return torch.arange(start, start + length, device=device) if given is None else given
+
+
+def real_positions(mask: Tensor) -> Tensor:
+    """Positions (batch, length) that count only real tokens: [0, 0, 1, 1, 1] → [0, 0, 0, 1, 2]."""
+    return (mask.bool().cumsum(dim=1) - 1).clamp(min=0)

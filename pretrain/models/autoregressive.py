@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, Heads
+from pretrain.functional.numerics import at_least_fp32
 from pretrain.models.attention import KeyValueCache
-from pretrain.models.attention_masks import AttentionInputs, AttentionMask
-from pretrain.models.blocks import Block, EncoderLayer, Layer
-from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear, at_least_fp32, one_use
+from pretrain.models.attention_masks import AttentionInputs, AttentionMask, positions_from
+from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear, one_use
 from pretrain.models.logit_bias import Pattern, logit_bias
-from pretrain.models.loss import Losses
-from pretrain.models.loss_head import Head
-from pretrain.models.model import Model, Sizes, attention_flops, cross_attentions, matrix_weights
-from pretrain.models.positions import LearnedPositions, positions_from, rotary_embedding
+from pretrain.models.loss import Head, Losses
+from pretrain.models.model import Model
+from pretrain.models.positions import LearnedPositions, rotary_embedding
+from pretrain.models.stacks import EncoderLayer, LayerConfig, ResidualLayer
 from pretrain.models.visibility import visible
 
 # One tuple per layer, the encoder's first: its self-attention and, in the decoder, its cross-attention. All of them
@@ -33,11 +33,11 @@ Cache = list[tuple[KeyValueCache, ...]]
 TEMPERATURE = 0.1  # of the contrastive score
 
 
-def _block(config: AutoregressiveConfig, num_layers: int) -> Block:
+def _layer_config(config: AutoregressiveConfig, num_layers: int) -> LayerConfig:
     """The layers of a stack. Matrices that end a residual branch have an std that counts the stack's own layers; the
     author's stacks are equally deep."""
     std = config.hidden_std(config.init_std)
-    return Block(
+    return LayerConfig(
         Heads(d_model=config.d_model, d_ff=config.d_ff or 4 * config.d_model, num_heads=config.num_heads),
         "gelu",
         "layer",
@@ -50,25 +50,25 @@ def _block(config: AutoregressiveConfig, num_layers: int) -> Block:
     )
 
 
-def _cross_block(config: AutoregressiveConfig, block: Block) -> Block:
+def _cross_attention_config(config: AutoregressiveConfig, layer: LayerConfig) -> LayerConfig:
     """Cross-attention has heads of another width, and may have other biases."""
     biases = config.bias if config.cross_attention_bias is None else config.cross_attention_bias
-    heads = block.heads.model_copy(update={"num_heads": config.cross_heads})
-    return replace(block, heads=heads, biases=biases)
+    heads = layer.heads.model_copy(update={"num_heads": config.cross_heads})
+    return replace(layer, heads=heads, biases=biases)
 
 
-class DecoderLayer(Layer):
+class AutoregressiveLayer(ResidualLayer):
     """Each decoder layer normalises the encoder's output itself: the encoder has no final norm."""
 
     def __init__(self, config: AutoregressiveConfig):
-        block = _block(config, config.num_decoder_layers)
+        layer = _layer_config(config, config.num_decoder_layers)
         super().__init__(
-            block,
-            self_attention=block.new_attention(),
-            cross_attention=_cross_block(config, block).new_attention(),
-            feed_forward=block.new_feed_forward(),
+            layer,
+            self_attention=layer.new_attention(),
+            cross_attention=_cross_attention_config(config, layer).new_attention(),
+            feed_forward=layer.new_feed_forward(),
         )
-        self.encoder_norm = block.new_norm()
+        self.encoder_norm = layer.new_norm()
         self.cross_attention_first = config.order == "alternate"
 
     def forward(
@@ -224,12 +224,12 @@ class Autoregressive(Model):
         if config.position_rows:
             self.position_embedding = LearnedPositions(config.position_rows, d_model, config.init_std)
         self.dropout = Dropout(config.dropout_rate)
-        block = _block(config, config.num_encoder_layers)
-        self.encoder = nn.ModuleList(EncoderLayer(block) for _ in range(config.num_encoder_layers))
+        layer = _layer_config(config, config.num_encoder_layers)
+        self.encoder = nn.ModuleList(EncoderLayer(layer) for _ in range(config.num_encoder_layers))
         self.bridge = Bridge(config)
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
-        self.final_norm = block.new_norm()
-        self.subtracted_norm = block.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
+        self.decoder = nn.ModuleList(AutoregressiveLayer(config) for _ in range(config.num_decoder_layers))
+        self.final_norm = layer.new_norm()
+        self.subtracted_norm = layer.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
         self.lm_head = Head(d_model, rows, config.init_std, multiplier=config.logits_multiplier)
         # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
         self.lm_head.weight = self.embedding.weight
@@ -337,19 +337,3 @@ class Autoregressive(Model):
     def _next_positions(self, positions: Tensor) -> Tensor:
         assert self.position_embedding is not None, "checked with the config"
         return self.position_embedding(positions + 1)
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Every weight is used once per token; all three kinds of attention relate the sequence to itself.
-
-        The map from the encoder to the decoder belongs to the decoder. The embedding loss counts nothing.
-        """
-        config, tokens, pairs = self.config, sizes.inputs, sizes.input_pairs
-        attend = cross_attentions(self.decoder)
-        decoder = matrix_weights(self.bridge) + matrix_weights(self.decoder) - sum(map(matrix_weights, attend))
-        return {
-            "encoder": 6.0 * matrix_weights(self.encoder) * tokens
-            + 12.0 * config.d_model * config.num_encoder_layers * pairs,
-            "decoder": 6.0 * decoder * tokens + 12.0 * config.d_model * config.num_decoder_layers * pairs,
-            "cross-attention": sum(attention_flops(one, config.d_model, tokens, tokens, pairs) for one in attend),
-            "head": 6.0 * config.padded_vocab_size * config.d_model * tokens,
-        }

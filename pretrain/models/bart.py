@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import BartConfig
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
-from pretrain.models.loss_head import Head
+from pretrain.models.loss import Head
 from pretrain.models.positions import LearnedPositions
-from pretrain.models.stacks import Decoder, Encoder
-from pretrain.models.vanilla import post_norm_block
+from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
+from pretrain.models.vanilla import post_norm_layer
 
 POSITION_OFFSET = 2  # fairseq counts positions from the row after padding's, which is row 1
 
@@ -58,7 +57,7 @@ class Bart(EncoderDecoder):
         padding_idx = config.pad_id if config.pad_id != config.eos_id else None
         embedding = Embedding(rows, d_model, std, padding_idx)
         lm_head = LogitsHead(d_model, rows, std, config.logits_multiplier)
-        block = post_norm_block(config, config.hidden_std(std))
-        encoder = Encoder(config, block, config.num_encoder_layers, inputs=NormedInputs(config))
-        decoder = Decoder(config, block, config.num_decoder_layers, inputs=NormedInputs(config))
+        layer = post_norm_layer(config, config.hidden_std(std))
+        encoder = Encoder(config, layer, config.num_encoder_layers, inputs=NormedInputs(config))
+        decoder = Decoder(config, layer, config.num_decoder_layers, inputs=NormedInputs(config))
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)

@@ -1,4 +1,4 @@
-"""The losses of the logits x · weightᵀ + bias, of which only a chunk exists at a time: what GPUs and teachers need.
+"""The losses of the logits x · weightᵀ + bias, of which only a chunk exists at a time: what GPUs need.
 
 Compiled, the loss and its gradient read and write few bytes, so that a kernel of our own could save little. A logit in
 bf16 takes 2 bytes. The compiled forward pass reads it twice, for the greatest of a row and for the sum; the compiled
@@ -15,20 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.functional.cross_entropy import indices_of_targets, subtract_targets_
+from pretrain.functional.numerics import at_least_fp32, soft_capped
 from pretrain.kernels.matmul import linear, matmul
-from pretrain.models.distilled_loss import TeacherTargets
-from pretrain.models.layers import at_least_fp32, soft_capped
-from pretrain.models.loss import CROSS_ENTROPY, DISTILLATION_LOSS, Losses, indices_of_targets, subtract_targets_
 
 LOGITS_PER_CHUNK = 1 << 27  # enough rows for matrix products at full speed, 256 MB in bf16
-LOGITS_PER_CHUNK_WITH_TEACHER = 1 << 26  # a few tensors of this size in fp32 exist at once
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
     """The settings of a cross-entropy, as in `ModelConfig`; logits stay within ± `softcap`, if there is one.
 
-    `compiled`: whether torch.compile fuses what is done with the logits of a chunk, without a teacher.
+    `compiled`: whether torch.compile fuses what is done with the logits of a chunk.
     """
 
     z_loss: float = 0.0
@@ -44,26 +42,15 @@ def chunked_cross_entropy(
     labels: Tensor,
     settings: CrossEntropy,
     target_indices: Tensor | None = None,
-    teacher_targets: TeacherTargets | None = None,
-) -> Losses:
-    """{"labels": `token_losses` of the logits of states x (…, d_model)}. The backward pass computes the logits again: a
-    third more arithmetic in this product, for no memory.
-
-    With `teacher_targets`, "labels" is the loss of `distilled_loss`, which alone has a gradient; "cross_entropy" is
-    what it would be without a teacher, and "distillation_loss" is T² · KL, 0 where the teacher has nothing to say. All
-    have the shape of the labels, are at least fp32, and 0 where the label is -100. `target_indices` as in `Head`.
+) -> Tensor:
+    """`token_losses` of the logits of states x (…, d_model). The backward pass computes the logits again: a third more
+    arithmetic in this product, for no memory. `target_indices` as in `Head`.
     """
     targets = labels.flatten()
     indices = indices_of_targets(labels) if target_indices is None else target_indices
     states = x.flatten(0, -2).index_select(0, indices)
-    found = _ChunkedCrossEntropy.apply(
-        states, weight, bias, targets.index_select(0, indices), settings, teacher_targets
-    )
-    names = ("labels",) if teacher_targets is None else ("labels", CROSS_ENTROPY, DISTILLATION_LOSS)
-    return {
-        name: losses.new_zeros(targets.shape).index_copy(0, indices, losses).view(labels.shape)
-        for name, losses in zip(names, found, strict=True)
-    }
+    losses = _ChunkedCrossEntropy.apply(states, weight, bias, targets.index_select(0, indices), settings)
+    return losses.new_zeros(targets.shape).index_copy(0, indices, losses).view(labels.shape)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -77,84 +64,47 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         settings: CrossEntropy,
-        teacher_targets: TeacherTargets | None,
-    ) -> tuple[Tensor, ...]:
-        ctx.settings, ctx.teacher_targets = settings, teacher_targets
+    ) -> Tensor:
+        ctx.settings = settings
         of_chunk = _compiled(_losses) if settings.compiled else _losses
         losses, log_z = x.new_empty(2, len(x), dtype=at_least_fp32(x))
-        if teacher_targets is None:
-            for chunk in _chunks(x, weight, LOGITS_PER_CHUNK):
-                logits = capped(linear(x[chunk], weight, bias), settings.softcap)
-                losses[chunk], log_z[chunk] = of_chunk(
-                    logits, targets[chunk], settings.z_loss, settings.label_smoothing
-                )
-            ctx.save_for_backward(x, weight, bias, targets, log_z)
-            return (losses,)
-        divergence, log_z_of_student = torch.empty_like(losses), torch.empty_like(losses)
-        for chunk in _chunks(x, weight, LOGITS_PER_CHUNK_WITH_TEACHER):
-            logits = capped(linear(x[chunk], weight, bias), settings.softcap).to(losses.dtype)
-            losses[chunk], log_z[chunk] = _losses(logits, targets[chunk], 0.0, settings.label_smoothing)
-            divergence[chunk], log_z_of_student[chunk] = teacher_targets.divergence(chunk, logits)
-        z_losses, weights = settings.z_loss * log_z.square(), teacher_targets.weights
-        divergence.masked_fill_(weights == 0, 0.0)
-        distilled = (1 - weights) * losses + weights * divergence + z_losses
-        losses += z_losses
-        ctx.save_for_backward(x, weight, bias, targets, log_z, log_z_of_student)
-        ctx.mark_non_differentiable(losses, divergence)
-        return distilled, losses, divergence
+        for chunk in _chunks(x, weight):
+            logits = soft_capped(linear(x[chunk], weight, bias), settings.softcap)
+            losses[chunk], log_z[chunk] = of_chunk(logits, targets[chunk], settings.z_loss, settings.label_smoothing)
+        ctx.save_for_backward(x, weight, bias, targets, log_z)
+        return losses
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple:
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
         """dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary, times the loss's own gradient; with a soft
-        cap also times its slope, 1 − (capped / cap)². A teacher of weight w adds its gradient and leaves 1 − w of the
-        cross-entropy's, without that of the z-loss."""
-        x, weight, bias, targets, log_z, *log_z_of_student = ctx.saved_tensors
-        settings, teacher_targets = ctx.settings, ctx.teacher_targets
-        if teacher_targets is None:
-            grad_targets, size = gradient, LOGITS_PER_CHUNK
-            grad_softmax = gradient * (1 + 2 * settings.z_loss * log_z)
-        else:
-            grad_targets, size = gradient * (1 - teacher_targets.weights), LOGITS_PER_CHUNK_WITH_TEACHER
-            grad_softmax = grad_targets + gradient * 2 * settings.z_loss * log_z
-        to_grad_ = _compiled(_logits_to_grad_) if settings.compiled and teacher_targets is None else _logits_to_grad_
+        cap also times its slope, 1 − (capped / cap)²."""
+        x, weight, bias, targets, log_z = ctx.saved_tensors
+        settings = ctx.settings
+        to_grad_ = _compiled(_logits_to_grad_) if settings.compiled else _logits_to_grad_
+        grad_softmax = gradient * (1 + 2 * settings.z_loss * log_z)
         grad_x = torch.empty_like(x)
         # in fp32: a bf16 sum would lose the share of a chunk
         grad_weight = torch.zeros_like(weight, dtype=log_z.dtype)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=log_z.dtype)
-        for chunk in _chunks(x, weight, size):
-            logits = capped(linear(x[chunk], weight, bias), settings.softcap)
-            slope = grad_divergence = None
-            if teacher_targets is not None:
-                logits = logits.to(log_z.dtype)
-                grad_divergence = teacher_targets.grad_logits(
-                    chunk, logits, log_z_of_student[0][chunk], gradient[chunk]
-                )
-            if settings.softcap is not None:
-                slope = 1 - (logits / settings.softcap).square_()
-            rows = targets[chunk], log_z[chunk], grad_softmax[chunk], grad_targets[chunk]
+        for chunk in _chunks(x, weight):
+            logits = soft_capped(linear(x[chunk], weight, bias), settings.softcap)
+            slope = None if settings.softcap is None else 1 - (logits / settings.softcap).square_()
+            rows = targets[chunk], log_z[chunk], grad_softmax[chunk], gradient[chunk]
             to_grad_(logits, *rows, settings.label_smoothing)
-            if grad_divergence is not None:
-                logits += grad_divergence
             if slope is not None:
                 logits *= slope
-            logits = logits.to(x.dtype)
             grad_x[chunk] = matmul(logits, weight)
             grad_weight += matmul(logits.t(), x[chunk])
             if grad_bias is not None:
                 grad_bias += logits.sum(dim=0, dtype=grad_bias.dtype)
         rounded = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_x, grad_weight.to(weight.dtype), rounded, None, None, None
+        return grad_x, grad_weight.to(weight.dtype), rounded, None, None
 
 
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """Logits within ± `softcap`; None: as they are."""
-    return logits if softcap is None else soft_capped(logits, softcap)
-
-
-def _chunks(x: Tensor, weight: Tensor, logits: int) -> Iterator[slice]:
-    """Slices of the states x (n, d_model) that have about `logits` logits each."""
-    step = max(1, logits // len(weight))
+def _chunks(x: Tensor, weight: Tensor) -> Iterator[slice]:
+    """Slices of the states x (n, d_model) that have about LOGITS_PER_CHUNK logits each."""
+    step = max(1, LOGITS_PER_CHUNK // len(weight))
     return (slice(first, first + step) for first in range(0, len(x), step))
 
 

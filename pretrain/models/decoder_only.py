@@ -11,24 +11,16 @@ from torch import Tensor, nn
 
 from pretrain.config.models import DecoderOnlyConfig
 from pretrain.models.attention import KeyValueCache
-from pretrain.models.attention_masks import AttentionInputs
-from pretrain.models.blocks import Block
-from pretrain.models.layers import Embedding, times_root
-from pretrain.models.loss import Losses
-from pretrain.models.loss_head import Head
-from pretrain.models.model import Model, Sizes, matrix_weights
-from pretrain.models.positions import (
-    LearnedPositions,
-    LinearBias,
-    Rotary,
-    real_positions,
-    sinusoids,
-)
-from pretrain.models.stacks import Encoder
+from pretrain.models.attention_masks import AttentionInputs, real_positions
+from pretrain.models.layers import Embedding, scaled_embeddings
+from pretrain.models.loss import Head, Losses
+from pretrain.models.model import Model
+from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
+from pretrain.models.stacks import Encoder, LayerConfig
 
 
-def _block(config: DecoderOnlyConfig) -> Block:
-    return Block(
+def _layer_config(config: DecoderOnlyConfig) -> LayerConfig:
+    return LayerConfig(
         config,
         config.activation,
         config.norm,
@@ -45,15 +37,15 @@ def _block(config: DecoderOnlyConfig) -> Block:
     )
 
 
-class Decoder(Encoder):
+class CausalStack(Encoder):
     """Causal self-attention and feed-forward layers. Positions count from the first real token of a prompt."""
 
     causal = True
 
     def __init__(self, config: DecoderOnlyConfig):
-        block = _block(config)
-        super().__init__(config, block, config.num_layers, name="attention")
-        self.subtracted_norm = block.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
+        layer = _layer_config(config)
+        super().__init__(config, layer, config.num_layers, name="attention")
+        self.subtracted_norm = layer.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
 
     def new_positions(self, config: DecoderOnlyConfig) -> None:
         self.config, self.linear_bias = config, None
@@ -74,7 +66,7 @@ class Decoder(Encoder):
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         if self.config.positions == "sinusoidal":  # scaled to the initial std of learned positions
-            x = times_root(x, self.widening) if self.scale_embedding else x
+            x = scaled_embeddings(x, self.widening) if self.scale_embedding else x
             return self.dropout(x + self.config.init_std * 2**0.5 * sinusoids(positions, x.size(-1), x.dtype))
         return super().add_positions(x, positions)
 
@@ -102,7 +94,7 @@ class DecoderOnly(Model):
         self.config = config
         rows, std = config.padded_vocab_size, config.init_std
         self.embedding = Embedding(rows, config.d_model, std)
-        self.decoder = Decoder(config)
+        self.decoder = CausalStack(config)
         self.lm_head = Head(
             config.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier
         )
@@ -133,24 +125,13 @@ class DecoderOnly(Model):
         `attention_mask` (batch, past length + length), nonzero at real tokens, covers the cached tokens too. Positions
         count from the first real token of a prompt padded on the left. Ids that go into an empty cache are a prefix.
         """
-        begins = cache is not None and not cache[0].length
-        inputs = self.of_prompt(input_ids, attention_mask) if begins else AttentionInputs(attention_mask)
+        inputs = AttentionInputs(attention_mask)
+        if cache is not None and not cache[0].length:
+            inputs = inputs._replace(
+                prefix_mask=torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            )
         return self.lm_head(self.decoder(self.embedding(input_ids), inputs, cache))
-
-    def of_prompt(self, prompts: Tensor, mask: Tensor | None) -> AttentionInputs:
-        """What attention is given with prompts (batch, length), which `mask` tells from padding."""
-        return AttentionInputs(mask, prefix_mask=torch.ones_like(prompts) if mask is None else mask)
 
     def new_cache(self) -> list[KeyValueCache]:
         """An empty cache for `decode`, one for each layer."""
         return [KeyValueCache() for _ in self.decoder.layers]
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Every weight is used once per token."""
-        config = self.config
-        pairs = self.decoder.layer_masks.pairs(sizes.inputs, sizes.input_pairs)
-        return {
-            "decoder": 6.0 * matrix_weights(self.decoder.layers) * sizes.inputs
-            + 12.0 * config.num_heads * config.d_kv * pairs,
-            "head": 6.0 * config.padded_vocab_size * config.d_model * sizes.inputs,
-        }

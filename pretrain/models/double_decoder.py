@@ -16,22 +16,27 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import DoubleDecoderConfig
-from pretrain.models.asynchronous import to_device
+from pretrain.functional.device_copies import to_device
 from pretrain.models.attention import KeysAndValues, KeyValueCache
-from pretrain.models.attention_masks import AttentionInputs, AttentionMask, self_attention_mask
-from pretrain.models.blocks import Block, EncoderLayer
+from pretrain.models.attention_masks import (
+    AttentionInputs,
+    AttentionMask,
+    positions_from,
+    real_positions,
+    self_attention_mask,
+)
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
-from pretrain.models.loss import Losses
-from pretrain.models.loss_head import Head
-from pretrain.models.model import Model, Sizes, matrix_weights
-from pretrain.models.positions import Rotary, positions_from, real_positions, rotary_embedding
+from pretrain.models.loss import Head, Losses
+from pretrain.models.model import Model
+from pretrain.models.positions import Rotary, rotary_embedding
+from pretrain.models.stacks import EncoderLayer, LayerConfig
 from pretrain.models.t5gemma2 import MergedLayer
 from pretrain.models.visibility import masked, visible
 
 _SHORTEST = 4  # tokens of a text that has blocks: boundaries are at 2 … length − 2
 
 
-class Row(NamedTuple):
+class RowLayout(NamedTuple):
     """Where tokens stand: their positions and blocks, each (1 or batch, length), and segments (batch, length)."""
 
     positions: Tensor
@@ -49,7 +54,7 @@ def blocks_of(positions: Tensor, shares: Sequence[float], lengths: Tensor | int)
     return ((positions[..., None] >= boundaries) & (lengths >= _SHORTEST)).sum(dim=-1)
 
 
-def visible_in_blocks(row: Row) -> tuple[Tensor, Tensor]:
+def visible_in_blocks(row: RowLayout) -> tuple[Tensor, Tensor]:
     """What each query sees, (batch, 1, length, length) each: tokens, and states of the encoder.
 
     Of two examples in a row none sees the other.
@@ -88,7 +93,7 @@ class _Tokens(KeyValueCache):
             self.ids = self.ids.index_select(0, rows)
 
 
-class Cache:
+class DoubleDecoderCache:
     """The state of generation: of `length` tokens the encoder has read `encoded`; the block begins at `start`."""
 
     def __init__(self, encoder_layers: int, decoder_layers: int):
@@ -102,8 +107,8 @@ class Cache:
         yield from (*self.encoder, *self.own, *self.across, self.unread)
 
 
-def _block(config: DoubleDecoderConfig, layers: int) -> Block:
-    return Block(
+def _layer_config(config: DoubleDecoderConfig, layers: int) -> LayerConfig:
+    return LayerConfig(
         config,
         config.activation,
         "rms",
@@ -115,13 +120,13 @@ def _block(config: DoubleDecoderConfig, layers: int) -> Block:
     )
 
 
-class Encoder(nn.Module):
+class ContextEncoder(nn.Module):
     """Causal layers, and a layer norm of their output."""
 
     def __init__(self, config: DoubleDecoderConfig):
         super().__init__()
-        block = _block(config, config.num_encoder_layers)
-        self.layers = nn.ModuleList(EncoderLayer(block, "attention") for _ in range(config.num_encoder_layers))
+        layer = _layer_config(config, config.num_encoder_layers)
+        self.layers = nn.ModuleList(EncoderLayer(layer, "attention") for _ in range(config.num_encoder_layers))
         self.final_norm = LayerNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, x: Tensor, mask: AttentionMask, cache: list[KeyValueCache] | None = None) -> Tensor:
@@ -131,16 +136,18 @@ class Encoder(nn.Module):
         return self.final_norm(x)
 
 
-class Decoder(nn.Module):
+class BlockDecoder(nn.Module):
     """Layers with one attention to tokens and to the encoder's states, and a final norm."""
 
     def __init__(self, config: DoubleDecoderConfig):
         super().__init__()
-        block = _block(config, config.num_decoder_layers)
-        self.layers = nn.ModuleList(MergedLayer(block) for _ in range(config.num_decoder_layers))
-        self.final_norm = block.new_norm()
+        layer = _layer_config(config, config.num_decoder_layers)
+        self.layers = nn.ModuleList(MergedLayer(layer) for _ in range(config.num_decoder_layers))
+        self.final_norm = layer.new_norm()
 
-    def forward(self, x: Tensor, states: Tensor, mask: AttentionMask, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, states: Tensor, mask: AttentionMask, cache: DoubleDecoderCache | None = None
+    ) -> Tensor:
         """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows its tokens,
         and `states` aren't used: their keys and values are in the cache."""
         for i, layer in enumerate(self.layers):
@@ -159,8 +166,8 @@ class DoubleDecoder(Model):
         rows, std = config.padded_vocab_size, config.init_std
         self.embedding = Embedding(rows, config.d_model, std)
         self.dropout = Dropout(config.dropout_rate)
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.encoder = ContextEncoder(config)
+        self.decoder = BlockDecoder(config)
         self.lm_head = Head(config.d_model, rows, std, multiplier=config.logits_multiplier)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
         count = (config.least_boundaries + config.most_boundaries) // 2
@@ -200,7 +207,7 @@ class DoubleDecoder(Model):
         segments: Tensor | None = None,
         positions: Tensor | None = None,
         boundaries: Tensor | None = None,
-    ) -> Row:
+    ) -> RowLayout:
         """Where the tokens `ids` (batch, length) stand. `boundaries` (batch, boundaries): positions at which blocks
         begin, instead of those of the step."""
         length, device = ids.size(1), ids.device
@@ -208,11 +215,13 @@ class DoubleDecoder(Model):
             positions = positions_from(0, length, device)[None] if mask is None else real_positions(mask)
         segments = mask if segments is None else segments
         if boundaries is not None:
-            return Row(positions, (positions[..., None] >= boundaries[:, None, :]).sum(dim=-1), segments)
+            return RowLayout(positions, (positions[..., None] >= boundaries[:, None, :]).sum(dim=-1), segments)
         lengths = length if segments is None else (segments[:, :, None] == segments[:, None, :]).sum(dim=-1)
-        return Row(positions, blocks_of(positions, self._drawn if self.training else self._even, lengths), segments)
+        return RowLayout(
+            positions, blocks_of(positions, self._drawn if self.training else self._even, lengths), segments
+        )
 
-    def _states(self, ids: Tensor, row: Row) -> Tensor:
+    def _states(self, ids: Tensor, row: RowLayout) -> Tensor:
         x = self.dropout(self.embedding(ids))
         rotary = self._rotary(row.positions, x)
         mask = self_attention_mask(x, ids.size(1), rotary, causal=True, segments=row.segments)
@@ -225,7 +234,7 @@ class DoubleDecoder(Model):
     def decode(
         self,
         input_ids: Tensor,
-        cache: Cache | None = None,
+        cache: DoubleDecoderCache | None = None,
         attention_mask: Tensor | None = None,
         boundaries: Tensor | None = None,
     ) -> Tensor:
@@ -245,7 +254,7 @@ class DoubleDecoder(Model):
             return torch.cat([self.decode(ids, cache, mask) for ids, mask in one_by_one], dim=1)
         return self.lm_head(self._next(input_ids, cache, attention_mask))
 
-    def _next(self, ids: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
+    def _next(self, ids: Tensor, cache: DoubleDecoderCache, mask: Tensor | None) -> Tensor:
         """The decoder's state (batch, 1, d_model) of the last of `ids`: a prompt, or a token after it."""
         total = cache.length + ids.size(1)
         positions = positions_from(0, total, ids.device)[None] if mask is None else real_positions(mask)
@@ -270,7 +279,7 @@ class DoubleDecoder(Model):
         bias = masked(None, torch.cat([own, across], dim=-1)[:, None, None], x.dtype)
         return self.decoder(x, x, AttentionMask(bias, self._rotary(positions[:, -1:], x)), cache)
 
-    def _read(self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None) -> None:
+    def _read(self, ids: Tensor, cache: DoubleDecoderCache, positions: Tensor, mask: Tensor | None) -> None:
         """Encodes `ids`, which follow those that the encoder has read, for all layers of the decoder."""
         first, cache.encoded = cache.encoded, cache.encoded + ids.size(1)
         x = self.dropout(self.embedding(ids))
@@ -281,19 +290,6 @@ class DoubleDecoder(Model):
         for layer, memory in zip(self.decoder.layers, cache.across, strict=True):
             memory.grow(cast(MergedLayer, layer).self_attention.keys_and_values(states, rotary))
 
-    def new_cache(self) -> Cache:
+    def new_cache(self) -> DoubleDecoderCache:
         """An empty cache for `decode`."""
-        return Cache(self.config.num_encoder_layers, self.config.num_decoder_layers)
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """As in `Model.flops`, every stack relates the row to itself once: a key is a token or a state, never both, but
-        for the first token. Keys and values of the encoder's states count as cross-attention."""
-        config, tokens = self.config, sizes.inputs
-        pair_flops = 12.0 * config.num_heads * config.d_kv * sizes.input_pairs
-        keys = 2 * config.d_model * config.kv_heads * config.d_kv
-        return {
-            "encoder": 6.0 * matrix_weights(self.encoder.layers) * tokens + config.num_encoder_layers * pair_flops,
-            "decoder": 6.0 * matrix_weights(self.decoder.layers) * tokens + config.num_decoder_layers * pair_flops,
-            "cross-attention": 6.0 * keys * config.num_decoder_layers * tokens,
-            "head": 6.0 * config.padded_vocab_size * config.d_model * tokens,
-        }
+        return DoubleDecoderCache(self.config.num_encoder_layers, self.config.num_decoder_layers)

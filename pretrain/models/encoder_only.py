@@ -9,21 +9,21 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import EncoderOnlyConfig, Heads
-from pretrain.models.attention_masks import AttentionInputs, self_attention_mask
-from pretrain.models.blocks import Block, EncoderLayer
+from pretrain.functional.cross_entropy import indices_of_targets, token_losses
+from pretrain.models.attention_masks import AttentionInputs, positions_from, self_attention_mask
 from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, LayerNorm, Linear
-from pretrain.models.loss import Losses, indices_of_targets, token_losses
-from pretrain.models.loss_head import Head
-from pretrain.models.model import Model, Sizes, matrix_weights
-from pretrain.models.positions import LearnedPositions, positions_from
+from pretrain.models.loss import Head, Losses
+from pretrain.models.model import Model
+from pretrain.models.positions import LearnedPositions
+from pretrain.models.stacks import EncoderLayer, LayerConfig
 
 
 def _norm(config: EncoderOnlyConfig) -> LayerNorm:
     return LayerNorm(config.d_model, config.layer_norm_epsilon)
 
 
-def _block(config: EncoderOnlyConfig) -> Block:
-    return Block(
+def _layer_config(config: EncoderOnlyConfig) -> LayerConfig:
+    return LayerConfig(
         Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads),
         config.activation,
         "layer",
@@ -36,16 +36,16 @@ def _block(config: EncoderOnlyConfig) -> Block:
     )
 
 
-class Encoder(nn.Module):
+class BertEncoder(nn.Module):
     """Adds positions and token types to embeddings, then applies the layers."""
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
-        block, types = _block(config), config.num_token_types
+        layer, types = _layer_config(config), config.num_token_types
         self.positions = LearnedPositions(config.max_positions, config.d_model, config.init_std)
         self.token_types = Embedding(types, config.d_model, config.init_std) if types else None
         self.embedding_norm = _norm(config)
-        self.layers = nn.ModuleList(EncoderLayer(block, "attention") for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(layer, "attention") for _ in range(config.num_layers))
         self.dropout = Dropout(config.dropout_rate)
 
     def forward(self, x: Tensor, inputs: AttentionInputs, token_type_ids: Tensor | None = None) -> Tensor:
@@ -102,7 +102,7 @@ class EncoderOnly(Model):
         self.config = config
         rows = config.padded_vocab_size
         self.embedding = Embedding(rows, config.d_model, config.init_std)
-        self.encoder = Encoder(config)
+        self.encoder = BertEncoder(config)
         self.masked_lm = MaskedLMHead(config)
         self.lm_head = Head(config.d_model, rows, config.init_std, bias=True, multiplier=config.logits_multiplier)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
@@ -148,14 +148,3 @@ class EncoderOnly(Model):
     def masked_lm_logits(self, states: Tensor) -> Tensor:
         """Maps (…, d_model) to (…, padded_vocab_size)."""
         return self.lm_head(self.masked_lm(states))
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """Layers process every token, the head predicted tokens, the next-sentence head one token per example."""
-        config = self.config
-        head = matrix_weights(self.masked_lm) + config.padded_vocab_size * config.d_model
-        example_weights = 0 if self.next_sentence is None else matrix_weights(self.next_sentence)
-        return {
-            "encoder": 6.0 * matrix_weights(self.encoder.layers) * sizes.inputs
-            + 12.0 * config.d_model * config.num_layers * sizes.input_pairs,
-            "head": 6.0 * (head * sizes.targets + example_weights * sizes.examples),
-        }

@@ -1,21 +1,25 @@
-"""The loss of each target token."""
+"""The output matrix, and the loss of each target token."""
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import ModelConfig
-from pretrain.models.layers import at_least_fp32
+from pretrain.functional.cross_entropy import indices_of_targets, token_losses
+from pretrain.functional.numerics import soft_capped
+from pretrain.kernels.matmul import linear
+from pretrain.models.chunked_cross_entropy import CrossEntropy, chunked_cross_entropy
+from pretrain.models.layers import Linear
+
+_MOST_TARGETS = 7 / 8  # on a CPU, of all positions; to select more would cost more copies than it saves
 
 # Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is
-# the sum of their means over the labels that count. A loss of any other name is averaged over "labels". The parts of a
-# loss that a teacher weighs in "labels" are only reported.
+# the sum of their means over the labels that count. A loss of any other name is averaged over "labels". In training, a
+# loss without a gradient is only reported.
 Losses = dict[str, Tensor]
-CROSS_ENTROPY, DISTILLATION_LOSS = PARTS = ("cross_entropy", "distillation_loss")
 
 
 def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, pad_id: int | None = None) -> Tensor:
@@ -32,7 +36,7 @@ def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, p
     return shifted
 
 
-_hits: list[Tensor] | None = None  # where `configured_losses` leaves them
+_hits: list[Tensor] | None = None  # where `Head` leaves them
 
 
 @contextlib.contextmanager
@@ -50,84 +54,72 @@ def recording_hits() -> Iterator[list[Tensor]]:
         _hits = before
 
 
-def hits_are_recorded() -> bool:
-    """Whether the block of `recording_hits` runs."""
-    return _hits is not None
+class Head(Linear):
+    """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it.
 
-
-def indices_of_targets(labels: Tensor) -> Tensor:
-    """The indices (n,) of the labels that count, among all labels. On a GPU this waits for the device."""
-    return (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
-
-
-def configured_losses(logits: Tensor, labels: Tensor, config: ModelConfig, training: bool) -> Tensor:
-    """`token_losses`, with the z-loss and label smoothing of `config` in training."""
-    if _hits is not None:
-        _hits.append(logits.argmax(dim=-1) == labels)
-    return token_losses(logits, labels, *((config.z_loss, config.label_smoothing) if training else (0.0, 0.0)))
-
-
-def token_losses(logits: Tensor, labels: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy in nats, fp32: logits (…, vocabulary), labels (…) → (…).
-
-    The loss of a label of -100 is 0. A positive `z_loss` adds `z_loss` · (log Z)², which keeps the softmax's normaliser
-    near 1 (Mesh TensorFlow; 1e-4 in T5). `label_smoothing` spreads that share of each target's mass over all ids
-    (Szegedy et al. 2016).
-
-    The softmax is computed in fp32, also for bf16 logits, for a few targets at a time: besides the logits, only their
-    gradient takes memory.
+    `softcap`: logits stay within ± this; None: no limit. `multiplier`: what logits are multiplied by before biases are
+    added and they are capped, which muP sets. `compiled` is that of `CrossEntropy`.
     """
-    flat, targets = logits.flatten(0, -2), labels.flatten()
-    return _TokenLosses.apply(flat, targets, z_loss, label_smoothing).view(labels.shape)
+
+    compiled = False
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        std: float,
+        bias: bool = False,
+        softcap: float | None = None,
+        multiplier: float = 1.0,
+    ):
+        super().__init__(in_features, out_features, std, bias)
+        self.softcap, self.multiplier = softcap, multiplier
+
+    def forward(
+        self,
+        x: Tensor,
+        labels: Tensor | None = None,
+        config: ModelConfig | None = None,
+        target_indices: Tensor | None = None,
+    ) -> Tensor:
+        """Maps (…, d_model) to logits (…, vocabulary) or, given `labels` (…), to their losses (…).
+
+        Positions without a target are skipped; on a CPU, only where that saves time. `target_indices` are the indices
+        of the labels that count, among all labels; without them the host waits for the GPU to find them.
+        """
+        x = self.scaled(x)
+        if labels is None:
+            return self._logits(x)
+        assert config is not None
+        z_loss, label_smoothing = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
+        if x.is_cuda and _hits is None:
+            settings = CrossEntropy(z_loss, label_smoothing, self.softcap, self.compiled)
+            return chunked_cross_entropy(x, self.weight, self.offsets(x), labels, settings, target_indices)
+        indices = _indices_worth_selecting(labels)
+        selected = labels if indices is None else labels.flatten()[indices]
+        logits = self._logits(x if indices is None else x.flatten(0, -2).index_select(0, indices))
+        if _hits is not None:
+            _hits.append(logits.argmax(dim=-1) == selected)
+        losses = token_losses(logits, selected, z_loss, label_smoothing)
+        if indices is None:
+            return losses
+        return losses.new_zeros(labels.numel()).index_copy(0, indices, losses).view(labels.shape)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return soft_capped(linear(x, self.weight, self.offsets(x)), self.softcap)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """States (…, d_model) times the multiplier of the logits."""
+        return x if self.multiplier == 1.0 else x * self.multiplier
+
+    def offsets(self, x: Tensor) -> Tensor | None:
+        """(vocabulary,) What is added to the logits of states like `x`."""
+        return self.bias
 
 
-def _rows_at_a_time(logits: Tensor) -> int:
-    """On a CPU as many rows as its cache holds, on a GPU enough to fill it."""
-    return max(1, (1 << 18 if logits.device.type == "cpu" else 1 << 25) // logits.size(-1))
-
-
-class _TokenLosses(torch.autograd.Function):
-    """Losses of logits (n, vocabulary) and labels (n,), computed a few rows at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, z_loss: float, smoothing: float) -> Tensor:
-        counted = labels != IGNORE_INDEX
-        targets = labels.clamp(min=0)
-        precision = at_least_fp32(logits)
-        step = _rows_at_a_time(logits)
-        normalisers, losses = [], []
-        for rows, ids in zip(logits.split(step), targets.split(step), strict=True):
-            rows = rows.to(precision)
-            logs = torch.log_softmax(rows, dim=-1)
-            expected = logs.gather(-1, ids[:, None]).squeeze(-1)
-            log_z = rows.gather(-1, ids[:, None]).squeeze(-1) - expected
-            if smoothing:
-                expected = (1 - smoothing) * expected + smoothing * logs.mean(dim=-1)
-            normalisers.append(log_z)
-            losses.append(z_loss * log_z.square() - expected)
-        ctx.save_for_backward(logits, targets, counted, torch.cat(normalisers))
-        ctx.z_loss, ctx.smoothing = z_loss, smoothing
-        return torch.cat(losses).masked_fill(~counted, 0.0)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        """dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary"""
-        logits, targets, counted, log_z = ctx.saved_tensors
-        gradient = gradient.masked_fill(~counted, 0.0)
-        grad_softmax = gradient * (1 + 2 * ctx.z_loss * log_z)
-        grad_logits = torch.empty_like(logits)
-        step = _rows_at_a_time(logits)
-        parts = (tensor.split(step) for tensor in (logits, targets, grad_softmax, gradient, grad_logits))
-        for rows, ids, factors, grad_targets, into in zip(*parts, strict=True):
-            found = torch.softmax(rows.to(log_z.dtype), dim=-1).mul_(factors[:, None])
-            subtract_targets_(found, ids, grad_targets, ctx.smoothing)
-            into.copy_(found)
-        return grad_logits, None, None, None
-
-
-def subtract_targets_(grad_logits: Tensor, targets: Tensor, grad_targets: Tensor, label_smoothing: float) -> None:
-    """Subtracts the smoothed targets (n,), times `grad_targets` (n,), from (n, vocabulary)."""
-    if label_smoothing:
-        grad_logits -= (label_smoothing / grad_logits.size(-1) * grad_targets)[:, None]
-    grad_logits.scatter_add_(-1, targets[:, None], ((label_smoothing - 1) * grad_targets)[:, None])
+def _indices_worth_selecting(labels: Tensor) -> Tensor | None:
+    """The indices of the labels that count, if these are few enough; a compiled graph has the same shapes for any."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    indices = indices_of_targets(labels)
+    return indices if len(indices) <= _MOST_TARGETS * labels.numel() else None

@@ -6,34 +6,99 @@ input's end, and one matrix for both embeddings and the output. Its norms of que
 do, and values and the attention's output have none.
 """
 
+import torch
+from torch import Tensor
+
 from pretrain.config.models import ModernConfig
-from pretrain.models.encoder_decoder import EncoderDecoder
+from pretrain.models.attention_masks import AttentionInputs, positions_from
 from pretrain.models.layers import Embedding
-from pretrain.models.loss_head import Head
-from pretrain.models.stacks import Decoder, Encoder, block_of
+from pretrain.models.loss import Head
+from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
+from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
+from pretrain.models.t5gemma import layer_config
 from pretrain.models.visibility import Window
 
 
-def as_far_on_both_sides(tokens: int) -> Window:
-    """The encoder's window: what the decoder sees before a query, and as much after it."""
+def encoder_window(tokens: int) -> Window:
+    """`tokens` − 1 keys on each side of a query; the decoder sees those before it only."""
     return Window(tokens - 1, tokens - 1)
 
 
+def _learned_positions(config: ModernConfig, d_model: int) -> LearnedPositions | None:
+    return None if config.max_positions is None else LearnedPositions(config.max_positions, d_model, config.init_std)
+
+
+class ModernEncoder(Encoder):
+    """Positions are rotary, or learned where the config has `max_positions`."""
+
+    def __init__(self, config: ModernConfig):
+        stack = config.encoder
+        super().__init__(config, layer_config(config, stack, 2 * stack.num_layers), stack.num_layers, encoder_window)
+        self.positions = _learned_positions(config, stack.d_model)
+
+
+class ModernDecoder(Decoder):
+    """With `cross_rotation`, cross-attention has rotary positions too, and those of targets go on where the input's
+    end."""
+
+    def __init__(self, config: ModernConfig):
+        stack = config.decoder
+        layer = layer_config(config, stack, 3 * stack.num_layers)
+        super().__init__(config, layer, stack.num_layers, config.encoder.d_model)
+        self.positions = _learned_positions(config, stack.d_model)
+        self.cross_base = config.rope_base if config.cross_rotation else None
+
+    def cross_positions(
+        self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs
+    ) -> tuple[Tensor, Rotary | None, Rotary | None]:
+        if self.cross_base is None:
+            return positions, None, None
+        length = encoder_states.size(1)
+        positions = positions + ends_of_inputs(length, inputs)
+        given = positions_in_segments(inputs.encoder_segment_ids)
+        input_positions = positions_from(0, length, encoder_states.device, given)
+        rotary, memory_rotary = (
+            rotary_embedding(one, self.d_kv, encoder_states.dtype, self.cross_base)
+            for one in (positions, input_positions)
+        )
+        return positions, rotary, memory_rotary
+
+
+def positions_in_segments(segments: Tensor | None) -> Tensor | None:
+    """The position of each token in its segment, both (batch, length): [1, 1, 2, 2, 2] → [0, 1, 0, 1, 2]."""
+    if segments is None:
+        return None
+    columns = torch.arange(segments.size(1), device=segments.device).expand_as(segments)
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return columns - columns.where(begins, 0).cummax(dim=1).values
+
+
+def ends_of_inputs(length: int, inputs: AttentionInputs) -> Tensor | int:
+    """The position after the last one of a target's input, of `length` columns; broadcasts to (batch, targets)."""
+    segments, input_segments = inputs.decoder_segment_ids, inputs.encoder_segment_ids
+    mask = inputs.encoder_attention_mask
+    if segments is not None and input_segments is not None:
+        return (segments[:, :, None] == input_segments[:, None, :]).sum(dim=-1)
+    if mask is not None:
+        return ((mask != 0) * torch.arange(1, length + 1, device=mask.device)).amax(dim=1, keepdim=True)
+    return length
+
+
 class Modern(EncoderDecoder):
-    """All three matrices, the last two or none of them are one."""
+    """The embeddings and the output have one matrix (`tie_embeddings: all`), two (`output`) or three (`none`)."""
 
     config: ModernConfig
 
     def __init__(self, config: ModernConfig):
         rows, std, tied = config.padded_vocab_size, config.init_std, config.tie_embeddings
-        encoder, decoder = config.encoder, config.decoder
-        blocks = block_of(config, encoder, 2 * encoder.num_layers), block_of(config, decoder, 3 * decoder.num_layers)
+        width = config.decoder.d_model
         super().__init__(
             config,
-            Embedding(rows, encoder.d_model, std),
-            Encoder(config, blocks[0], encoder.num_layers, as_far_on_both_sides),
-            Decoder(config, blocks[1], decoder.num_layers, encoder.d_model),
-            Head(decoder.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
+            Embedding(rows, config.encoder.d_model, std),
+            ModernEncoder(config),
+            ModernDecoder(config),
+            Head(width, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
             tied=tied != "none",
-            decoder_embedding=None if tied == "all" else Embedding(rows, decoder.d_model, std),
+            decoder_embedding=None if tied == "all" else Embedding(rows, width, std),
         )

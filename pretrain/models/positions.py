@@ -1,59 +1,12 @@
-"""Positions: relative as in T5, linear biases, rotations, sinusoids, learned vectors."""
-
-import math
+"""Positions: linear biases, rotations, sinusoids, learned vectors. Relative ones are in `t5`."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.models.asynchronous import to_device
-from pretrain.models.layers import Embedding, draw_normal
+from pretrain.functional.device_copies import to_device
+from pretrain.models.layers import Embedding
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines, each broadcasting to (batch, heads, length, d_kv)
-
-
-def relative_position_bucket(
-    relative_position: Tensor, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
-) -> Tensor:
-    """The buckets of `key position − query position`: exact for small distances, logarithmic for larger ones.
-
-    If bidirectional, half of the buckets are for keys after the query; otherwise all those keys share bucket 0.
-
-        bidirectional, 32 buckets, 128:   -200 → 15   -9 → 8   -1 → 1   0 → 0   1 → 17   200 → 31
-        unidirectional:                   -200 → 31   -17 → 16   -1 → 1   0 → 0   1 → 0
-    """
-    if bidirectional:
-        num_buckets //= 2
-        offset = torch.where(relative_position > 0, num_buckets, 0)
-        distance = relative_position.abs()
-    else:
-        offset = torch.zeros_like(relative_position)
-        distance = (-relative_position).clamp(min=0)
-    num_exact = num_buckets // 2
-    # always fp32: bf16 would shift the bucket boundaries
-    growth = torch.log(distance.clamp(min=1).float() / num_exact) / math.log(max_distance / num_exact)
-    far = num_exact + (growth * (num_buckets - num_exact)).long()
-    return offset + torch.where(distance < num_exact, distance, far.clamp(max=num_buckets - 1))
-
-
-class RelativePositionBias(nn.Module):
-    """T5's relative positions (Raffel et al. 2020, section 2.1): a scalar per head and bucket, shared by all layers."""
-
-    def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool, std: float):
-        super().__init__()
-        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
-        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
-        draw_normal(self.weight, std)
-
-    def forward(self, queries: int, keys: int) -> Tensor:
-        """Returns the diagonals (heads, queries + keys − 1): the bias of query i and key j at queries − 1 − i + j.
-
-        The last query is aligned with the last key, as in a growing decoder. The bias depends only on the distance, so
-        each diagonal is looked up once.
-        """
-        distances = torch.arange(1 - keys, queries, device=self.weight.device)
-        buckets = relative_position_bucket(distances, self.bidirectional, self.num_buckets, self.max_distance)
-        return F.embedding(buckets, self.weight).t()
 
 
 class LinearBias(nn.Module):
@@ -68,7 +21,7 @@ class LinearBias(nn.Module):
         self.num_heads, self.bidirectional = num_heads, bidirectional
 
     def forward(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Returns the diagonals (heads, queries + keys − 1), as `RelativePositionBias` does."""
+        """Returns the diagonals (heads, queries + keys − 1): the bias of query i and key j at queries − 1 − i + j."""
         slopes = to_device(linear_bias_slopes(self.num_heads), device)[:, None]
         distances = torch.arange(1 - keys, queries, device=device)
         after = 2.0 ** (4 / _power_of_two(self.num_heads)) if self.bidirectional else 1.0
@@ -130,13 +83,3 @@ class LearnedPositions(Embedding):
     def forward(self, positions: Tensor) -> Tensor:
         """(…, d_model) for `positions` (…)."""
         return super().forward(positions + self.offset)
-
-
-def positions_from(start: int, length: int, device: torch.device, given: Tensor | None = None) -> Tensor:
-    """Positions (length,) from `start` on, or the positions (batch, length) `given` for packed examples."""
-    return torch.arange(start, start + length, device=device) if given is None else given
-
-
-def real_positions(mask: Tensor) -> Tensor:
-    """Positions (batch, length) that count only real tokens: [0, 0, 1, 1, 1] → [0, 0, 0, 1, 2]."""
-    return (mask.bool().cumsum(dim=1) - 1).clamp(min=0)

@@ -1,118 +1,232 @@
-"""The stacks of encoder-decoders: an encoder and a decoder of the layers in `blocks`."""
+"""Layers, stacks of them, and the encoder-decoder that two stacks make: what the families have in common."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.models import ModelConfig, ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
-from pretrain.models.attention import KeyValueCache
+from pretrain.config.models import Heads, ModelConfig, Norm
+from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
 from pretrain.models.attention_masks import (
     AttentionInputs,
     AttentionMask,
     LayerMasks,
     before_only,
     cross_attention_mask,
+    positions_from,
     self_attention_mask,
 )
-from pretrain.models.blocks import Block, DecoderLayer, EncoderLayer
-from pretrain.models.encoder_decoder import Caches, length_of
-from pretrain.models.layers import Dropout, times_root
-from pretrain.models.positions import LearnedPositions, Rotary, positions_from, rotary_embedding
+from pretrain.models.layers import Dropout, Embedding, FeedForward, normalisation, scaled_embeddings
+from pretrain.models.loss import Head, Losses, shift_right
+from pretrain.models.model import Model
+from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
 from pretrain.models.visibility import Window
 
-GatedConfig = T5GemmaConfig | T5Gemma2Config | ModernConfig
+Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
 
 
-def block_of(config: GatedConfig, stack: StackConfig, branches: int = 1) -> Block:
-    """The layers of a stack in T5Gemma, T5Gemma 2 and `modern`. `branches`: the residual branches of the stack, if the
-    matrices that end them start smaller for it."""
-    std = config.hidden_std(config.init_std)
-    return Block(
-        stack,
-        config.activation,
-        config.norm,
-        config.layer_norm_epsilon,
-        norm_after=config.norm_after,
-        qk_norm=config.qk_norm,
-        biases=config.biases,
-        attention_softcap=config.attention_softcap,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.attention_dropout_rate,
-        activation_dropout_rate=config.dropout_rate,
-        std=std,
-        out_std=std * branches**-0.5,
-    )
+@dataclass(frozen=True)
+class LayerConfig:
+    """The settings that the layers of a stack have in common. Most are described in `DecoderOnlyConfig`.
+
+    - `std` initialises matrices, `out_std` those that end a residual branch, `feed_forward_std` those of feed-forward
+      layers; None: `std`, and for that the fan-in.
+    - `scaled`: attention logits are divided by √d_kv.
+    - `post_norm`: norms come after a sublayer's output is added, as in Vaswani et al. (2017).
+    """
+
+    heads: Heads
+    activation: str
+    norm: Norm
+    epsilon: float
+    norm_after: bool = False
+    qk_norm: bool = False
+    biases: bool = False
+    attention_softcap: float | None = None
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    activation_dropout_rate: float = 0.0
+    std: float | None = None
+    out_std: float | None = None
+    scaled: bool = True
+    post_norm: bool = False
+    feed_forward_std: float | None = None
+
+    def new_norm(self) -> nn.Module:
+        return normalisation(self.norm, self.heads.d_model, self.epsilon, self.biases)
+
+    def new_attention(self, memory_width: int | None = None, kind: type[Attention] = Attention) -> Attention:
+        """Attention to states of `memory_width` units; None: d_model."""
+        return kind(
+            self.heads,
+            self.attention_dropout_rate,
+            scaled=self.scaled,
+            bias=self.biases,
+            std=self.std,
+            out_std=self.out_std,
+            memory_width=memory_width,
+            softcap=self.attention_softcap,
+            head_norm=self._head_norm if self.qk_norm else None,
+        )
+
+    def _head_norm(self) -> nn.Module:
+        return normalisation("rms" if self.norm == "layer" else self.norm, self.heads.d_kv, self.epsilon)
+
+    def new_feed_forward(self) -> FeedForward:
+        return FeedForward(
+            self.heads.d_model,
+            self.heads.d_ff,
+            self.activation_dropout_rate,
+            self.activation,
+            bias=self.biases,
+            std=self.feed_forward_std or self.std,
+            out_std=self.out_std,
+        )
+
+
+class ResidualLayer(nn.Module):
+    """Sublayers by name, each with its norms: x + after(sublayer(before(x))), or post-norm, norm(x + sublayer(x))."""
+
+    def __init__(self, settings: LayerConfig, **sublayers: nn.Module):
+        super().__init__()
+        self.post_norm = settings.post_norm
+        for name, sublayer in sublayers.items():
+            if self.post_norm:
+                self.add_module(name, sublayer)
+            self.add_module(f"{name}_norm", settings.new_norm())
+            if not self.post_norm:
+                self.add_module(name, sublayer)
+                self.add_module(f"{name}_norm_after", settings.new_norm() if settings.norm_after else nn.Identity())
+        self.dropout = Dropout(settings.dropout_rate)
+
+    def add(self, name: str, x: Tensor, *inputs: Any, **options: Any) -> Tensor:
+        """The sum of `x` (batch, length, d_model) and the output of the sublayer `name`."""
+        sublayer, norm = getattr(self, name), getattr(self, f"{name}_norm")
+        if self.post_norm:
+            return norm(x + self.dropout(sublayer(x, *inputs, **options)))
+        after = getattr(self, f"{name}_norm_after")
+        return x + self.dropout(after(sublayer(norm(x), *inputs, **options)))
+
+
+class EncoderLayer(ResidualLayer):
+    """Self-attention, called `name`, and a feed-forward layer: also a layer of decoders without cross-attention."""
+
+    def __init__(self, settings: LayerConfig, name: str = "self_attention"):
+        super().__init__(settings, **{name: settings.new_attention(), "feed_forward": settings.new_feed_forward()})
+        self.attention_name = name
+
+    def forward(self, x: Tensor, mask: AttentionMask, cache: KeyValueCache | None = None) -> Tensor:
+        x = self.add(self.attention_name, x, mask=mask, cache=cache)
+        return self.add("feed_forward", x)
+
+
+class DecoderLayer(ResidualLayer):
+    """Self-attention, cross-attention to states of width `memory_width`, and a feed-forward layer."""
+
+    def __init__(self, settings: LayerConfig, memory_width: int | None = None):
+        super().__init__(
+            settings,
+            self_attention=settings.new_attention(),
+            cross_attention=settings.new_attention(memory_width),
+            feed_forward=settings.new_feed_forward(),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_states: Tensor,
+        mask: AttentionMask,
+        cross_mask: AttentionMask,
+        cache: tuple[KeyValueCache, KeyValueCache] | None = None,
+    ) -> Tensor:
+        self_cache, cross_cache = cache or (None, None)
+        x = self.add("self_attention", x, mask=mask, cache=self_cache)
+        x = self.add("cross_attention", x, encoder_states, mask=cross_mask, cache=cross_cache)
+        return self.add("feed_forward", x)
 
 
 class Stack(nn.Module):
     """The input of the first layer, the layers, a final norm, dropout. Post-norm layers need no final norm.
 
-    `layers` are drawn one by one. `window` as in `LayerMasks`. `inputs` maps token vectors (batch, length, d_model) and
-    positions to the input of the first layer; None: token vectors, times √d_model if the config scales them, and
-    dropout. Then positions are rotary in self-attention, unless the config has a table of learned ones.
+    - `layers` are drawn one by one, after the positions.
+    - `window` maps the config's number of tokens to the keys that a query of this stack sees.
+    - `inputs` maps token vectors (batch, length, d_model) and positions to the input of the first layer. None: token
+      vectors, times √d_model if the config scales them, and dropout; positions are then rotary in self-attention,
+      unless there is a table of learned `positions`.
     """
 
     def __init__(
         self,
         config: ModelConfig,
-        block: Block,
+        settings: LayerConfig,
         layers: Iterable[nn.Module],
         window: Callable[[int], Window] = before_only,
         inputs: nn.Module | None = None,
     ):
         super().__init__()
-        self.d_kv, self.widening = block.heads.d_kv, config.widening
+        self.d_kv, self.widening = settings.heads.d_kv, config.widening
         self.scale_embedding = getattr(config, "scale_embedding", False)
         self.inputs = inputs
         self.positions: LearnedPositions | None = None
         self.new_positions(config)
         self.layers = nn.ModuleList(layers)
         self.layer_masks = LayerMasks(config, len(self.layers), window)
-        self.final_norm = nn.Identity() if block.post_norm else block.new_norm()
-        self.dropout = Dropout(0.0 if block.post_norm else block.dropout_rate)
-        if isinstance(config, ModernConfig) and config.max_positions is not None:
-            self.positions = LearnedPositions(config.max_positions, block.heads.d_model, config.init_std)
+        self.final_norm = nn.Identity() if settings.post_norm else settings.new_norm()
+        self.dropout = Dropout(0.0 if settings.post_norm else settings.dropout_rate)
 
     def new_positions(self, config: Any) -> None:
-        """Makes what a family's positions need, before the layers are drawn."""
+        """Makes the modules of a family's positions, before the layers are drawn."""
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer, for token vectors `x` at `positions`, (length,) or (batch, length)."""
         if self.inputs is not None:
             return self.inputs(x, positions)
-        x = times_root(x, self.widening) if self.scale_embedding else x
+        x = scaled_embeddings(x, self.widening) if self.scale_embedding else x
         return self.dropout(x if self.positions is None else x + self.positions(positions))
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
-        """The positions' bias of self-attention logits, for the last `queries` of `keys`, as in `Pattern`."""
+        """The positions' bias of self-attention logits for the last `queries` of `keys`, (heads, queries + keys − 1):
+        that of query i and key j stands at queries − 1 − i + j. None: there is none."""
         return None
 
     def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
         """The rotations of self-attention; None with other positions."""
         return rotary_embedding(positions, self.d_kv, dtype, base) if self.inputs is self.positions is None else None
 
+    def masks(
+        self, x: Tensor, keys: int, positions: Tensor, *, causal: bool, **seen: Tensor | None
+    ) -> list[AttentionMask]:
+        """The mask of each layer for `x` (batch, queries, d_model), the last of `keys` tokens, which stands at
+        `positions`. `seen`: the masks that `self_attention_mask` takes."""
+
+        def new_mask(window: Window | None, base: float) -> AttentionMask:
+            rotary, diagonals = self.rotary(positions, base, x.dtype), self.diagonals(x.size(1), keys, x)
+            return self_attention_mask(x, keys, rotary, causal=causal, window=window, diagonals=diagonals, **seen)
+
+        return self.layer_masks.for_layers(new_mask, x.size(1), keys)
+
     def finished(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The stack's output, for that of its last layer."""
+        """The stack's output, from the output of its last layer."""
         return self.dropout(self.final_norm(x))
 
 
 class Encoder(Stack):
-    """Self-attention in both directions, or `causal`. `name`: that of the attention in a layer."""
+    """Self-attention in both directions, or `causal`; it is called `name` in a layer."""
 
     causal: ClassVar[bool] = False
 
     def __init__(
         self,
         config: ModelConfig,
-        block: Block,
+        settings: LayerConfig,
         num_layers: int,
         window: Callable[[int], Window] = before_only,
         inputs: nn.Module | None = None,
         name: str = "self_attention",
     ):
-        super().__init__(config, block, (EncoderLayer(block, name) for _ in range(num_layers)), window, inputs)
+        super().__init__(config, settings, (EncoderLayer(settings, name) for _ in range(num_layers)), window, inputs)
 
     def given_positions(self, inputs: AttentionInputs, past_length: int) -> Tensor | None:
         """The positions (batch, length) of tokens after `past_length` others; None: they follow one another."""
@@ -134,109 +248,136 @@ class Encoder(Stack):
         positions = positions_from(past_length, queries, x.device, given)
         x = self.add_positions(x, positions)
 
-        def new_mask(window: Window | None, base: float) -> AttentionMask:
-            return self_attention_mask(
-                x,
-                keys,
-                self.rotary(positions, base, x.dtype),
-                causal=self.causal,
-                window=window,
-                diagonals=self.diagonals(queries, keys, x),
-                key_mask=inputs.encoder_attention_mask,
-                segments=inputs.encoder_segment_ids,
-                prefix=self.prefix(inputs) if queries == keys else None,
-            )
-
-        masks = self.layer_masks.for_layers(new_mask, queries, keys)
+        masks = self.masks(
+            x,
+            keys,
+            positions,
+            causal=self.causal,
+            key_mask=inputs.encoder_attention_mask,
+            segments=inputs.encoder_segment_ids,
+            prefix=self.prefix(inputs) if queries == keys else None,
+        )
         for i, layer in enumerate(self.layers):
             x = layer(x, masks[i], cache[i] if cache else None)
         return self.finished(x, positions)
 
 
 class Decoder(Stack):
-    """Self-attention is causal. Cross-attention sees the whole input, of width `memory_width`.
-
-    Cross-attention has no positions, unless the config says `cross_rotation`: then they are rotary, and those of
-    targets go on where the input's end.
-    """
+    """Self-attention is causal. Cross-attention sees the whole input, of width `memory_width`, without positions."""
 
     def __init__(
         self,
         config: ModelConfig,
-        block: Block,
+        settings: LayerConfig,
         num_layers: int,
         memory_width: int | None = None,
         inputs: nn.Module | None = None,
     ):
-        layers = (DecoderLayer(block, memory_width) for _ in range(num_layers))
-        super().__init__(config, block, layers, inputs=inputs)
-        self.cross_base: float | None = None
-        if isinstance(config, ModernConfig) and config.cross_rotation:
-            self.cross_base = config.rope_base
+        layers = (DecoderLayer(settings, memory_width) for _ in range(num_layers))
+        super().__init__(config, settings, layers, inputs=inputs)
 
     def forward(
         self, x: Tensor, encoder_states: Tensor, inputs: AttentionInputs, cache: Caches | None = None
     ) -> Tensor:
         """Maps token vectors (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
-        queries, past_length = x.size(1), length_of(cache)
+        queries, past_length = x.size(1), cache[0][0].length if cache else 0
         keys = past_length + queries
         positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
         x = self.add_positions(x, positions)
-        positions = self.after_inputs(positions, encoder_states, inputs)
+        positions, rotary, memory_rotary = self.cross_positions(positions, encoder_states, inputs)
         cross_mask = cross_attention_mask(x, encoder_states, inputs)
-        cross_mask = self.with_cross_rotation(cross_mask, positions, encoder_states, inputs)
-
-        def new_mask(window: Window | None, base: float) -> AttentionMask:
-            return self_attention_mask(
-                x,
-                keys,
-                self.rotary(positions, base, x.dtype),
-                causal=True,
-                window=window,
-                diagonals=self.diagonals(queries, keys, x),
-                segments=inputs.decoder_segment_ids,
-            )
-
-        masks = self.layer_masks.for_layers(new_mask, queries, keys)
+        cross_mask = cross_mask._replace(rotary=rotary, memory_rotary=memory_rotary)
+        masks = self.masks(x, keys, positions, causal=True, segments=inputs.decoder_segment_ids)
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, masks[i], cross_mask, cache[i] if cache else None)
         return self.finished(x, positions)
 
-    def after_inputs(self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs) -> Tensor:
-        """The positions by which targets are rotated."""
-        return positions if self.cross_base is None else positions + ends_of_inputs(encoder_states.size(1), inputs)
-
-    def with_cross_rotation(
-        self, mask: AttentionMask, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs
-    ) -> AttentionMask:
-        """The mask of cross-attention with its rotary positions, if it has any; `positions` as from `after_inputs`."""
-        if self.cross_base is None:
-            return mask
-        given = positions_in_segments(inputs.encoder_segment_ids)
-        input_positions = positions_from(0, encoder_states.size(1), encoder_states.device, given)
-        rotary, memory_rotary = (
-            rotary_embedding(one, self.d_kv, encoder_states.dtype, self.cross_base)
-            for one in (positions, input_positions)
-        )
-        return mask._replace(rotary=rotary, memory_rotary=memory_rotary)
+    def cross_positions(
+        self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs
+    ) -> tuple[Tensor, Rotary | None, Rotary | None]:
+        """The positions by which targets at `positions` are rotated, and the rotations of cross-attention's queries and
+        keys, None where it has no positions."""
+        return positions, None, None
 
 
-def positions_in_segments(segments: Tensor | None) -> Tensor | None:
-    """The position of each token in its segment, both (batch, length): [1, 1, 2, 2, 2] → [0, 1, 0, 1, 2]."""
-    if segments is None:
-        return None
-    columns = torch.arange(segments.size(1), device=segments.device).expand_as(segments)
-    begins = torch.ones_like(segments, dtype=torch.bool)
-    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return columns - columns.where(begins, 0).cummax(dim=1).values
+class EncoderDecoder(Model):
+    """`forward` returns the loss of every target token; `encode` and `decode` are its two halves.
 
+    `encoder` and `decoder` map token vectors to states, and each has its `layers`. `decoder_embedding` is the decoder's
+    matrix, unless `embedding` serves both. `tied`: the output matrix is that of the decoder's embedding.
+    """
 
-def ends_of_inputs(length: int, inputs: AttentionInputs) -> Tensor | int:
-    """The position after the last one of a target's input, of `length` columns; broadcasts to (batch, targets)."""
-    segments, input_segments = inputs.decoder_segment_ids, inputs.encoder_segment_ids
-    mask = inputs.encoder_attention_mask
-    if segments is not None and input_segments is not None:
-        return (segments[:, :, None] == input_segments[:, None, :]).sum(dim=-1)
-    if mask is not None:
-        return ((mask != 0) * torch.arange(1, length + 1, device=mask.device)).amax(dim=1, keepdim=True)
-    return length
+    decoder_reads_targets = True
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding: Embedding,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        lm_head: Head,
+        tied: bool,
+        decoder_embedding: Embedding | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        self.embedding = embedding
+        self.encoder = encoder
+        self.decoder = decoder
+        self.lm_head = lm_head
+        self.decoder_embedding = decoder_embedding
+        if tied:
+            # Two modules share this parameter, and each uses it only in its own forward, where ZeRO-3 gathers it.
+            self.lm_head.weight = (decoder_embedding or embedding).weight
+
+    def forward(
+        self,
+        encoder_input_ids: Tensor,
+        labels: Tensor,
+        *,
+        decoder_input_ids: Tensor | None = None,
+        target_indices: Tensor | None = None,
+        **attention: Tensor,
+    ) -> Losses:
+        """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
+
+        `encoder_input_ids` (batch, input_length). `decoder_input_ids` are by default the labels shifted one to the
+        right. Padding after the targets needs no mask: the decoder is causal. `attention` as in `AttentionInputs`.
+        Label smoothing and z-loss apply in training only. `target_indices` as in `Head`.
+        """
+        inputs = AttentionInputs(**attention)
+        if decoder_input_ids is None:
+            start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
+            decoder_input_ids = shift_right(labels, start_id, inputs.decoder_segment_ids, pad_id)
+        x, targets = self.embedded(encoder_input_ids, decoder_input_ids)
+        x = self.decoder(targets, self.encoder(x, inputs), inputs)
+        return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_indices)}
+
+    def embedded(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors of both kinds of ids. Two look-ups in one matrix would make one more gradient of its whole size,
+        and add the two."""
+        if self.decoder_embedding is not None:
+            return self.embedding(inputs), self.decoder_embedding(targets)
+        ids = torch.cat([inputs.flatten(), targets.flatten()])
+        vectors = self.embedding(ids).split([inputs.numel(), targets.numel()])
+        return vectors[0].view(*inputs.shape, -1), vectors[1].view(*targets.shape, -1)
+
+    def encode(self, encoder_input_ids: Tensor, encoder_attention_mask: Tensor | None = None) -> Tensor:
+        """Maps ids (batch, input_length) to states (batch, input_length, d_model)."""
+        return self.encoder(self.embedding(encoder_input_ids), AttentionInputs(encoder_attention_mask))
+
+    def decode(
+        self,
+        decoder_input_ids: Tensor,
+        encoder_states: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        cache: Caches | None = None,
+    ) -> Tensor:
+        """Maps ids (batch, target_length) to logits (batch, target_length, padded_vocab_size)."""
+        x = (self.decoder_embedding or self.embedding)(decoder_input_ids)
+        x = self.decoder(x, encoder_states, AttentionInputs(encoder_attention_mask), cache)
+        return self.lm_head(self.before_head(x))
+
+    def new_cache(self) -> Caches:
+        """An empty cache for `decode`."""
+        return [(KeyValueCache(), MemoryCache()) for _ in cast(nn.ModuleList, self.decoder.layers)]

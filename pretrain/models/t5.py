@@ -5,30 +5,68 @@ matrix for embedding and output; version 1.1 has gated GELU layers and an output
 positions are options that T5 didn't have.
 """
 
+import math
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from pretrain.config.models import Heads, T5Config
-from pretrain.models.blocks import Block
-from pretrain.models.encoder_decoder import EncoderDecoder
-from pretrain.models.layers import Embedding
-from pretrain.models.loss_head import Head
-from pretrain.models.positions import (
-    LearnedPositions,
-    LinearBias,
-    RelativePositionBias,
-    Rotary,
-    sinusoids,
-)
-from pretrain.models.stacks import Decoder, Encoder, Stack
+from pretrain.models.layers import Embedding, draw_normal
+from pretrain.models.loss import Head
+from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
+from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig, Stack
 
 
-def _block(config: T5Config) -> Block:
+def relative_position_bucket(
+    relative_position: Tensor, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
+) -> Tensor:
+    """The buckets of `key position − query position`: exact for small distances, logarithmic for larger ones.
+
+    If bidirectional, half of the buckets are for keys after the query; otherwise all those keys share bucket 0.
+
+        bidirectional, 32 buckets, 128:   -200 → 15   -9 → 8   -1 → 1   0 → 0   1 → 17   200 → 31
+        unidirectional:                   -200 → 31   -17 → 16   -1 → 1   0 → 0   1 → 0
+    """
+    if bidirectional:
+        num_buckets //= 2
+        offset = torch.where(relative_position > 0, num_buckets, 0)
+        distance = relative_position.abs()
+    else:
+        offset = torch.zeros_like(relative_position)
+        distance = (-relative_position).clamp(min=0)
+    num_exact = num_buckets // 2
+    # always fp32: bf16 would shift the bucket boundaries
+    growth = torch.log(distance.clamp(min=1).float() / num_exact) / math.log(max_distance / num_exact)
+    far = num_exact + (growth * (num_buckets - num_exact)).long()
+    return offset + torch.where(distance < num_exact, distance, far.clamp(max=num_buckets - 1))
+
+
+class RelativePositionBias(nn.Module):
+    """T5's relative positions (Raffel et al. 2020, section 2.1): a scalar per head and bucket, shared by all layers."""
+
+    def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool, std: float):
+        super().__init__()
+        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
+        draw_normal(self.weight, std)
+
+    def forward(self, queries: int, keys: int) -> Tensor:
+        """Returns the diagonals (heads, queries + keys − 1): the bias of query i and key j at queries − 1 − i + j.
+
+        The last query is aligned with the last key, as in a growing decoder. The bias depends only on the distance, so
+        each diagonal is looked up once.
+        """
+        distances = torch.arange(1 - keys, queries, device=self.weight.device)
+        buckets = relative_position_bucket(distances, self.bidirectional, self.num_buckets, self.max_distance)
+        return F.embedding(buckets, self.weight).t()
+
+
+def _layer_config(config: T5Config) -> LayerConfig:
     """Layers whose initial deviations follow from the fan-in, and whose attention logits aren't scaled."""
     rate = config.dropout_rate
-    return Block(
+    return LayerConfig(
         Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads, head_dim=config.d_kv),
         "geglu" if config.feed_forward == "gated-gelu" else "relu",
         "rms",
@@ -107,8 +145,8 @@ class T5(EncoderDecoder):
         super().__init__(
             config,
             Embedding(rows, d_model, _embedding_std(config)),
-            T5Encoder(config, _block(config), config.num_encoder_layers),
-            T5Decoder(config, _block(config), config.num_decoder_layers),
+            T5Encoder(config, _layer_config(config), config.num_encoder_layers),
+            T5Decoder(config, _layer_config(config), config.num_decoder_layers),
             Head(d_model, rows, std=_output_std(config), multiplier=config.logits_multiplier),
             config.tie_embeddings,
         )

@@ -6,16 +6,38 @@ too. Cross-attention has no positions and sees the whole input. Where the author
 encoder's window, this follows transformers.
 """
 
-from pretrain.config.models import T5GemmaConfig
-from pretrain.models.encoder_decoder import EncoderDecoder
+from pretrain.config.models import ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
 from pretrain.models.layers import Embedding
-from pretrain.models.loss_head import Head
-from pretrain.models.stacks import Decoder, Encoder, block_of
+from pretrain.models.loss import Head
+from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
 from pretrain.models.visibility import Window
 
 
-def on_each_side(tokens: int) -> Window:
-    """The encoder's window."""
+def layer_config(
+    config: T5GemmaConfig | T5Gemma2Config | ModernConfig, stack: StackConfig, branches: int = 1
+) -> LayerConfig:
+    """The settings of the layers of `stack`. The matrices that end its residual branches start smaller by
+    √`branches`."""
+    std = config.hidden_std(config.init_std)
+    return LayerConfig(
+        stack,
+        config.activation,
+        config.norm,
+        config.layer_norm_epsilon,
+        norm_after=config.norm_after,
+        qk_norm=config.qk_norm,
+        biases=config.biases,
+        attention_softcap=config.attention_softcap,
+        dropout_rate=config.dropout_rate,
+        attention_dropout_rate=config.attention_dropout_rate,
+        activation_dropout_rate=config.dropout_rate,
+        std=std,
+        out_std=std * branches**-0.5,
+    )
+
+
+def encoder_window(tokens: int) -> Window:
+    """`tokens` keys on each side of a query."""
     return Window(tokens, tokens)
 
 
@@ -29,8 +51,8 @@ class T5Gemma(EncoderDecoder):
         super().__init__(
             config,
             Embedding(rows, encoder.d_model, std),
-            Encoder(config, block_of(config, encoder), encoder.num_layers, on_each_side),
-            Decoder(config, block_of(config, decoder), decoder.num_layers, encoder.d_model),
+            Encoder(config, layer_config(config, encoder), encoder.num_layers, encoder_window),
+            Decoder(config, layer_config(config, decoder), decoder.num_layers, encoder.d_model),
             Head(decoder.d_model, rows, std, softcap=config.output_softcap, multiplier=config.logits_multiplier),
             tied=True,
             decoder_embedding=Embedding(rows, decoder.d_model, std),

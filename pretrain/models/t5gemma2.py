@@ -6,37 +6,33 @@ targets' keys and the queries have positions; only the targets are seen through 
 embeddings and the output.
 """
 
-from typing import cast
-
 from torch import Tensor
 
 from pretrain.config.models import T5Gemma2Config
-from pretrain.models.attention import Attention, KeyValueCache
-from pretrain.models.attention_masks import AttentionInputs, AttentionMask
-from pretrain.models.blocks import Block, Layer
-from pretrain.models.encoder_decoder import Caches, EncoderDecoder, length_of
+from pretrain.models.attention import KeyValueCache
+from pretrain.models.attention_masks import AttentionInputs, AttentionMask, positions_from
 from pretrain.models.layers import Embedding
-from pretrain.models.loss_head import Head
+from pretrain.models.loss import Head
 from pretrain.models.merged_attention import MergedAttention, merged_bias
-from pretrain.models.model import Sizes, matrix_weights
-from pretrain.models.positions import positions_from, rotary_embedding
-from pretrain.models.stacks import Encoder, Stack, block_of
+from pretrain.models.positions import rotary_embedding
+from pretrain.models.stacks import Caches, Encoder, EncoderDecoder, LayerConfig, ResidualLayer, Stack
+from pretrain.models.t5gemma import layer_config
 from pretrain.models.visibility import Window
 
 
-def around(tokens: int) -> Window:
-    """The encoder's window, `tokens` wide: half of them on each side, where the last of an even number is after."""
+def encoder_window(tokens: int) -> Window:
+    """`tokens` keys, half of them on each side of a query; the last of an even number is after it."""
     return Window((tokens + 1) // 2 - 1, tokens // 2)
 
 
-class MergedLayer(Layer):
+class MergedLayer(ResidualLayer):
     """Merged attention and a feed-forward layer."""
 
     self_attention: MergedAttention
 
-    def __init__(self, block: Block):
-        attention = block.new_attention(kind=MergedAttention)
-        super().__init__(block, self_attention=attention, feed_forward=block.new_feed_forward())
+    def __init__(self, settings: LayerConfig):
+        attention = settings.new_attention(kind=MergedAttention)
+        super().__init__(settings, self_attention=attention, feed_forward=settings.new_feed_forward())
 
     def forward(
         self,
@@ -49,18 +45,18 @@ class MergedLayer(Layer):
         return self.add("feed_forward", x)
 
 
-class Decoder(Stack):
+class MergedDecoder(Stack):
     """Layers with merged attention."""
 
     def __init__(self, config: T5Gemma2Config):
-        block = block_of(config, config)
-        super().__init__(config, block, (MergedLayer(block) for _ in range(config.num_layers)))
+        layer = layer_config(config, config)
+        super().__init__(config, layer, (MergedLayer(layer) for _ in range(config.num_layers)))
 
     def forward(
         self, x: Tensor, encoder_states: Tensor, inputs: AttentionInputs, cache: Caches | None = None
     ) -> Tensor:
         """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
-        queries, past_length = x.size(1), length_of(cache)
+        queries, past_length = x.size(1), cache[0][0].length if cache else 0
         keys = past_length + queries
         positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
         x = self.add_positions(x, positions)
@@ -72,7 +68,7 @@ class Decoder(Stack):
         masks = self.layer_masks.for_layers(new_mask, queries, keys)
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, masks[i], cache[i] if cache else None)
-        return self.dropout(self.final_norm(x))
+        return self.finished(x, positions)
 
 
 class T5Gemma2(EncoderDecoder):
@@ -85,16 +81,8 @@ class T5Gemma2(EncoderDecoder):
         super().__init__(
             config,
             Embedding(rows, config.d_model, std),
-            Encoder(config, block_of(config, config), config.num_layers, around),
-            Decoder(config),
+            Encoder(config, layer_config(config, config), config.num_layers, encoder_window),
+            MergedDecoder(config),
             Head(config.d_model, rows, std, multiplier=config.logits_multiplier),
             tied=True,
         )
-
-    def flops_by_part(self, sizes: Sizes) -> dict[str, float]:
-        """As in other encoder-decoders; the decoder's keys and values of inputs count as cross-attention."""
-        parts = super().flops_by_part(sizes)
-        attention = cast(Attention, cast(Decoder, self.decoder).layers[0].self_attention)
-        keys = matrix_weights(attention.k) + matrix_weights(attention.v)
-        across = 6.0 * keys * sizes.inputs + 12.0 * attention.width * sizes.cross_pairs
-        return {**parts, "cross-attention": self.config.num_layers * across}

@@ -9,17 +9,15 @@ import math
 from torch import Tensor, nn
 
 from pretrain.config.models import Heads, PostNormConfig, VanillaConfig
-from pretrain.models.blocks import Block
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.layers import Dropout, Embedding
-from pretrain.models.loss_head import Head
+from pretrain.models.loss import Head
 from pretrain.models.positions import sinusoids
-from pretrain.models.stacks import Decoder, Encoder
+from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
 
 
-def post_norm_block(config: PostNormConfig, std: float | None = None) -> Block:
+def post_norm_layer(config: PostNormConfig, std: float | None = None) -> LayerConfig:
     """`std` initialises all matrices; None: Glorot's √(2 / (inputs + outputs)), as in the authors' code."""
-    return Block(
+    return LayerConfig(
         Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads),
         config.activation,
         "layer",
@@ -53,7 +51,7 @@ class Vanilla(EncoderDecoder):
         rows, d_model, std = config.padded_vocab_size, config.d_model, config.init_output_std * config.base_width**-0.5
         embedding = Embedding(rows, d_model, std)
         lm_head = Head(d_model, rows, std, multiplier=config.logits_multiplier)
-        block = post_norm_block(config)
-        encoder = Encoder(config, block, config.num_encoder_layers, inputs=SinusoidalInputs(config))
-        decoder = Decoder(config, block, config.num_decoder_layers, inputs=SinusoidalInputs(config))
+        layer = post_norm_layer(config)
+        encoder = Encoder(config, layer, config.num_encoder_layers, inputs=SinusoidalInputs(config))
+        decoder = Decoder(config, layer, config.num_decoder_layers, inputs=SinusoidalInputs(config))
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)

@@ -14,8 +14,8 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import ModelConfig
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig, ParameterGroup
 from pretrain.models.layers import RMSNorm
-from pretrain.models.loss_head import Head
-from pretrain.models.positions import RelativePositionBias
+from pretrain.models.loss import Head
+from pretrain.models.t5 import RelativePositionBias
 
 _NORMS = (RMSNorm, nn.LayerNorm)
 _TABLES = (nn.Embedding, RelativePositionBias)

@@ -1,4 +1,4 @@
-"""How fast this machine's CPU trains, measured in half a second. `launch` uses it too, so it doesn't import PyTorch."""
+"""How fast this machine's CPU trains, measured in half a second."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import psutil
 from data_pipeline.foundation.memory import available
 from pretrain.config import RunConfig
 from pretrain.config.models import ModelConfig
-from pretrain.models.size import size_of
+from pretrain.models import outline
 from pretrain.run.gpus import Gpu
 from pretrain.run.hardware import threads_per_rank
 
@@ -62,18 +62,24 @@ def this_cpu() -> Gpu:
     return Gpu(frozenset(), rate, rate, rate, gigabytes, memory_bandwidth=0, link=1, network=1)
 
 
+def rank_flops(config: RunConfig, ranks: int) -> float:
+    """FLOP/s in fp32 matrix products of the cores that `ranks` of a run use here."""
+    cores = threads_per_rank(1)
+    return product_flops() * min(cores, ranks * (config.run.cpu_threads or cores)) / cores
+
+
 def seconds_left(
-    config: RunConfig, model: ModelConfig, lengths: tuple[int, int], step: int = 0, ranks: int = 1
+    config: RunConfig, model: ModelConfig, lengths: tuple[int, int], step: int, matmul_flops: float
 ) -> float:
-    """Seconds from `step` to the end of a run on this CPU, on which are all `ranks`.
+    """Seconds from `step` to the end of a run on CPUs that reach `matmul_flops` FLOP/s in wide products together.
 
     `model` is the run's with its vocabulary, `lengths` those of a row's inputs and targets.
     """
+    from pretrain.models.flops import Sizes, count_flops  # imports torch, which a slow file system makes hang
+
     ends = [*(ramp.until_step for ramp in config.batch.ramp_up), config.run.max_steps]
     rows = 0
     for end in (min(end, config.run.max_steps) for end in ends):
         rows += max(0, end - step) * config.batch.rows(end - 1)
         step = max(step, end)
-    cores = threads_per_rank(1)
-    used = min(cores, ranks * (config.run.cpu_threads or cores))
-    return rows * size_of(model).flops(*lengths) / (share(model.width) * product_flops() * used / cores)
+    return rows * count_flops(outline(model), Sizes.of_example(*lengths)) / (share(model.width) * matmul_flops)

@@ -4,7 +4,6 @@ Their rate is the most that a training step can reach with these shapes. Where t
 sheet's.
 """
 
-import re
 import time
 from collections import Counter
 
@@ -12,29 +11,19 @@ import torch
 from torch import Tensor
 
 from pretrain.kernels.matmul import matmul
-from pretrain.models.layers import Linear
+from pretrain.models.flops import matrices
 from pretrain.models.model import Model
-from pretrain.models.t5gemma2 import MergedAttention
 
 Shape = tuple[int, int, int]  # rows, inputs and outputs of a layer
-_INPUT_LAYERS = re.compile(r"encoder\b|.*cross_attention\.[kv]$")
-_HEAD = "lm_head"
 _MOST_ROWS = 8192  # more aren't any faster
 _TIMES = 3
 
 
 def products(model: Model, inputs: int, targets: int) -> Counter[Shape]:
     """How often a forward pass over `inputs` and `targets` tokens has a product of each shape."""
-
-    def rows(name: str) -> int:
-        reads_inputs = bool(_INPUT_LAYERS.match(name)) if model.decoder_reads_targets else name != _HEAD
-        return inputs if reads_inputs else targets
-
-    modules = dict(model.named_modules())
-    matrices = [(rows(name), one) for name, one in modules.items() if isinstance(one, Linear) or name == _HEAD]
-    merged = [one for one in modules.values() if isinstance(one, MergedAttention)]
-    matrices += [(inputs, matrix) for one in merged for matrix in (one.k, one.v)]
-    return Counter((count, *reversed(matrix.weight.shape)) for count, matrix in matrices)
+    lengths = {"inputs": inputs, "targets": targets}
+    known = [(lengths[rows], weight) for _, rows, weight in matrices(model) if rows in lengths]
+    return Counter((count, weight.size(1), weight.size(0)) for count, weight in known)
 
 
 def products_flops(shapes: Counter[Shape], dtype: torch.dtype, device: torch.device) -> float:

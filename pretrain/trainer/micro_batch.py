@@ -20,7 +20,7 @@ from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.device import with_target_indices
 from pretrain.checkpoint.index import Identity
-from pretrain.trainer import teacher_checks
+from pretrain.trainer import wrappers
 from pretrain.trainer.trial_passes import discarded_pass, full_rows
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.deepspeed_private import fragments, optimizer_state
@@ -48,7 +48,7 @@ class Conditions:
     device: str
     model: str
     settings: str
-    distillation: Identity | None = None
+    wrapper: Identity | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _conditions(run: ValidatedRun, engine: Engine) -> Conditions:
         device=torch.cuda.get_device_name(engine.device) if cuda else "cpu",
         model=fingerprint(run.model.model_dump()),
         settings=fingerprint(settings),
-        distillation=teacher_checks.identity(config.distillation),
+        wrapper=wrappers.identity(config),
     )
 
 

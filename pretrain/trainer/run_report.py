@@ -35,7 +35,6 @@ from pretrain.tracking.mlflow_run import NOTE, DatasetInfo
 from pretrain.tracking.store import one_line
 from pretrain.tracking.tracker import Tracker
 from pretrain.trainer.picture import draw
-from pretrain.trainer.teacher_checks import teacher_checkpoint
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.ranks import on_rank_0
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
 
 _LONG = 3600.0  # s
+_LONG_ON_CPU = 7200.0  # s
 _QUICK = 100_000_000  # parameters: larger models take long to read again for a picture of their attention
 
 
@@ -79,8 +79,6 @@ class RunReport:
         )
         if self.run.initial_weights and not self.run.resume:
             self._print(f"starts from the weights in {self.run.initial_weights}")
-        if config.distillation:
-            self._print(f"learns from the teacher in {teacher_checkpoint(config.distillation)}")
         if config.data.mixing or config.data.weights_of == "tokens":
             shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in self.run.shares.items())
             self._print(f"a mixture, in rows: {shares}")
@@ -94,12 +92,16 @@ class RunReport:
         self._tracker.log(step, metrics)
         steps = self.run.config.run.max_steps
         if "train/loss" in metrics:
-            left = (steps - step) / metrics["train/steps_per_second"]
             self._print(
                 f"step {step}/{steps}  loss {metrics['train/loss']:.4f}  lr {metrics['train/learning_rate']:.2e}  "
-                f"norm {metrics['train/gradient_norm']:.3f}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
-                f"{_skipped(metrics)}{duration(left)} left"
+                f"norm {metrics['train/gradient_norm']:.3f}  {_skipped_and_speed(metrics, steps - step)}".rstrip()
             )
+
+    def forecast_on_cpu(self, seconds: float) -> None:
+        """Prints how long a long run takes, before its first step: who has forgotten the GPU needn't wait for that."""
+        if seconds > _LONG_ON_CPU:
+            steps = self.run.config.run.max_steps
+            self._print(f"without a GPU, about {duration(seconds)} to step {steps:,}; Ctrl-C saves")
 
     def forecast(self, step: int, seconds: float) -> None:
         """Prints when a long run will end if each step takes `seconds`; the first logged step may be hours away."""
@@ -197,8 +199,13 @@ def _naming_directory(directory: Path) -> Iterator[None]:
         raise FailedError(f"run.directory: {directory}: {error.strerror}") from None
 
 
-def _skipped(metrics: dict[str, float]) -> str:
-    return f"{metrics['train/skipped_steps']:.0f} skipped  " if metrics["train/skipped_steps"] else ""
+def _skipped_and_speed(metrics: dict[str, float], steps: int) -> str:
+    """What is left out where nobody measures it. `steps` are left."""
+    skipped = f"{number:.0f} skipped  " if (number := metrics.get("train/skipped_steps")) else ""
+    if "train/steps_per_second" not in metrics:
+        return skipped
+    left = duration(steps / metrics["train/steps_per_second"])
+    return f"{metrics['train/tokens_per_second']:,.0f} tokens/s  {skipped}{left} left"
 
 
 def _open_directory(run: ValidatedRun, machines: list[Machine]) -> tuple[int, TextIO]:

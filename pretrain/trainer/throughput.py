@@ -9,23 +9,26 @@ products of the model's own shapes.
 import contextlib
 import json
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from data_pipeline.loading.batches import Batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import Batch, TrainingBatches
+from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.models.model import Model, Sizes
+from pretrain.models.flops import Sizes, count_flops
+from pretrain.models.model import Model
 from pretrain.run import node_memory
 from pretrain.run.gpus import Arithmetic, gpu_of_device
 from pretrain.trainer.matmul_speed import products, products_flops, seconds_of
+from pretrain.trainer.validate import ValidatedRun
 
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
 _LONG = 0.01  # s: a product that takes as long keeps the device busy
+_PLACES, _ROWS_COUNTED = 8, 32  # rows at places all over a run, whose lengths stand for all
 
 
 def peak_flops(config: RunConfig, device: torch.device) -> float:
@@ -103,21 +106,32 @@ def _lengths(segments: Tensor, most: int) -> Tensor:
     return counts.scatter_add_(1, segments, torch.ones_like(segments))[:, 1:]
 
 
+def rows_per_step(config: RunConfig) -> float:
+    """The mean over the run, whose batch may grow."""
+    steps = config.run.max_steps
+    return (
+        sum(config.batch.rows(step) for step in range(steps)) / steps if config.batch.ramp_up else config.batch.rows(0)
+    )
+
+
+def flops_per_step(setup: ValidatedRun) -> float:
+    """The mean FLOPs of a step of the run, forward and backward, counted on its own rows."""
+    model, rows = models.outline(setup.model), rows_per_step(setup.config)
+    batches = TrainingBatches(setup.stream, BatchLayout(0, 1, _ROWS_COUNTED, 1))
+    whole = setup.config.run.max_steps * rows
+    firsts = [int(whole * (place + 0.5) / _PLACES) for place in range(_PLACES)]
+    counted = sum(count_flops(model, Sizes(*sizes(batches[first].batch).tolist())) for first in firsts)
+    return rows * counted / (_PLACES * _ROWS_COUNTED)
+
+
 class ThroughputMeter:
     """Times the steps between two logs.
 
     `peak`: FLOP/s of all devices together; `products`: the same in the model's own matrix products, if it was measured.
-    `other_flops`: FLOPs that examples need besides the model's: a teacher's.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        peak: float,
-        products: float | None = None,
-        other_flops: Callable[[Sizes], float] | None = None,
-    ):
-        self._model, self._peak, self._products, self._other_flops = model, peak, products, other_flops
+    def __init__(self, model: Model, peak: float, products: float | None = None):
+        self._model, self._peak, self._products = model, peak, products
         self._seconds = self._processor_seconds = 0.0  # of the steps since the last metrics
         self.restart()
 
@@ -155,7 +169,7 @@ class ThroughputMeter:
         examples = Sizes(*counts)
         seconds = self._last - self._started
         tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
-        flops = (self._model.flops(examples) + (self._other_flops(examples) if self._other_flops else 0.0)) / seconds
+        flops = count_flops(self._model, examples) / seconds
         metrics = {
             "train/tokens_per_second": tokens / seconds,
             "train/steps_per_second": self._steps / seconds,

@@ -5,7 +5,6 @@ import torch.nn.functional as F
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
-from pretrain.models.loss import PARTS
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.deepspeed_private import keeping_counters
 from pretrain.zero.engine import Engine
@@ -17,7 +16,7 @@ def discarded_pass(engine: Engine, batch: Batch) -> None:
     with keeping_counters(deepspeed):
         deepspeed.set_gradient_accumulation_boundary(True)
         losses = engine.training_losses(batch)
-        loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
+        loss = torch.stack([values.sum() for values in losses.values() if values.requires_grad]).sum()
         deepspeed.backward(loss * float("nan"), scale_wrt_gas=False)
         deepspeed.step()
 

@@ -20,7 +20,7 @@ from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
 from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
-from pretrain.trainer import teacher_checks as distillation
+from pretrain.trainer import wrappers
 from pretrain.trainer.device_problems import device_problems
 
 
@@ -185,9 +185,9 @@ def validate(
     model, id_problems = with_tokenizer_ids(config.model, training[0])
     problems += id_problems + _row_problems(config, model, every_use) + _optimizer_problems(config, model)
     problems += _hook_problems(config, names, validation)
-    teacher_problems = distillation.problems(config, model, [*training, *itertools.chain(*stages)])
-    problems += teacher_problems
-    if resume is not None and not teacher_problems:
+    wrapper_problems = wrappers.problems(config, model, [*training, *itertools.chain(*stages)])
+    problems += wrapper_problems
+    if resume is not None and not wrapper_problems:
         problems += _differences_from_resumed(checkpoint_index.read(resume), config, model, training)
     elif resume is None and config.checkpoint.init_from is not None:
         problems += _differences_from_init(model, Path(config.checkpoint.init_from), training[0])
@@ -208,7 +208,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> c
         # Adafactor's; it decides the shape of the second moments
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "optimizer.ema_decay": config.optimizer.ema_decay,
-        "distillation": distillation.identity(config.distillation),
+        "wrapper": wrappers.identity(config),
         "tokenizer_sha256": training[0].manifest.tokenizer.sha256,
         "data": _stream(config, training).identity,
     }

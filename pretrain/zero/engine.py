@@ -9,7 +9,7 @@ import hashlib
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -21,8 +21,8 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch
 from pretrain import optimizers
 from pretrain.config import RunConfig
-from pretrain.models.asynchronous import OnHost, to_device
-from pretrain.models.loss import PARTS, Losses
+from pretrain.functional.device_copies import OnHost, to_device
+from pretrain.models.loss import Losses
 from pretrain.models.model import Model
 from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private
@@ -53,18 +53,11 @@ class Outcome(NamedTuple):
 class Engine:
     """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients.
 
-    `teach` makes the arguments of the model's forward pass in training from a micro-batch: a teacher that adds what it
-    knows. None: they are the micro-batch. `optimizer`: instead of that of `config`.
+    `optimizer`: instead of that of `config`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        config: RunConfig,
-        teach: Callable[[Batch], dict[str, object]] | None = None,
-        optimizer: Optimizer | None = None,
-    ):
-        self.config, self._teach = config, teach
+    def __init__(self, model: nn.Module, config: RunConfig, optimizer: Optimizer | None = None):
+        self.config = config
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         with contextlib.redirect_stdout(io.StringIO()):  # stage 1 prints its memory in bf16
             self.deepspeed, *_ = deepspeed.initialize(
@@ -103,7 +96,8 @@ class Engine:
         for number, batch in enumerate(batches):
             self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             torch.manual_seed(self._dropout_seed(step, position, len(batches), self._rank, number))
-            for name, total in self._accumulate(batch, counted).items():
+            found_losses, trained = self._accumulate(batch, counted)
+            for name, total in found_losses.items():
                 sums[name] = sums.get(name, 0) + total
             heartbeat.mark()
             if number + 1 == len(batches):
@@ -120,7 +114,7 @@ class Engine:
         if applied:
             self._sums.update(step_sums)
             self._counts.update({name: _count(step_counts, name) for name in step_sums})
-        loss = sum(total / max(_count(step_counts, name), 1) for name, total in step_sums.items() if name not in PARTS)
+        loss = sum(step_sums[name] / max(_count(step_counts, name), 1) for name in step_sums if name in trained)
         return Outcome(loss, applied, tuple(asked > 0 for asked in values))
 
     def counted(self, batches: list[Batch]) -> dict[str, torch.Tensor]:
@@ -158,33 +152,33 @@ class Engine:
         rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
         return _dropout_seed(self.config.run.seed, step, position + (rank * batches + number) * rows)
 
-    def _accumulate(self, batch: Batch, counted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Adds the gradient of one micro-batch; returns its sums of losses, by name."""
+    def _accumulate(self, batch: Batch, counted: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """Adds the gradient of one micro-batch; returns its sums of losses by name, and which of them it is of."""
         with self.times.forward():
             losses = {name: values.sum() for name, values in self.training_losses(batch).items()}
         heartbeat.mark()
         self.deepspeed.backward(self._loss(losses, counted), scale_wrt_gas=False)
-        return {name: total.detach().double() for name, total in losses.items()}
+        trained = [name for name, total in losses.items() if total.requires_grad]
+        return {name: total.detach().double() for name, total in losses.items()}, trained
 
     def _loss(self, losses: dict[str, torch.Tensor], counted: dict[str, torch.Tensor]) -> torch.Tensor:
         """The part of a micro-batch, whose sums of losses these are, in the loss of the step, × ranks."""
-        shares = [total / _count(counted, name).clamp(min=1) for name, total in losses.items() if name not in PARTS]
+        shares = [total / _count(counted, name).clamp(min=1) for name, total in losses.items() if total.requires_grad]
         share = sum(shares, torch.zeros((), device=self.device))
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
         return share * self._ranks
 
     def training_losses(self, batch: Batch) -> Losses:
-        """The model's losses of a micro-batch in training, with dropout and its teacher."""
+        """The model's losses of a micro-batch in training, with dropout and its wrapper."""
         return self._losses_of(self.deepspeed, batch)
 
     def _losses_of(self, model: nn.Module, batch: Batch) -> Losses:
-        batch = self._to_device(batch)
-        return model(**(batch if self._teach is None else self._teach(batch)))
+        return model(**self._to_device(batch))
 
     @torch.no_grad()
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The model's losses, fp32, without dropout and teacher. All ranks must call this together."""
+        """The model's losses, fp32, without dropout and wrapper. All ranks must call this together."""
         self.deepspeed.eval()
         try:
             return self.deepspeed(**self._to_device(batch))
@@ -224,9 +218,8 @@ class Engine:
         """Metrics since the last call.
 
         train/loss: the mean per target token, in nats, over the steps that weren't skipped; NaN if all were.
-        train/NAME_loss: a family's additional loss, as the gradient includes it ("embedding_loss",
-        "next_sentence_loss").
-        train/cross_entropy, train/distillation_loss: the parts that a teacher weighs in train/loss.
+        train/NAME: other losses by their names, a family's "embedding_loss" and "next_sentence_loss" as the gradient
+        includes them.
         train/gradient_norm: L2 norm of the last step's gradient before clipping; infinite if that step was skipped.
         """
         names = sorted(self._sums) or ["labels"]

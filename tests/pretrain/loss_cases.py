@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.functional.cross_entropy import token_losses
+from pretrain.functional.numerics import soft_capped
 from pretrain.models import chunked_cross_entropy
 from pretrain.models.chunked_cross_entropy import CrossEntropy
-from pretrain.models.layers import soft_capped
-from pretrain.models.loss import token_losses
 
 
 def errors(
@@ -27,7 +27,7 @@ def errors(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 4 * 5000)
         settings = CrossEntropy(z_loss, smoothing, softcap, compiled)
-        found = chunked_cross_entropy.chunked_cross_entropy(x, weight, bias, labels, settings)["labels"]
+        found = chunked_cross_entropy.chunked_cross_entropy(x, weight, bias, labels, settings)
         gradients = torch.autograd.grad((found * along).sum(), (x, weight, bias))
     exact = [one.detach().double().requires_grad_() for one in (x, weight, bias)]
     logits = torch.nn.functional.linear(*exact)
@@ -55,5 +55,5 @@ def largest_tensor(device: str) -> int:
     with pytest.MonkeyPatch.context() as patch, Watch():
         patch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 8 * 1000)
         labels = torch.arange(64, device=device)
-        chunked_cross_entropy.chunked_cross_entropy(x, weight, None, labels, CrossEntropy())["labels"].sum().backward()
+        chunked_cross_entropy.chunked_cross_entropy(x, weight, None, labels, CrossEntropy()).sum().backward()
     return largest

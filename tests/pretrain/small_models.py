@@ -8,10 +8,10 @@ from torch import Tensor
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain.models import build, parse
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.encoder_only import EncoderOnly
 from pretrain.models.loss import shift_right
 from pretrain.models.model import Model
+from pretrain.models.stacks import EncoderDecoder
 from tests.pretrain.exported import randomise
 
 VOCABULARY = 300

@@ -5,8 +5,8 @@ import torch
 
 from pretrain.huggingface import load_state
 from pretrain.models import BartConfig, build
+from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.loss import shift_right
-from pretrain.models.model import Sizes
 from tests.pretrain.placed import placed
 from tests.tables import each
 
@@ -144,4 +144,4 @@ def test_flops_are_six_for_each_weight_and_token_that_meets_it_and_twelve_for_a_
     square, wide, output = 64, 2 * 8 * 16, 80
     encoder, decoder, both = 4 * square + wide, 6 * square + wide + output, 2 * square
     expected = 6 * (encoder * 5 + decoder * 3 + both * 5) + 12 * 8 * (5 * 5 + 3 * 3 + 3 * 5)
-    assert build(config).flops(Sizes.of_example(5, 3)) == expected
+    assert count_flops(build(config), Sizes.of_example(5, 3)) == expected

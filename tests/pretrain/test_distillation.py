@@ -1,7 +1,6 @@
 """Runs that learn from a teacher: what it says of each target, the loss of a step, resuming, and what is refused."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,11 @@ from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import StoredTensors
-from pretrain.config.run_config import DistillationSection, RunConfig
-from pretrain.models import chunked_cross_entropy, parse
-from pretrain.models.model import Model, Sizes
-from pretrain.run.gpus import GPUS
+from pretrain.config.run_config import RunConfig
+from pretrain.models import parse
+from pretrain.models.model import Model
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.plan.activations import Rows
-from pretrain.tools.plan.planner import Planner, Question
-from pretrain.trainer.teacher import Teacher, forward_flops
+from pretrain.trainer.distillation import Distillation
 from pretrain.trainer.validate import validate
 from tests.data_pipeline.example_rows import PAD, VOCABULARY, ragged_rows
 from tests.pretrain.rank_processes import on_ranks
@@ -68,41 +64,29 @@ def objective(small_corpus):
 @pytest.mark.parametrize("positions", [{"positions": "rotary"}, {"positions": "learned", "max_positions": 11}])
 def test_the_teacher_says_what_it_says_of_the_text_read_alone(positions, form):
     """At the token before each target, of the row that was layout, without marks, padding and other examples."""
-    model = random_teacher(vocab_size=VOCABULARY.size, **positions)
-    teacher = Teacher(model, VOCABULARY.size, DistillationSection(teacher="t", weight=0.7))
+    teacher = random_teacher(vocab_size=VOCABULARY.size, **positions)
+    student = models.build(step_config().model)
     lengths, packed = [12, 8, 4, 10, 12], form == "packed"
     rows, keys = ragged_rows(lengths)
     examples = PrefixLM(length=8 if packed else 12, packed=packed).apply(rows, keys, VOCABULARY, {})
     batch = as_batch(balanced(examples, 2) if form == "balanced" else examples, PAD)
-    given = teacher(batch)
-    teacher_targets = given.pop("teacher_targets")
-    assert given.keys() == batch.keys()
-    log_p, ids = teacher_targets.target(slice(None))
-    assert ids is None
+    states, in_text = Distillation(student, teacher, VOCABULARY.size, step_config().wrapper).read(batch)
+    counted = batch["labels"] != IGNORE_INDEX
+    log_p = torch.log_softmax(teacher.lm_head(states[counted]), dim=-1)
     alone = {}  # by the text so far and its next token; random tokens don't repeat
     for row, length in zip(rows.values.astype(np.int64), lengths, strict=True):
         for part in np.split(row[:length], 2 if packed else 1):
             with torch.no_grad():
-                found = torch.log_softmax(model.decode(torch.from_numpy(part[None, :-1]))[0], dim=-1)
+                found = torch.log_softmax(teacher.decode(torch.from_numpy(part[None, :-1]))[0], dim=-1)
             alone |= dict(zip(part[1:].tolist(), found, strict=True))
-    labels = batch["labels"][batch["labels"] != IGNORE_INDEX].tolist()
+    labels = batch["labels"][counted].tolist()
     compared = 0
-    for label, share, said in zip(labels, teacher_targets.weights.tolist(), log_p, strict=True):
-        assert share == (0 if label == VOCABULARY.eos else pytest.approx(0.7))
-        if share:
+    for label, is_text, said in zip(labels, in_text[counted].tolist(), log_p, strict=True):
+        assert is_text == (label != VOCABULARY.eos)
+        if is_text:
             torch.testing.assert_close(said, alone[label], rtol=0, atol=2e-5)
             compared += 1
     assert compared == len(labels) - len(lengths) * (2 if packed else 1)
-
-
-def test_flops_of_the_teacher_are_those_of_its_forward_pass():
-    """Over the texts: an example with 7 inputs and 4 targets, marks included, has a text of 9 tokens, of which 8 are
-    read."""
-    model = random_teacher(vocab_size=100)
-    read = model.flops(Sizes.of_example(8, 0)) / 3
-    assert forward_flops(model, Sizes.of_example(7, 4)) == pytest.approx(read)
-    both = Sizes(*(one + other for one, other in zip(Sizes.of_example(7, 4), Sizes.of_example(5, 3), strict=True)))
-    assert forward_flops(model, both) == pytest.approx(read + model.flops(Sizes.of_example(5, 0)) / 3)
 
 
 # The loss of a step
@@ -113,9 +97,10 @@ def one_step() -> tuple[float, dict[str, float], float]:
     from pretrain.zero.engine import Engine
 
     config = step_config()
-    teacher = Teacher(random_teacher(vocab_size=VOCABULARY.size), VOCABULARY.size, config.distillation)
     torch.manual_seed(0)
-    engine = Engine(models.build(config.model), config, teacher)
+    student = models.build(config.model)
+    Distillation(student, random_teacher(vocab_size=VOCABULARY.size), VOCABULARY.size, config.wrapper)
+    engine = Engine(student, config)
     batches = micro_batches()
     plain = torch.cat([engine.losses(batch)["labels"].flatten() for batch in batches])
     outcome = engine.step(0, 0, batches)
@@ -125,8 +110,8 @@ def one_step() -> tuple[float, dict[str, float], float]:
 
 
 def step_config() -> RunConfig:
-    settings = {"teacher": "t", "weight": 0.7, "temperature": 2.0, "top_k": 9}
-    return run_config(1, {"vocab_size": VOCABULARY.size, "d_model": 16, "d_ff": 16}, distillation=settings)
+    settings = {"name": "distillation", "teacher": "t", "weight": 0.7, "temperature": 2.0, "top_k": 9}
+    return run_config(1, {"vocab_size": VOCABULARY.size, "d_model": 16, "d_ff": 16}, wrapper=settings)
 
 
 def micro_batches():
@@ -175,7 +160,7 @@ def test_the_loss_of_a_step_is_the_weighted_mean_over_its_targets():
 def distilled(folder: Path, corpus: Path, objective, teacher: str, stage: int, **changes) -> Path:
     settings = {
         "data": {"train": [{"corpus": str(corpus)}], "objective": objective, "lanes": 8, "workers": 0},
-        "distillation": {"teacher": teacher, "weight": 0.6, "temperature": 1.5, "top_k": 50},
+        "wrapper": {"name": "distillation", "teacher": teacher, "weight": 0.6, "temperature": 1.5, "top_k": 50},
         "run": {"max_steps": 4},
         "checkpoint": {"every_steps": 2, "keep_last": 4},
         "evaluation": [],
@@ -213,8 +198,8 @@ def test_runs_repeat_on_any_ranks_and_stages_and_across_a_resume(small_corpus, o
     assert all(row["train/distillation_loss"] > 0 < row["train/cross_entropy"] for row in rows)
     last = tmp_path / "3/run/checkpoints/step-00000004"
     index = checkpoint_index.read(last)
-    assert index.identity["distillation"]["temperature"] == 1.5
-    assert index.identity["distillation"]["teacher_sha256"]
+    assert index.identity["wrapper"]["temperature"] == 1.5
+    assert index.identity["wrapper"]["teacher_sha256"]
     student = models.outline(index.model)
     assert StoredTensors(last).shapes.keys() == dict(student.named_parameters()).keys()
     refused_on_resume(made["cut"], put)
@@ -225,51 +210,17 @@ def refused_on_resume(path: Path, put) -> None:
     run = json.loads(path.read_text())
     resume = path.parent / "run/checkpoints/step-00000002"
 
-    def told(distillation) -> list[str]:
+    def told(wrapper) -> list[str]:
         with pytest.raises(UserError) as refused:
-            validate(RunConfig.model_validate({**run, "distillation": distillation}), 0, 1, resume)
+            validate(RunConfig.model_validate({**run, "wrapper": wrapper}), 0, 1, resume)
         of_another = "the checkpoint of step 2 is of another run: "
         return [line.removeprefix(of_another) for line in str(refused.value).split("\n")]
 
     validate(RunConfig.model_validate(run), 0, 1, resume)
-    (line,) = told({**run["distillation"], "teacher": put(init_std=0.2)})
-    assert line.startswith("distillation.teacher_sha256 is '")
-    assert told({**run["distillation"], "top_k": None}) == ["distillation.top_k is 50 there, None here"]
-    assert len(told(None)) == 4
-
-
-# A plan
-
-
-@pytest.mark.slow
-def test_a_plan_counts_the_teachers_weights_and_its_forward_pass(put, monkeypatch):
-    """In fp32 on a GPU, beside what the run needs without a teacher, and no whole matrix of logits."""
-    monkeypatch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK_WITH_TEACHER", 8 * 2000)
-    teacher = put(d_model=48)
-    outline = models.outline(checkpoint_index.read(Path(teacher)).model)
-    without, with_teacher = (
-        Planner(
-            Question(
-                run_config(2, {"vocab_size": 2000}, distillation=section),
-                Rows(1, 32, 20, 20),
-                "a100-80gb",
-                GPUS["a100-80gb"],
-                gpus_per_node=8,
-                network=25,
-                mfu=0.5,
-                price=2,
-            )
-        )
-        for section in (None, {"teacher": teacher})
-    )
-    read = outline.flops(Sizes.of_example(49, 0)) / 3
-    assert with_teacher.flops == {**without.flops, "teacher": read}
-    for plain, student in zip(without.options(2), with_teacher.options(2), strict=True):
-        assert student.states.weights - plain.states.weights == 4 * outline.num_parameters()
-        assert student.step.seconds - plain.step.seconds == pytest.approx(8 * read / 2 / 0.5 / 19.5e12, rel=1e-6)
-    assert with_teacher.activations(16, False).logits <= 5 * 4 * 8 * 2000
-    with pytest.raises(UserError, match=r"^distillation\.teacher: none: not a checkpoint"):
-        Planner(replace(without.question, config=run_config(distillation={"teacher": "none"})))
+    (line,) = told({**run["wrapper"], "teacher": put(init_std=0.2)})
+    assert line.startswith("wrapper.teacher_sha256 is '")
+    assert told({**run["wrapper"], "top_k": None}) == ["wrapper.top_k is 50 there, None here"]
+    assert len(told(None)) == 5
 
 
 # What is refused
@@ -286,7 +237,7 @@ def refused(small_corpus, tmp_path):
             "data": {"train": [{"corpus": str(small_corpus)}], "objective": objective},
             "batch": {"global_batch_size": 8},
             "optimizer": {"learning_rate": 1e-3},
-            "distillation": {"teacher": teacher},
+            "wrapper": {"name": "distillation", "teacher": teacher},
         }
         try:
             validate(RunConfig.model_validate(content), 0, 1)
@@ -300,12 +251,12 @@ def refused(small_corpus, tmp_path):
 def test_a_teacher_is_a_decoder_alone_that_is_there(refused, objective, put, tmp_path, small_corpus):
     assert refused(put(), objective) == []
     missing = str(tmp_path / "missing")
-    assert refused(missing, objective) == [f"distillation.teacher: {missing}: not a checkpoint: no index.json"]
+    assert refused(missing, objective) == [f"wrapper.teacher: {missing}: not a checkpoint: no index.json"]
     tokenizer = open_corpus(small_corpus).tokenizer
     config = parse({**MODEL, "vocab_size": tokenizer.size})
     save_weights(config, models.build(config).state_dict(), tokenizer, tmp_path / "t5")
     (line,) = refused(str(tmp_path / "t5"), objective)
-    assert line == f"distillation.teacher: {tmp_path}/t5: a model of the family t5; expected a decoder_only model"
+    assert line == f"wrapper.teacher: {tmp_path}/t5: a model of the family t5; expected a decoder_only model"
 
 
 def test_a_teacher_has_the_corpuss_tokenizer_perhaps_without_sentinels(refused, objective, put, small_corpus, spiece):
@@ -314,20 +265,20 @@ def test_a_teacher_has_the_corpuss_tokenizer_perhaps_without_sentinels(refused, 
     own = open_corpus(small_corpus).tokenizer
     assert refused(put(Tokenizer(own.model)), objective) == []
     teacher = put(Tokenizer(own.model, sentinels=7))
-    assert refused(teacher, objective) == [f"distillation.teacher: {teacher}: tokenizer.sentinels is 7 there, 20 here"]
+    assert refused(teacher, objective) == [f"wrapper.teacher: {teacher}: tokenizer.sentinels is 7 there, 20 here"]
     teacher = put(Tokenizer(SentencePiece.read(spiece)))
     (line,) = refused(teacher, objective)
-    assert line.startswith(f"distillation.teacher: {teacher}: tokenizer.sha256 is '")
+    assert line.startswith(f"wrapper.teacher: {teacher}: tokenizer.sha256 is '")
 
 
 def test_rows_are_texts_cut_in_two_for_an_encoder_decoder(refused, objective, put, small_corpus):
     (line,) = refused(put())
     assert line == (
-        f"distillation: needs rows that are a text cut in two (prefix_lm), but {small_corpus} has span_corruption"
+        f"wrapper: needs rows that are a text cut in two (prefix_lm), but {small_corpus} has span_corruption"
     )
     causal = {"name": "causal_lm", "length": objective["length"] - 1}
     lines = refused(put(), causal, {**ROTARY, "d_model": 32})
-    assert lines[0].startswith("distillation: needs an encoder-decoder (t5, bart, ")
+    assert lines[0].startswith("wrapper: needs an encoder-decoder (t5, bart, ")
     assert lines[0].endswith("), but model.family is decoder_only")
     assert lines[1].endswith("has causal_lm")
     assert len(lines) == 2
@@ -338,5 +289,5 @@ def test_a_teacher_reads_all_of_a_text_but_its_last_token(refused, objective, pu
     assert refused(put(positions="learned", max_positions=length - 1), objective) == []
     teacher = put(positions="learned", max_positions=length - 2)
     assert refused(teacher, objective) == [
-        f"distillation.teacher: {teacher}: reads {length - 2} tokens at most, but texts of the rows have {length - 1}"
+        f"wrapper.teacher: {teacher}: reads {length - 2} tokens at most, but texts of the rows have {length - 1}"
     ]

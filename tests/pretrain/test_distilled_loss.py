@@ -5,14 +5,15 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.models import chunked_cross_entropy
-from pretrain.models.chunked_cross_entropy import CrossEntropy
-from pretrain.models.distilled_loss import TeacherTargets
-from pretrain.models.layers import soft_capped
-from pretrain.models.loss import token_losses
-from pretrain.models.loss_head import Head
+from pretrain.config.models import ModelConfig
+from pretrain.config.run_config import DistillationSection
+from pretrain.functional.cross_entropy import token_losses
+from pretrain.functional.numerics import soft_capped
+from pretrain.models.loss import Head
+from pretrain.trainer import distillation
 from tests.tables import each
 
 VOCABULARY, OF_TEACHER = 300, 280  # the student has more ids, and the teacher rows of padding
@@ -28,13 +29,34 @@ CASES = [
 @pytest.fixture(autouse=True)
 def few_logits(monkeypatch):
     """Four targets at a time."""
-    monkeypatch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK_WITH_TEACHER", 4 * VOCABULARY)
+    monkeypatch.setattr(distillation, "LOGITS_PER_CHUNK", 4 * VOCABULARY)
 
 
-def losses_of(teacher_targets, x, weight, bias, labels, settings=CrossEntropy()):
-    return chunked_cross_entropy.chunked_cross_entropy(
-        x, weight, bias, labels, settings, teacher_targets=teacher_targets
-    )
+class OnlyHead(nn.Module):
+    """In place of the student and of the teacher."""
+
+    def __init__(self, head, config=None):
+        super().__init__()
+        self.lm_head, self.config = head, config
+
+    def forward(self, x, labels):
+        return {"labels": self.lm_head(x, labels, self.config)}
+
+
+class Distillation(distillation.Distillation):
+    """Of a teacher that has read the texts before: its states (batch, targets, width), and which targets are text."""
+
+    states, in_text = torch.empty(0), torch.empty(0)
+
+    def read(self, batch):
+        return self.states, self.in_text
+
+
+def losses_of(case, student, teacher, vocabulary, **settings):
+    section = DistillationSection(name="distillation", teacher="t", **settings)
+    wrapper = Distillation(student, teacher, vocabulary, section)
+    wrapper.states, wrapper.in_text = case.states, case.in_text
+    return student(x=case.x, labels=case.labels)
 
 
 class Case:
@@ -52,37 +74,36 @@ class Case:
         self.labels = torch.randint(0, VOCABULARY, (3, 5), generator=generator).to(device)
         self.labels[0, 3:] = self.labels[2, :2] = IGNORE_INDEX
         self.along = torch.rand(3, 5, generator=generator, dtype=torch.float64).to(device)
-        shares = torch.full((11,), weight, dtype=torch.promote_types(dtype, torch.float32), device=device)
-        shares[[2, 7, 10]] = 0
+        self.settings = {"weight": weight, "temperature": temperature, "top_k": top_k}
+        self.states, self.in_text = draw(3, 5, 16), torch.ones(3, 5, dtype=torch.bool, device=device)
+        self.in_text[0, 2] = self.in_text[1, 4] = self.in_text[2, 4] = False
         torch.manual_seed(0)
-        head = Head(16, OF_TEACHER + 4, 1.0).to(device, dtype)
-        self.teacher_targets = TeacherTargets(head, draw(11, 16), OF_TEACHER, shares, temperature, top_k)
+        self.teacher = OnlyHead(Head(16, OF_TEACHER + 4, 1.0).to(device, dtype))
 
     def found(self, z_loss, smoothing, softcap):
-        losses = losses_of(
-            self.teacher_targets, self.x, self.weight, self.bias, self.labels, CrossEntropy(z_loss, smoothing, softcap)
-        )
-        gradients = torch.autograd.grad((losses["labels"] * self.along).sum(), (self.x, self.weight, self.bias))
+        head = Head(24, VOCABULARY, 1.0, bias=True, softcap=softcap).to(self.x)
+        head.weight, head.bias = nn.Parameter(self.weight.detach()), nn.Parameter(self.bias.detach())
+        student = OnlyHead(head, ModelConfig(family="none", z_loss=z_loss, label_smoothing=smoothing))
+        losses = losses_of(self, student, self.teacher, OF_TEACHER, **self.settings)
+        gradients = torch.autograd.grad((losses["labels"] * self.along).sum(), (self.x, head.weight, head.bias))
         return [*losses.values(), *gradients]
 
     def defined(self, z_loss, smoothing, softcap):
         """The same in fp64, without chunks and functions of our own but the cross-entropy."""
         exact = [one.detach().double().requires_grad_() for one in (self.x, self.weight, self.bias)]
-        teacher_targets, t = self.teacher_targets, self.teacher_targets.temperature
+        t, top_k = self.settings["temperature"], self.settings["top_k"]
         logits = F.linear(*exact)
         logits = logits if softcap is None else soft_capped(logits, softcap)
-        of_teacher = teacher_targets.head(teacher_targets.states).detach()[:, :OF_TEACHER].double()
+        of_teacher = self.teacher.lm_head(self.states).detach()[..., :OF_TEACHER].double()
         p = torch.softmax(of_teacher / t, dim=-1)
-        if teacher_targets.top_k is not None:
-            p = p * (p >= p.topk(teacher_targets.top_k).values[:, -1:])
+        if top_k is not None:
+            p = p * (p >= p.topk(top_k).values[..., -1:])
             p = p / p.sum(dim=-1, keepdim=True)
         p = F.pad(p, (0, VOCABULARY - OF_TEACHER))
-        counted = self.labels != IGNORE_INDEX
-        log_q = torch.log_softmax(logits[counted] / t, dim=-1)
-        divergence, shares = torch.zeros(2, *self.labels.shape, dtype=torch.float64, device=self.x.device)
-        kl = F.kl_div(log_q, p, reduction="none").sum(dim=-1)
-        divergence = divergence.masked_scatter(counted, t**2 * kl * (teacher_targets.weights > 0))
-        shares = shares.masked_scatter(counted, teacher_targets.weights.double())
+        counted = (self.labels != IGNORE_INDEX) & self.in_text
+        log_q = torch.log_softmax(logits / t, dim=-1)
+        divergence = t**2 * F.kl_div(log_q, p, reduction="none").sum(dim=-1) * counted
+        shares = self.settings["weight"] * counted.double()
         own = token_losses(logits, self.labels, z_loss, smoothing)
         regular = own - token_losses(logits, self.labels, 0.0, smoothing)
         loss = regular + (1 - shares) * (own - regular) + shares * divergence
@@ -109,22 +130,30 @@ def test_a_teacher_that_is_the_student_teaches_nothing(dtype, device):
     """All ids, at any temperature: the divergence is 0, and so is its gradient, but for rounding."""
     case = Case(dtype, device)
     head = Head(24, VOCABULARY, 1.0).to(device, dtype)
-    states = case.x.detach().flatten(0, 1)[case.labels.flatten() != IGNORE_INDEX]
-    shares = torch.ones(11, device=device)
+    teacher = OnlyHead(Head(24, VOCABULARY, 1.0).to(device, dtype))
+    teacher.load_state_dict({"lm_head.weight": head.weight})
+    case.states, case.in_text = case.x.detach(), torch.ones_like(case.in_text)
     for temperature in (1.0, 3.0):
-        teacher_targets = TeacherTargets(head, states, VOCABULARY, shares, temperature)
-        losses = losses_of(teacher_targets, case.x, head.weight, None, case.labels)
+        student = OnlyHead(head, ModelConfig(family="none"))
+        head.__dict__.pop("forward", None)  # of the wrapper before
+        losses = losses_of(case, student, teacher, VOCABULARY, weight=1.0, temperature=temperature)
         assert losses["distillation_loss"].abs().max() < 1e-5
         (gradient,) = torch.autograd.grad(losses["labels"].sum(), case.x)
         of_text = torch.autograd.grad(token_losses(F.linear(case.x, head.weight), case.labels).sum(), case.x)[0]
         assert gradient.norm() < 1e-5 * of_text.norm()
 
 
-def test_the_teacher_gets_no_gradient():
+def test_the_teacher_gets_no_gradient_and_evaluation_knows_none():
     case = Case(torch.float32)
-    case.teacher_targets.states.requires_grad_()
-    losses_of(case.teacher_targets, case.x, case.weight, case.bias, case.labels)["labels"].sum().backward()
-    assert case.teacher_targets.head.weight.grad is case.teacher_targets.states.grad is None
+    case.states.requires_grad_()
+    student = OnlyHead(Head(24, VOCABULARY, 1.0), ModelConfig(family="none"))
+    losses = losses_of(case, student, case.teacher, OF_TEACHER)
+    losses["labels"].sum().backward()
+    assert case.teacher.lm_head.weight.grad is case.states.grad is None
+    assert not losses["cross_entropy"].requires_grad
+    of_text = student.eval()(x=case.x, labels=case.labels)
+    assert of_text.keys() == {"labels"}
+    torch.testing.assert_close(of_text["labels"], losses["cross_entropy"], check_stride=False)
 
 
 def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
@@ -139,9 +168,11 @@ def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
                 largest = max(largest, one.numel() if torch.is_tensor(one) else 0)
             return result
 
-    monkeypatch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK_WITH_TEACHER", 8 * 1000)
-    x, weight = torch.randn(64, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
-    teacher_targets = TeacherTargets(Head(5, 1000, 1.0), torch.randn(64, 5), 1000, torch.ones(64))
+    monkeypatch.setattr(distillation, "LOGITS_PER_CHUNK", 8 * 1000)
+    student = OnlyHead(Head(4, 1000, 1.0), ModelConfig(family="none"))
+    case = Case(torch.float32)
+    case.x, case.labels = torch.randn(2, 32, 4), torch.arange(64).view(2, 32)
+    case.states, case.in_text = torch.randn(2, 32, 5), torch.ones(2, 32, dtype=torch.bool)
     with Watch():
-        losses_of(teacher_targets, x, weight, None, torch.arange(64))["labels"].sum().backward()
+        losses_of(case, student, OnlyHead(Head(5, 1000, 1.0)), 1000)["labels"].sum().backward()
     assert largest == 8 * 1000

@@ -19,7 +19,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.models import outline
-from pretrain.models.model import Sizes
+from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import curves, experiment_file, experiment_table, launches, results
@@ -135,7 +135,7 @@ def test_a_budget_of_flops_gives_each_model_its_steps(small_corpus, tmp_path):
     setup = validate(load(files["narrow"], [], RunConfig), 0, 1, ranks_are_here=False)
     inputs, targets = setup.lengths
     pairs = (inputs**2, targets**2, inputs * targets)
-    of_step = outline(setup.model).flops(Sizes(*(16 * number for number in (1, inputs, targets, *pairs))))
+    of_step = count_flops(outline(setup.model), Sizes(*(16 * number for number in (1, inputs, targets, *pairs))))
     assert steps["narrow"] == round(2e10 / of_step) == steps["adapted"]
     assert steps["wide"] < steps["narrow"]
     assert steps["long spans"] != steps["narrow"]

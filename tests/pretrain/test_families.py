@@ -23,8 +23,8 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.models import FAMILIES as EVERY_FAMILY
 from pretrain.models import build, parse
-from pretrain.models.encoder_decoder import EncoderDecoder
 from pretrain.models.encoder_only import EncoderOnly
+from pretrain.models.stacks import EncoderDecoder
 from pretrain.run.metrics_file import read_metrics
 from tests.conftest import made_once, write_c4, write_corpus_file
 from tests.pretrain import small_models as small

@@ -6,15 +6,16 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.models import loss
-from pretrain.models.loss import shift_right, token_losses
+from pretrain.functional import cross_entropy
+from pretrain.functional.cross_entropy import token_losses
+from pretrain.models.loss import shift_right
 from tests.tables import each
 
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
     """Makes even small batches take several parts, of which the last is not full."""
-    monkeypatch.setattr(loss, "_rows_at_a_time", lambda logits: 4)
+    monkeypatch.setattr(cross_entropy, "_rows_at_a_time", lambda logits: 4)
 
 
 def batch(rows=3, length=5, vocabulary=17, dtype=torch.float32, scale=3.0, device="cpu"):

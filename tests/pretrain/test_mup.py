@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
-from pretrain.generation.incremental import PackedModel
 from pretrain.huggingface import conversion_for
 from pretrain.huggingface.rewriting import without_mup
 from pretrain.models.layers import Embedding, Linear
@@ -163,15 +162,6 @@ def test_a_width_may_be_any_multiple_of_whole_heads():
     assert config("decoder_only", 16, 32).widening == 0.5  # also below the base
 
 
-@each("family", ["t5", "t5-tied", "bart", "decoder_only", "modern", "t5gemma", "gemma"])
-def test_fast_decoding_divides_too(family):
-    model = built(family, WIDE, BASE).eval()
-    states = torch.randn(3, WIDE, generator=torch.Generator().manual_seed(0))
-    before = getattr(model, "before_head", lambda x: x)
-    with torch.no_grad():
-        assert torch.allclose(PackedModel(model).logits(states), model.lm_head(before(states)), rtol=1e-5, atol=1e-6)
-
-
 @each(
     "family, changes, said",
     [
@@ -198,7 +188,7 @@ def test_a_base_without_whole_heads_is_refused_in_a_line(family, changes, said):
 
 
 def randomised(model):
-    """PackedModel that all matter: norms have gains and biases of their own."""
+    """Weights that all matter: norms have gains and biases of their own."""
     torch.manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
+from pretrain.models.attention_masks import positions_from
 from pretrain.models.logit_bias import toeplitz
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
     apply_rotary,
     linear_bias_slopes,
-    positions_from,
     rotary_embedding,
     sinusoids,
 )

@@ -1,4 +1,4 @@
-"""The sizes of the presets that ship: those of the publications, and those that arithmetic gives from the settings."""
+"""The sizes of the presets that ship are those of the publications."""
 
 import re
 from pathlib import Path
@@ -7,9 +7,7 @@ import pytest
 
 from data_pipeline.foundation.config_file import Section, load
 from pretrain import models
-from pretrain.models.families import AnyModelConfig
-from pretrain.models.model import Sizes
-from pretrain.models.size import size_of
+from pretrain.models import AnyModelConfig
 from tests.tables import each
 
 FOLDER = Path(__file__).parents[2] / "configs/models"
@@ -52,10 +50,9 @@ class ModelFile(Section):
 
 
 @each("preset", PRESETS)
-def test_a_preset_has_the_size_that_is_published_named_and_estimated(preset):
+def test_a_preset_has_the_size_that_is_published_and_named(preset):
     config = load(FOLDER / f"{preset}.yaml", [], ModelFile).model
-    model, size = models.outline(config), size_of(config)
-    parameters = model.num_parameters()
+    parameters = models.outline(config).num_parameters()
     assert PUBLISHED.get(preset, parameters) == parameters
     text = (FOLDER / f"{preset}.yaml").read_text()
     if preset.startswith("t5-"):
@@ -64,9 +61,6 @@ def test_a_preset_has_the_size_that_is_published_named_and_estimated(preset):
     if named := re.fullmatch(r"t5(?:-v1.1|gemma2)-([\d.]+)m", preset):
         assert parameters == pytest.approx(float(named[1]) * 1e6, rel=0.06)
         assert f"{parameters:,} parameters" in text
-    inputs, targets = 512, 114 if model.decoder_reads_targets else 512
-    assert size.parameters == pytest.approx(parameters, rel=0.03)
-    assert size.flops(inputs, targets) == pytest.approx(model.flops(Sizes.of_example(inputs, targets)), rel=0.05)
 
 
 def test_every_published_size_ships():

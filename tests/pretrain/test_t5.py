@@ -10,12 +10,13 @@ import torch
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
+from pretrain.functional.cross_entropy import token_losses
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build
+from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.logit_bias import toeplitz
-from pretrain.models.loss import shift_right, token_losses
-from pretrain.models.model import Sizes
-from pretrain.models.positions import RelativePositionBias, relative_position_bucket
+from pretrain.models.loss import shift_right
+from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
 from pretrain.trainer.validate import validate
 from tests.pretrain.placed import placed
 from tests.tables import each
@@ -196,7 +197,7 @@ def test_flops_are_those_of_the_matrices_and_of_attention(positions):
     cross = 2 * 2 * 64 * 64  # keys and values of the inputs
     pairs = 2 * (inputs**2 + targets**2 + inputs * targets)
     expected = 6 * ((encoder + cross) * inputs + decoder * targets) + 12 * 64 * pairs
-    assert build(tiny(**positions)).flops(Sizes.of_example(inputs, targets)) == expected
+    assert count_flops(build(tiny(**positions)), Sizes.of_example(inputs, targets)) == expected
 
 
 def test_a_sequence_longer_than_learned_positions_is_refused_before_training(small_corpus, tmp_path):

@@ -11,10 +11,10 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.huggingface import conversion_for, load_state
 from pretrain.models import T5Gemma2Config, build, outline, parse
+from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.loss import shift_right
-from pretrain.models.model import Sizes
-from pretrain.models.t5gemma import on_each_side
-from pretrain.models.t5gemma2 import around
+from pretrain.models.t5gemma import encoder_window
+from pretrain.models.t5gemma2 import encoder_window as encoder_window_of_2
 from pretrain.models.visibility import visible
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
 from tests.pretrain.small_models import STACKS_OF_TODAY
@@ -95,11 +95,11 @@ def seen_by(window, query, causal=False):
 
 def test_windows_worked_by_hand():
     """transformers' T5Gemma sees w tokens on each side; T5Gemma 2 sees w tokens, of which ⌊w / 2⌋ are later ones."""
-    assert seen_by(on_each_side(2), 5) == [3, 4, 5, 6, 7]
-    assert seen_by(on_each_side(4), 4) == list(range(9))
-    assert seen_by(around(4), 6) == [5, 6, 7, 8]
-    assert seen_by(around(5), 6) == [4, 5, 6, 7, 8]
-    assert seen_by(around(4), 0) == [0, 1, 2]
+    assert seen_by(encoder_window(2), 5) == [3, 4, 5, 6, 7]
+    assert seen_by(encoder_window(4), 4) == list(range(9))
+    assert seen_by(encoder_window_of_2(4), 6) == [5, 6, 7, 8]
+    assert seen_by(encoder_window_of_2(5), 6) == [4, 5, 6, 7, 8]
+    assert seen_by(encoder_window_of_2(4), 0) == [0, 1, 2]
 
 
 def test_cross_attention_of_t5gemma_has_no_positions():
@@ -115,7 +115,7 @@ def test_flops_of_unequal_stacks():
     encoder = 4 * 48 * 64 + 3 * 48 * 48
     decoder = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
     pairs = {"encoder": 100**2 + 2 * 100 * 21, "decoder": 2 * 50**2 + 2 * 50 * 10}
-    assert model.flops_by_part(Sizes.of_example(100, 50)) == {
+    assert flops_by_part(model, Sizes.of_example(100, 50)) == {
         "encoder": 6 * 3 * encoder * 100 + 12 * 64 * pairs["encoder"],
         "decoder": 6 * 4 * decoder * 50 + 12 * 32 * pairs["decoder"],
         "cross-attention": 4 * (6 * (2 * 32 * 32 * 50 + 2 * 48 * 16 * 100) + 12 * 32 * 100 * 50),
@@ -125,9 +125,8 @@ def test_flops_of_unequal_stacks():
 
 def test_flops_of_merged_attention():
     """k and v also process the inputs, with which every target makes a pair."""
-    parts = outline(
-        parse({**KINDS["t5gemma2"], "sliding_window": None, "full_attention_every": None, "window_rope_base": None})
-    ).flops_by_part(Sizes.of_example(100, 50))
+    whole_rows = {"sliding_window": None, "full_attention_every": None, "window_rope_base": None}
+    parts = flops_by_part(outline(parse({**KINDS["t5gemma2"], **whole_rows})), Sizes.of_example(100, 50))
     layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
     assert parts["decoder"] == 4 * (6 * layer * 50 + 12 * 32 * 50**2)
     assert parts["cross-attention"] == 4 * (6 * 2 * 32 * 16 * 100 + 12 * 32 * 100 * 50)

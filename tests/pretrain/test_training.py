@@ -331,6 +331,9 @@ def test_a_long_run_says_early_when_it_will_end(capsys, monkeypatch):
     report.forecast(3, 78.0)
     end = datetime.fromtimestamp(now + 9_997 * 78)
     assert f"a step takes 78 s: 9.0 days left, until about {end:%Y-%m-%d %H:%M}" in capsys.readouterr().out
+    report.forecast_on_cpu(9 * 24 * 3600.0)
+    assert "without a GPU, about 9.0 days to step 10,000; Ctrl-C saves" in capsys.readouterr().out
+    report.forecast_on_cpu(3600.0)
     report.forecast(9_990, 78.0)  # 13 minutes
     assert capsys.readouterr().out == ""
 

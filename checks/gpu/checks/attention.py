@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from checks.gpu.report import Report
+from pretrain.functional.numerics import soft_capped
 from pretrain.models.attention import attend
-from pretrain.models.layers import soft_capped
 from pretrain.models.logit_bias import logit_bias, toeplitz
 from pretrain.models.visibility import MASKED, Window, visible
 

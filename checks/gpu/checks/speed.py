@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from checks.gpu.report import Report
 from checks.gpu.workload import OPTIMIZERS, Workload, data_sheet_peak, free, product_rate, seconds_of
 from pretrain.kernels.matmul import linear
-from pretrain.models import attention, loss_head
+from pretrain.models import attention, loss
 from pretrain.zero.ranks import process_group
 
 MICRO_BATCHES = (64, 16, 32, 128)
@@ -259,12 +259,12 @@ def _without_loss() -> Iterator[None]:
     def column(logits: torch.Tensor, *_: Any) -> torch.Tensor:
         return logits[..., 0].float()
 
-    def of_states(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> dict[str, torch.Tensor]:
-        return {"labels": column(linear(x, weight, bias))}
+    def of_states(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:
+        return column(linear(x, weight, bias))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_head, "configured_losses", column)  # on a CPU
-        patch.setattr(loss_head, "chunked_cross_entropy", of_states)  # on a GPU
+        patch.setattr(loss, "token_losses", column)  # on a CPU
+        patch.setattr(loss, "chunked_cross_entropy", of_states)  # on a GPU
         yield
 
 

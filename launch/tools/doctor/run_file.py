@@ -59,7 +59,8 @@ def _time(setup: ValidatedRun, settings: Settings) -> Finding:
     """How long the run takes on the CPUs of machines like this one."""
     here = settings.ranks_here
     machines = max(1, settings.all_ranks // here)
-    left = cpu_speed.seconds_left(setup.config, setup.model, setup.lengths, setup.train_state.step, here) / machines
+    rate = machines * cpu_speed.rank_flops(setup.config, here)
+    left = cpu_speed.seconds_left(setup.config, setup.model, setup.lengths, setup.train_state.step, rate)
     share = f"{cpu_speed.share(setup.model.width):.0%} of {cpu_speed.product_flops() / 1e9:,.0f} GFLOP/s"
     found = f"about {duration(left)} to step {setup.config.run.max_steps:,} without a GPU ({share})"
     if left < _LONG:

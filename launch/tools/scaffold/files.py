@@ -21,7 +21,7 @@ from launch.tools.scaffold.machine import (
     with_vocabulary,
 )
 from launch.tools.scaffold.text import Sample, Source, sample_of, sources_of
-from pretrain.models.size import size_of
+from pretrain.models import outline
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _ROWS = {  # by family, the shipped corpus file whose rows, tokens and lengths the first one takes
@@ -185,7 +185,8 @@ def _untried(first_run: FirstRun, machine: Machine) -> list[str]:
     """What of the speedrun's recipe nobody has measured at this size, or on this device."""
     if not first_run.config.mup:
         return []
-    large = size_of(with_vocabulary(first_run.config, _LARGEST_VOCABULARY, _SENTINELS)).parameters > _SHOWN
+    largest = outline(with_vocabulary(first_run.config, _LARGEST_VOCABULARY, _SENTINELS))
+    large = largest.num_parameters() > _SHOWN
     lines = [_UNTRIED_SIZE] if large else []
     return [*lines, _UNTRIED_ON_GPUS] if machine.gpus else lines
 

@@ -10,7 +10,8 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.formatting import counted, duration
 from pretrain.config.models import AnyModelConfig, ModelConfig
-from pretrain.models.size import size_of
+from pretrain.models import outline
+from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.cpu_speed import product_flops, share
 from pretrain.run.gpus import Gpu, gpu_of_device
 from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, threads_per_rank
@@ -134,9 +135,9 @@ def run_of_an_hour(
     chosen = None
     for name in SIZES:
         config = with_vocabulary(model_named(name), vocabulary, sentinels)
-        size = size_of(config)
-        per_hour = _HOUR * machine.flops(config.width) / size.flops(*lengths)
-        if chosen and per_hour * sum(lengths) < _TOKENS_PER_PARAMETER * size.parameters:
+        model = outline(config)
+        per_hour = _HOUR * machine.flops(config.width) / count_flops(model, Sizes.of_example(*lengths))
+        if chosen and per_hour * sum(lengths) < _TOKENS_PER_PARAMETER * model.num_parameters():
             break
         chosen = name, config, per_hour
     assert chosen
@@ -150,7 +151,7 @@ def run_of_an_hour(
 def run_of_named_model(
     machine: Machine, name: str, config: ModelConfig, steps: int, batch: int, lengths: tuple[int, int]
 ) -> FirstRun:
-    seconds = batch * size_of(config).flops(*lengths) / machine.flops(config.width)
+    seconds = batch * count_flops(outline(config), Sizes.of_example(*lengths)) / machine.flops(config.width)
     return FirstRun(name, config, steps, batch, seconds)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
-from pretrain.tools.experiment.training_flops import flops_per_step
+from pretrain.trainer.throughput import flops_per_step
 from pretrain.trainer.validate import validate
 
 _NUMBER = r"\d+(\.\d+)?"

@@ -16,11 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from pretrain import models
 from pretrain.config.models import EncoderOnlyConfig
-from pretrain.config.run_config import DistillationSection
-from pretrain.models import DecoderOnlyConfig, ModelConfig
+from pretrain.models import ModelConfig
 from pretrain.models.attention_backend import using
-from pretrain.models.distilled_loss import TeacherTargets
-from pretrain.models.loss import PARTS
 from pretrain.tools.plan.live_memory import LiveMemory
 from pretrain.zero.layers import layers, recomputed
 
@@ -61,16 +58,14 @@ def activations(
     checkpointing: bool,
     on_gpu: bool = True,
     fused_attention: bool = True,
-    distillation: DistillationSection | None = None,
-    teacher: DecoderOnlyConfig | None = None,
     attention: Literal["auto", "sdpa", "triton", "eager"] = "auto",
 ) -> Activations:
     """The peak of a pass over `rows` in training.
 
     `on_gpu`: the forms that the layers take there; otherwise those of a CPU. `fused_attention`: PyTorch's kernels where
     the layers ask for them, which don't keep the attention weights; otherwise the plain formula, with which a CPU
-    computes attention if its bias is learned. `distillation`, with the model of its teacher: the loss is that of
-    `TeacherTargets`. `attention` is `compute.attention`; `auto` is expected to take this project's kernels on a GPU.
+    computes attention if its bias is learned. `attention` is `compute.attention`; `auto` is expected to take this
+    project's kernels on a GPU.
     """
     backend = attention if attention != "auto" else "triton" if on_gpu else None
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -83,16 +78,9 @@ def activations(
             layer.forward = recomputed(as_on_gpu.around(layer.forward))
     for parameter in model.parameters():  # ZeRO moves a gradient to its own buffer as soon as it is complete
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
-    head = models.outline(teacher).to(dtype).lm_head if teacher else None
     memory = LiveMemory("meta", lambda shape: "logits" if _are_logits(shape, config) else "layers")
     with memory.without([*model.parameters(), *model.buffers()]), as_on_gpu, using(backend):
-        if distillation is not None and teacher is not None:
-            ids = min(teacher.padded_vocab_size, config.padded_vocab_size)
-            targets = _teacher_targets(distillation, head, ids, rows.count * rows.predicted)
-            losses = model(**batch, teacher_targets=targets)
-        else:
-            losses = model(**batch)
-        loss = torch.stack([values.sum() for name, values in losses.items() if name not in PARTS]).sum()
+        loss = torch.stack([values.sum() for values in model(**batch).values()]).sum()
         saved = memory.allocated
         loss.backward()
     return Activations(memory.at_peak.get("layers", 0), memory.at_peak.get("logits", 0), saved)
@@ -100,12 +88,6 @@ def activations(
 
 def _are_logits(shape: Sequence[int], config: ModelConfig) -> bool:
     return len(shape) > 1 and shape[-1] == config.padded_vocab_size
-
-
-def _teacher_targets(distillation: DistillationSection, head: Any, ids: int, targets: int) -> TeacherTargets:
-    states = torch.empty(targets, head.in_features, dtype=head.weight.dtype, device="meta")
-    shares = torch.empty(targets, device="meta")
-    return TeacherTargets(head, states, ids, shares, distillation.temperature, distillation.top_k)
 
 
 def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Tensor]:

@@ -23,7 +23,6 @@ def as_json(planner: Planner, gpus: int) -> dict[str, object]:
     return {
         "run": question.config.run.name,
         "parameters": planner.parameters.count,
-        **({"parameters_of_teacher": planner.teacher.num_parameters()} if planner.teacher else {}),
         "row": {key: value for key, value in asdict(question.rows).items() if key != "count"},
         "flops_per_row": {**planner.flops, "all": sum(planner.flops.values())},
         "rows_from": question.corpus_file,
@@ -127,12 +126,8 @@ def show(planner: Planner, gpus: int, console: Console) -> None:
         "memory. Rec: layers recomputed (compute.activation_checkpointing). Acts, logits: at the peak of one row.",
         highlight=False,
     )
-    if planner.teacher is not None:
-        console.print(
-            f"The teacher's {planner.teacher.num_parameters():,} parameters, {_gib(planner.teacher_bytes)} GiB, are "
-            "whole on each GPU and among its weights.",
-            highlight=False,
-        )
+    if wrapper := planner.config.wrapper:
+        console.print(f"Not counted: what the wrapper {wrapper.name} adds.")
     console.print(
         f"Checkpoints on disk are written from a copy: {_gib(planner.copied_bytes(gpus))} GiB of each node's memory.",
         highlight=False,
@@ -197,8 +192,7 @@ def show_cpu(planner: Planner, gpus: int, console: Console) -> None:
 
 
 def _arithmetic(planner: Planner) -> Table:
-    title = "Arithmetic of a row, forward and backward" + (", the teacher's forward" if planner.teacher else "")
-    table = _table(title, dict.fromkeys(("", "GFLOP", "share"), str), [])
+    table = _table("Arithmetic of a row, forward and backward", dict.fromkeys(("", "GFLOP", "share"), str), [])
     whole = sum(planner.flops.values())
     for part, flops in planner.flops.items():
         table.add_row("output matrix" if part == HEAD else part, f"{flops / 1e9:,.1f}", f"{flops / whole:.1%}")

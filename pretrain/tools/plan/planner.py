@@ -3,27 +3,24 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
-from typing import cast
 
 from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.models.decoder_only import DecoderOnly
-from pretrain.models.model import Model, Sizes
+from pretrain.models.flops import Sizes, flops_by_part
+from pretrain.models.model import Model
 from pretrain.run import cpu_speed as cpu
 from pretrain.run.gpus import Gpu
 from pretrain.tools.plan.activations import Activations, Rows, activations
 from pretrain.tools.plan.step_time import Arithmetic, Cluster, Step, Traffic, step, traffic
-from pretrain.tools.plan.zero_memory import FP32, Parameters, Setting, States, settings, states
-from pretrain.trainer.teacher import forward_flops
-from pretrain.trainer.teacher_checks import teacher_config
+from pretrain.tools.plan.zero_memory import Parameters, Setting, States, settings, states
 from pretrain.zero.memory import SAFE
 
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
 _PROBES = (1, 2, 16, 128)  # rows whose activations are counted; others lie on lines between them
 FASTER = 1.3  # so many times faster, another stage is worth a warning
-HEAD, TEACHER = "head", "teacher"
+HEAD = "head"
 
 
 @dataclass(frozen=True)
@@ -79,22 +76,13 @@ class Planner:
         self.parameters = Parameters.of(self.model, config)
         row = question.rows
         targets = row.targets if self.model.decoder_reads_targets else row.predicted
-        self.flops = self.model.flops_by_part(Sizes.of_example(row.inputs, targets))
-        self.teacher = self._teacher()
-        if self.teacher is not None:
-            self.flops[TEACHER] = forward_flops(self.teacher, Sizes.of_example(row.inputs, row.targets))
+        self.flops = flops_by_part(self.model, Sizes.of_example(row.inputs, targets))
         self.usable = SAFE * (question.gpu.memory * GIB - RESERVED)
         self.zero = config.deepspeed.zero_optimization
 
     @property
     def on_cpu(self) -> bool:
         return self.question.gpu_name == cpu.NAME
-
-    @property
-    def teacher_bytes(self) -> int:
-        """On each GPU: a teacher is whole there, and computes in the precision of the run."""
-        width = 2 if self.config.precision == "bf16" else FP32
-        return 0 if self.teacher is None else width * self.teacher.num_parameters()
 
     def memory_checkpoint_bytes(self, gpus: int) -> int:
         """Of each node's memory for its checkpoints there: two of its ranks' states, and of the next node's."""
@@ -153,12 +141,10 @@ class Planner:
         """Of a micro-batch of `rows`; counted for a few sizes, on the line through the nearest two for others."""
         if rows in _PROBES:
             config, on_gpu = self.config, not self.on_cpu
-            teacher = None if self.teacher is None else self.teacher.config
             batch = replace(self.question.rows, count=rows)
             return activations(
-                config.model, batch, config.precision, checkpointing, on_gpu, on_gpu, config.distillation, teacher,
-                config.compute.attention,
-            )  # fmt: skip
+                config.model, batch, config.precision, checkpointing, on_gpu, on_gpu, config.compute.attention
+            )
         above = next((probe for probe in _PROBES if probe > rows), _PROBES[-1])
         below = _PROBES[_PROBES.index(above) - 1]
         low, high = self.activations(below, checkpointing), self.activations(above, checkpointing)
@@ -170,7 +156,6 @@ class Planner:
     def _option(self, setting: Setting, cluster: Cluster, share: int) -> Option:
         config = self.config
         kept = states(self.parameters, setting, cluster.gpus, config.precision, self.zero)
-        kept = replace(kept, weights=kept.weights + self.teacher_bytes)
 
         def peak(rows: int) -> int:
             return kept.peak(self.activations(rows, setting.checkpointing).total)
@@ -183,22 +168,12 @@ class Planner:
     def _timed(self, option: Option, micro_batches: int) -> Option:
         question, cluster, config = self.question, option.cluster, self.config
         sent = traffic(self.parameters, option.setting, cluster.gpus, micro_batches, config.precision, self.zero)
-        rows, teacher = config.batch.global_batch_size, self.flops.get(TEACHER, 0.0)
-        model = sum(self.flops.values()) - teacher
-        flops = Arithmetic(rows * model, rows * (model - self.flops[HEAD]), rows * teacher)
+        rows, model = config.batch.global_batch_size, sum(self.flops.values())
+        flops = Arithmetic(rows * model, rows * (model - self.flops[HEAD]))
         peak = question.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
         taken = step(flops, sent, cluster, option.setting, peak, question.mfu)
         hours = self._steps() * taken.seconds / 3600
         return replace(option, traffic=sent, step=taken, hours=hours, cost=hours * cluster.gpus * question.price)
-
-    def _teacher(self) -> DecoderOnly | None:
-        """The run's teacher, on the meta device. Raises UserError if its checkpoint isn't there."""
-        if self.config.distillation is None:
-            return None
-        try:
-            return cast(DecoderOnly, models.outline(teacher_config(self.config.distillation)))
-        except UserError as error:
-            raise UserError(f"distillation.teacher: {error}") from None
 
     def _steps(self) -> float:
         """The run's steps, as steps of its full batch."""

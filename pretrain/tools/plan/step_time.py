@@ -101,12 +101,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """FLOPs of a step on all GPUs: of the model, of its `layers` alone, which checkpointing computes again, and of a
-    teacher's forward pass, which comes before the model's and sends nothing."""
+    """FLOPs of a step on all GPUs: of the model, and of its `layers` alone, which checkpointing computes again."""
 
     model: float
     layers: float
-    teacher: float = 0.0
 
 
 def step(flops: Arithmetic, sent: Traffic, cluster: Cluster, setting: Setting, peak: float, mfu: float) -> Step:
@@ -120,6 +118,6 @@ def step(flops: Arithmetic, sent: Traffic, cluster: Cluster, setting: Setting, p
     exposed = max(0.0, beside - forward) + max(0.0, behind - backward) + waited
     travelling = beside + behind + waited
     hidden = 1 - exposed / travelling if travelling else 0.0
-    compute = flops.teacher / reached + forward + backward
-    useful = (flops.teacher + flops.model) / reached
+    compute = forward + backward
+    useful = flops.model / reached
     return Step(compute, exposed, hidden, mfu * useful / (compute + exposed))
