@@ -46,7 +46,7 @@ faults: $(INSTALLED)  ## CELLS faults of runs, drawn, against the undisturbed ru
 	$(BIN)/python -m checks.faults --builds --cells 30
 
 MINUTES ?= 20
-soak: $(INSTALLED)  ## the longest tests; training and builds, killed at random for MINUTES each of three; what `make gpu` compiles
+soak: $(INSTALLED)  ## the longest tests; training and builds, killed at random for MINUTES each of three
 	$(BIN)/python -m pytest --numprocesses 1 -m soak
 	$(BIN)/python -m checks.soak.training same --minutes $(MINUTES)
 	$(BIN)/python -m checks.soak.training change --minutes $(MINUTES)

@@ -26,7 +26,7 @@ LOGITS_PER_CHUNK = 1 << 27  # enough rows for matrix products at full speed, 256
 class CrossEntropy:
     """The settings of a cross-entropy, as in `ModelConfig`; logits stay within ± `softcap`, if there is one.
 
-    `compiled`: whether torch.compile fuses what is done with the logits of a chunk, without a teacher.
+    `compiled`: whether torch.compile fuses what is done with the logits of a chunk.
     """
 
     z_loss: float = 0.0
@@ -81,8 +81,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         cap also times its slope, 1 − (capped / cap)²."""
         x, weight, bias, targets, log_z = ctx.saved_tensors
         settings = ctx.settings
-        grad_softmax = gradient * (1 + 2 * settings.z_loss * log_z)
         to_grad_ = _compiled(_logits_to_grad_) if settings.compiled else _logits_to_grad_
+        grad_softmax = gradient * (1 + 2 * settings.z_loss * log_z)
         grad_x = torch.empty_like(x)
         # in fp32: a bf16 sum would lose the share of a chunk
         grad_weight = torch.zeros_like(weight, dtype=log_z.dtype)

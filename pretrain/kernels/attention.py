@@ -26,7 +26,7 @@ def flash_attention(
 
     `diagonals` (heads, queries + keys − 1) holds the bias of query i and key j at queries − 1 − i + j. Under `causal`,
     and with a `window` of keys before a query's position and after it, the last query is aligned with the last key.
-    `labels` are those of `pretrain.models.visibility` and hide padding and other examples. `capped` is
+    `labels` are those of `pretrain.functional.attention_bias` and hide padding and other examples. `capped` is
     softcap · tanh(· / softcap). `dropout` drops weights by a seed from PyTorch's generator of the device.
 
     A query that sees no key gives zeros; it and what it would see get no gradient.
@@ -147,8 +147,8 @@ def _like_rows(tensor: Tensor) -> Tensor:
 
 
 def _summed(parts: Tensor, block: int, queries: int, keys: int) -> Tensor:
-    """(heads, queries + keys − 1) from the parts of `backward_queries`: a tile's begin `block` before the next one's."""
-    heads, tiles, width = parts.shape[1:]
+    """(heads, queries + keys − 1) from the parts of `backward_queries`: a tile's are `block` after the next one's."""
+    tiles, width = parts.shape[2:]
     rows = F.pad(parts.sum(dim=0).flip(1), (0, tiles * block)).flatten(1)
     length = width + (tiles - 1) * block
     shifted = rows[:, : tiles * length].unflatten(1, (tiles, length)).sum(dim=1)

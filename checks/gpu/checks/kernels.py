@@ -25,8 +25,6 @@ def kernels(report: Report) -> None:
         cases.Case(*lengths, d_kv=64, masking=masking, causal=causal, dtype=dtype)
         for dtype, lengths, causal, masking in itertools.product(LIMITS, LENGTHS, (False, True), MASKINGS)
     ]
-    device = report.device.type
-
     report.expect("the same bits twice", cases.repeats("cuda"))
     for case in grid:
         with report.part(str(case)):
