@@ -26,7 +26,7 @@ class Skipped:
 class Stream:
     """Corpora and weights, and all else that decides the order of rows.
 
-    Each epoch is read as `lanes` sequences of blocks, whose rows alternate. At a damaged block, `on_damage` says whether
+    Each epoch is read as `lanes` sequences of blocks whose rows alternate. At a damaged block, `on_damage` says whether
     to stop or to give its rows weight 0. `pack` examples of a micro-batch share a row. `curriculum`: objectives of
     the first rows instead of the corpora's, in order, each up to the position beside it.
     """
