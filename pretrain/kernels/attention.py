@@ -84,9 +84,8 @@ def _attention_backward(
 
 @_attention_backward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, diagonals: Tensor | None, *others: Any) -> tuple:
-    needs_grad_diagonals = others[5]
-    grad_bias = q.new_empty(diagonals.shape if needs_grad_diagonals and diagonals is not None else 0)
-    return _like_rows(q), _like_rows(k), _like_rows(v), grad_bias if diagonals is None else grad_bias.to(diagonals)
+    grad_bias = diagonals.new_empty(diagonals.shape) if diagonals is not None and others[5] else q.new_empty(0)
+    return _like_rows(q), _like_rows(k), _like_rows(v), grad_bias
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:

@@ -128,8 +128,7 @@ def tile_of_logits(
 @triton.jit
 def sums_of_diagonals(tile, BLOCK: tl.constexpr):
     """(BLOCK,) each: sums over the diagonals of a square tile up to that of its first element, and of the others."""
-    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    at = row + column + 1
+    at = tl.arange(0, BLOCK)[:, None] + tl.arange(0, BLOCK)[None, :] + 1
     skewed = tl.gather(tile, at % BLOCK, 1)
     return tl.sum(tl.where(at >= BLOCK, skewed, 0.0), 0), tl.sum(tl.where(at < BLOCK, skewed, 0.0), 0)
 
