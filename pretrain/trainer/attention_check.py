@@ -42,7 +42,7 @@ def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
         use(asked if asked in ("sdpa", "eager") else None)
         return None
     rows = min(_ROWS, run.config.batch.share(run.ranks))
-    batches = [full_rows(run, rows), TrainingBatches(run.stream, run.layout(rows))[0].batch]
+    batches = [full_rows(run, rows), TrainingBatches(run.stream, run.plan(rows).layout)[0].batch]
     dtype = torch.bfloat16 if run.config.precision == "bf16" else torch.float32
     problem = find_problem(run.model, batches, dtype, device)
     if least(int(problem is None), device):

@@ -93,7 +93,7 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
         for name, value in (("DeviceMemory", Memory), ("discarded_pass", noted), ("_MOMENTS", 0)):
             patch.setattr(micro_batch, name, value)
         rows = micro_batch.choose(run, engine)
-    layout = run.layout(rows)
+    layout = run.plan(rows).layout
     assert layout.micro_batch * layout.accumulation == 12
     engine.close()
     return rows, max(sizes)
