@@ -79,7 +79,9 @@ def a_run(asked: str) -> Any:
         compute=ComputeSection(attention=asked), batch=SimpleNamespace(share=lambda _: 4), precision="bf16"
     )
     stream = [SimpleNamespace(batch={})]
-    return SimpleNamespace(config=config, ranks=1, stream=stream, layout=lambda _: None, model=None)
+    return SimpleNamespace(
+        config=config, ranks=1, stream=stream, plan=lambda _: SimpleNamespace(layout=None), model=None
+    )
 
 
 def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False) -> tuple[str | None, str | None]:
