@@ -124,7 +124,7 @@ def test_the_forms_of_a_runs_own_rows_are_checked(small_corpus, tmp_path, monkey
     monkeypatch.setattr(attention_check, "least", lambda value, _: value)
     run = validate(load(run_file(tmp_path, small_corpus), [], RunConfig), 0, 1)
     assert choose_attention(run, CUDA) is None
-    assert attention_backend._backend == "triton"
+    assert attention._backend == "triton"
     inputs, targets = run.lengths
     widths = {(queries.size(2), keys.size(2)) for queries, keys, *_ in checked}
     assert widths >= {(inputs, inputs), (targets, targets), (targets, inputs)}
