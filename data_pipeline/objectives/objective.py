@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -67,6 +67,9 @@ _OPTIONAL = [field.name for field in fields(Examples)][2:]  # all but inputs and
 
 class Objective(Section):
     """Settings of an objective, identified by `name`."""
+
+    packings: ClassVar[tuple[str, ...]] = ("concatenate", "complete_documents")
+    """The packings whose rows it can be applied to, unless it needs pairs of texts."""
 
     name: str
     """The objective."""

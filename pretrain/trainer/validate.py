@@ -10,7 +10,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.mixing import rates, rates_of_rows
 from data_pipeline.loading.stream import Stream, differences
-from data_pipeline.objectives import Objective
+from data_pipeline.objectives.objective import Objective
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
