@@ -71,8 +71,16 @@ class Objective(Section):
     packings: ClassVar[tuple[str, ...]] = ("concatenate", "complete_documents")
     """The packings whose rows it can be applied to, unless it needs pairs of texts."""
 
+    batches_like: ClassVar[str] = ""
+    """The objective that ships whose kind of batches it makes; "": its own."""
+
     name: str
     """The objective."""
+
+    @property
+    def kind_of_batches(self) -> str:
+        """The name by which families say that they learn from its batches."""
+        return self.batches_like or self.name
 
     @property
     def full_name(self) -> str:

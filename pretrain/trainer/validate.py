@@ -384,7 +384,7 @@ def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) 
         objective = corpus.objective
         fitting = models.FAMILIES[model.family].objectives
         inputs, targets = objective.shape
-        if objective.name not in fitting:
+        if objective.kind_of_batches not in fitting:
             found = f"{corpus.directory} has {objective.name}"
             problems.append(f"model.family: {model.family} learns from {', '.join(fitting)}, but {found}")
         elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:
