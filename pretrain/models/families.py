@@ -26,6 +26,7 @@ from pretrain.config.models import (
 if TYPE_CHECKING:
     from pretrain.models.model import Model
 
+_HERE, _CONVERSIONS = "pretrain.models", "pretrain.huggingface"
 _DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2", "denoising", "text_to_text")
 
 
@@ -53,25 +54,23 @@ def _causal(config: type[ModelConfig], model: str, conversion: str) -> Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, "pretrain.models.t5.T5", "pretrain.huggingface.t5"),
-    "bart": Family(BartConfig, "pretrain.models.bart.Bart", "pretrain.huggingface.bart", inputs_begin_with_bos=True),
-    "t5gemma": Family(T5GemmaConfig, "pretrain.models.t5gemma.T5Gemma", "pretrain.huggingface.t5gemma"),
-    "t5gemma2": Family(T5Gemma2Config, "pretrain.models.t5gemma2.T5Gemma2", "pretrain.huggingface.t5gemma2"),
-    "modern": Family(ModernConfig, "pretrain.models.modern.Modern", "pretrain.huggingface.modern"),
-    "vanilla": Family(VanillaConfig, "pretrain.models.vanilla.Vanilla", "pretrain.huggingface.vanilla"),
+    "t5": Family(T5Config, f"{_HERE}.t5.T5", f"{_CONVERSIONS}.t5"),
+    "bart": Family(BartConfig, f"{_HERE}.bart.Bart", f"{_CONVERSIONS}.bart", inputs_begin_with_bos=True),
+    "t5gemma": Family(T5GemmaConfig, f"{_HERE}.t5gemma.T5Gemma", f"{_CONVERSIONS}.t5gemma"),
+    "t5gemma2": Family(T5Gemma2Config, f"{_HERE}.t5gemma2.T5Gemma2", f"{_CONVERSIONS}.t5gemma2"),
+    "modern": Family(ModernConfig, f"{_HERE}.modern.Modern", f"{_CONVERSIONS}.modern"),
+    "vanilla": Family(VanillaConfig, f"{_HERE}.vanilla.Vanilla", f"{_CONVERSIONS}.vanilla"),
     "autoregressive": _causal(
-        AutoregressiveConfig, "pretrain.models.autoregressive.Autoregressive", "pretrain.huggingface.autoregressive"
+        AutoregressiveConfig, f"{_HERE}.autoregressive.Autoregressive", f"{_CONVERSIONS}.autoregressive"
     ),
     "double_decoder": _causal(
-        DoubleDecoderConfig, "pretrain.models.double_decoder.DoubleDecoder", "pretrain.huggingface.double_decoder"
+        DoubleDecoderConfig, f"{_HERE}.double_decoder.DoubleDecoder", f"{_CONVERSIONS}.double_decoder"
     ),
-    "decoder_only": _causal(
-        DecoderOnlyConfig, "pretrain.models.decoder_only.DecoderOnly", "pretrain.huggingface.decoder_only"
-    ),
+    "decoder_only": _causal(DecoderOnlyConfig, f"{_HERE}.decoder_only.DecoderOnly", f"{_CONVERSIONS}.decoder_only"),
     "encoder_only": Family(
         EncoderOnlyConfig,
-        "pretrain.models.encoder_only.EncoderOnly",
-        "pretrain.huggingface.encoder_only",
+        f"{_HERE}.encoder_only.EncoderOnly",
+        f"{_CONVERSIONS}.encoder_only",
         ("masked_lm",),
         None,
     ),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import run_command, write_corpus_file
+from tests.conftest import run as run_command
+from tests.conftest import write_corpus_file
 from tests.pretrain.runs import MODEL, losses, run_file
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/extend.md"
@@ -23,9 +24,9 @@ def installed(tmp_path, monkeypatch) -> dict:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(code)
     project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
-    folder = tmp_path / f"my_package-{project['version']}.dist-info"
+    folder = tmp_path / "my_package-1.0.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
     lines = [
         f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
         for group, entries in project["entry-points"].items()
