@@ -161,19 +161,19 @@ def _work_off(
     done: dict[str, Finished[ResultType]] = {}
     errors = []
     sizes = {unit.name: unit.bytes for unit in todo}
-    size = (lambda row: sizes[row.name]) if all(sizes.values()) else None
+    size = (lambda answer: sizes[answer.name]) if all(sizes.values()) else None
     folder = _progress_folder(corpus, stage.name)
     shutil.rmtree(folder, ignore_errors=True)  # left by workers that were killed
     folder.mkdir(parents=True, exist_ok=True)
-    rows = _performed(stage, todo, corpus, pool)
+    answers = _performed(stage, todo, corpus, pool)
     in_progress, doing = partial(progress.bytes_done, folder), partial(progress.activity, folder)
-    for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), in_progress, doing):
-        if isinstance(row, _Failed):
-            errors.append(row)
-            if row.of_store:  # every other unit would wait for it too
+    for answer in track(answers, len(todo), stage.name, size, sum(sizes.values()), in_progress, doing):
+        if isinstance(answer, _Failed):
+            errors.append(answer)
+            if answer.of_store:  # every other unit would wait for it too
                 break
         else:
-            done[row.name] = row
+            done[answer.name] = answer
     shutil.rmtree(folder, ignore_errors=True)
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
     driver = time.process_time() - used - (sum(unit.seconds for unit in done.values()) if pool.in_process else 0.0)
