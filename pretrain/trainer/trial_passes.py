@@ -43,7 +43,7 @@ def batches_with_all_kernels(run: ValidatedRun) -> list[Batch]:
     batch = run.config.batch
     auto = batch.micro_batch_size == "auto"
     rows = min(_ROWS, batch.share(run.ranks)) if auto else batch.micro_batch(run.ranks)
-    own = TrainingBatches(run.stream, run.layout(rows))[0].batch
+    own = TrainingBatches(run.stream, run.plan(rows).layout)[0].batch
     return [own, full_rows(run, rows)] if auto else [own]
 
 
@@ -61,7 +61,7 @@ def discarded_pass(engine: Engine, batch: Batch) -> None:
 def full_rows(run: ValidatedRun, count: int) -> Batch:
     """`count` rows of the run, padded to the greatest width that their objective allows."""
     inputs, targets = run.lengths
-    batch = TrainingBatches(run.stream, run.layout(count))[0].batch
+    batch = TrainingBatches(run.stream, run.plan(count).layout)[0].batch
     ids = batch["encoder_input_ids"]
     batch.setdefault("encoder_attention_mask", torch.ones_like(ids))
     return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}

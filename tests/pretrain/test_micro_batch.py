@@ -95,7 +95,7 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
         for name, value in (("DeviceMemory", Memory), ("discarded_pass", noted), ("_MOMENTS", 0)):
             patch.setattr(micro_batch, name, value)
         rows = micro_batch.choose(run, engine)
-    layout = run.layout(rows)
+    layout = run.plan(rows).layout
     assert layout.micro_batch * layout.accumulation == 12
     engine.close()
     return rows, max(sizes)
@@ -147,7 +147,7 @@ def test_kernels_are_found_with_rows_as_the_run_has_them(small_corpus, tmp_path)
         for micro in (8, "auto")
     )
     (own,) = batches_with_all_kernels(fixed)
-    assert torch.equal(own["labels"], TrainingBatches(fixed.stream, fixed.layout(8))[0].batch["labels"])
+    assert torch.equal(own["labels"], TrainingBatches(fixed.stream, fixed.plan(8).layout)[0].batch["labels"])
     own, padded = batches_with_all_kernels(auto)
     assert len(own["labels"]) == len(padded["labels"]) == 2
     assert padded["encoder_input_ids"].shape == padded["encoder_attention_mask"].shape
