@@ -23,8 +23,8 @@ from pretrain.checkpoint.save import Saved
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.trainer import micro_batch
+from pretrain.trainer.attention_check import choose_attention
 from pretrain.trainer.run_report import RunReport
-from pretrain.trainer.trial_passes import compile_kernels
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.engine import Engine, Outcome
 
@@ -114,7 +114,8 @@ class Trainer:
         self.outline = models.outline(run.model)
         if run.resume:
             self._load(run.resume)
-        compile_kernels(run, engine)
+        if problem := choose_attention(run, engine.device):
+            report.warn(problem)
         self.plan = run.plan(micro_batch.choose(run, engine))
         self.layout = self.plan.layout
         self.state = self.before = run.train_state
