@@ -4,11 +4,15 @@ milliseconds.
 The order: what all families have, what today's layers share, then the families.
 """
 
+from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.plugins import offered
 
 Count = Annotated[int, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0)]
@@ -42,6 +46,9 @@ class ModelConfig(Section):
     training_only: ClassVar[frozenset[str]] = frozenset({"dropout_rate", "z_loss", "label_smoothing"})
     # settings that matter to random weights alone
     initial_only: ClassVar[frozenset[str]] = frozenset({"init_std", "init_output_std"})
+
+    # of a package's family: the arguments of `pretrain.models.families.Family` besides the class of its settings
+    offers: ClassVar[Mapping[str, Any]] = {}
 
     family: str
     """The model family."""
@@ -773,20 +780,23 @@ class AutoregressiveConfig(OneWidth):
         return self
 
 
+_SHIPPED = (
+    T5Config,
+    BartConfig,
+    T5GemmaConfig,
+    T5Gemma2Config,
+    ModernConfig,
+    VanillaConfig,
+    AutoregressiveConfig,
+    DoubleDecoderConfig,
+    DecoderOnlyConfig,
+    EncoderOnlyConfig,
+)
+OFFERED = offered("family", ModelConfig)
+"""The settings of the families of installed packages, by name."""
+
 if TYPE_CHECKING:
     AnyModelConfig = ModelConfig
 else:
-    AnyModelConfig = Annotated[
-        T5Config
-        | BartConfig
-        | T5GemmaConfig
-        | T5Gemma2Config
-        | ModernConfig
-        | VanillaConfig
-        | AutoregressiveConfig
-        | DoubleDecoderConfig
-        | DecoderOnlyConfig
-        | EncoderOnlyConfig,
-        Field(discriminator="family"),
-    ]
+    AnyModelConfig = Annotated[reduce(or_, (*_SHIPPED, *OFFERED.values())), Field(discriminator="family")]
     """The `model:` section of a run file; `family` selects the class."""

@@ -31,6 +31,8 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
 
 
 def _kind(path: str, module: nn.Module, own: str) -> Kind:
+    if kind := getattr(module, "parameter_kinds", {}).get(own):
+        return kind
     if isinstance(module, _NORMS):
         return "norms"
     if isinstance(module, nn.Embedding):
@@ -39,7 +41,9 @@ def _kind(path: str, module: nn.Module, own: str) -> Kind:
         if own == "bias":
             return "biases"
         return "output" if isinstance(module, Head) else "matrices"
-    raise TypeError(f"{path}.{own}: parameters of {type(module).__name__} have no kind yet; give them one in _kind")
+    raise TypeError(
+        f"{path}.{own}: parameters of {type(module).__name__} have no kind yet; name it in its parameter_kinds"
+    )
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
