@@ -92,7 +92,7 @@ def in_transformers(model: Model, folder: Path, **settings: Any) -> Any:
     From files, since transformers 5 ties the two matrices of any T5 that it builds from a config.
     """
     conversion = hf_model_of(model.config)
-    exported = conversion.to_hugging_face(model.state_dict(), model.config)
+    exported = conversion.to_hf(model.config, model.state_dict())
     folder.mkdir(parents=True)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

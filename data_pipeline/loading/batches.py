@@ -13,7 +13,7 @@ from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.processes import items
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
-from data_pipeline.objectives import Examples, together
+from data_pipeline.objectives.objective import Examples, together
 from data_pipeline.packing.examples import balanced
 
 Batch = dict[str, torch.Tensor]
@@ -49,7 +49,7 @@ class TrainingBatches(Dataset):
             Reader(
                 corpus,
                 "train",
-                cached=stream.interleaved + 2,
+                cached=stream.lanes + 2,
                 skip_damage=stream.on_damage == "skip",
                 damaged=start.skipped_blocks(corpus, "train"),
             )
@@ -128,7 +128,7 @@ class TrainingBatches(Dataset):
                 key: order for key, order in self._orders.items() if key[0] != corpus or key[1] == epoch - 1
             }
             blocks, stream = self._readers[corpus].blocks, self._stream
-            self._orders[corpus, epoch] = EpochOrder(blocks, stream.interleaved, stream.seed, epoch)
+            self._orders[corpus, epoch] = EpochOrder(blocks, stream.lanes, stream.seed, epoch)
         return self._orders[corpus, epoch]
 
 

@@ -16,7 +16,8 @@ from pydantic import (
 
 from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
-from data_pipeline.objectives import Objective, TrainingObjective
+from data_pipeline.objectives.objective import Objective
+from data_pipeline.objectives.registry import TrainingObjective
 from pretrain.config import schedules
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
@@ -214,6 +215,10 @@ class ComputeSection(Section):
 
     compile: bool | None = None
     """Apply torch.compile to each layer. null: on GPUs."""
+    attention: Literal["auto", "sdpa", "triton", "eager"] = "auto"
+    """What computes attention. `sdpa`: PyTorch's kernels, with biases and masks as their mask. `triton`: this project's
+    kernels, on GPUs. `eager`: two products with a softmax between them. `auto`: on a GPU `triton`, if a check at the
+    start finds the results of PyTorch's, else `sdpa`; on a CPU the faster of `sdpa` and `eager`."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
     less memory."""

@@ -17,7 +17,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.secrets import masked_values
 from data_pipeline.foundation.tables import markdown
-from data_pipeline.objectives import Objective
+from data_pipeline.objectives.objective import Objective
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.average import AVERAGE_OF

@@ -25,7 +25,9 @@ _CLASSIFIER = "next_sentence.classifier.weight"
 
 def hf_model_of(config: ModelConfig) -> HFModel:
     """The model of transformers that a model is exported to. Raises UserError if transformers has no such model."""
-    nearest = min(hf_models(config.family), key=lambda one: len(one.lacks(config)))
+    nearest = min(hf_models(config.family), key=lambda one: len(one.lacks(config)), default=None)
+    if nearest is None:
+        raise UserError(f"transformers has no model of the family {config.family}")
     if lacks := nearest.lacks(config):
         raise UserError(f"transformers has no {nearest.name} with {', '.join(lacks)}")
     return nearest

@@ -4,6 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,17 +12,17 @@ import torch
 from pydantic import ValidationError
 
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from pretrain.checkpoint.initial import save_weights
 from pretrain.huggingface import tokenizer_import, weights
-from pretrain.huggingface.weights import refuse_irregular_files
 from pretrain.models import FAMILIES, ModelConfig
 from pretrain.models.autoregressive_hf import read_yan
 from pretrain.models.families import hf_models
-from pretrain.models.state_dict_adapter import HFModel, Json, Shapes, State, check_sizes, in_their_names, printable
+from pretrain.models.state_dict_adapter import HFModel, Json, Shapes, State, check_sizes, in_their_names, leaves
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
@@ -55,7 +56,7 @@ def import_yan(path: Path, tokenizer: Path, out: Path) -> ModelConfig:
 
     Raises UserError if the file is no such checkpoint, or the tokenizer isn't the model's.
     """
-    refuse_irregular_files(tokenizer)
+    weights.check_files(tokenizer)
     model = Tokenizer(ByteLevelBPE.read(tokenizer))
     config, state = read_yan(path, model.vocabulary.eos)
     if config.vocab_size != model.size:
@@ -130,14 +131,16 @@ def _read_model(directory: Path) -> Imported:
     damaged.
     """
     path = directory / CONFIG
+    weights.check_files(directory)
     if not path.exists():
         raise UserError(f"{path}: no such file")
-    refuse_irregular_files(directory)
     saved = read_json(path, Json)
     by_type = {hf.model_type: hf for family in FAMILIES for hf in hf_models(family)}
     hf = by_type.get(str(saved.get("model_type")))
     if hf is None:
         raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
+    if endless := [".".join(key) for key, value in leaves(saved) if isinstance(value, float) and not isfinite(value)]:
+        raise UserError(f"{path}: no finite numbers: {', '.join(endless)}")
     _refuse_others(_FIXED, saved, path)
     saved = _needed(saved, hf)
     stored = weights.shapes_of(directory)
@@ -306,4 +309,5 @@ def _quiet() -> Iterator[None]:
 
 
 def _rejected(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path}: transformers rejects it: {printable(' '.join(str(error).split()))}")
+    reason = printable(" ".join(str(error).split())) or type(error).__name__
+    return UserError(f"{path}: transformers rejects it: {reason}")

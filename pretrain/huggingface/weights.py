@@ -1,5 +1,6 @@
 """The weights in a Hugging Face directory: what the headers of its safetensors files say, and the tensors in fp32."""
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,26 +9,28 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.formatting import human_size, printable
 from data_pipeline.foundation.json_file import read_json
-from pretrain.models.state_dict_adapter import Json, Shapes, State, printable
+from pretrain.models.state_dict_adapter import Json, Shapes, State
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
-_TEXT_FILES, _LARGEST_TEXT_FILE = (".json", ".txt", ".model"), 1 << 28
+_LARGEST_DESCRIPTION = 2**30  # bytes of a file that isn't weights
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _OTHERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # masks and positions beside the weights
 
 
-def refuse_irregular_files(directory: Path) -> None:
-    """Raises UserError unless the files that an import reads are regular ones and, but for weights, of a bounded size:
-    a pipe would never end, and a device would fill the memory."""
+def check_files(directory: Path) -> None:
+    """Raises UserError for what no import should read: a pipe, a device, or a description as large as weights."""
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if path.suffix in (*_TEXT_FILES, ".safetensors") and path.exists() and not path.is_dir():
-            if not path.is_file():
-                raise UserError(f"{printable(str(path))}: not a regular file")
-            if path.suffix in _TEXT_FILES and path.stat().st_size > _LARGEST_TEXT_FILE:
-                raise UserError(f"{printable(str(path))}: larger than {_LARGEST_TEXT_FILE:,} bytes")
+        if path.suffix not in (".json", ".model", ".txt", ".safetensors"):
+            continue
+        found = path.stat() if path.exists() else path.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{printable(str(path))}: no regular file")
+        if path.suffix != ".safetensors" and found.st_size > _LARGEST_DESCRIPTION:
+            raise UserError(f"{printable(str(path))}: {human_size(found.st_size)}, which is no description of a model")
 
 
 def shapes_of(directory: Path) -> Shapes:
@@ -44,11 +47,11 @@ def shapes_of(directory: Path) -> Shapes:
                 kinds = {name: tensor.get_dtype() for name, tensor in tensors.items()}
                 shapes = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
         except Exception as error:
-            raise FailedError(f"{path}: damaged: {error}") from None
-        if strange := [name for name in shapes if not name.isprintable()]:
-            raise UserError(f"{path}: the name of a tensor isn't printable: {strange[0]!r}")
+            raise FailedError(f"{path}: damaged: {printable(str(error))}") from None
+        if odd := sorted(name for name in shapes if not name.isprintable()):
+            raise FailedError(f"{path}: damaged: a tensor is named {printable(odd[0])}")
         if names and (others := sorted(names ^ shapes.keys())):
-            raise FailedError(f"{path}: holds other tensors than {INDEX} says: {', '.join(others[:8])}")
+            raise FailedError(f"{path}: holds other tensors than {INDEX} says: {', '.join(map(printable, others[:8]))}")
         if wrong := sorted(name for name, kind in kinds.items() if kind not in (*_FLOATS, *_OTHERS)):
             raise UserError(
                 f"{path}: {wrong[0]} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}: "
@@ -105,7 +108,7 @@ def _files(directory: Path) -> dict[Path, set[str]]:
     shards = {directory / file: names for file, names in _shards(directory / INDEX).items()}
     for path in shards:
         if not path.exists():
-            raise UserError(f"{path}: no such file, but {INDEX} names it")
+            raise UserError(f"{printable(str(path))}: no such file, but {INDEX} names it")
     return shards
 
 
@@ -114,8 +117,7 @@ def _shards(index: Path) -> dict[str, set[str]]:
     weight_map = read_json(index, Json).get("weight_map")
     shards: dict[str, set[str]] = {}
     for name, file in weight_map.items() if isinstance(weight_map, dict) else ():
-        beside = isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors")
-        if not beside or not file.isprintable():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise FailedError(
                 f"{index}: damaged: {printable(name)} is in {file!r}, not in a *.safetensors file beside it"
             )

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from pretrain.config.models import (
+    OFFERED,
     AutoregressiveConfig,
     BartConfig,
     DecoderOnlyConfig,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pretrain.models.model import Model
     from pretrain.models.state_dict_adapter import HFModel
 
+_HERE = "pretrain.models"
 _DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2", "denoising", "text_to_text")
 
 
@@ -33,11 +35,11 @@ _DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2",
 class Family:
     """A model family.
 
-    - `config`: the class of its settings. `model`: the class of the model, in a module below `pretrain.models`.
+    - `config`: the class of its settings. `model`: the class of the model, with its module.
     - `adapter`: the module with its `HF_MODELS`, models of transformers; None: the one of the model.
     - `objectives`: the objectives whose batches the model accepts.
     - `generates`: answers to an input, continuations of it, or None.
-    - `inputs_begin_with_bos`: whether an encoder input is bos … eos rather than … eos.
+    - `inputs_begin_with_bos`: an encoder input is bos … eos rather than … eos.
     """
 
     config: type[ModelConfig]
@@ -53,17 +55,22 @@ def _causal(config: type[ModelConfig], model: str, adapter: str | None = None) -
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, "t5.T5"),
-    "bart": Family(BartConfig, "bart.Bart", inputs_begin_with_bos=True),
-    "t5gemma": Family(T5GemmaConfig, "t5gemma.T5Gemma"),
-    "t5gemma2": Family(T5Gemma2Config, "t5gemma2.T5Gemma2"),
-    "modern": Family(ModernConfig, "modern.Modern"),
-    "vanilla": Family(VanillaConfig, "vanilla.Vanilla"),
-    "autoregressive": _causal(AutoregressiveConfig, "autoregressive.Autoregressive", "autoregressive_hf"),
-    "double_decoder": _causal(DoubleDecoderConfig, "double_decoder.DoubleDecoder"),
-    "decoder_only": _causal(DecoderOnlyConfig, "decoder_only.DecoderOnly", "decoder_only_hf"),
-    "encoder_only": Family(EncoderOnlyConfig, "encoder_only.EncoderOnly", objectives=("masked_lm",), generates=None),
+    "t5": Family(T5Config, f"{_HERE}.t5.T5"),
+    "bart": Family(BartConfig, f"{_HERE}.bart.Bart", inputs_begin_with_bos=True),
+    "t5gemma": Family(T5GemmaConfig, f"{_HERE}.t5gemma.T5Gemma"),
+    "t5gemma2": Family(T5Gemma2Config, f"{_HERE}.t5gemma2.T5Gemma2"),
+    "modern": Family(ModernConfig, f"{_HERE}.modern.Modern"),
+    "vanilla": Family(VanillaConfig, f"{_HERE}.vanilla.Vanilla"),
+    "autoregressive": _causal(
+        AutoregressiveConfig, f"{_HERE}.autoregressive.Autoregressive", f"{_HERE}.autoregressive_hf"
+    ),
+    "double_decoder": _causal(DoubleDecoderConfig, f"{_HERE}.double_decoder.DoubleDecoder"),
+    "decoder_only": _causal(DecoderOnlyConfig, f"{_HERE}.decoder_only.DecoderOnly", f"{_HERE}.decoder_only_hf"),
+    "encoder_only": Family(
+        EncoderOnlyConfig, f"{_HERE}.encoder_only.EncoderOnly", objectives=("masked_lm",), generates=None
+    ),
 }
+FAMILIES |= {name: Family(config, **config.offers) for name, config in OFFERED.items()}
 
 
 def parse(values: Mapping[str, object]) -> ModelConfig:
@@ -74,7 +81,7 @@ def parse(values: Mapping[str, object]) -> ModelConfig:
 def build(config: ModelConfig) -> "Model":
     """Builds the model that `config` describes; its weights are drawn from torch's default generator."""
     module, name = FAMILIES[config.family].model.rsplit(".", 1)
-    return getattr(import_module(f"pretrain.models.{module}"), name)(config)
+    return getattr(import_module(module), name)(config)
 
 
 def outline(config: ModelConfig) -> "Model":
@@ -88,5 +95,5 @@ def outline(config: ModelConfig) -> "Model":
 def hf_models(family: str) -> "Sequence[HFModel]":
     """The models of transformers that are of a family."""
     entry = FAMILIES[family]
-    module = entry.adapter or entry.model.split(".")[0]
-    return import_module(f"pretrain.models.{module}").HF_MODELS
+    module = import_module(entry.adapter or entry.model.rpartition(".")[0])
+    return getattr(module, "HF_MODELS", ())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pretrain.config.models import ModelConfig, ModernConfig
+from pretrain.functional.attention_bias import Window
 from pretrain.models.attention_masks import AttentionInputs, positions_from
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Head
@@ -19,7 +20,6 @@ from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.state_dict_adapter import Exported, Json, OwnCode, State
 from pretrain.models.t5gemma import layer_config
-from pretrain.models.visibility import Window
 
 
 def encoder_window(tokens: int) -> Window:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import printable
 from pretrain.config.models import ModelConfig
 from pretrain.models.families import outline
 
@@ -199,7 +200,7 @@ def check(
     both = sorted(expected.keys() & tensors.keys())
     problems = [
         *(f"{name} is missing" for name in sorted(expected.keys() - tensors.keys())),
-        *(f"{name} is not of the model" for name in sorted(tensors.keys() - expected.keys())),
+        *(f"{printable(name)} is not of the model" for name in sorted(tensors.keys() - expected.keys())),
         *(
             f"{name} should be {expected[name]}, is {tuple(tensors[name].shape)}"
             for name in both
@@ -218,11 +219,6 @@ def check(
 def _few(problems: list[str], between: str = ", ") -> str:
     more = f" and {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
     return f"{between.join(problems[:_MOST_PROBLEMS])}{more}"
-
-
-def printable(text: str) -> str:
-    """`text` in one line, without characters that a terminal acts on: "a\\nb" for two lines."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 # --- settings ---
@@ -264,7 +260,7 @@ def token_ids(config: ModelConfig, starts: bool = False) -> Json:
 def vocabulary(settings: Json, pad_id: int | None = None) -> Json:
     """Our size of the vocabulary and token ids. `pad_id`: that of padding if the model has none."""
     if settings["vocab_size"] is None:
-        raise UserError("vocab_size is null")
+        raise UserError("vocab_size is null in config.json")
     ours = to_ours(settings, {"vocab_size": "vocab_size", **_TOKEN_IDS})
     return {**ours, "pad_id": pad_id} if ours["pad_id"] is None and pad_id is not None else ours
 
@@ -296,8 +292,8 @@ def check_sizes(settings: Json, stored: Shapes, keys: Mapping[str, str]) -> None
     }
     limits |= {keys[ours]: (layers, f"there are weights of {layers} layers") for ours in _LAYERS if ours in keys}
     problems = [
-        f"{'.'.join(key)} is {value!r}, but {limits[key[-1]][1]}"
-        for key, value in _leaves(settings)
+        f"{'.'.join(key)} is {value}, but {limits[key[-1]][1]}"
+        for key, value in leaves(settings)
         if key[-1] in limits and _number(value) > limits[key[-1]][0]
     ]
     if problems:
@@ -305,17 +301,20 @@ def check_sizes(settings: Json, stored: Shapes, keys: Mapping[str, str]) -> None
 
 
 def _number(value: Any) -> float:
-    """What pydantic would make of it: "12" is a number too."""
+    """The number that pydantic would read, also from text."""
     try:
         return value if isinstance(value, int) else float(value)
     except (TypeError, ValueError):
         return 0
 
 
-def _leaves(settings: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(settings: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values below the sections of `settings`, and in lists, with their paths."""
     for key, value in settings.items():
         if isinstance(value, dict):
-            yield from _leaves(value, (*above, key))
+            yield from leaves(value, (*above, key))
+        elif isinstance(value, list):
+            yield from leaves({str(number): one for number, one in enumerate(value)}, (*above, key))
         else:
             yield (*above, key), value
 
@@ -357,7 +356,16 @@ class OwnCode(NamedTuple):
         """`others`: further fields."""
         code = tuple(f"{name}.py" for name in self.modules)
         return HFModel(
-            self.model_type, self.auto_class, to_hf, from_hf, _OUR_SIZES, self.model_type, code=code, **others
+            self.model_type,
+            self.auto_class,
+            to_hf,
+            from_hf,
+            _OUR_SIZES,
+            self.model_type,
+            fixed=self.fixed,
+            encoder_decoder=self.encoder_decoder,
+            code=code,
+            **others,
         )
 
     @property

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import Gemma, ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
+from pretrain.functional.attention_bias import Window
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Head
 from pretrain.models.rotary_hf import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
@@ -33,7 +34,6 @@ from pretrain.models.state_dict_adapter import (
     vocabulary,
     within,
 )
-from pretrain.models.visibility import Window
 
 
 def layer_config(

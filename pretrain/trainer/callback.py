@@ -23,8 +23,8 @@ from pretrain.checkpoint.save import Saved
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.trainer import micro_batch
+from pretrain.trainer.attention_check import choose_attention
 from pretrain.trainer.run_report import RunReport
-from pretrain.trainer.trial_passes import compile_kernels
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.engine import Engine, Outcome
 
@@ -94,7 +94,8 @@ class Trainer:
     """A run in training: its engine, and where it stands. All ranks create one together.
 
     - `run`, `config`, `report`: the checked run file, its settings, and the run directory, tracker and console.
-    - `engine`, `layout`: the model under DeepSpeed, and this rank's part of a global batch.
+    - `engine`: the model under DeepSpeed. `plan`, `layout`: this rank's part of each step, and of those after the
+      ramp-up.
     - `outline`: the model on the meta device, with whole shapes.
     - `state`, `before`: the progress after the last step, and before it.
     - `micro_batches`: this rank's of the step, for which it waited `waited` seconds.
@@ -109,13 +110,14 @@ class Trainer:
 
     def __init__(self, run: ValidatedRun, report: RunReport, engine: Engine, callbacks: dict[str, Callback]):
         self.run, self.report, self.engine, self.callbacks = run, report, engine, callbacks
-        config = self.config = run.config
+        self.config = run.config
         self.outline = models.outline(run.model)
         if run.resume:
             self._load(run.resume)
-        compile_kernels(run, engine)
-        auto = config.batch.micro_batch_size == "auto"
-        self.layout = run.layout(micro_batch.choose(run, engine) if auto else config.batch.micro_batch(run.ranks))
+        if problem := choose_attention(run, engine.device):
+            report.warn(problem)
+        self.plan = run.plan(micro_batch.choose(run, engine))
+        self.layout = self.plan.layout
         self.state = self.before = run.train_state
         self.requested: dict[str, bool] = {}
         self.stopping = self.asked_to_stop = self._went_back = False
@@ -165,8 +167,7 @@ class Trainer:
     def _steps_from(self, start: TrainState) -> Iterator[list[Batch]]:
         config, stream = self.config, self.run.stream
         self._batches = TrainingBatches(stream, self.layout, StreamState.at(stream, start.position, start.skipped))
-        rows = self.layout.rows(1)
-        accumulations = [config.batch.rows(step) // rows for step in range(start.step, config.run.max_steps)]
+        accumulations = [self.plan.accumulation(step) for step in range(start.step, config.run.max_steps)]
         pin = self.engine.device.type == "cuda"
         loaded = self._batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
         self._lookahead = Lookahead(loaded) if any(corpus.remote for corpus in self.run.training) else None

@@ -29,7 +29,7 @@ from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.processes import _Guarded, items
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
-from data_pipeline.objectives import SpanCorruption
+from data_pipeline.objectives.span_corruption import SpanCorruption
 from tests.tables import each
 
 LONG_SPANS = SpanCorruption(inputs_length=22, noise_density=0.5, mean_span_length=5.0)  # of rows of 34, as the corpus
@@ -38,7 +38,7 @@ SHORT_ROWS = SpanCorruption(inputs_length=15, noise_density=0.3, mean_span_lengt
 
 def stream_of(*corpora: Path, **changes) -> Stream:
     opened = [open_corpus(corpus) for corpus in corpora]
-    return Stream(opened, [1.0, 0.4][: len(opened)], **{"seed": 3, "interleaved": 8, **changes})
+    return Stream(opened, [1.0, 0.4][: len(opened)], **{"seed": 3, "lanes": 8, **changes})
 
 
 def samples(stream, ranks, micro_batch, accumulation, start, steps):
@@ -139,7 +139,7 @@ def whole_text(inputs, targets, sentinels):
     "changes, said",
     [
         ({"seed": 4}, "seed is 3 there, 4 here"),
-        ({"interleaved": 9}, "lanes is 8 there, 9 here"),
+        ({"lanes": 9}, "lanes is 8 there, 9 here"),
         ({"weights": [2.0]}, "corpora.0.weight is 1.0 there, 2.0 here"),
         ({"curriculum": ((48, LONG_SPANS),)}, "curriculum.0.until_row is None there, 48 here"),
     ],

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.sources import Record
 from data_pipeline.sources.recognition import look_of
+from data_pipeline.sources.record import Record
 from tests.data_pipeline.reading import read, read_bytes, read_until_damage
 from tests.tables import each
 

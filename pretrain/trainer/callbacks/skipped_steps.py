@@ -13,6 +13,7 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest_verified
 from pretrain.checkpoint.directory import all_steps, set_aside, set_latest
 from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.validate import state_of
 from pretrain.zero.ranks import on_rank_0
 
 _TRIED = 3  # steps after a resume; if none of them is finite, the checkpoint isn't sound
@@ -52,7 +53,7 @@ class SkippedSteps(Callback):
         found = f"{unsound}: no step from it had a finite loss; it is {f'now {aside}' if aside else 'removed'}"
         if checkpoint is None:
             raise FailedError(f"{found}, and there is no older checkpoint")
-        trainer.go_back(checkpoint, replace(run.state_of(checkpoint), skipped=trainer.state.skipped))
+        trainer.go_back(checkpoint, replace(state_of(run.directory, checkpoint), skipped=trainer.state.skipped))
         self._untried = checkpoint
         trainer.report.warn(f"{found}; going back to step {trainer.state.step}")
 
