@@ -19,7 +19,7 @@ from pretrain.models.state_dict_adapter import Exported, HFModel, check, shapes
 README = "README.md"
 PATTERN = "model{suffix}.safetensors"  # weights.WEIGHTS, or the files that weights.INDEX lists
 SHARD_BYTES = 5_000_000_000
-_CODE = Path(__file__).with_name("remote_code")
+MODELLING_FILES = Path(__file__).with_name("remote_code")
 _CLASSIFIER = "next_sentence.classifier.weight"
 
 
@@ -155,7 +155,7 @@ def _write(
         if exported.generation_config is not None:
             write_json(partial / GENERATION, exported.generation_config)
         for name in hf.code:
-            (partial / name).write_bytes((_CODE / name).read_bytes())
+            (partial / name).write_bytes((MODELLING_FILES / name).read_bytes())
         # of a matrix cut to its vocabulary it would refuse to save a view
         tensors = {name: one.clone() if _is_view(one) else one for name, one in exported.tensors.items()}
         save_torch_state_dict(tensors, partial, filename_pattern=PATTERN, max_shard_size=shard_bytes)

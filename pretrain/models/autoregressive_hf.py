@@ -35,6 +35,8 @@ _CODE = OwnCode(
     "AutoModelForCausalLM",
     "AutoregressiveForCausalLM",
     {"tie_word_embeddings": True},
+    r"embedding|position_embedding|lm_head|bridge\.(norm|linear)|final_norm|subtracted_norm|decoder\.\d+\.encoder_norm"
+    r"|embedding_loss\.(aggregation|embedding_norm|encoder_norm)",
 )
 _LOSS = "embedding_loss"
 
@@ -110,27 +112,24 @@ _MODULES_OUTSIDE = {
 
 
 def read_yan(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
-    """The config and fp32 weights of the checkpoint `path` under our names; `eos` is the id of GPT-2's EOS.
+    """The config and weights of the checkpoint `path` under our names; `eos` is the id of GPT-2's EOS.
 
     Nothing of the file is run. Raises UserError for another file, and for what our model doesn't have.
     """
     saved = _load(path)
     try:
         settings, tensors = saved["model_config"], saved["model"]
-        stored = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        check_sizes(settings, stored, _SETTINGS)
+        check_sizes(settings, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, _SETTINGS)
         config = _config(settings, eos)
+        state = _renamed(tensors)
+        if config.embedding_loss is None:  # the author's model has a norm for it even so
+            state = {name: tensor for name, tensor in state.items() if not name.startswith("embedding_loss.")}
+        check({name: tuple(tensor.shape) for name, tensor in meta_state(config, state).items()}, state)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a checkpoint of Yan's autoregressive encoder-decoder: lacks {error}") from None
     except ValidationError as error:
         lines = in_their_names(error, _SETTINGS)
         raise UserError("\n".join(f"{path}: model_config: {line}" for line in lines)) from None
-    state = _renamed(tensors)
-    if config.embedding_loss is None:  # the author's model has a norm for it even so
-        state = {name: tensor for name, tensor in state.items() if not name.startswith("embedding_loss.")}
-    try:
-        expected = {name: tuple(tensor.shape) for name, tensor in meta_state(config, state).items()}
-        check(expected, state)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return config, state

@@ -304,6 +304,7 @@ _CODE = OwnCode(
     "AutoModelForCausalLM",
     "DoubleDecoderForCausalLM",
     {"tie_word_embeddings": True},
+    r"embedding|lm_head|(encoder|decoder)\.final_norm",
 )
 
 

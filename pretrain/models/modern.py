@@ -114,6 +114,7 @@ _CODE = OwnCode(
     "AutoModelForSeq2SeqLM",
     "ModernForConditionalGeneration",
     {"is_encoder_decoder": True},
+    r"embedding|decoder_embedding|lm_head|(encoder|decoder)\.(positions|final_norm)",
 )
 _TIED = {"all": "embedding.weight", "output": "decoder_embedding.weight"}
 

@@ -162,9 +162,13 @@ def _names(state: Iterable[str], names: Mapping[str, str] | None, tied: str | No
             unknown.append(name)
         else:
             found[name] = theirs.format(number and number[0])
+    _refuse(unknown)
+    return found
+
+
+def _refuse(unknown: list[str]) -> None:
     if unknown:
         raise UserError(f"transformers' model has no place for {_few(unknown)}")
-    return found
 
 
 def drop_copies(tensors: State, copies: Mapping[str, Iterable[str]]) -> None:
@@ -334,6 +338,11 @@ def in_their_names(error: ValidationError, keys: Mapping[str, str]) -> list[str]
 
 # --- models that transformers lacks ---
 
+# The modules of layers that `layers.py` of the modelling files has.
+_MODULES_OF_LAYERS = (
+    r"(encoder|decoder)(\.layers)?\.\d+\."
+    r"((self_|cross_)?attention(\.[qkvo]|\.[qk]_norm|_norm|_norm_after)|feed_forward(\.w[io]|\.wi_[01]|_norm|_norm_after))"
+)
 # Settings of all families that their modelling files don't have, or have under transformers' names.
 _LEFT_OUT = ModelConfig.model_fields.keys() - {"dropout_rate"}
 
@@ -342,7 +351,7 @@ class OwnCode(NamedTuple):
     """A model that transformers lacks: the export holds its modelling files; weights and settings keep our names.
 
     `files`: the end of the files' names. `auto_class`: transformers' class that loads `class_name`, the model's.
-    `fixed`: as in `HFModel`.
+    `fixed`: as in `HFModel`. `outside`: a pattern of the modules outside layers that the modelling files have.
     """
 
     files: str
@@ -351,6 +360,7 @@ class OwnCode(NamedTuple):
     auto_class: str
     class_name: str
     fixed: Json
+    outside: str
 
     def model(self, to_hf: Callable, from_hf: Callable, **others: Any) -> HFModel:
         """`others`: further fields."""
@@ -383,7 +393,9 @@ class OwnCode(NamedTuple):
         return {name: name for name in config.model_fields if name in kept}
 
     def to_hf(self, config: ModelConfig, state: Mapping[str, Tensor], tied: str | None) -> Exported:
-        """`tied`: as in `to_hf_names`."""
+        """`tied` and the error: as in `to_hf_names`."""
+        known = re.compile(rf"({self.outside}|{_MODULES_OF_LAYERS})\.(weight|bias)")
+        _refuse([name for name in state if not known.fullmatch(name)])
         configuration, modelling, _ = self.modules
         auto_map = {
             "AutoConfig": f"{configuration}.{self.config_class.__name__}",

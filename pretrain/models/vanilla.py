@@ -66,6 +66,7 @@ _CODE = OwnCode(
     "AutoModelForSeq2SeqLM",
     "VanillaForConditionalGeneration",
     {"is_encoder_decoder": True, "tie_word_embeddings": True},
+    "embedding|lm_head",
 )
 
 

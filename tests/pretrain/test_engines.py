@@ -10,7 +10,6 @@ from ctranslate2.converters import TransformersConverter
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.ctranslate2_engine import ctranslate2_engine
@@ -178,13 +177,13 @@ def test_transformers_never_generates_the_rows_that_pad_the_vocabulary(spiece, t
     assert saved["suppress_tokens"] == list(range(320, model.config.padded_vocab_size))
 
 
-def test_an_engine_that_can_not_run_the_model_is_refused(spiece, byte_level_bpe, tmp_path):
+def test_an_engine_that_can_not_run_the_model_is_refused(spiece, tmp_path):
     for kind, engine in (("v1.0", "llama.cpp"), ("bart", "onnx")):
         why = rf"--for: models of the family \w+ can be .* transformers, ctranslate2, not for '{engine}'"
         with pytest.raises(UserError, match=why):
             exported(tmp_path, spiece, kind, engine)
-    tokenizer = Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"), [], SENTINELS)
-    model = model_of(tokenizer, "decoder_only")
+    tokenizer = tokenizer_of(spiece, "v1.0")
+    model = build(VanillaConfig(vocab_size=tokenizer.size, **SIZES))
     with pytest.raises(UserError, match=r"can be exported for transformers, not for 'ctranslate2'"):
         export(model.state_dict(), model.config, tokenizer, tmp_path / "out", engine="ctranslate2")
     assert not any(tmp_path.iterdir())
