@@ -16,7 +16,7 @@ from pretrain.generation.ctranslate2_engine import ctranslate2_engine
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import answer_texts
 from pretrain.huggingface import export, load_state
-from pretrain.models import BartConfig, DecoderOnlyConfig, T5Config, build
+from pretrain.models import BartConfig, DecoderOnlyConfig, T5Config, VanillaConfig, build
 from tests.tables import each
 
 TEXTS = ["Unless required by <extra_id_0> law", "You may add Your own notice", "a"]

@@ -320,7 +320,7 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
 @each("name", ONE_OF_EACH_FAMILY)
 def test_a_tensor_that_transformers_would_ignore_is_refused_by_its_name(name):
     """Beside those of a layer, inside one of its modules, and outside layers."""
-    model = as_at_the_start(name)
+    model = as_at_the_start(name, **MULTIPLE)
     hf, state = hf_model_of(model.config), model.state_dict()
     hf.to_hf(model.config, state)
     layer = next(key for key in state if re.search(r"\.0\.", key)).split(".0.")[0]

@@ -205,6 +205,7 @@ def test_other_files_are_refused_in_a_line_and_nothing_in_them_is_run(byte_level
         ("cut.pt", {"model": held, "model_config": DEFAULTS}, "final_norm.weight is missing"),
         ("small.pt", {"model": weights(DEFAULTS), "model_config": {**DEFAULTS, "n_head": 3}}, "n_head 3"),
         ("deep.pt", {"model": held, "model_config": {**DEFAULTS, "n_layer": 10**7}}, "there are weights of 2 layers"),
+        ("text.pt", {"model": held, "model_config": {**DEFAULTS, "n_layer": "10000000"}}, "weights of 2 layers"),
     ):
         path = tmp_path / name
         if content is None:
