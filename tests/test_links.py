@@ -28,7 +28,6 @@ PYTHON_FILE = re.compile(r"(?<![\w./-])\w+\.py\b")
 SHIPPED = re.compile(r"configs:([\w./-]+)")
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b")  # FAMILY.py, configs:NAME
 MODULE = re.compile(r"python -m ((?:tests|checks)[\w.]+)")
-ELSEWHERE = {"convert_hf_to_gguf.py"}  # llama.cpp's
 
 
 def text_of(page: Path) -> str:
@@ -69,7 +68,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 @cache
 def python_files() -> set[str]:
     return {path.name for folder in ("data_pipeline", "pretrain", "launch", "tests", "checks", "benchmarks", "docker")
-            for path in (ROOT / folder).rglob("*.py")} | ELSEWHERE  # fmt: skip
+            for path in (ROOT / folder).rglob("*.py")}  # fmt: skip
 
 
 @each("page", PAGES)

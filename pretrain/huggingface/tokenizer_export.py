@@ -119,7 +119,7 @@ def _to_add(model: TextModel) -> list[str]:
 
 
 def _write_added(tokenizer: Tokenizer, directory: Path) -> None:
-    """For llama.cpp's converter, which reads spiece.model and this file instead of tokenizer.json."""
+    """For programs that read spiece.model and this file instead of tokenizer.json."""
     names = [*tokenizer.special_tokens, *_sentinels(tokenizer)]
     write_json(directory / ADDED, {name: id_ for id_, name in enumerate(names, start=tokenizer.vocab_size)})
 
