@@ -173,14 +173,14 @@ class PartsWriter:
             self._close()
         self._stack.__exit__(*raised)
 
-    def add(self, file: str, record: Record, document: Document | None, competes: bool) -> None:
-        """Adds a page that was read from `file`, and its document, if any. `competes`: whether it may be the newest
+    def add(self, file: str, record: Record, document: Document | None, may_be_newest: bool) -> None:
+        """Adds a page that was read from `file`, and its document, if any. `may_be_newest`: it may be the newest
         page of its URL."""
         if self._characters >= self._spec.characters_per_part:
             self._close()
             self._open(self._spec.identity(file, record.ordinal))
         self._characters += size_of(record.text) + len(record.target)
-        if document is None and competes and self._spec.urls:
+        if document is None and may_be_newest and self._spec.urls:
             self._dropped.append({"url": record.url, "timestamp": record.timestamp})
         if document is not None:
             self._file.add(document)
@@ -252,8 +252,8 @@ def _write_input(
     damage: list[Damage] = []
     corrupt = False
     try:
-        for record, document, competes in _pages(spec, file, clean, intake, holes):
-            parts.add(file.file, record, document, competes)
+        for record, document, may_be_newest in _pages(spec, file, clean, intake, holes):
+            parts.add(file.file, record, document, may_be_newest)
             documents += document is not None
     except DamagedInput as error:
         damage.append(Damage(error.position, error.reason))
@@ -298,8 +298,8 @@ def _pages(
             continue
         too_long = intake.counters["too_long"]
         document = clean_record(record, text, split, clean, spec, file, intake.counters)
-        competes = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
-        yield record, document, competes
+        may_be_newest = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
+        yield record, document, may_be_newest
 
 
 def read_records(spec: DocumentsSpec, file: InputSpec, intake: Intake) -> Iterator[Record]:
