@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.huggingface import conversion_for
+from pretrain.huggingface import hf_model_of
+from pretrain.huggingface.export import MODELLING_FILES
 from pretrain.models import build, parse
 from pretrain.models.flops import Sizes
 from pretrain.models.model import Model
@@ -91,18 +93,17 @@ def in_transformers(model: Model, folder: Path, **settings: Any) -> Any:
 
     From files, since transformers 5 ties the two matrices of any T5 that it builds from a config.
     """
-    conversion = conversion_for(model.config)
-    exported = conversion.to_hugging_face(model.state_dict(), model.config)
+    hf = hf_model_of(model.config)
+    exported = hf.to_hf(model.config, model.state_dict())
     folder.mkdir(parents=True)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(exported.config))
-    for name, content in exported.files.items():
-        (folder / name).write_bytes(content)
+    for name in hf.code:
+        shutil.copy(MODELLING_FILES / name, folder)
     (class_name,) = exported.config["architectures"]
-    remote = conversion.remote_code
-    kind = getattr(transformers, conversion.class_name if remote else class_name)
-    loaded, report = kind.from_pretrained(folder, trust_remote_code=remote, output_loading_info=True, **settings)
+    kind = getattr(transformers, hf.class_name if hf.code else class_name)
+    loaded, report = kind.from_pretrained(folder, trust_remote_code=bool(hf.code), output_loading_info=True, **settings)
     assert not report["missing_keys"], report
     assert not report["unexpected_keys"], report
     return loaded.eval()

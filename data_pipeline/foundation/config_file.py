@@ -28,7 +28,7 @@ class Section(BaseModel):
     The docstring below a field says what its key means. It is part of messages and of docs/reference/settings.md.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Keys that have no place here, with the reason."""

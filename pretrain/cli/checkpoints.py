@@ -186,7 +186,7 @@ def export(
         str | None, path_option("--uri", "That MLflow, if its password isn't recorded.", paths.mlflow_uri)
     ] = None,
     engine: Annotated[
-        str, typer.Option("--for", metavar="ENGINE", help="Who will run it: transformers, ctranslate2 or llama.cpp.")
+        str, typer.Option("--for", metavar="ENGINE", help="Who will run it: transformers or ctranslate2.")
     ] = "transformers",
     encoder_only: Annotated[
         bool, typer.Option("--encoder-only", help="The encoder alone, without the decoder.")
@@ -200,7 +200,7 @@ def export(
     directory = checkpoint_in(checkpoint)
     trained = _open(directory)
     from pretrain import huggingface
-    from pretrain.huggingface.lineage import lineage
+    from pretrain.huggingface.card import lineage
 
     family, registration = trained.model.config.family, None
     if register is not None:
@@ -249,21 +249,6 @@ def average(
     parameters = make(averaged, out, ema)
     print(f"{out}: {parameters:,} parameters, the mean of {', '.join(map(str, averaged))}.")
     print(f"Next: pretrain evaluate {out}")
-
-
-@app.command(epilog="Example: pretrain push exports/quickstart me/quickstart --create")
-def push(
-    export: Annotated[Path, path_argument("EXPORT", "A directory that `pretrain export` has written.")],
-    repository: Annotated[str, typer.Argument(metavar="REPO_ID", help="The repository of a model: owner/name.")],
-    endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="Another server than HF_ENDPOINT or the Hugging Face Hub.")
-    ] = None,
-    create: Annotated[bool, typer.Option("--create", help="Make the repository first, private.")] = False,
-) -> None:
-    """Upload an export to the Hugging Face Hub, with the token in HF_TOKEN or of `hf auth login`."""
-    from pretrain.huggingface.push import push as upload
-
-    print(f"{export}: uploaded to {upload(export, repository, endpoint, create)}")
 
 
 @app.command("import", epilog="Example: pretrain import t5-small imported/t5-small")

@@ -15,7 +15,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain import huggingface
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.settings import GenerationSettings
-from pretrain.huggingface.rewriting import CTRANSLATE2
+from pretrain.huggingface.card import CTRANSLATE2
 
 
 class CTranslate2:
@@ -62,7 +62,7 @@ def ctranslate2_engine(trained: TrainedModel, precision: str, settings: Generati
         raise UserError("--engine ctranslate2: its samples aren't those of the seed; --temperature must be 0")
     if settings.early_stopping is not False:
         raise UserError("--engine ctranslate2: it ends beam search by rules of its own; leave out --early-stopping")
-    if CTRANSLATE2 not in huggingface.conversion_for(model.config).engines:
+    if huggingface.hf_model_of(model.config).ctranslate2 is None:
         raise UserError(f"--engine ctranslate2: it runs models of the families t5 and bart, not {model.config.family}")
     with tempfile.TemporaryDirectory() as folder:
         exported, converted = Path(folder, "exported"), Path(folder, "converted")

@@ -1,19 +1,35 @@
-"""The model card: README.md of an export, with the metadata that the Hugging Face Hub reads."""
+"""The model card: README.md of an export, with the metadata that the Hugging Face Hub reads, and where a model comes
+from: its run, corpora and losses. What is unknown is omitted, never guessed."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from data_pipeline import report as corpus_report
+from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import sha256
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.foundation.secrets import masked_values
 from data_pipeline.foundation.tables import markdown
-from pretrain.huggingface.conversion import Conversion
-from pretrain.huggingface.lineage import Lineage, TrainingCorpus
-from pretrain.huggingface.rewriting import CTRANSLATE2, LLAMA_CPP, TRANSFORMERS
-from pretrain.huggingface.text_plot import plot
+from data_pipeline.objectives.objective import Objective
+from pretrain.checkpoint import CONFIG
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.average import AVERAGE_OF
+from pretrain.config import RunConfig
 from pretrain.models import FAMILIES, ModelConfig, outline
+from pretrain.models.flops import Sizes, count_flops
+from pretrain.models.state_dict_adapter import HFModel
+from pretrain.run.metrics_file import read_metrics
 
+TRANSFORMERS, CTRANSLATE2 = "transformers", "ctranslate2"  # engines that an export is for
+_RESULTS = ("validation/", "text_to_text/", "lm_eval/")  # metrics of held-out texts, among those of a run
+_SETTINGS = ("model", "batch", "optimizer", "schedule", "precision")  # without names and paths of the machines
 _MOST_INPUTS = 20
 # What is known of a source's licence by its format; it is that of the texts, not of the model.
 LICENCES = {
@@ -25,30 +41,152 @@ LICENCES = {
 }
 
 
+@dataclass(frozen=True)
+class TrainingCorpus:
+    """A training corpus, the `rows` of it that the model has read, and the FLOPs of these at full length."""
+
+    corpus: Corpus
+    rows: int
+    flops: float
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of text in the rows read."""
+        split = self.corpus.manifest.splits["train"]
+        return self.rows * split.tokens / split.rows
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a checkpoint comes from. An imported model has no steps and no rows.
+
+    - `average_of`: the checkpoints whose mean it is, if it is one.
+    - `rows`: rows read.
+    - `missing_corpora`: the number of training corpora that aren't there any more.
+    - `curve`: (step, train/loss). `results`: metrics of held-out texts up to the checkpoint, by name.
+    - `settings`: those of the run that shape the model, with defaults.
+    - `objective`: the name of what it has learnt at last; None if that isn't known.
+    """
+
+    name: str | None = None
+    average_of: str | None = None
+    step: int = 0
+    rows: int = 0
+    corpora: list[TrainingCorpus] = field(default_factory=list)
+    missing_corpora: int = 0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    results: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    objective: str | None = None
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens of text read so far, over all corpora; None unless all are known."""
+        return sum(one.tokens for one in self.corpora) if self.corpora and not self.missing_corpora else None
+
+    @property
+    def flops(self) -> float | None:
+        """FLOPs of training, as `count_flops` does, with all rows at full length."""
+        return sum(one.flops for one in self.corpora) if self.corpora and not self.missing_corpora else None
+
+
+def lineage(checkpoint: Path) -> Lineage:
+    """Where `checkpoint` comes from: from its files, and from its run and corpora if they are there."""
+    index = checkpoint_index.read(checkpoint)
+    config = _run_file(checkpoint)
+    known = Lineage(average_of=index.identity.get(AVERAGE_OF), step=index.step, rows=index.position)
+    if config is None:
+        return replace(known, missing_corpora=len(index.consumed))
+    consumed = zip(config.data.train, index.consumed, strict=False)
+    corpora = [_training_corpus(entry.corpus, rows, index, config.data.objective) for entry, rows in consumed]
+    curve, results = _measured(checkpoint, index.step)
+    settings = {
+        "run": {"seed": config.run.seed, "max_steps": config.run.max_steps},
+        **config.model_dump(mode="json", include=set(_SETTINGS)),
+        "model": index.model.model_dump(mode="json"),
+        **({"objective": config.data.objective.model_dump(mode="json")} if config.data.objective else {}),
+        **(
+            {"curriculum": [one.model_dump(mode="json") for one in stages]}
+            if (stages := config.data.curriculum)
+            else {}
+        ),
+        **({"wrapper": wrapper} if (wrapper := index.identity.get("wrapper")) else {}),
+    }
+    known_corpora = [one for one in corpora if one is not None]
+    objectives = [config.data.objective, *(one.corpus.objective for one in known_corpora)]
+    return replace(
+        known,
+        name=config.run.name,
+        corpora=known_corpora,
+        missing_corpora=corpora.count(None),
+        curve=curve,
+        results=results,
+        settings=masked_values(settings),
+        objective=next((one.name for one in objectives if one is not None), None),
+    )
+
+
+def _run_file(checkpoint: Path) -> RunConfig | None:
+    """The run file of the checkpoint; None for an import, and for one that today's settings don't fit."""
+    try:
+        return load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
+    except UserError:
+        return None
+
+
+def _training_corpus(
+    location: str, rows: int, index: checkpoint_index.Index, objective: Objective | None
+) -> TrainingCorpus | None:
+    """The corpus in a local directory, if it is still the one that the checkpoint was trained on."""
+    try:
+        corpus = open_corpus(location) if Path(location).is_dir() else None
+    except (UserError, FailedError):
+        corpus = None
+    trained_on = {one["fingerprint"] for one in index.identity.get("data", {}).get("corpora", [])}
+    if corpus is None or corpus.fingerprint not in trained_on:
+        return None
+    inputs, targets = (objective or corpus.objective).shape
+    of_row = count_flops(outline(index.model), Sizes.of_example(inputs, targets))
+    return TrainingCorpus(corpus, rows, rows * of_row)
+
+
+def _measured(checkpoint: Path, step: int) -> tuple[list[tuple[int, float]], dict[str, float]]:
+    """The curve of the loss, and the last results of held-out texts, up to `step`."""
+    if checkpoint.parent.name != "checkpoints":
+        return [], {}
+    curve: list[tuple[int, float]] = []
+    results: dict[str, float] = {}
+    for row in read_metrics(checkpoint.parent.parent):
+        if row.step > step:
+            break
+        if "train/loss" in row.metrics:
+            curve.append((row.step, row.metrics["train/loss"]))
+        results |= {name: value for name, value in row.metrics.items() if name.startswith(_RESULTS)}
+    return curve, {name: value for name, value in results.items() if math.isfinite(value)}
+
+
 def page(
     lineage: Lineage,
     config: ModelConfig,
-    conversion: Conversion,
+    hf: HFModel,
     engine: str = TRANSFORMERS,
     encoder_only: bool = False,
 ) -> str:
     """The card of an export for `engine`; what `lineage` doesn't know is left out."""
     parts = [
-        f"---\n{_metadata(lineage, config, conversion, encoder_only)}---",
+        f"---\n{_metadata(lineage, config, hf, encoder_only)}---",
         f"# {lineage.name or config.family}",
         _summary(lineage, config, encoder_only),
         "## How to load it",
-        *_loading(conversion, engine, encoder_only, config),
+        *_loading(hf, engine, encoder_only, config),
     ]
     if lineage.corpora or lineage.missing_corpora:
         parts += ["## Training data", *_data(lineage)]
     if len(lineage.curve) > 1:
-        drawn = "\n".join(plot(lineage.curve, 72, 12))
         (first, started), (last, ended) = lineage.curve[0], lineage.curve[-1]
         parts += [
             "## Training loss",
             f"In nats per target token: {started:.4f} at step {first:,}, {ended:.4f} at step {last:,}.",
-            f"```text\n{drawn}\n```",
         ]
     if lineage.results:
         parts += [
@@ -62,7 +200,7 @@ def page(
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(lineage: Lineage, config: ModelConfig, conversion: Conversion, encoder_only: bool) -> str:
+def _metadata(lineage: Lineage, config: ModelConfig, hf: HFModel, encoder_only: bool) -> str:
     """YAML for the Hub. It names no licence: the licence of the model is its owner's to choose."""
     sources = [source for one in lineage.corpora for source in one.corpus.manifest.config["sources"]]
     languages = sorted({source["language"] for source in sources if source["language"]})
@@ -72,7 +210,7 @@ def _metadata(lineage: Lineage, config: ModelConfig, conversion: Conversion, enc
         **({"language": languages} if languages else {}),
         "library_name": "transformers",
         **({"pipeline_tag": task} if task else {}),
-        "tags": [conversion.model_type, "encdec-pretrain"],
+        "tags": [hf.model_type, "encdec-pretrain"],
     }
     return yaml.safe_dump(values, sort_keys=False)
 
@@ -92,11 +230,11 @@ def _summary(lineage: Lineage, config: ModelConfig, encoder_only: bool) -> str:
     return "\n\n".join([*facts, _table(["", ""], rows)])
 
 
-def _loading(conversion: Conversion, engine: str, encoder_only: bool, config: ModelConfig) -> list[str]:
-    encoder = conversion.encoder
-    path = encoder.class_name if encoder_only and encoder else conversion.class_name
+def _loading(hf: HFModel, engine: str, encoder_only: bool, config: ModelConfig) -> list[str]:
+    encoder = hf.encoder
+    path = encoder.class_name if encoder_only and encoder else hf.class_name
     module, _, name = path.rpartition(".")
-    trust = ", trust_remote_code=True" if conversion.remote_code else ""
+    trust = ", trust_remote_code=True" if hf.code else ""
     imports = f"from transformers import AutoTokenizer, {name}"
     if module:
         imports = f"from transformers import AutoTokenizer\nfrom {module} import {name}"
@@ -106,15 +244,12 @@ def _loading(conversion: Conversion, engine: str, encoder_only: bool, config: Mo
         f'model = {name}.from_pretrained("DIRECTORY"{trust})'
     )
     parts = [f"transformers 5:\n\n```python\n{code}\n```"]
-    if engine != LLAMA_CPP and not encoder_only and CTRANSLATE2 in conversion.engines:
-        # see t5.with_head, and rewriting.exported for the rows that pad the vocabulary
+    if hf.ctranslate2 and not encoder_only:
+        # see t5.for_ctranslate2, and export.py for the rows that pad the vocabulary
         as_is = getattr(config, "scale_outputs", True) and config.padded_vocab_size == config.vocab_size
         command = "```sh\nct2-transformers-converter --model DIRECTORY --output_dir CONVERTED\n```"
         again = "CTranslate2 doesn't read this export right: export it again with `--for ctranslate2`."
         parts.append(f"CTranslate2:\n\n{command}" if as_is or engine == CTRANSLATE2 else again)
-    if engine == LLAMA_CPP:
-        command = "```sh\npython convert_hf_to_gguf.py DIRECTORY --outtype f32 --outfile model.gguf\n```"
-        parts.append(f"llama.cpp, from its source tree:\n\n{command}")
     return parts
 
 

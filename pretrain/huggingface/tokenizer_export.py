@@ -15,7 +15,7 @@ from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from data_pipeline.tokenizer.wordpiece import LISTING, WordPiece
-from pretrain.huggingface.conversion import Conversion, Json
+from pretrain.models.state_dict_adapter import HFModel, Json
 
 TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 ROLES = ("bos", "eos", "unk", "pad", "mask")
@@ -29,8 +29,8 @@ NO_BYTES = {
 }
 
 
-def write(tokenizer: Tokenizer, conversion: Conversion, objective: str | None, directory: Path) -> None:
-    """Writes the tokenizer's files into `directory`, for a model of the family of `conversion` that learnt `objective`.
+def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: Path) -> None:
+    """Writes the tokenizer's files into `directory`, for a model of the family of `hf` that learnt `objective`.
 
     A text gets the same ids as here, within the family's begin and EOS tokens; if the family has none, a tokenizer.json
     keeps its own. A special token or sentinel spelled out in a text becomes that token, as sentinels do in
@@ -38,7 +38,7 @@ def write(tokenizer: Tokenizer, conversion: Conversion, objective: str | None, d
     a model that fills in spans.
     """
     model, vocabulary, sentinels = tokenizer.model, tokenizer.vocabulary, _sentinels(tokenizer)
-    as_t5s = isinstance(model, SentencePiece) and conversion.model_type == "t5" and not model.byte_ids
+    as_t5s = isinstance(model, SentencePiece) and hf.model_type == "t5" and not model.byte_ids
     if as_t5s and not tokenizer.special_tokens:
         from transformers import T5Tokenizer  # takes seconds to import
 
@@ -57,24 +57,24 @@ def write(tokenizer: Tokenizer, conversion: Conversion, objective: str | None, d
             for name in (*_to_add(model), *tokenizer.special_tokens, *sentinels)
         ]
     )
-    if not isinstance(model, TokenizerJson) or conversion.begins or conversion.ends:
+    if not isinstance(model, TokenizerJson) or hf.begins or hf.ends:
         roles = {
             f"{role}_token": token
             for role in ROLES
             if (id_ := getattr(vocabulary, role)) is not None and (token := backend.id_to_token(id_))
         }
-        if _fills_spans(tokenizer, conversion, objective):
+        if _fills_spans(tokenizer, hf, objective):
             roles["mask_token"] = _FIRST_SENTINEL
-        backend.post_processor = _template(vocabulary, roles, conversion)
-        flags = {"add_bos_token": conversion.begins, "add_eos_token": conversion.ends}  # transformers 4 reads them
+        backend.post_processor = _template(vocabulary, roles, hf)
+        flags = {"add_bos_token": hf.begins, "add_eos_token": hf.ends}  # transformers 4 reads them
         config = {**config, **roles, **{key: value for key, value in flags.items() if key in config}}
     if isinstance(model, WordPiece):
         config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}  # their names in BERT
-    if conversion.model_type == "t5gemma2":  # else AutoProcessor looks for the image processor, which isn't exported
+    if hf.model_type == "t5gemma2":  # else AutoProcessor looks for the image processor, which isn't exported
         config |= {"processor_class": "PreTrainedTokenizerFast"}
     backend.save(str(directory / TOKENIZER))
     write_json(directory / CONFIG, config)
-    if isinstance(model, SentencePiece) and conversion.model_type == "t5":
+    if isinstance(model, SentencePiece) and hf.model_type == "t5":
         _write_added(tokenizer, directory)
 
 
@@ -103,13 +103,13 @@ def _in_transformers(model: TextModel, directory: Path) -> tuple[tokenizers.Toke
     raise UserError(f"a tokenizer of kind {model.kind} can't be exported")
 
 
-def _fills_spans(tokenizer: Tokenizer, conversion: Conversion, objective: str | None) -> bool:
+def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bool:
     """Whether a sentinel is the model's blank. If `objective` isn't known, it is where the tokenizer has no mask.
 
     Of sentencepiece models alone: elsewhere transformers' mask token would no longer absorb the space before it.
     """
     learnt = objective in ("span_corruption", "iid_denoising", "ul2")
-    likely = objective is None and tokenizer.vocabulary.mask is None and conversion.encoder_decoder
+    likely = objective is None and tokenizer.vocabulary.mask is None and hf.encoder_decoder
     return isinstance(tokenizer.model, SentencePiece) and tokenizer.sentinels > 0 and (learnt or likely)
 
 
@@ -128,10 +128,10 @@ def _sentinels(tokenizer: Tokenizer) -> list[str]:
     return [f"<extra_id_{number}>" for number in reversed(range(tokenizer.sentinels))]
 
 
-def _template(vocabulary: Vocabulary, roles: dict[str, str], conversion: Conversion) -> processors.TemplateProcessing:
+def _template(vocabulary: Vocabulary, roles: dict[str, str], hf: HFModel) -> processors.TemplateProcessing:
     """BOS and EOS around one text and around two: bos A eos, bos A eos B eos."""
-    begin = [roles["bos_token"]] if conversion.begins and "bos_token" in roles else []
-    end = [roles["eos_token"]] if conversion.ends else []
+    begin = [roles["bos_token"]] if hf.begins and "bos_token" in roles else []
+    end = [roles["eos_token"]] if hf.ends else []
     ids = {roles[f"{role}_token"]: getattr(vocabulary, role) for role in ("bos", "eos") if f"{role}_token" in roles}
     return processors.TemplateProcessing(
         single=[*begin, "$A", *end],

@@ -13,6 +13,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2 as protocol
 
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.tokenizer import Tokenizer, auto_tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
@@ -21,8 +22,9 @@ from data_pipeline.tokenizer.sentencepiece import LISTING as PIECES
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.wordpiece import LISTING, LONGEST_WORD, PREFIX, Normalization, WordPiece
 from data_pipeline.tokenizer.wordpiece import UNK as UNKNOWN_WORD
-from pretrain.huggingface.conversion import Json
 from pretrain.huggingface.tokenizer_export import ADDED, CONFIG, NO_BYTES, TOKENIZER
+from pretrain.huggingface.weights import check_files
+from pretrain.models.state_dict_adapter import Json
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 SENTINEL = "<extra_id_"
@@ -49,6 +51,7 @@ def read(directory: Path) -> Tokenizer:
     UserError for any other tokenizer, and unless the ids above the model's own are special tokens followed by
     sentinels; FailedError if a file is damaged.
     """
+    check_files(directory)
     saved = _saved(directory / TOKENIZER)
     config = _json(directory / CONFIG)
     if saved.get("model", {}).get("type") == "BPE" and not (is_gpt2s(saved) and not config.get("add_prefix_space")):
@@ -108,7 +111,9 @@ def _with_names(model: TextModel, names: Sequence[str], directory: Path) -> Toke
     sentinels = _sentinels_at_the_end(names)
     special = names[: len(names) - sentinels]
     if strange := [name for name in special if name.startswith("<extra_id_")]:
-        raise UserError(f"{directory}: {strange[0]} is out of place: sentinels come last, ending with <extra_id_0>")
+        raise UserError(
+            f"{directory}: {printable(strange[0])} is out of place: sentinels come last, ending with <extra_id_0>"
+        )
     return Tokenizer(model, special, sentinels)
 
 

@@ -1,5 +1,6 @@
 """The weights in a Hugging Face directory: what the headers of its safetensors files say, and the tensors in fp32."""
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,15 +9,28 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import printable
+from data_pipeline.foundation.formatting import human_size, printable
 from data_pipeline.foundation.json_file import read_json
-from pretrain.huggingface.conversion import Json, Shapes, State
+from pretrain.models.state_dict_adapter import Json, Shapes, State
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
+_LARGEST_DESCRIPTION = 2**30  # bytes of a file that isn't weights
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _OTHERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # masks and positions beside the weights
+
+
+def check_files(directory: Path) -> None:
+    """Raises UserError for what no import should read: a pipe, a device, or a description as large as weights."""
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if path.suffix not in (".json", ".model", ".txt", ".safetensors"):
+            continue
+        found = path.stat() if path.exists() else path.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{printable(str(path))}: no regular file")
+        if path.suffix != ".safetensors" and found.st_size > _LARGEST_DESCRIPTION:
+            raise UserError(f"{printable(str(path))}: {human_size(found.st_size)}, which is no description of a model")
 
 
 def shapes_of(directory: Path) -> Shapes:

@@ -5,15 +5,36 @@ from N(0, 0.02²) or with another `init_std` (section 2.1). Where the paper leav
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import BartConfig
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.loss import Head
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
+from pretrain.models.state_dict_adapter import (
+    Choice,
+    EncoderAlone,
+    Exported,
+    HFModel,
+    Json,
+    State,
+    drop_copies,
+    from_hf_names,
+    hf_config,
+    meta_state,
+    tensors_of,
+    to_hf_names,
+    to_ours,
+    to_theirs,
+    token_ids,
+    vocabulary,
+    within,
+)
 from pretrain.models.vanilla import post_norm_layer
 
 POSITION_OFFSET = 2  # fairseq counts positions from the row after padding's, which is row 1
@@ -61,3 +82,117 @@ class Bart(EncoderDecoder):
         encoder = Encoder(config, layer, config.num_encoder_layers, inputs=NormedInputs(config))
         decoder = Decoder(config, layer, config.num_decoder_layers, inputs=NormedInputs(config))
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)
+
+
+_BIAS = "lm_head.final_logits_bias"
+_LAYER = {
+    **{f"self_attention.{matrix}": f"self_attn.{matrix}_proj" for matrix in "qkv"},
+    "self_attention.o": "self_attn.out_proj",
+    "self_attention_norm": "self_attn_layer_norm",
+    "feed_forward.wi": "fc1",
+    "feed_forward.wo": "fc2",
+    "feed_forward_norm": "final_layer_norm",
+}
+_ACROSS = {
+    **{f"cross_attention.{matrix}": f"encoder_attn.{matrix}_proj" for matrix in "qkv"},
+    "cross_attention.o": "encoder_attn.out_proj",
+    "cross_attention_norm": "encoder_attn_layer_norm",
+}
+HF_NAMES = {
+    "embedding.weight": "model.shared.weight",
+    **{f"{stack}.inputs.positions.weight": f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")},
+    **tensors_of(
+        {
+            "encoder.inputs.norm": "model.encoder.layernorm_embedding",
+            **within("encoder.layers.{}", "model.encoder.layers.{}", _LAYER),
+            "decoder.inputs.norm": "model.decoder.layernorm_embedding",
+            **within("decoder.layers.{}", "model.decoder.layers.{}", _LAYER | _ACROSS),
+        },
+        "weight",
+        "bias",
+    ),
+    _BIAS: "final_logits_bias",
+}
+_COPIES = {
+    "model.shared.weight": ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
+}
+_SETTINGS = {
+    "d_model": "d_model",
+    "d_ff": "encoder_ffn_dim",
+    "num_heads": "encoder_attention_heads",
+    "num_encoder_layers": "encoder_layers",
+    "num_decoder_layers": "decoder_layers",
+    "max_positions": "max_position_embeddings",
+    "scale_embedding": "scale_embedding",
+    "init_std": "init_std",
+    "dropout_rate": "dropout",
+    "attention_dropout_rate": "attention_dropout",
+    "activation_dropout_rate": "activation_dropout",
+}
+_ACTIVATION = Choice(
+    "activation_function", {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}, {"gelu_new": "gelu_tanh"}
+)
+_FIXED = {"is_encoder_decoder": True, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "tie_word_embeddings": True}
+
+
+def to_hf(config: BartConfig, state: Mapping[str, Tensor]) -> Exported:
+    """`BartForConditionalGeneration`."""
+    further = {
+        "decoder_start_token_id": config.decoder_start_id,
+        "decoder_attention_heads": config.num_heads,
+        "decoder_ffn_dim": config.d_ff,
+        "normalize_before": False,  # transformers 5 dropped the key, but CTranslate2 needs it
+        "normalize_embedding": True,
+        "forced_eos_token_id": None,  # the default, 2, would end every text of the maximum length
+    }
+    own = to_theirs(config, _SETTINGS), _ACTIVATION.to_hf(config.activation)
+    saved = hf_config(config, "bart", HF.class_name, *own, _FIXED, token_ids(config), further)
+    tensors = to_hf_names({**state, _BIAS: state[_BIAS][None]}, HF_NAMES, "embedding.weight")
+    return Exported(tensors, saved, token_ids(config, starts=True))
+
+
+def from_hf(settings: Json, tensors: State) -> tuple[BartConfig, State]:
+    """Raises UserError if encoder and decoder differ in settings that are shared here."""
+    drop_copies(tensors, _COPIES)
+    values = {**vocabulary(settings), **to_ours(settings, _SETTINGS), "activation": _ACTIVATION.from_hf(settings)}
+    problems = [
+        f"encoder_{key} is {settings[f'encoder_{key}']} and decoder_{key} is {settings[f'decoder_{key}']}"
+        for key in ("attention_heads", "ffn_dim")
+        if settings[f"encoder_{key}"] != settings[f"decoder_{key}"]
+    ]
+    if problems:
+        raise UserError(f"encoder and decoder must have the same values for these settings: {'; '.join(problems)}")
+    config = BartConfig.model_validate(values)
+    state = meta_state(config, tensors)
+    state[_BIAS] = state[_BIAS][None]
+    tensors = {"final_logits_bias": torch.zeros(1, config.padded_vocab_size), **tensors}
+    found = from_hf_names(state, tensors, HF_NAMES, "embedding.weight")
+    return config, {**found, _BIAS: found[_BIAS][0]}
+
+
+def encoder_alone(exported: Exported) -> Exported:
+    """Under the names of transformers' BartEncoder, which the model contains."""
+    inside = "model.encoder."
+    tensors = {
+        name.removeprefix(inside): tensor for name, tensor in exported.tensors.items() if name.startswith(inside)
+    }
+    tensors["embed_tokens.weight"] = exported.tensors["model.shared.weight"]
+    return Exported(tensors, {**exported.config, "architectures": ["BartEncoder"]})
+
+
+HF = HFModel(
+    "bart",
+    "BartForConditionalGeneration",
+    to_hf,
+    from_hf,
+    {**_SETTINGS, "activation": _ACTIVATION.key},
+    "bart",
+    fixed=_FIXED,
+    encoder_decoder=True,
+    begins=True,
+    ends=True,
+    last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
+    encoder=EncoderAlone("transformers.models.bart.modeling_bart.BartEncoder", encoder_alone),
+    ctranslate2=lambda state, config: (state, config),
+)
+HF_MODELS = (HF,)

@@ -3,7 +3,7 @@
 Classes and modules are given by name and imported when needed, so that a run file is checked without torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
@@ -25,8 +25,9 @@ from pretrain.config.models import (
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model
+    from pretrain.models.state_dict_adapter import HFModel
 
-_HERE, _CONVERSIONS = "pretrain.models", "pretrain.huggingface"
+_HERE = "pretrain.models"
 _DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2", "denoising", "text_to_text")
 
 
@@ -35,7 +36,7 @@ class Family:
     """A model family.
 
     - `config`: the class of its settings. `model`: the class of the model, with its module.
-    - `conversion`: the module that converts it to transformers and back; None if there is none.
+    - `adapter`: the module with its `HF_MODELS`, models of transformers; None: the one of the model.
     - `objectives`: the objectives whose batches the model accepts.
     - `generates`: answers to an input, continuations of it, or None.
     - `inputs_begin_with_bos`: an encoder input is bos … eos rather than … eos.
@@ -43,36 +44,30 @@ class Family:
 
     config: type[ModelConfig]
     model: str
-    conversion: str | None = None
+    adapter: str | None = None
     objectives: tuple[str, ...] = _DENOISING
     generates: Literal["answers", "continuations"] | None = "answers"
     inputs_begin_with_bos: bool = False
 
 
-def _causal(config: type[ModelConfig], model: str, conversion: str) -> Family:
-    return Family(config, model, conversion, ("causal_lm", "causal_infilling", "in_one_row"), "continuations")
+def _causal(config: type[ModelConfig], model: str, adapter: str | None = None) -> Family:
+    return Family(config, model, adapter, ("causal_lm", "causal_infilling", "in_one_row"), "continuations")
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, f"{_HERE}.t5.T5", f"{_CONVERSIONS}.t5"),
-    "bart": Family(BartConfig, f"{_HERE}.bart.Bart", f"{_CONVERSIONS}.bart", inputs_begin_with_bos=True),
-    "t5gemma": Family(T5GemmaConfig, f"{_HERE}.t5gemma.T5Gemma", f"{_CONVERSIONS}.t5gemma"),
-    "t5gemma2": Family(T5Gemma2Config, f"{_HERE}.t5gemma2.T5Gemma2", f"{_CONVERSIONS}.t5gemma2"),
-    "modern": Family(ModernConfig, f"{_HERE}.modern.Modern", f"{_CONVERSIONS}.modern"),
-    "vanilla": Family(VanillaConfig, f"{_HERE}.vanilla.Vanilla", f"{_CONVERSIONS}.vanilla"),
+    "t5": Family(T5Config, f"{_HERE}.t5.T5"),
+    "bart": Family(BartConfig, f"{_HERE}.bart.Bart", inputs_begin_with_bos=True),
+    "t5gemma": Family(T5GemmaConfig, f"{_HERE}.t5gemma.T5Gemma"),
+    "t5gemma2": Family(T5Gemma2Config, f"{_HERE}.t5gemma2.T5Gemma2"),
+    "modern": Family(ModernConfig, f"{_HERE}.modern.Modern"),
+    "vanilla": Family(VanillaConfig, f"{_HERE}.vanilla.Vanilla"),
     "autoregressive": _causal(
-        AutoregressiveConfig, f"{_HERE}.autoregressive.Autoregressive", f"{_CONVERSIONS}.autoregressive"
+        AutoregressiveConfig, f"{_HERE}.autoregressive.Autoregressive", f"{_HERE}.autoregressive_hf"
     ),
-    "double_decoder": _causal(
-        DoubleDecoderConfig, f"{_HERE}.double_decoder.DoubleDecoder", f"{_CONVERSIONS}.double_decoder"
-    ),
-    "decoder_only": _causal(DecoderOnlyConfig, f"{_HERE}.decoder_only.DecoderOnly", f"{_CONVERSIONS}.decoder_only"),
+    "double_decoder": _causal(DoubleDecoderConfig, f"{_HERE}.double_decoder.DoubleDecoder"),
+    "decoder_only": _causal(DecoderOnlyConfig, f"{_HERE}.decoder_only.DecoderOnly", f"{_HERE}.decoder_only_hf"),
     "encoder_only": Family(
-        EncoderOnlyConfig,
-        f"{_HERE}.encoder_only.EncoderOnly",
-        f"{_CONVERSIONS}.encoder_only",
-        ("masked_lm",),
-        None,
+        EncoderOnlyConfig, f"{_HERE}.encoder_only.EncoderOnly", objectives=("masked_lm",), generates=None
     ),
 }
 FAMILIES |= {name: Family(config, **config.offers) for name, config in OFFERED.items()}
@@ -95,3 +90,10 @@ def outline(config: ModelConfig) -> "Model":
 
     with torch.device("meta"):
         return build(config)
+
+
+def hf_models(family: str) -> "Sequence[HFModel]":
+    """The models of transformers that are of a family."""
+    entry = FAMILIES[family]
+    module = import_module(entry.adapter or entry.model.rpartition(".")[0])
+    return getattr(module, "HF_MODELS", ())

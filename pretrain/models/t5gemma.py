@@ -6,11 +6,34 @@ too. Cross-attention has no positions and sees the whole input. Where the author
 encoder's window, this follows transformers.
 """
 
-from pretrain.config.models import ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.config.models import Gemma, ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
 from pretrain.functional.attention_bias import Window
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Head
+from pretrain.models.rotary_hf import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
+from pretrain.models.state_dict_adapter import (
+    Exported,
+    HFModel,
+    Json,
+    State,
+    drop_copies,
+    from_hf_names,
+    hf_config,
+    meta_state,
+    tensors_of,
+    to_hf_names,
+    to_ours,
+    to_theirs,
+    token_ids,
+    vocabulary,
+    within,
+)
 
 
 def layer_config(
@@ -57,3 +80,142 @@ class T5Gemma(EncoderDecoder):
             tied=True,
             decoder_embedding=Embedding(rows, decoder.d_model, std),
         )
+
+
+_STACKS = ("encoder", "decoder")
+_SUBLAYERS = {"self_attention": "self_attn", "cross_attention": "cross_attn", "feed_forward": "feedforward"}
+_LAYER = {
+    **{ours + "_norm": f"pre_{theirs}_layernorm" for ours, theirs in _SUBLAYERS.items()},
+    **{ours + "_norm_after": f"post_{theirs}_layernorm" for ours, theirs in _SUBLAYERS.items()},
+    **{f"{one}_attention.{matrix}": f"{one}_attn.{matrix}_proj" for one in ("self", "cross") for matrix in "qkvo"},
+    **{f"self_attention.{one}_norm": f"self_attn.{one}_norm" for one in "qk"},
+    "feed_forward.wi_0": "mlp.gate_proj",
+    "feed_forward.wi_1": "mlp.up_proj",
+    "feed_forward.wo": "mlp.down_proj",
+}
+HF_STACK = {**within("layers.{}", "layers.{}", _LAYER), "final_norm": "norm"}
+HF_NAMES = tensors_of(
+    {
+        "embedding": "model.encoder.embed_tokens",
+        **within("encoder", "model.encoder", HF_STACK),
+        "decoder_embedding": "model.decoder.embed_tokens",
+        **within("decoder", "model.decoder", HF_STACK),
+    }
+)
+HF_ACTIVATION = "gelu_pytorch_tanh"
+HF_DROPOUT = {"dropout_rate": "dropout_rate", "attention_dropout_rate": "attention_dropout"}
+# Settings of both stacks, which they share here.
+_SHARED = {
+    "layer_norm_epsilon": "rms_norm_eps",
+    "init_std": "initializer_range",
+    "attention_softcap": "attn_logit_softcapping",
+}
+HF_FIXED = {"is_encoder_decoder": True, "tie_word_embeddings": True}
+
+
+def to_hf(config: T5GemmaConfig, state: Mapping[str, Tensor]) -> Exported:
+    """`T5GemmaForConditionalGeneration`."""
+    stacks = {name: _stack_to_hf(config, stack, name) for name, stack in config.stacks.items()}
+    own = {**stacks, "initializer_range": config.init_std}
+    dropout = to_theirs(config, HF_DROPOUT)
+    saved = hf_config(config, "t5gemma", HF.class_name, dropout, HF_FIXED, token_ids(config), own)
+    return Exported(to_hf_names(state, HF_NAMES, "decoder_embedding.weight"), saved, token_ids(config, starts=True))
+
+
+def _stack_to_hf(config: T5GemmaConfig, stack: StackConfig, name: str) -> Json:
+    return {
+        **stack_to_hf(config, stack, RotarySettings(f"T5Gemma {name}")),
+        "final_logit_softcapping": config.output_softcap,
+        **to_theirs(config, _SHARED),
+        "pad_token_id": _padding(config),
+    }
+
+
+def stack_to_hf(config: Gemma, stack: StackConfig, rotary: RotarySettings) -> Json:
+    """What both versions have in common."""
+    return {
+        "vocab_size": config.padded_vocab_size,
+        **rotary.to_theirs(config, stack, stack.num_layers),
+        "num_hidden_layers": stack.num_layers,
+        "hidden_activation": HF_ACTIVATION,
+        "pad_token_id": config.pad_id,
+        "eos_token_id": config.eos_id,
+        "bos_token_id": config.decoder_start_id,  # transformers' decoder starts from it
+    }
+
+
+def _padding(config: T5GemmaConfig) -> int:
+    """The id that stacks in transformers mask where they are given no mask: padding, or if that has another role too, a
+    row beyond the vocabulary, which no text has."""
+    roles = {"the decoder's start": config.decoder_start_id, "EOS": config.eos_id}
+    same = [role for role, id_ in roles.items() if id_ == config.pad_id]
+    if not same:
+        return config.pad_id
+    spare = range(config.vocab_size or 0, config.padded_vocab_size)
+    if not spare:
+        raise UserError(
+            f"transformers masks padding in a T5Gemma, and here padding, id {config.pad_id}, is also "
+            f"{' and '.join(same)}: train with model.pad_vocab_to_multiple_of: 128, for an id that is padding alone"
+        )
+    return spare[0]
+
+
+def from_hf(settings: Json, tensors: State) -> tuple[T5GemmaConfig, State]:
+    """Raises UserError if the stacks differ in settings that are shared here."""
+    drop_copies(tensors, {"model.decoder.embed_tokens.weight": ["lm_head.out_proj.weight"]})
+    encoder, decoder = (settings[stack] for stack in _STACKS)
+    deeper = max(encoder, decoder, key=lambda stack: stack["num_hidden_layers"])
+    values = {
+        **decoder_vocabulary(settings, settings["pad_token_id"]),
+        **to_ours(settings, HF_DROPOUT),
+        **{stack: _stack_from_hf(settings[stack]) for stack in _STACKS},
+        "rope_base": base_to_ours(decoder["rope_parameters"]),
+        **windows_to_ours(deeper),
+        **to_ours(decoder, _SHARED),
+        "output_softcap": decoder["final_logit_softcapping"],
+    }
+    config = T5GemmaConfig.model_validate(values)
+    keys = "vocab_size", "hidden_activation", "rope_parameters", "sliding_window", *_SHARED.values()
+    refuse_differences(encoder, decoder, keys)
+    if decoder["hidden_activation"] != HF_ACTIVATION:
+        raise UserError(f"hidden_activation is {decoder['hidden_activation']!r}, not {HF_ACTIVATION}")
+    for stack in _STACKS:
+        if settings[stack]["attention_bias"]:
+            raise UserError(f"{stack}.attention_bias is true, but our T5Gemma has no biases")
+        if settings[stack]["layer_types"] != layer_types(config, settings[stack]["num_hidden_layers"]):
+            raise UserError("layer_types: encoder and decoder have their windows in different layers")
+    return config, from_hf_names(meta_state(config, tensors), tensors, HF_NAMES, "decoder_embedding.weight")
+
+
+def refuse_differences(encoder: Json, decoder: Json, keys: tuple[str, ...]) -> None:
+    for key in keys:
+        if encoder[key] != decoder[key]:
+            raise UserError(
+                f"{key} is {encoder[key]!r} in the encoder and {decoder[key]!r} in the decoder; ours are equal"
+            )
+
+
+def _stack_from_hf(settings: Json) -> Json:
+    return {**RotarySettings("T5Gemma").heads_to_ours(settings), "num_layers": settings["num_hidden_layers"]}
+
+
+def decoder_vocabulary(settings: Json, pad: int | None) -> Json:
+    """As the decoder has it, but for the id of padding, `pad`: where the decoder has another id, see `_padding`."""
+    decoder = settings["decoder"]
+    ids = vocabulary({**decoder, "pad_token_id": pad})
+    return {**ids, "bos_id": None if decoder["bos_token_id"] == pad else decoder["bos_token_id"]}
+
+
+HF = HFModel(
+    "t5gemma",
+    "T5GemmaForConditionalGeneration",
+    to_hf,
+    from_hf,
+    {**HF_DROPOUT, **KEYS, **_SHARED},
+    "T5Gemma",
+    fixed=HF_FIXED,
+    can_be={"window_rope_base": (None,)},
+    encoder_decoder=True,
+    ends=True,
+)
+HF_MODELS = (HF,)

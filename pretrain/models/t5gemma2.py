@@ -6,9 +6,13 @@ targets' keys and the queries have positions; only the targets are seen through 
 embeddings and the output.
 """
 
+import re
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import T5Gemma2Config
 from pretrain.functional.attention import attend
 from pretrain.functional.attention_bias import Window, masked, visible
@@ -17,8 +21,34 @@ from pretrain.models.attention_masks import AttentionInputs, AttentionMask, posi
 from pretrain.models.layers import Embedding, one_use
 from pretrain.models.loss import Head
 from pretrain.models.positions import rotary_embedding
+from pretrain.models.rotary_hf import HEADS, KEYS, RotarySettings
 from pretrain.models.stacks import Caches, Encoder, EncoderDecoder, LayerConfig, ResidualLayer, Stack
-from pretrain.models.t5gemma import layer_config
+from pretrain.models.state_dict_adapter import (
+    Exported,
+    HFModel,
+    Json,
+    State,
+    drop_copies,
+    from_hf_names,
+    hf_config,
+    meta_state,
+    tensors_of,
+    to_hf_names,
+    to_ours,
+    to_theirs,
+    token_ids,
+    within,
+)
+from pretrain.models.t5gemma import (
+    HF_ACTIVATION,
+    HF_DROPOUT,
+    HF_FIXED,
+    HF_STACK,
+    decoder_vocabulary,
+    layer_config,
+    refuse_differences,
+    stack_to_hf,
+)
 
 
 def encoder_window(tokens: int) -> Window:
@@ -152,3 +182,109 @@ class T5Gemma2(EncoderDecoder):
             Head(config.d_model, rows, std, multiplier=config.logits_multiplier),
             tied=True,
         )
+
+
+# transformers always builds a vision tower. An export has the smallest one, of zeros; an import ignores the file's.
+_ROTARY = RotarySettings("T5Gemma 2", two_bases=True)
+_TEXT = "model.encoder.text_model"
+_EMBEDDING = f"{_TEXT}.embed_tokens.weight"
+HF_NAMES = tensors_of(
+    {
+        "embedding": f"{_TEXT}.embed_tokens",
+        **within("encoder", _TEXT, HF_STACK),
+        **within("decoder", "model.decoder", HF_STACK),
+    }
+)
+_UNUSED = re.compile(r"^(model\.)?encoder\.(vision_tower|multi_modal_projector)\.|\.eoi_embedding$")
+_SHARED = {"layer_norm_epsilon": "rms_norm_eps", "init_std": "initializer_range"}
+_SAME = (
+    "vocab_size",
+    *HEADS.values(),
+    "num_hidden_layers",
+    "query_pre_attn_scalar",
+    "hidden_activation",
+    "rope_parameters",
+    "layer_types",
+    "sliding_window",
+    *_SHARED.values(),
+)
+_FIXED_IN_STACKS = {
+    "hidden_activation": HF_ACTIVATION,
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+_VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 14,
+    "patch_size": 14,
+}
+
+
+def to_hf(config: T5Gemma2Config, state: Mapping[str, Tensor]) -> Exported:
+    """`T5Gemma2ForConditionalGeneration`, with zeros for the tensors that transformers has for images."""
+    from transformers import T5Gemma2Config as TheirConfig  # takes seconds to import
+    from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder
+
+    stack = {**stack_to_hf(config, config, _ROTARY), **to_theirs(config, _SHARED)}
+    encoder = {
+        "text_config": stack,
+        "vision_config": _VISION,
+        "mm_tokens_per_image": 1,
+        "eoi_token_index": config.padded_vocab_size,  # no id of a text
+    }
+    own = {"encoder": encoder, "decoder": stack, "initializer_range": config.init_std}
+    dropout = to_theirs(config, HF_DROPOUT)
+    saved = hf_config(config, "t5gemma2", HF.class_name, dropout, HF_FIXED, token_ids(config), own)
+    tensors = to_hf_names(state, HF_NAMES, "embedding.weight")
+    with torch.device("meta"):
+        theirs = T5Gemma2Encoder(TheirConfig.from_dict(saved).encoder).state_dict()
+    like = tensors[_EMBEDDING]
+    tensors |= {
+        f"model.encoder.{name}": like.new_zeros(tensor.shape)
+        for name, tensor in theirs.items()
+        if name.startswith(("vision_tower.", "multi_modal_projector."))
+    }
+    tensors[f"{_TEXT}.embed_tokens.eoi_embedding"] = like.new_zeros(like.shape[1])
+    return Exported(tensors, saved, token_ids(config, starts=True))
+
+
+def from_hf(settings: Json, tensors: State) -> tuple[T5Gemma2Config, State]:
+    tensors = {name: tensor for name, tensor in tensors.items() if not _UNUSED.search(name)}
+    drop_copies(tensors, {_EMBEDDING: ["model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"]})
+    decoder = settings["decoder"]
+    ids = decoder_vocabulary(settings, decoder["pad_token_id"])
+    refuse_differences(settings["encoder"]["text_config"], decoder, _SAME)
+    for key, value in _FIXED_IN_STACKS.items():
+        if decoder[key] != value:
+            raise UserError(f"{key} is {decoder[key]!r}, but must be {value!r}")
+    config = T5Gemma2Config.model_validate(
+        {
+            **ids,
+            **to_ours(settings, HF_DROPOUT),
+            **_ROTARY.to_ours(decoder),
+            "num_layers": decoder["num_hidden_layers"],
+            **to_ours(decoder, _SHARED),
+        }
+    )
+    return config, from_hf_names(meta_state(config, tensors), tensors, HF_NAMES, "embedding.weight")
+
+
+HF = HFModel(
+    "t5gemma2",
+    "T5Gemma2ForConditionalGeneration",
+    to_hf,
+    from_hf,
+    {**HF_DROPOUT, **KEYS, **_SHARED},
+    "T5Gemma 2",
+    fixed=HF_FIXED,
+    ignored={"encoder.vision_config": _VISION},
+    replaced="encoder.eoi_token_index",
+    encoder_decoder=True,
+    ends=True,
+)
+HF_MODELS = (HF,)

@@ -18,9 +18,9 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
 from pretrain.evaluation import record
 from pretrain.faults import restarts
-from pretrain.huggingface.text_plot import Point, bars, plot
 from pretrain.run import status
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
+from pretrain.tools.text_plot import Point, bars, plot
 
 _POLL_SECONDS = 1.0
 _LOSS = "train/loss"

@@ -92,7 +92,6 @@ def test_the_card_has_nothing_of_later_steps_and_of_what_is_not_known(run, tmp_p
     [
         ((), "export it again with `--for ctranslate2`", "ct2-transformers-converter"),
         (("--for", "ctranslate2"), "ct2-transformers-converter --model DIRECTORY", "export it again"),
-        (("--for", "llama.cpp"), "convert_hf_to_gguf.py DIRECTORY --outtype f32", "ct2-transformers-converter"),
         (("--encoder-only",), "T5EncoderModel.from_pretrained", "T5ForConditionalGeneration"),
     ],
 )

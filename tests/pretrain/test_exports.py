@@ -5,6 +5,7 @@ masks and caches.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
@@ -19,10 +21,11 @@ from pretrain.config.models import StackConfig
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
-from pretrain.huggingface import export, read
+from pretrain.huggingface import export, hf_model_of, read
 from pretrain.models import FAMILIES, build, parse
 from pretrain.models.loss import shift_right
 from tests.pretrain.exported import randomise
+from tests.pretrain.small_models import ONE_OF_EACH_FAMILY, as_at_the_start
 from tests.slow import slow
 from tests.tables import each
 
@@ -312,3 +315,15 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
     for use_cache in (True,) if family == "double_decoder" else (False, True):
         theirs = loaded.generate(inputs, attention_mask=mask, do_sample=False, use_cache=use_cache, **settings)
         assert theirs[:, -ours.size(1) :].tolist() == ours.tolist(), use_cache
+
+
+@each("name", ONE_OF_EACH_FAMILY)
+def test_a_tensor_that_transformers_would_ignore_is_refused_by_its_name(name):
+    """Beside those of a layer, inside one of its modules, and outside layers."""
+    model = as_at_the_start(name)
+    hf, state = hf_model_of(model.config), model.state_dict()
+    hf.to_hf(model.config, state)
+    layer = next(key for key in state if re.search(r"\.0\.", key)).split(".0.")[0]
+    for extra in (f"{layer}.0.adapter.weight", f"{layer}.1.feed_forward.gate.weight", "adapter.bias"):
+        with pytest.raises(UserError, match=rf"^transformers' model has no place for {re.escape(extra)}$"):
+            hf.to_hf(model.config, {**state, extra: torch.zeros(2)})

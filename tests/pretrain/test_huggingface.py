@@ -16,8 +16,9 @@ from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
-from pretrain.huggingface import conversions, export, import_, load_state, tokenizer_export, tokenizer_import
+from pretrain.huggingface import export, import_, load_state, tokenizer_export, tokenizer_import
 from pretrain.models import BartConfig, T5Config, build, parse
+from pretrain.models.families import hf_models
 from pretrain.trainer.validate import validate
 from tests.in_process import run_here
 from tests.pretrain.exported import randomise
@@ -106,7 +107,7 @@ def test_the_mask_token_is_the_blank_that_the_model_has_learnt_to_fill(
     family, objective, special, sentinels, mask, spiece, tmp_path
 ):
     ours = tokenizer_of(spiece, sentinels, special)
-    tokenizer_export.write(ours, conversions(family)[0], objective, tmp_path)
+    tokenizer_export.write(ours, hf_models(family)[0], objective, tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert theirs.mask_token == mask
     if mask:
@@ -142,7 +143,7 @@ def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
 
 def in_transformers(tokenizer, family, tmp_path):
     """The tokenizer that AutoTokenizer loads from the export of `tokenizer`, and the one that is read back."""
-    tokenizer_export.write(tokenizer, conversions(family)[0], None, tmp_path)
+    tokenizer_export.write(tokenizer, hf_models(family)[0], None, tmp_path)
     return transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_import.read(tmp_path)
 
 

@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface import conversions, load_state
+from pretrain.huggingface import load_state
 from pretrain.models import FAMILIES, build
+from pretrain.models.families import hf_models
 from pretrain.models.loss import shift_right
 from tests.pretrain.exported import randomise
 from tests.tables import each
@@ -75,7 +76,7 @@ def logits(config, state, reference):
 
 def test_every_kind_of_model_is_among_these():
     """But for those whose class comes with our export: test_remote_code.py saves them again."""
-    known = {one.model_type for family in FAMILIES for one in conversions(family) if not one.remote_code}
+    known = {one.model_type for family in FAMILIES for one in hf_models(family) if not one.code}
     tried = {getattr(transformers, name).config_class.model_type for name, _, _ in KINDS.values()}
     assert tried == known
 

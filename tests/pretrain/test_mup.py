@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
-from pretrain.huggingface import conversion_for
-from pretrain.huggingface.rewriting import without_mup
+from pretrain.huggingface import hf_model_of
+from pretrain.huggingface.export import without_mup
 from pretrain.models.layers import Embedding, Linear
 from pretrain.optimizers.groups import kinds, parameter_groups
 from tests.pretrain.small_runs import run_config
@@ -209,7 +209,7 @@ def outputs(model, family):
 @each("family", FAMILIES)
 def test_an_export_computes_the_same_without_mup(family):
     model = randomised(built(family, WIDE, BASE))
-    weights, plain = without_mup(conversion_for(model.config), model.state_dict(), model.config)
+    weights, plain = without_mup(hf_model_of(model.config), model.state_dict(), model.config)
     assert plain == model.config.model_copy(update={"mup": None})
     same = models.build(plain).eval()
     same.load_state_dict(weights)
@@ -221,4 +221,4 @@ def test_an_export_computes_the_same_without_mup(family):
 def test_what_transformers_cannot_express_is_refused_in_a_line():
     model = built("autoregressive", WIDE, BASE, subtract_positions="without_norm")
     with pytest.raises(UserError, match="mup: no norm directly before"):
-        without_mup(conversion_for(model.config), model.state_dict(), model.config)
+        without_mup(hf_model_of(model.config), model.state_dict(), model.config)

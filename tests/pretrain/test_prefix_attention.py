@@ -14,7 +14,7 @@ from pretrain.config.run_config import DataSection
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
-from pretrain.huggingface import conversion_for
+from pretrain.huggingface import hf_model_of
 from pretrain.models import build, parse
 from pretrain.models.attention_masks import AttentionInputs
 from tests.data_pipeline.example_rows import VOCABULARY, ragged_rows
@@ -102,4 +102,4 @@ def test_another_objective_in_the_row_starts_afresh(tmp_path):
 def test_an_export_names_it():
     for settings in (LEARNED, ROTARY):
         with pytest.raises(UserError, match="prefix_attention: bidirectional"):
-            conversion_for(model(**settings).config)
+            hf_model_of(model(**settings).config)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface import conversion_for, load_state
+from pretrain.huggingface import hf_model_of, load_state
 from pretrain.models import DecoderOnlyConfig, build
 from pretrain.models.positions import rotary_embedding
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
@@ -104,7 +104,7 @@ def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base):
 )
 def test_what_no_model_of_transformers_can_be_is_not_exported(kind, changes, expected):
     with pytest.raises(UserError, match=expected):
-        conversion_for(config(kind, **changes))
+        hf_model_of(config(kind, **changes))
 
 
 @each(

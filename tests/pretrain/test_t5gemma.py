@@ -10,7 +10,7 @@ import yaml
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.functional.attention_bias import visible
-from pretrain.huggingface import conversion_for, load_state
+from pretrain.huggingface import hf_model_of, load_state
 from pretrain.models import T5Gemma2Config, build, outline, parse
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.loss import shift_right
@@ -135,7 +135,7 @@ def test_flops_of_merged_attention():
 def test_what_transformers_or_we_cannot_be_is_refused(tmp_path):
     config = parse({**KINDS["t5gemma"], "window_rope_base": 1e5})
     with pytest.raises(UserError, match=r"no T5Gemma with window_rope_base: 100000\.0"):
-        conversion_for(config)
+        hf_model_of(config)
     for family in ("t5gemma", "t5gemma2"):
         with pytest.raises(UserError, match=r"can't generate with sliding_window: 1: its cache"):
             in_transformers(made(family, sliding_window=1), tmp_path)

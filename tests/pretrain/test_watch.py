@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.text_plot import bars, plot
 from pretrain.run.metrics_file import MetricLog
+from pretrain.tools.text_plot import bars, plot
 from pretrain.tools.watch import Curves, watch
 
 BRAILLE = {chr(code) for code in range(0x2801, 0x2900)}

@@ -12,6 +12,7 @@ from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.models import Heads
+from pretrain.huggingface.load import CONFIG
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.tools.adapt.target_config import STYLES, target
 from pretrain.tools.adapt.weight_origins import Adapted, Origin, State, adapted
@@ -57,7 +58,7 @@ def adapt(
 def read(path: Path) -> Source:
     """Raises UserError unless there is a decoder_only model at `path`, FailedError if files are damaged."""
     config: ModelConfig
-    if (path / huggingface.directory.CONFIG).exists():
+    if (path / CONFIG).exists():
         config, state, tokenizer = huggingface.read(path)
     else:
         trained = TrainedModel.open(checkpoint_in(path))

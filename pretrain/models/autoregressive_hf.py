@@ -1,10 +1,12 @@
-"""Checkpoints of the autoregressive encoder-decoder's own code (Yan 2024, github.com/yiphei/yif-AI).
+"""The autoregressive encoder-decoder in transformers, and checkpoints of its own code (Yan 2024,
+github.com/yiphei/yif-AI).
 
 A file of `torch.save` has the weights under "model" and the settings under "model_config"; tokens are GPT-2's.
 """
 
 import pickle
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,55 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.huggingface.conversion import Json, State, check, check_sizes, in_their_names, shapes
-from pretrain.huggingface.weights import in_fp32
-from pretrain.models import AutoregressiveConfig
+from pretrain.config.models import AutoregressiveConfig, ModelConfig
+from pretrain.models.state_dict_adapter import (
+    Exported,
+    Json,
+    OwnCode,
+    State,
+    check,
+    check_sizes,
+    in_their_names,
+    meta_state,
+    to_ours,
+)
+
+_CODE = OwnCode(
+    "autoregressive",
+    "autoregressive_encoder_decoder",
+    AutoregressiveConfig,
+    "AutoModelForCausalLM",
+    "AutoregressiveForCausalLM",
+    {"tie_word_embeddings": True},
+    r"embedding|position_embedding|lm_head|bridge\.(norm|linear)|final_norm|subtracted_norm|decoder\.\d+\.encoder_norm"
+    r"|embedding_loss\.(aggregation|embedding_norm|encoder_norm)",
+)
+_LOSS = "embedding_loss"
+
+
+def to_hf(config: AutoregressiveConfig, state: Mapping[str, Tensor]) -> Exported:
+    """With the weights of the embedding loss, for further training; transformers ignores these."""
+    return _CODE.to_hf(config, state, "embedding.weight")
+
+
+def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
+    """If transformers has saved the model again, the embedding loss's weights are gone; the config then drops it."""
+    config = AutoregressiveConfig.model_validate({"vocab_size": 1, **to_ours(settings, _CODE.settings)})
+    of_loss = {name for name in meta_state(config, tensors) if name.startswith(f"{_LOSS}.")}
+    gone = {_LOSS: None} if of_loss and of_loss.isdisjoint(tensors) else {}
+    return _CODE.from_hf(settings, tensors, "embedding.weight", **gone)
+
+
+HF_MODELS = (
+    _CODE.model(
+        to_hf,
+        from_hf,
+        last_norm=lambda config: {"none": "final_norm", "with_norm": "subtracted_norm"}.get(config.subtract_positions),
+    ),
+)
+
+
+# --- checkpoints of Yan's own code ---
 
 # The settings' values that are pickled by the names of the author's classes; all are read as their text.
 _MODULES = ("autoregressive_encoder_decoder_transformer.model", "encoder_decoder_transformer.model", "model")
@@ -63,32 +111,33 @@ _MODULES_OUTSIDE = {
 }
 
 
-def read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
-    """The config and fp32 weights of the checkpoint `path` under our names; `eos` is the id of GPT-2's EOS.
+def read_yan(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
+    """The config and weights of the checkpoint `path` under our names; `eos` is the id of GPT-2's EOS.
 
     Nothing of the file is run. Raises UserError for another file, and for what our model doesn't have.
     """
     saved = _load(path)
     try:
         settings, tensors = saved["model_config"], saved["model"]
-        check_sizes(settings, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, _SETTINGS, path)
+        check_sizes(settings, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, _SETTINGS)
         config = _config(settings, eos)
+        state = _renamed(tensors)
+        if config.embedding_loss is None:  # the author's model has a norm for it even so
+            state = {name: tensor for name, tensor in state.items() if not name.startswith("embedding_loss.")}
+        check({name: tuple(tensor.shape) for name, tensor in meta_state(config, state).items()}, state)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a checkpoint of Yan's autoregressive encoder-decoder: lacks {error}") from None
     except ValidationError as error:
         lines = in_their_names(error, _SETTINGS)
         raise UserError("\n".join(f"{path}: model_config: {line}" for line in lines)) from None
-    state = _renamed(tensors)
-    if config.embedding_loss is None:  # the author's model has a norm for it even so
-        state = {name: tensor for name, tensor in state.items() if not name.startswith("embedding_loss.")}
-    try:
-        check(shapes(config), state)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return config, in_fp32(state, path)
+    return config, state
 
 
 def _load(path: Path) -> Json:
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: no regular file")
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: no regular file")
     known: list[Any] = [(str, f"{module}.{name}") for module in _MODULES for name in _CLASSES]

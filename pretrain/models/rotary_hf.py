@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import Heads, LocalAndGlobal
-from pretrain.huggingface.conversion import Json, to_theirs
+from pretrain.models.state_dict_adapter import Json, to_theirs
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
 HEADS = {

@@ -1,0 +1,313 @@
+"""Import: a directory that transformers saved, or a checkpoint of Yan's own code, as a checkpoint of step 0."""
+
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import ValidationError
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import printable
+from data_pipeline.foundation.json_file import read_json
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
+from pretrain.checkpoint.initial import save_weights
+from pretrain.huggingface import tokenizer_import, weights
+from pretrain.models import FAMILIES, ModelConfig
+from pretrain.models.autoregressive_hf import read_yan
+from pretrain.models.families import hf_models
+from pretrain.models.state_dict_adapter import HFModel, Json, Shapes, State, check_sizes, in_their_names, leaves
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+# Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
+_FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
+# Settings of classifiers, which no model here is; transformers makes a list as long as they say.
+_LABELS = ("num_labels", "id2label", "label2id")
+
+
+class Imported(NamedTuple):
+    """A model under our names, with fp32 weights. `replaced`: a key of config.json and its id, if transformers embeds
+    this id otherwise than by its row of the matrix."""
+
+    config: ModelConfig
+    state: State
+    replaced: tuple[str, int] | None
+
+
+def import_(path: Path, out: Path) -> ModelConfig:
+    """Writes a checkpoint of step 0 with the model and tokenizer that transformers saved in the directory `path`.
+
+    A run on a corpus with this tokenizer has the same config: `vocab_size` counts the tokenizer's ids, and further rows
+    of the matrix are padding. Raises UserError for what our models or tokenizers don't support.
+    """
+    config, state, tokenizer = read(path)
+    save_weights(config, state, tokenizer, out)
+    return config
+
+
+def import_yan(path: Path, tokenizer: Path, out: Path) -> ModelConfig:
+    """Writes a checkpoint of step 0 from one of Yan's own code. `tokenizer`: a directory with GPT-2's files.
+
+    Raises UserError if the file is no such checkpoint, or the tokenizer isn't the model's.
+    """
+    weights.check_files(tokenizer)
+    model = Tokenizer(ByteLevelBPE.read(tokenizer))
+    config, state = read_yan(path, model.vocabulary.eos)
+    if config.vocab_size != model.size:
+        raise UserError(f"{path}: the model has {config.vocab_size} ids, the tokenizer {tokenizer} {model.size}")
+    save_weights(config, weights.in_fp32(state, path), model, out)
+    return config
+
+
+def load_state(path: Path) -> tuple[ModelConfig, State]:
+    """Reads a model that transformers saved: its config, and fp32 weights under the names of our `state_dict()`.
+
+    `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
+    """
+    config, state, _ = _read_model(path)
+    return config, state
+
+
+def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
+    """The model and tokenizer of the directory `path`, as `import_` writes them.
+
+    Prints a line for each choice that the files leave open.
+    """
+    config, state, replaced = _read_model(path)
+    tokenizer = tokenizer_import.read(path)
+    rows = config.padded_vocab_size
+    if isinstance(tokenizer.model, TokenizerJson):
+        tokenizer = _with_rows(tokenizer, tokenizer.model, rows, path)
+        roles = {"pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
+        config = config.model_copy(update=roles)  # chosen with a view to config.json
+    vocabulary = tokenizer.vocabulary
+    if replaced and replaced[1] < tokenizer.size and replaced[1] not in vocabulary.special.values():
+        raise UserError(
+            f"{path}: {replaced[0]} is {replaced[1]} in config.json, which the tokenizer gives to text. transformers "
+            "has a vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
+        )
+    if tokenizer.size > rows:
+        raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
+    if "eos_id" not in config.model_fields_set:  # BERT's config.json has none
+        config = config.model_copy(update={"eos_id": vocabulary.eos})
+    for key, configured, has in (("pad", config.pad_id, vocabulary.pad), ("eos", config.eos_id, vocabulary.eos)):
+        if configured != has:
+            raise UserError(f"{path}: {key}_token_id is {configured} in config.json, but the tokenizer's is {has}")
+    config = config.model_copy(
+        update={"vocab_size": tokenizer.size, "pad_vocab_to_multiple_of": _unit(rows, tokenizer.size)}
+    )
+    return config, state, tokenizer
+
+
+def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path) -> Tokenizer:
+    """The tokenizer without added tokens for which the model has no row, such as Gemma 3's token of an image."""
+    for line in model.notes:
+        print(f"{path}: {line}", file=sys.stderr)
+    if tokenizer.sentinels or model.size <= rows:
+        return tokenizer
+    kept = model.first(rows)
+    tokens = [(token["content"], token["id"]) for token in model.saved["added_tokens"]]
+    gone = [f"{printable(content)} ({id_})" for content, id_ in tokens if id_ >= rows]
+    print(f"{path}: left out: {', '.join(gone)}; the embedding matrix has {rows:,} rows", file=sys.stderr)
+    return Tokenizer(kept, tokenizer.special_tokens)
+
+
+def _unit(rows: int, ids: int) -> int:
+    """The `pad_vocab_to_multiple_of` that gives `ids` ids `rows` rows: 128 if it does, else the smallest."""
+    return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
+
+
+def _read_model(directory: Path) -> Imported:
+    """Reads the model in `directory`. `model_type` selects the family.
+
+    Nothing is built before the sizes in config.json are found in the headers of the weights: a wrong one could fill the
+    memory. Raises UserError, with the setting or tensor, for what our model doesn't support; FailedError if a file is
+    damaged.
+    """
+    path = directory / CONFIG
+    weights.check_files(directory)
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    saved = read_json(path, Json)
+    by_type = {hf.model_type: hf for family in FAMILIES for hf in hf_models(family)}
+    hf = by_type.get(str(saved.get("model_type")))
+    if hf is None:
+        raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
+    if endless := [".".join(key) for key, value in leaves(saved) if isinstance(value, float) and not isfinite(value)]:
+        raise UserError(f"{path}: no finite numbers: {', '.join(endless)}")
+    _refuse_others(_FIXED, saved, path)
+    saved = _needed(saved, hf)
+    stored = weights.shapes_of(directory)
+    settings, theirs = _settings(saved, stored, hf, path)
+    _refuse_others(hf.fixed, settings, path)
+    names, rejection = {name: name for name in stored}, None
+    try:
+        if theirs:
+            names = _loaded_names(stored, hf.class_name, theirs, path)
+    except UserError as error:  # our own checks name keys and tensors, so they go first
+        rejection = error
+    tensors = {names[name]: tensor for name, tensor in weights.read(directory).items()}
+    try:
+        config, state = hf.from_hf(settings, tensors)
+    except KeyError as error:
+        raise UserError(f"{path}: lacks {error}") from None
+    except ValidationError as error:
+        raise UserError("\n".join(f"{path}: {line}" for line in in_their_names(error, hf.all_keys))) from None
+    except UserError as error:
+        raise UserError(f"{directory}: {error}") from None
+    _refuse_ids(config, hf.all_keys, path)
+    if rejection:
+        raise rejection
+    if hf.encoder_decoder:
+        _refuse_other_start(config, settings, directory)
+    return Imported(config, state, _replaced(settings, hf))
+
+
+def _needed(saved: Json, hf: HFModel) -> Json:
+    """config.json without labels, and with small values for what our model ignores."""
+    kept = _without_labels(saved)
+    for where, value in hf.ignored.items():
+        section, key = where.split(".")
+        if isinstance(inner := kept.get(section), dict):
+            kept[section] = {**inner, key: value}
+    return kept
+
+
+def _without_labels(saved: Json) -> Json:
+    return {
+        key: _without_labels(value) if isinstance(value, dict) else value
+        for key, value in saved.items()
+        if key not in _LABELS
+    }
+
+
+def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Json, Any]:
+    """The settings of config.json with transformers' defaults, and its config object if it has the model.
+
+    Several EOS tokens become the first: the tokenizer says which is ours.
+    """
+    theirs, settings = None, saved
+    _check_sizes(saved, stored, hf, path)  # transformers makes lists as long as there are layers
+    if not hf.code:
+        theirs = _config_of(saved, path)
+        settings = {**saved, **theirs.to_dict()}
+        _check_sizes(settings, stored, hf, path)
+    for section in (settings, settings.get("encoder"), settings.get("decoder")):
+        if isinstance(section, dict) and isinstance(ends := section.get("eos_token_id"), list) and ends:
+            section["eos_token_id"], rows = ends[0], section.get("vocab_size")
+            if outside := [id_ for id_ in ends if isinstance(id_, int) and isinstance(rows, int) and id_ >= rows]:
+                raise UserError(f"{path}: eos_token_id has {outside}, but the embedding has {rows} rows")
+    return settings, theirs
+
+
+def _check_sizes(settings: Json, stored: Shapes, hf: HFModel, path: Path) -> None:
+    try:
+        check_sizes(settings, stored, hf.all_keys)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _refuse_other_start(config: ModelConfig, settings: Json, directory: Path) -> None:
+    """Raises UserError if transformers' decoder starts from another token than ours."""
+    ours, generation = config.decoder_start_id, directory / GENERATION
+    saved = read_json(generation, Json) if generation.exists() else {}
+    for file, values in ((directory / CONFIG, settings), (generation, saved)):
+        start = values.get("decoder_start_token_id")
+        if start not in (None, ours):
+            token = {config.eos_id: "EOS", config.pad_id: "padding"}.get(ours, "BOS")
+            raise UserError(
+                f"{file}: decoder_start_token_id is {start!r}, but our {config.family} starts from {token}, {ours}"
+            )
+
+
+def _replaced(settings: Json, hf: HFModel) -> tuple[str, int] | None:
+    if hf.replaced is None:
+        return None
+    section, key = hf.replaced.split(".")
+    id_ = settings[section][key]
+    return None if id_ is None else (hf.replaced, id_)
+
+
+def _refuse_ids(config: ModelConfig, keys: Mapping[str, str], path: Path) -> None:
+    """Raises UserError if a token has a role for which the embedding has no row."""
+    rows = config.padded_vocab_size
+    roles = {keys[ours]: getattr(config, ours, None) for ours in ("pad_id", "eos_id", "bos_id")}
+    if outside := [f"{key} is {id_}" for key, id_ in roles.items() if id_ is not None and id_ >= rows]:
+        raise UserError(f"{path}: {'; '.join(outside)}, but the embedding has {rows} rows")
+
+
+def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None:
+    """Raises UserError that names the settings with which our model would compute something else."""
+    problems = [
+        f"{key} is {settings[key]!r}, but must be {ours!r}"
+        for key, ours in fixed.items()
+        if settings.get(key, ours) != ours
+    ]
+    if problems:
+        raise UserError(f"{path}: our models don't support these settings: {'; '.join(problems)}")
+
+
+def _config_of(saved: Json, path: Path) -> Any:
+    """transformers' config object, with its defaults and the settings that it derives from others.
+
+    Raises UserError, which names `path`, if transformers rejects the content `saved` of config.json.
+    """
+    from transformers import CONFIG_MAPPING  # takes seconds to import
+
+    try:
+        with _quiet():
+            return CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
+    except Exception as error:  # wrong types and values, by exceptions of several libraries
+        raise _rejected(path, error) from None
+
+
+def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path) -> dict[str, str]:
+    """The name under which transformers loads each tensor of a file into the class `class_name`.
+
+    transformers renames what it and its older versions save, such as the text encoder of T5Gemma 2, the norms of BERT's
+    published files, and what a model without a head lacks before each name. Raises UserError, which names `path`, if
+    transformers can't build the model, or if two tensors have one name.
+    """
+    import transformers  # takes seconds
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    try:
+        with torch.device("meta"), _quiet():
+            model = getattr(transformers, class_name)(config)
+    except Exception as error:  # as above
+        raise _rejected(path, error) from None
+    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    state = model.state_dict()
+    found: dict[str, str] = {}
+    for name in names:
+        loaded, _ = rename_source_key(name, renamings, [], model.base_model_prefix, state)
+        if loaded in found:
+            raise UserError(f"{path.parent}: {found[loaded]} and {name} are one tensor in transformers, {loaded}")
+        found[loaded] = name
+    return {name: loaded for loaded, name in found.items()}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' and torch's warnings: our own checks refuse what they are about."""
+    from transformers.utils import logging  # takes seconds
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _rejected(path: Path, error: Exception) -> UserError:
+    reason = printable(" ".join(str(error).split())) or type(error).__name__
+    return UserError(f"{path}: transformers rejects it: {reason}")
