@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -25,7 +25,7 @@ from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership, timing, workers
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
-from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
+from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError, WorkerDied
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.progress import track
@@ -67,13 +67,15 @@ class Stage(Generic[Spec, ResultType]):
     """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when their bytes change.
 
     Specs and results are dataclasses; their types are read from the annotations of `work`. `way_out` says which setting
-    of the corpus file reduces a unit's memory.
+    of the corpus file reduces a unit's memory. `without(spec, file, reason)`, for specs of several files, is the spec of
+    the same unit once `file`, which `work` named as its activity, has killed every worker that read it.
     """
 
     name: str
     version: int
     work: Callable[[Path, Spec], ResultType]
     way_out: str
+    without: Callable[[Spec, str, str], Spec] | None = None
 
     def fingerprint(self, unit: Unit[Spec]) -> str:
         return fingerprint([self.name, self.version, unit.inputs])
@@ -331,10 +333,18 @@ def _performed(
     def perform(row: str) -> str:
         return to_json(_perform(stage, parse_json(row, stage.unit, stage.name), corpus, token)).decode()
 
-    rows = {unit.name: to_json(unit).decode() for unit in todo}
     kind = stage.finished | _Failed
-    for name, answer in pool.each(perform, rows, stage.name):
-        if isinstance(answer, FailedError):
-            yield _out_of_memory(stage, name, str(answer))
-        else:
-            yield parse_json(answer, kind, stage.name)
+    left = {unit.name: unit for unit in todo}
+    while left:
+        units, left = left, {}
+        for name, answer in pool.each(perform, {name: to_json(unit).decode() for name, unit in units.items()}, stage.name):
+            if isinstance(answer, str):
+                yield parse_json(answer, kind, stage.name)
+                continue
+            file = progress.last_activity(_progress_folder(corpus, stage.name) / name)
+            if isinstance(answer, WorkerDied) and stage.without and file:
+                spec = stage.without(units[name].spec, file, f"{answer}; {stage.way_out}")
+                # with a fingerprint of its own, so that the next build tries the file again
+                left[name] = replace(units[name], spec=spec, inputs=fingerprint([units[name].inputs, file]))
+            else:
+                yield _out_of_memory(stage, name, str(answer))

@@ -25,6 +25,10 @@ class StoreUnavailable(StoreError):
     exit_code = STOPPED
 
 
+class WorkerDied(FailedError):
+    """The process that did some work died on every try."""
+
+
 class DamagedInput(FailedError):
     """An input file that can't be read to its end.
 

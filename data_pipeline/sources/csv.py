@@ -38,6 +38,8 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         rows = csv.reader(lines, delimiter=options.delimiter, strict=True)
         try:
             header = next(rows, [])
+        except _TooLong:
+            raise DamagedInput(file.path, "the header", too_long(options)) from None
         except (csv.Error, _NoText) as error:
             raise DamagedInput(file.path, "the header", str(error)) from None
         columns = {field: header.index(name) for field, name in options.present(file.path, header).items()}
