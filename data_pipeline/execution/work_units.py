@@ -337,7 +337,9 @@ def _performed(
     left = {unit.name: unit for unit in todo}
     while left:
         units, left = left, {}
-        for name, answer in pool.each(perform, {name: to_json(unit).decode() for name, unit in units.items()}, stage.name):
+        for name, answer in pool.each(
+            perform, {name: to_json(unit).decode() for name, unit in units.items()}, stage.name
+        ):
             if isinstance(answer, str):
                 yield parse_json(answer, kind, stage.name)
                 continue

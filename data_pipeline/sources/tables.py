@@ -24,9 +24,9 @@ class Columns(FieldNames):
     """Names of the columns. All but `text` may be absent, unless the config names them."""
 
     def present(self, path: str, names: list[str]) -> dict[str, str]:
-        """The name of each field's column, of those in `names`. Raises UserError for one that is missing or there twice.
+        """The name of each field's column, of those in `names`: the text's must exist, and those that the config names.
 
-        Only the text, and fields that the config names, must have one.
+        Raises UserError for one of these that is missing or there twice.
         """
         columns = {}
         for field in FieldNames.model_fields:
