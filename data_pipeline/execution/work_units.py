@@ -67,8 +67,8 @@ class Stage(Generic[Spec, ResultType]):
     """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when their bytes change.
 
     Specs and results are dataclasses; their types are read from the annotations of `work`. `way_out` says which setting
-    of the corpus file reduces a unit's memory. `without(spec, file, reason)`, for specs of several files, is the spec of
-    the same unit once `file`, which `work` named as its activity, has killed every worker that read it.
+    of the corpus file reduces a unit's memory. `without(spec, file, reason)`, for specs of several files, is the spec
+    without a `file` that has killed every worker that read it; `work` names each as its activity.
     """
 
     name: str

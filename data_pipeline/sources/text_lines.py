@@ -94,7 +94,7 @@ def decode(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        looks_like = detect_encoding(data[error.start :][:_LOOKED_AT], html5_compatible=False)
+        looks_like = detect_encoding(data[max(0, error.start - _LOOKED_AT // 2) :][:_LOOKED_AT])
         try:
             data.decode(looks_like or "utf-8")
         except (UnicodeError, LookupError):

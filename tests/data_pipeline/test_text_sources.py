@@ -333,6 +333,6 @@ def test_text_that_is_not_utf8_is_refused_with_the_encoding_that_reads_it(tmp_pa
 def test_bytes_that_are_not_in_the_encoding_end_the_file(tmp_path):
     (tmp_path / "a").write_bytes("Größe".encode("utf-16") + b"\0")
     damage = read_until_damage("text", tmp_path / "a", encoding="utf-16")[2]
-    assert (damage.position, damage.reason[:13]) == ("bytes 12 to 12 of the content", "isn't utf-16:")
+    assert (damage.position, damage.reason[:13]) == ("bytes 13 to 13 of the content", "isn't utf-16:")
     with pytest.raises(ValueError, match="Python has no encoding 'base64'"):
         OPTIONS["text"](encoding="base64")
