@@ -7,7 +7,6 @@ and its counts.
 """
 
 import errno
-import os
 import shutil
 import socket
 import time
@@ -25,10 +24,12 @@ from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership, timing, workers
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
-from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError, WorkerDied
+from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError, WorkerDied, of_files
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.progress import track
+
+KEPT = "what is finished is kept"
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def _why_redo(corpus: Path, finished: Finished[Result] | None, expected: str) ->
         try:
             if (corpus / name).stat().st_size != output.bytes:
                 return "output missing or cut"
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
             return "output missing or cut"
     return ""
 
@@ -238,14 +239,17 @@ def forget_damaged(corpus: Path) -> list[str]:
 
 
 def _is_whole(path: Path, output: Output) -> bool:
-    return path.is_file() and path.stat().st_size == output.bytes and sha256(path) == output.sha256
+    try:
+        return path.is_file() and path.stat().st_size == output.bytes and sha256(path) == output.sha256
+    except OSError:
+        return False
 
 
 def _committed(sidecar: Path, kind: type[Finished[ResultType]]) -> Finished[ResultType] | None:
     """The unit recorded in its sidecar, or None if the sidecar is missing or damaged: the work is then done again."""
     try:
         return parse_json(sidecar.read_bytes(), kind, sidecar)
-    except (FileNotFoundError, FailedError):
+    except (OSError, FailedError):
         return None
 
 
@@ -292,9 +296,9 @@ def _perform(
     except OSError as error:
         if error.errno == errno.ENOMEM:
             return _out_of_memory(stage, unit.name, f"out of memory on {socket.gethostname()}")
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            return _bug(stage, unit, corpus, error)
-        return _Failed(unit.name, f"{corpus}: {os.strerror(error.errno)}; what is finished is kept")
+        if failed := of_files(error, corpus, KEPT):
+            return _Failed(unit.name, str(failed))
+        return _bug(stage, unit, corpus, error)
     except MemoryError as error:
         reason = " ".join(f"out of memory on {socket.gethostname()}: {error}".split()).rstrip(": ")
         return _out_of_memory(stage, unit.name, reason)
