@@ -46,12 +46,11 @@ faults: $(INSTALLED)  ## CELLS faults of runs, drawn, against the undisturbed ru
 	$(BIN)/python -m checks.faults --builds --cells 30
 
 MINUTES ?= 20
-soak: $(INSTALLED)  ## the longest tests; training and builds, killed at random for MINUTES each of three; what `make gpu` compiles
+soak: $(INSTALLED)  ## the longest tests; training and builds, killed at random for MINUTES each of three
 	$(BIN)/python -m pytest --numprocesses 1 -m soak
 	$(BIN)/python -m checks.soak.training same --minutes $(MINUTES)
 	$(BIN)/python -m checks.soak.training change --minutes $(MINUTES)
 	$(BIN)/python -m checks.soak.build --minutes $(MINUTES)
-	$(BIN)/python -m checks.gpu.compilations
 
 CASES ?= 100000
 fuzz: $(INSTALLED)  ## CASES damaged files for the readers and the cleaner: half an hour on two cores

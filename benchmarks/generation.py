@@ -36,9 +36,9 @@ from pretrain.models.stacks import EncoderDecoder
 
 LIMIT = """The products with weights, which both sides need: the column "at most" has the ratio that would be left if
 ours took no time for anything else. In fp32 with 8 rows and more they are bound by arithmetic, and take most of the
-time of T5-small and of larger models. At the quickstart's size they take about a third; the rest is attention, some
-microseconds for each head, and the calls of small operations. bf16 gains most on a CPU without products in bf16, where
-transformers' are emulated and ours are in fp32."""
+time of T5-small and of larger models. At the quickstart's size a fifth to a third; the rest is attention, some
+microseconds for each head, the calls of small operations and, with beams, copies of the caches. bf16 gains most on a
+CPU without products in bf16, where transformers' are emulated and ours are in fp32."""
 
 SMALL = {"family": "t5", "vocab_size": 8192, "d_model": 128, "d_kv": 32, "d_ff": 256, "num_heads": 4}
 LAYERS = {"num_encoder_layers": 2, "num_decoder_layers": 2}

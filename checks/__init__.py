@@ -2,8 +2,7 @@
 
     make gpu     whether training is right on the GPU of a machine, and how fast: 10 minutes
     make faults  faults × points of a run × one and two hosts, 200 cells of them, then 30 of builds: 2 to 3 hours
-    make soak    the longest tests; training and builds that are killed at random moments, for an hour; then the
-                 kernels that `make gpu` compiles are counted, without a GPU
+    make soak    the longest tests; training and builds that are killed at random moments, for an hour
     make fuzz    100,000 damaged files for the readers and the cleaner: half an hour
 
 The times are of two CPU cores. `python -m checks.soak.ettr RUN.yaml --every 30 --minutes 60` measures the share of

@@ -15,9 +15,9 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.stages.built import Built
-from data_pipeline.stages.deduplication import DecontaminationResult
 from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.evaluation_sets import EvaluationSetsResult
+from data_pipeline.stages.part_readings import DecontaminationResult, KeysResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult
@@ -107,7 +107,10 @@ class SplitCounts:
 
 @dataclass(frozen=True)
 class StageSpeed:
-    """The speed of a stage and, of its last run that had units to do, where the wall time went (`timing.Timing`)."""
+    """The speed of a stage and, of its last run that had units to do, where the wall time went (`timing.Timing`).
+
+    `keys`: how many it gathered, if that is what it does.
+    """
 
     name: str
     megabytes: float
@@ -115,6 +118,7 @@ class StageSpeed:
     megabytes_per_core_second: float | None
     units: int
     written_megabytes: float
+    keys: int | None = None
     seconds: float | None = None
     workers: int | None = None
     idle_seconds: float | None = None
@@ -381,6 +385,7 @@ def _speed(corpus: Path, stage: str, units: Sequence[Finished[Result]], size: in
     """`size`: the bytes that the stage worked on."""
     megabytes, seconds = size / 1e6, sum(unit.seconds for unit in units)
     written = sum(output.bytes for unit in units for output in unit.outputs.values())
+    keys = [unit.result.keys for unit in units if isinstance(unit.result, KeysResult)]
     speed = StageSpeed(
         name=stage,
         megabytes=round(megabytes, 3),
@@ -388,6 +393,7 @@ def _speed(corpus: Path, stage: str, units: Sequence[Finished[Result]], size: in
         megabytes_per_core_second=round(megabytes / seconds, 3) if seconds else None,
         units=len(units),
         written_megabytes=round(written / 1e6, 3),
+        keys=sum(keys) if keys else None,
     )
     run = timing.read(corpus, stage)
     return replace(speed, **vars(run)) if run else speed

@@ -18,8 +18,8 @@ OWN = {
     "tests",
     "checks",
     "benchmarks",
-    "docs",
     "experiments",
+    "docs",
     *(path.stem for path in (ROOT / "benchmarks").glob("*.py")),
 }
 
@@ -62,5 +62,5 @@ def test_the_product_imports_all_that_it_declares_and_nothing_else():
 
 def test_tests_checks_and_benchmarks_import_what_is_declared_for_development():
     dependencies = declared(PROJECT["dependencies"]).union(*map(declared, PROJECT["optional-dependencies"].values()))
-    found = imported("tests", "checks", "benchmarks", "docs")
+    found = imported("tests", "checks", "benchmarks", "docs", "experiments")
     assert {module for module, names in found.items() if not names & dependencies} == set()

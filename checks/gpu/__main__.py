@@ -24,7 +24,7 @@ def main() -> int:
     chosen = [check for check in CHECKS if not given.only or check.name in given.only]
     if given.list:
         for check in chosen:
-            print(f"{check.name:18} {check.limit_on(given.device or 'cuda'):5.0f}")
+            print(f"{check.name:18} {check.limit:5.0f}")
         return 0
     device = given.device or ("cuda" if _gpu_here() else "cpu")
     with contextlib.ExitStack() as stack:

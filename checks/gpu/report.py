@@ -34,13 +34,6 @@ class Report:
 
         return torch.device(self.kind)
 
-    def compile_ahead(self, launches: Callable[[], object]) -> None:
-        """Compiles, in parallel, the kernels that `launches` would compile one by one. It runs without its kernels."""
-        if self.cuda:
-            from pretrain.kernels.compilation import compile_ahead  # imports Triton
-
-            self.fact("compilations", compile_ahead(launches))
-
     def fact(self, name: str, value: object) -> None:
         """Records a figure, or a list or dict of them. It can't fail."""
         self._note("facts", name, value)

@@ -17,39 +17,20 @@ import psutil
 
 from checks.gpu.report import read
 
-FIXED_TILES = "ENCDEC_FIXED_TILES"  # pretrain.kernels.tuning.FIXED, which only a machine with Triton can import
 ROOT = Path(__file__).parents[2]
 _LEAST = 0.25  # the share of a check's limit without which it isn't started
 _AFTER = 1.0  # s kept back to end a check's processes and write its line
 _SHOWN = 2000  # characters of a failed check's output
-_COMPILATION = 1.4  # s of processor time for a kernel, measured for sm_90 at 2.5 GHz
-_START = 8.0  # s until the processes that compile have imported PyTorch and Triton
-
-
-def seconds_to_compile(kernels: int, processes: int) -> float:
-    """How long it takes to compile `kernels` kernels in `processes` processes."""
-    return _START + _COMPILATION * -(-kernels // processes) if kernels else 0.0
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A check: `function` of `module`, which is a Check, and the most seconds that it may take.
-
-    The limit doesn't include the `compilations` of kernels that a GPU without Triton's cache needs. With `tuned`, the
-    fastest tiles are measured, as in training; without it they are fixed, so that a result doesn't depend on a choice.
-    """
+    """A check: `function` of `module`, which is a Check, and the most seconds that it may take."""
 
     name: str
     module: str
     function: str
     limit: float
-    compilations: int = 0
-    tuned: bool = False
-
-    def limit_on(self, device: str) -> float:
-        if device == "cpu":
-            return self.limit
-        return self.limit + seconds_to_compile(self.compilations, len(os.sched_getaffinity(0)))
 
 
 @dataclass(frozen=True)
@@ -101,7 +82,7 @@ def run(checks: Iterable[Planned], place: Place, budget: float, lines: Lines) ->
     started = time.monotonic()
     outcomes: dict[str, list[str]] = {}
     for check in checks:
-        left, limit = budget - (time.monotonic() - started) - _AFTER, check.limit_on(place.device)
+        left, limit = budget - (time.monotonic() - started) - _AFTER, check.limit
         if left < _LEAST * limit:
             line: dict[str, Any] = {"check": check.name, "outcome": "unreached", "seconds_left": round(max(left, 0), 1)}
         else:
@@ -121,7 +102,7 @@ def _run_one(check: Planned, place: Place, limit: float) -> dict[str, Any]:
             process = subprocess.Popen(
                 [sys.executable, "-m", "checks.gpu.check", *arguments],
                 cwd=folder,
-                env=place.environment | ({} if check.tuned else {FIXED_TILES: "1"}),
+                env=place.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

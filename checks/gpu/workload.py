@@ -54,11 +54,6 @@ class Workload:
         compute = {"compile": compiled}
         return run_config(1, self.model, optimizer=settings, precision="bf16", compute=compute, **changes)
 
-    def launch(self) -> None:
-        """Launches every kernel of a step, in a model of one layer in each stack."""
-        model = {**self.model, "num_encoder_layers": 1, "num_decoder_layers": 1}
-        pass_through(model, self.device, self.inputs, self.targets, (False,))
-
     def batches(self, micro_batch: int) -> list[Batch]:
         """The micro-batches of a step, on the device."""
         generator = torch.Generator().manual_seed(0)
@@ -92,19 +87,6 @@ class Workload:
             engine.close()
             engine = step = None  # type: ignore[assignment]
             free(self.device)
-
-
-def pass_through(
-    values: Json, device: torch.device, inputs: int, targets: int, paddings: tuple[bool, ...] = (False, True)
-) -> None:
-    """Forward and backward of a model in bf16, on two rows without padding, with it, or on both."""
-    from pretrain import models
-
-    model = models.build(models.parse({"vocab_size": 100, **values})).to(device, torch.bfloat16).train()
-    for padding in paddings:
-        ids, labels = (torch.full((2, length), 5, device=device) for length in (inputs, targets))
-        mask = {"encoder_attention_mask": torch.ones_like(ids)} if padding else {}
-        model(encoder_input_ids=ids, labels=labels, **mask)["labels"].sum().backward()
 
 
 def free(device: torch.device) -> None:

@@ -69,10 +69,8 @@ class DedupConfig(Section):
     @property
     def steps(self) -> list[str]:
         """The names of the enabled steps, in their order. "anchors" finds where equal substrings may be."""
-        names = ("urls", "lines", "spans", "anchors", "substrings", "documents", "minhash")
-        return [name for name in names if getattr(self, setting_of(name))]
-
-
-def setting_of(step: str) -> str:
-    """The key of `dedup` that asks for a step."""
-    return "substrings" if step == "anchors" else step
+        names = ("urls", "lines", "spans", "substrings", "documents", "minhash")
+        steps = [name for name in names if getattr(self, name)]
+        if self.substrings:
+            steps.insert(steps.index("substrings"), "anchors")
+        return steps

@@ -3,13 +3,15 @@
 import hashlib
 from collections.abc import Iterator
 
+from data_pipeline.dedup.step import Step
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
 
-class EqualDocuments:
+class EqualDocuments(Step):
     """Compares documents by a 128-bit hash of their text and target."""
 
+    name = "documents"
     group, order = 2, 0
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:

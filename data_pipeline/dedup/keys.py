@@ -50,8 +50,8 @@ class Keys:
         """Adds the keys of a table (n, words), whose last column has their positions."""
         self._words.frombytes(table.tobytes())
 
-    def write(self, path: Path, dropped: Sequence[int] = ()) -> int:
-        """Writes the keys and the numbers of the documents `dropped` earlier. Returns the number of keys written.
+    def write(self, path: Path) -> int:
+        """Writes the keys. Returns the number of keys written.
 
         Duplicates within the unit are resolved here: one key of each group is written.
         """
@@ -64,7 +64,6 @@ class Keys:
             "keys": table[kept],
             "slots": np.append(slots, len(kept)).astype(np.int64),
             "duplicates": pairs[pairs[:, 0] >> np.uint64(32) != NO_DOCUMENT],
-            "dropped": np.array(dropped, dtype=np.int64),
         }
         _save(arrays, path)
         return len(kept)
@@ -239,12 +238,6 @@ def read_duplicates_within(corpus: Path, name: str) -> np.ndarray:
     """(n, 2): the positions of the duplicates within a unit, and of the copies that are kept."""
     with safe_open(corpus / name, "numpy") as file:
         return file.get_tensor("duplicates")
-
-
-def read_dropped(corpus: Path, name: str) -> set[int]:
-    """The documents that earlier steps have dropped."""
-    with safe_open(corpus / name, "numpy") as file:
-        return set(file.get_tensor("dropped").tolist())
 
 
 def _decided(corpus: Path, decided: Sequence[str], unit: int) -> Iterator[np.ndarray]:

@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 
 from data_pipeline.dedup.keys import hash64
-from data_pipeline.dedup.step import enough_left, rank
+from data_pipeline.dedup.step import Step, enough_left, rank
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
 
-class EqualLines:
+class EqualLines(Step):
     """Lines are equal after strip and lower. The page with the smallest md5 of its URL keeps the first copy.
 
     Blank lines don't count. Of 1.6 × 10¹⁰ different lines, about as many as C4's pages in all languages have, 7 pairs
     are expected to share a 64-bit hash.
     """
 
-    group, order = 1, 1
+    name = "lines"
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         if document.target:  # the text of a pair is its input with the prefix

@@ -7,12 +7,17 @@ GPT-3 and datatrove. The connected components of these pairs are the clusters.
 import functools
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 from rensa import RMinHash
+from safetensors.numpy import save_file
 
 from data_pipeline.dedup.config import MinHashConfig
-from data_pipeline.dedup.keys import hash64
+from data_pipeline.dedup.keys import decide, hash64
+from data_pipeline.dedup.step import Step
+from data_pipeline.foundation.atomic import atomic_path
+from data_pipeline.foundation.safetensors_file import os_errors
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 from data_pipeline.text.words import normalised
@@ -21,10 +26,13 @@ _SEED = 1
 _WORD = re.compile("[a-z0-9]+")
 
 
-class NearDuplicates:
+class NearDuplicates(Step):
     """The document with the smallest id stays. Documents without words, and text-to-text pairs, are never touched."""
 
-    group, order = 1, 0
+    name = "minhash"
+    version = 3
+    order = 0
+    clusters = True
 
     def __init__(self, config: MinHashConfig):
         self._signatures = RMinHash.digests_from_token_sets
@@ -39,6 +47,14 @@ class NearDuplicates:
         for band in range(self._bands):
             values = signature[band * self._rows : (band + 1) * self._rows]
             yield band, (hash64(f"{band}/{','.join(map(str, values))}"),)
+
+    def decide(self, table: np.ndarray, units: np.ndarray, path: Path, count: int) -> None:
+        """Writes the distinct pairs (n, 2) of near-duplicates, unit << 32 | document."""
+        _, duplicates, kept = decide(table, self.group, units)
+        documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
+        pairs = np.unique(np.stack([documents[duplicates], documents[kept]], axis=1), axis=0)
+        with atomic_path(path) as temporary, os_errors():
+            save_file({"pairs": pairs}, temporary)
 
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
         if duplicates:

@@ -7,7 +7,7 @@ sentence apart; shorter documents are never touched. Only case and white space a
 from collections.abc import Iterator
 
 from data_pipeline.dedup.keys import hash64
-from data_pipeline.dedup.step import enough_left, rank
+from data_pipeline.dedup.step import Step, enough_left, rank
 from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import sentence_starts
 from data_pipeline.text.tally import Tally
@@ -15,14 +15,14 @@ from data_pipeline.text.tally import Tally
 SENTENCES = 3
 
 
-class EqualSpans:
+class EqualSpans(Step):
     """The document with the smallest md5 of its URL keeps the first copy of a span.
 
     The three sentences of a duplicate are dropped, even those it shares with other spans. Still every sentence stays
     somewhere: in the span that is kept, in a document with a smaller md5 or earlier in the same document.
     """
 
-    group, order = 1, 1
+    name = "spans"
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         if document.target:

@@ -1,29 +1,62 @@
-"""The interface of a deduplication step: the keys of a document, and its text without the duplicates."""
+"""What a deduplication step is: the keys of a document, how duplicates are decided, and a text without them."""
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
-from data_pipeline.dedup.keys import hash64
+import numpy as np
+
+from data_pipeline.dedup.keys import Keys, decide, hash64, write_duplicates
 from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
 
 
-class Step(Protocol):
-    """A step of deduplication.
+class Step:
+    """A step of deduplication, made with its settings: the value of its key in the section `dedup`.
 
-    `group` is the number of key words that duplicates share, `order` the number of words that rank them, smallest
-    first.
+    `version` grows when the bytes of its keys change. `group` is the number of key words that duplicates share, `order`
+    the number of words that rank them, smallest first. `columns` are the fields of documents that `gather` needs.
+
+    `drops`: False for a step that only finds the places where the next one looks.
+    `dropped_pages_compete`: whether pages that cleaning dropped have keys too.
+    `clusters`: whether buckets find pairs of documents (`Pairs`), of whose clusters one document stays.
     """
 
-    group: int
-    order: int
+    name: ClassVar[str]
+    setting: ClassVar[str] = ""
+    version: ClassVar[int] = 2
+    group: ClassVar[int] = 1
+    order: ClassVar[int] = 1
+    columns: ClassVar[tuple[str, ...]] = ("id", "text", "url", "target")
+    drops: ClassVar[bool] = True
+    dropped_pages_compete: ClassVar[bool] = False
+    clusters: ClassVar[bool] = False
+
+    def __init__(self, settings: Any = None):
+        pass
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(item, words) of each key of a document. An item is what may be a duplicate: a line, a span, the document."""
+        raise NotImplementedError
+
+    def gather(self, documents: Iterable[tuple[int, Document]], keys: Keys, repeated: np.ndarray | None = None) -> None:
+        """Adds the keys of numbered documents to `keys`.
+
+        `repeated`: the sorted positions that the step before found, if that drops nothing.
+        """
+        for number, document in documents:
+            for item, words in self.keys(document):
+                keys.add(number, item, words)
+
+    def decide(self, table: np.ndarray, units: np.ndarray, path: Path, count: int) -> None:
+        """Writes which keys of a bucket, `table` (n, words) of `units` (n,) below `count`, are duplicates to `path`."""
+        _, duplicates, _ = decide(table, self.group, units)
+        write_duplicates(path, units[duplicates], table[duplicates, -1], count)
 
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
         """The text without the items `duplicates`, or None if the document is dropped. Counts what is dropped."""
+        return document.text
 
 
 def rank(document: Document) -> int:

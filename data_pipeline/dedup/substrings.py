@@ -14,11 +14,13 @@ Words are what white space separates, since the tokenizer isn't trained yet. A w
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 
 from data_pipeline.dedup.config import SubstringsConfig
-from data_pipeline.dedup.step import enough_left, rank
+from data_pipeline.dedup.keys import Keys, decide, write_duplicates
+from data_pipeline.dedup.step import Step, enough_left, rank
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 from data_pipeline.text.words import Words, batches, bounds, exact
@@ -26,13 +28,26 @@ from data_pipeline.text.words import Words, batches, bounds, exact
 _UPPER = np.uint64(2**64 - 2**32)
 
 
-class Anchors:
+class Anchors(Step):
     """The anchors of all runs of `words` words. They drop nothing: they show `EqualSubstrings` where to look."""
 
-    group, order = 1, 0
+    name, setting = "anchors", "substrings"
+    version = 3
+    order = 0
+    drops = False
 
     def __init__(self, config: SubstringsConfig):
         self._length = config.words
+
+    def gather(self, documents: Iterable[tuple[int, Document]], keys: Keys, repeated: np.ndarray | None = None) -> None:
+        for table in self.tables(documents):
+            keys.extend(table)
+
+    def decide(self, table: np.ndarray, units: np.ndarray, path: Path, count: int) -> None:
+        """Writes the places of all anchors that occur more than once, in the form of duplicates."""
+        _, duplicates, kept = decide(table, self.group, units)
+        repeated = np.unique(np.concatenate([duplicates, kept]))
+        write_duplicates(path, units[repeated], table[repeated, -1], count)
 
     def tables(self, documents: Iterable[tuple[int, Document]]) -> Iterator[np.ndarray]:
         """Tables of keys (n, 2) of numbered documents: hash, position."""
@@ -43,38 +58,41 @@ class Anchors:
             yield np.stack([hashes[once], words.positions[once]], axis=1)
 
 
-class EqualSubstrings:
+class EqualSubstrings(Step):
     """The document with the smallest md5 of its URL keeps the first copy of a run of `words` words.
 
     All words of a duplicate are dropped, even those it shares with other runs. Still every word stays somewhere: in the
     run that is kept, in a document with a smaller md5 or earlier in the same document. Case and punctuation count,
-    white space between words doesn't. `repeated`: the sorted positions of the anchors that occur more than once.
+    white space between words doesn't.
     """
 
-    group, order = 2, 1
+    name = "substrings"
+    version = 3
+    group = 2
 
-    def __init__(self, config: SubstringsConfig, repeated: np.ndarray | None = None):
-        self._length, self._repeated = config.words, repeated
+    def __init__(self, config: SubstringsConfig):
+        self._length = config.words
 
-    def tables(self, documents: Iterable[tuple[int, Document]]) -> Iterator[np.ndarray]:
-        """Tables of keys (n, 4) of numbered documents: two hashes, rank of the document, position."""
+    def gather(self, documents: Iterable[tuple[int, Document]], keys: Keys, repeated: np.ndarray | None = None) -> None:
+        for table in self.tables(documents, repeated):
+            keys.extend(table)
+
+    def tables(
+        self, documents: Iterable[tuple[int, Document]], repeated: np.ndarray | None = None
+    ) -> Iterator[np.ndarray]:
+        """Tables of keys (n, 4) of numbered documents: two hashes, rank of the document, position.
+
+        `repeated`: the sorted positions of the anchors that occur more than once; only runs with one become keys.
+        """
         ranks: dict[int, int] = {}
-        for words in batches(self._texts(documents, ranks), exact(), self._length - 1):
+        for words in batches(_texts(documents, ranks, repeated), exact(), self._length - 1):
             _, runs, anchors = anchored(words, self._length)
-            if self._repeated is not None:
-                runs = runs[_among(words.positions[anchors], self._repeated)]
+            if repeated is not None:
+                runs = runs[_among(words.positions[anchors], repeated)]
             if len(runs):
                 chunk_ranks = np.array([ranks[chunk.number] for chunk in words.chunks], dtype=np.uint64)
                 hashes = (words.runs(self._length, seed)[runs] for seed in (0, 1))
                 yield np.stack([*hashes, chunk_ranks[words.chunk[runs]], words.positions[runs]], axis=1)
-
-    def _texts(self, documents: Iterable[tuple[int, Document]], ranks: dict[int, int]) -> Iterator[tuple[int, str]]:
-        """The texts that may have repeated runs, whose ranks are put into `ranks`."""
-        known = None if self._repeated is None else set(np.unique(self._repeated >> np.uint64(32)).tolist())
-        for number, document in documents:
-            if not document.target and (known is None or number in known):
-                ranks[number] = rank(document)
-                yield number, document.text
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         for table in self.tables([(0, document)]):
@@ -107,6 +125,17 @@ class EqualSubstrings:
             else:
                 regions.append((first, first + self._length))
         return regions
+
+
+def _texts(
+    documents: Iterable[tuple[int, Document]], ranks: dict[int, int], repeated: np.ndarray | None
+) -> Iterator[tuple[int, str]]:
+    """The texts that may have repeated runs, whose ranks are put into `ranks`."""
+    known = None if repeated is None else set(np.unique(repeated >> np.uint64(32)).tolist())
+    for number, document in documents:
+        if not document.target and (known is None or number in known):
+            ranks[number] = rank(document)
+            yield number, document.text
 
 
 def anchored(words: Words, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -13,7 +13,6 @@ from data_pipeline.text.tally import Tally
 _SCHEMA = pa.schema(
     [
         ("document", pa.int64()),
-        ("dropped", pa.bool_()),
         ("rule", pa.string()),
         ("example", pa.string()),
         ("language", pa.string()),
@@ -23,10 +22,9 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an earlier step `dropped` the document; the `rule` that drops it here, with an `example` for the report;
-    the document's `language`, if the step determined it."""
+    """The `rule` that drops a document, with an `example` for the report; the document's `language`, if the step
+    determined it."""
 
-    dropped: bool = False
     rule: str = ""
     example: str = ""
     language: str = ""
@@ -37,11 +35,6 @@ class Verdicts:
 
     def __init__(self, verdicts: dict[int, Verdict]):
         self._verdicts = verdicts
-
-    @property
-    def dropped(self) -> set[int]:
-        """The numbers of the documents that earlier steps have dropped."""
-        return {number for number, verdict in self._verdicts.items() if verdict.dropped}
 
     def without(self, number: int, document: Document, tally: Tally, min_sentences: int) -> Document | None:
         """Document `number` with its language; None if it is dropped, which is counted."""

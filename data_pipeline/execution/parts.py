@@ -39,7 +39,8 @@ class WrittenPart:
     """A part in the result of its unit.
 
     `first_id` is the id of its first record: sorted by it, parts hold documents in the order of their ids. `documents`
-    counts them by split. `urls` is the file with its `url_keys` URL keys, or "" if the config asks for none.
+    counts them by split. `urls` is the file with the addresses of pages that cleaning dropped and that compete with
+    others of their URL, or "" if the config doesn't compare URLs.
     """
 
     path: str
@@ -48,7 +49,6 @@ class WrittenPart:
     text_bytes: int
     documents: dict[str, int]
     urls: str = ""
-    url_keys: int = 0
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers, and names of others, as people read them."""
 
 from rich import filesize
 
@@ -21,3 +21,8 @@ def duration(seconds: float) -> str:
 def human_size(size: float) -> str:
     """4_100_000 bytes -> "4.1 MB"."""
     return filesize.decimal(round(size))
+
+
+def printable(text: str) -> str:
+    r"""A name from a file as one line without control characters: "a\nb" -> r"a\nb"."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -49,7 +49,7 @@ class TrainingBatches(Dataset):
             Reader(
                 corpus,
                 "train",
-                cached=stream.interleaved + 2,
+                cached=stream.lanes + 2,
                 skip_damage=stream.on_damage == "skip",
                 damaged=start.skipped_blocks(corpus, "train"),
             )
@@ -128,7 +128,7 @@ class TrainingBatches(Dataset):
                 key: order for key, order in self._orders.items() if key[0] != corpus or key[1] == epoch - 1
             }
             blocks, stream = self._readers[corpus].blocks, self._stream
-            self._orders[corpus, epoch] = EpochOrder(blocks, stream.interleaved, stream.seed, epoch)
+            self._orders[corpus, epoch] = EpochOrder(blocks, stream.lanes, stream.seed, epoch)
         return self._orders[corpus, epoch]
 
 

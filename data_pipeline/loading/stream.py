@@ -26,15 +26,15 @@ class Skipped:
 class Stream:
     """Corpora and weights, and all else that decides the order of rows.
 
-    Each epoch is read as `interleaved` streams, whose rows alternate. At a damaged block, `on_damage` says whether to
-    stop or to give its rows weight 0. `pack` examples of a micro-batch share a row. `curriculum`: objectives of
+    Each epoch is read as `lanes` sequences of blocks whose rows alternate. At a damaged block, `on_damage` says whether
+    to stop or to give its rows weight 0. `pack` examples of a micro-batch share a row. `curriculum`: objectives of
     the first rows instead of the corpora's, in order, each up to the position beside it.
     """
 
     corpora: list[Corpus]
     weights: list[float]
     seed: int
-    interleaved: int
+    lanes: int
     on_damage: Literal["stop", "skip"] = "stop"
     pack: int = 1
     curriculum: tuple[tuple[int, Objective], ...] = ()
@@ -53,7 +53,7 @@ class Stream:
                 {"until_row": end, "objective": objective.model_dump(mode="json")} for end, objective in self.curriculum
             ],
             "seed": self.seed,
-            "lanes": self.interleaved,
+            "lanes": self.lanes,
         }
 
     @property

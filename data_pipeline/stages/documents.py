@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.keys import NO_DOCUMENT, Keys
-from data_pipeline.dedup.urls import NewestUrl, normalize_url
 from data_pipeline.execution.inputs import InputFile, list_files, pieces, shared
 from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.execution.work_units import Finished, Stage, Unit
 from data_pipeline.foundation import checksums
-from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources import READERS, Damage, Input, Intake, Range, Record
@@ -26,8 +27,10 @@ from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally, most_common
+from data_pipeline.text.urls import normalize_url
 
 _HOLES_IN_RESULT = 100  # a report shows 20
+_ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class DocumentsSpec:
     """Inputs of one source, and how they become documents.
 
     `name` is the source's. `split` is `CorpusConfig.ratio_of`, and `by_position` whether the end of each input is held
-    out. `part` names the first part, which is written to `folder`; `urls`: whether keys of URLs are written beside it.
+    out. `part` names the first part, which is written to `folder`; `urls`: whether the addresses of dropped pages that
+    compete with others are written beside it.
     """
 
     inputs: list[InputSpec]
@@ -177,9 +181,8 @@ class PartsWriter:
             self._close()
             self._open(self._spec.identity(file, record.ordinal))
         self._characters += size_of(record.text) + len(record.target)
-        if self._urls and competes:
-            words = NewestUrl.words(record.url, record.timestamp, document is not None)
-            self._urls.add(NO_DOCUMENT if document is None else self._file.documents.total(), 0, words)
+        if document is None and competes and self._spec.urls:
+            self._dropped.append({"url": record.url, "timestamp": record.timestamp})
         if document is not None:
             self._file.add(document)
             self.histograms.add(document)
@@ -190,16 +193,17 @@ class PartsWriter:
         self._path = f"{self._spec.folder}/{name}"
         self._first_id = first_id
         self._file = self._stack.enter_context(part_file(self._corpus / f"{self._path}.parquet"))
-        self._urls = Keys(NewestUrl.group, NewestUrl.order) if self._spec.urls else None
+        self._dropped: list[dict[str, str]] = []
         self._characters = 0
 
     def _close(self) -> None:
         self._stack.close()
         self.histograms.end_part()
         part = self._file.describe(f"{self._path}.parquet", self._spec.name, self._first_id)
-        if self._urls:
-            urls = f"{self._path}.urls.safetensors"
-            part = replace(part, urls=urls, url_keys=self._urls.write(self._corpus / urls))
+        if self._spec.urls:
+            part = replace(part, urls=f"{self._path}.urls.parquet")
+            with atomic_path(self._corpus / part.urls) as temporary:
+                pq.write_table(pa.Table.from_pylist(self._dropped, _ADDRESSES), temporary, compression="zstd")
         self.written.append(part)
 
 
@@ -232,7 +236,7 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
     return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
 
 
-STAGE = Stage("documents", 8, write_documents, "lower characters_per_part", without)
+STAGE = Stage("documents", 9, write_documents, "lower characters_per_part", without)
 
 
 def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:

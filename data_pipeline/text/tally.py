@@ -32,9 +32,17 @@ class Tally(Counter[str]):
 
     def drop(self, rule: str, example: str = "") -> None:
         self[rule] += 1
-        if not example:
-            return
-        example = example[:_EXAMPLE_CHARACTERS]
+        if example:
+            self._keep(rule, example[:_EXAMPLE_CHARACTERS])
+
+    def add(self, counts: Mapping[str, int], examples: Mapping[str, list[str]]) -> None:
+        """Adds the counts and the examples of another tally."""
+        self.update(counts)
+        for rule, texts in examples.items():
+            for text in texts:
+                self._keep(rule, text)
+
+    def _keep(self, rule: str, example: str) -> None:
         key = _hash(example)
         kept = self._kept.setdefault(rule, {})
         if len(kept) < EXAMPLES:

@@ -160,6 +160,7 @@ def _complete_checkpoint(
         skipped=state.skipped,
         health=state.health,
         unlogged=state.unlogged,
+        callbacks=state.callbacks,
         config_fingerprint=attempt.config_fingerprint,
         identity=attempt.identity,
         world_size=attempt.world_size,

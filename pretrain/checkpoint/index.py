@@ -60,7 +60,7 @@ class Index:
     `step` is the number of steps done, `position` the number of rows consumed over all corpora, and `consumed` that of
     each corpus. `skipped` lists the damaged blocks whose rows had weight 0. `config_fingerprint` is the sha256 of the
     resolved run file. `files` has a path below the checkpoint as key. `weights` is the fingerprint of the fp32 weights
-    when they were used, before they were copied. `unlogged` is that of `TrainState`.
+    when they were used, before they were copied. `unlogged` and `callbacks` are those of `TrainState`.
     """
 
     step: NonNegativeInt
@@ -75,12 +75,13 @@ class Index:
     health: Health = field(default_factory=Health)
     weights: str | None = None
     unlogged: dict[str, tuple[float, int]] = field(default_factory=dict)
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @property
     def train_state(self) -> TrainState:
         """The progress of the run when it saved the checkpoint."""
-        return TrainState(self.step, self.position, self.skipped, self.health, self.unlogged)
+        return TrainState(self.step, self.position, self.skipped, self.health, self.unlogged, self.callbacks)
 
     @property
     def model(self) -> ModelConfig:

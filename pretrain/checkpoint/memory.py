@@ -138,10 +138,8 @@ class MemoryCheckpoints:
         return self.problem is None and stored and step - self._step >= self._every
 
     def take(self, train_state: TrainState) -> None:
-        """Begins to copy the state of this rank. The ranks must have agreed that all are due.
-
-        The checkpoint counts only after `logged`.
-        """
+        """Begins to copy the state of this rank. The ranks must have agreed that all are due, and the step must be in
+        the log of metrics: a run may go on after it."""
         started = time.perf_counter()
         if self._storing is not None:
             self.close()
@@ -163,11 +161,6 @@ class MemoryCheckpoints:
         self._storing.seconds += time.perf_counter() - started
         self._storing.start()
 
-    def logged(self) -> None:
-        """Notes that the step of the last checkpoint is in the log of metrics, so that a run may go on after it."""
-        if self._storing is not None:
-            self._storing.logged.set()
-
     def _adjust(self, seconds: float) -> None:
         """Sets the number of steps between checkpoints from the cost of the last one."""
         now = time.monotonic()
@@ -188,7 +181,6 @@ class MemoryCheckpoints:
         self._step = 0
 
     def close(self) -> None:
-        self.logged()
         if self._storing is not None:
             self._storing.join()
 
@@ -206,7 +198,7 @@ class _Slot:
     def invalidate(self) -> None:
         (self.directory / SHARD).unlink(missing_ok=True)
 
-    def commit(self, shard: Shard, copy: Copy, logged: threading.Event) -> None:
+    def commit(self, shard: Shard, copy: Copy) -> None:
         shard = replace(
             shard,
             fragments=copy.pieces,
@@ -214,7 +206,6 @@ class _Slot:
             files=self._files.checksums(),
         )
         described = json.dumps(asdict(replace(shard, checksum=shard.own_checksum()))).encode()
-        logged.wait()
         (self.directory / f".{SHARD}").write_bytes(described)
         (self.directory / f".{SHARD}").rename(self.directory / SHARD)
         if self._replicas:
@@ -228,13 +219,12 @@ class _Storing(threading.Thread):
         super().__init__(name="memory checkpoint", daemon=True)
         self.seconds = 0.0
         self.problem: str | None = None
-        self.logged = threading.Event()
         self._slot, self._copy, self._shard = slot, copy, shard
 
     def run(self) -> None:
         self._copy.finish()
         try:
-            self._slot.commit(self._shard, self._copy, self.logged)
+            self._slot.commit(self._shard, self._copy)
         except (OSError, RuntimeError, ValueError) as error:  # no room, or a rank is gone, or this rank's group
             self.problem = " ".join(str(error).split())
         self.seconds += self._copy.seconds + time.thread_time()

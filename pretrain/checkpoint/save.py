@@ -267,6 +267,7 @@ class _Writing(threading.Thread):
             zero_stage=origin.zero_stage,
             health=self.train_state.health,
             unlogged=self.train_state.unlogged,
+            callbacks=self.train_state.callbacks,
             weights=self._weights,
         )
         self.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -213,6 +214,10 @@ class ComputeSection(Section):
 
     compile: bool | None = None
     """Apply torch.compile to each layer. null: on GPUs."""
+    attention: Literal["auto", "sdpa", "triton", "eager"] = "auto"
+    """What computes attention. `sdpa`: PyTorch's kernels, with biases and masks as their mask. `triton`: this project's
+    kernels, on GPUs. `eager`: two products with a softmax between them. `auto`: on a GPU `triton`, if a check at the
+    start finds the results of PyTorch's, else `sdpa`; on a CPU the faster of `sdpa` and `eager`."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
     less memory."""
@@ -333,6 +338,22 @@ class TrackingSection(Section):
     sampled."""
 
 
+class TrainerSection(Section):
+    """What the trainer does besides training."""
+
+    profile: bool = False
+    """Record the operators and kernels of steps 10 to 13 of each start in RUN/profile, for Perfetto."""
+
+
+class CallbackSection(Section):
+    """A callback of one's own. Further keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    """The class, as package.module:Class."""
+
+
 class RunConfig(Section):
     """A run file: which model is trained, on which corpora, and how."""
 
@@ -365,6 +386,10 @@ class RunConfig(Section):
     """When checkpoints are saved, which are kept, and where a new run's weights come from."""
     evaluation: list[AnyHookSettings] = []
     """Evaluations during the run, by hooks."""
+    trainer: TrainerSection = TrainerSection()
+    """What the trainer does besides training."""
+    callbacks: list[CallbackSection] = []
+    """Callbacks of one's own, called around each step."""
     tracking: TrackingSection = TrackingSection()
     """Where metrics go."""
 

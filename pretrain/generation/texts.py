@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,9 +85,9 @@ def padded(
 ) -> tuple[Tensor, Tensor | None]:
     """Ids (rows, longest), padded with `pad` on the right or left, and their mask (None if nothing is padded)."""
     tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
-    layout: dict[str, Any] = {"batch_first": True, "padding_side": "left" if left else "right"}
-    ids = pad_sequence(tensors, padding_value=pad, **layout)
-    mask = pad_sequence([torch.ones_like(row) for row in tensors], **layout)
+    side = "left" if left else "right"
+    ids = pad_sequence(tensors, batch_first=True, padding_value=pad, padding_side=side)
+    mask = pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)
     return ids.to(device), None if mask.all() else mask.to(device)
 
 

@@ -5,6 +5,7 @@ To add a family, write a module with `CONVERSIONS` and name the module in the fa
 """
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -74,7 +75,9 @@ def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def _load(path: Path) -> directory.Imported:
-    return directory.read([one for family in FAMILIES for one in conversions(family)], path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's: our own checks say what is wrong
+        return directory.read([one for family in FAMILIES for one in conversions(family)], path)
 
 
 def import_(path: Path, out: Path) -> ModelConfig:

@@ -1,5 +1,6 @@
 """How a family converts to transformers and back: tables of names, and one mechanism that applies them."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import printable
 from pretrain.models import ModelConfig, outline
 
 Json = dict[str, Any]
@@ -202,8 +204,10 @@ class Conversion:
         }
         return self.complete(Exported(self._named(state, config), saved, {**ids, **start} if self.generates else None))
 
-    def from_hugging_face(self, settings: Json, tensors: State) -> tuple[ModelConfig, State]:
-        """Our config, and `tensors` under our names. Raises UserError for what our model doesn't support."""
+    def from_hugging_face(self, settings: Json, tensors: State, path: Path) -> tuple[ModelConfig, State]:
+        """Our config, and `tensors` under our names. Raises UserError for what our model doesn't support; `path`: of
+        config.json."""
+        stored = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         tensors = {name: tensor for name, tensor in tensors.items() if not re.search(self.unused, name)}
         if settings.get("tie_word_embeddings", True):
             for original, copies in self.copies.items():
@@ -217,6 +221,9 @@ class Conversion:
                 **self.to_ours(settings, tensors),
             }
         )
+        if config.vocab_size is None:
+            raise UserError("vocab_size is null in config.json")
+        check_sizes(config.model_dump(), stored, {name: name for name in (*_SIZES, *_LAYERS)}, path)
         meta = outline(config).state_dict()
         check({name: tuple(tensor.shape) for name, tensor in self._named(meta, config).items()}, tensors)
         state = {name: tensors[self._name(name, config)] for name in self.fuse(meta, config)}
@@ -249,7 +256,7 @@ def check(
     both = sorted(expected.keys() & tensors.keys())
     problems = [
         *(f"{name} is missing" for name in sorted(expected.keys() - tensors.keys())),
-        *(f"{name} is not of the model" for name in sorted(tensors.keys() - expected.keys())),
+        *(f"{printable(name)} is not of the model" for name in sorted(tensors.keys() - expected.keys())),
         *(
             f"{name} should be {expected[name]}, is {tuple(tensors[name].shape)}"
             for name in both
@@ -284,17 +291,28 @@ def check_sizes(settings: Json, stored: Shapes, keys: Mapping[str, str], path: P
     limits |= {keys[ours]: (layers, f"there are weights of {layers} layers") for ours in _LAYERS if ours in keys}
     problems = [
         f"{'.'.join(key)} is {value}, but {limits[key[-1]][1]}"
-        for key, value in _leaves(settings)
-        if key[-1] in limits and isinstance(value, int | float) and value > limits[key[-1]][0]
+        for key, value in leaves(settings)
+        if key[-1] in limits and (size := _number(value)) is not None and size > limits[key[-1]][0]
     ]
     if problems:
         raise UserError(f"{path}: {'; '.join(problems)}")
 
 
-def _leaves(settings: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _number(value: Any) -> float | None:
+    """A number, also one that is text, as pydantic reads it."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else None
+    except (ValueError, OverflowError):
+        return math.inf if isinstance(value, int) else None
+
+
+def leaves(settings: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values below the sections of `settings`, and in lists, with their paths."""
     for key, value in settings.items():
         if isinstance(value, dict):
-            yield from _leaves(value, (*above, key))
+            yield from leaves(value, (*above, key))
+        elif isinstance(value, list):
+            yield from leaves({str(number): one for number, one in enumerate(value)}, (*above, key))
         else:
             yield (*above, key), value
 

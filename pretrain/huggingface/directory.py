@@ -1,5 +1,7 @@
 """Directories for transformers' `from_pretrained`: written completely or not at all, read without pickles."""
 
+import math
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,16 +11,28 @@ from torch import Tensor
 
 from data_pipeline.foundation.atomic import new_directory, write_json
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import human_size, printable
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.huggingface import tokenizer_export, transformers_config, weights
-from pretrain.huggingface.conversion import Conversion, Exported, Json, State, check_sizes, in_their_names
+from pretrain.huggingface.conversion import (
+    Conversion,
+    Exported,
+    Json,
+    State,
+    check_sizes,
+    in_their_names,
+    leaves,
+)
 from pretrain.models import ModelConfig
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 README = "README.md"
 PATTERN = "model{suffix}.safetensors"  # weights.WEIGHTS, or the files that weights.INDEX lists
 SHARD_BYTES = 5_000_000_000
+# What names the labels of a classifier: transformers makes lists as long as there are labels.
+_OF_CLASSIFIERS = ("num_labels", "id2label", "label2id")
+_LONGEST = 2**30  # bytes of a file that isn't weights
 # Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
 
@@ -72,14 +86,19 @@ def read(conversions: Iterable[Conversion], directory: Path) -> Imported:
     damaged.
     """
     path = directory / CONFIG
+    check_files(directory)
     try:
         saved = read_json(path, Json)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     by_type = {conversion.model_type: conversion for conversion in conversions}
-    if saved.get("model_type") not in by_type:
-        raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
-    conversion = by_type[saved["model_type"]]
+    named = saved.get("model_type")
+    if not isinstance(named, str) or named not in by_type:
+        raise UserError(f"{path}: model_type is {named!r}, not one of {', '.join(by_type)}")
+    if endless := [".".join(key) for key, value in leaves(saved) if value in (math.inf, -math.inf) or value != value]:
+        raise UserError(f"{path}: no finite numbers: {', '.join(endless)}")
+    saved = {key: value for key, value in saved.items() if key not in _OF_CLASSIFIERS}
+    conversion = by_type[named]
     _refuse_others(_FIXED, saved, path)
     saved = conversion.needed(saved)
     stored = weights.shapes_of(directory)
@@ -103,7 +122,7 @@ def read(conversions: Iterable[Conversion], directory: Path) -> Imported:
         rejection = error
     tensors = {names[name]: tensor for name, tensor in weights.read(directory).items()}
     try:
-        config, state = conversion.from_hugging_face(settings, tensors)
+        config, state = conversion.from_hugging_face(settings, tensors, path)
     except KeyError as error:
         raise UserError(f"{path}: lacks {error}") from None
     except ValidationError as error:
@@ -127,6 +146,18 @@ def read(conversions: Iterable[Conversion], directory: Path) -> Imported:
                     f"{file}: decoder_start_token_id is {start}, but our {config.family} starts from {token}, {ours}"
                 )
     return Imported(config, state, conversion.replaced(settings))
+
+
+def check_files(directory: Path) -> None:
+    """Raises UserError for what no import should read: a pipe, a device, or a description as large as weights."""
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if path.suffix not in (".json", ".model", ".txt", ".safetensors"):
+            continue
+        found = path.stat() if path.exists() else path.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{printable(str(path))}: no regular file")
+        if path.suffix != ".safetensors" and found.st_size > _LONGEST:
+            raise UserError(f"{printable(str(path))}: {human_size(found.st_size)}, which is no description of a model")
 
 
 def _refuse_ids(config: ModelConfig, keys: Mapping[str, str], path: Path) -> None:

@@ -66,4 +66,4 @@ def _quiet() -> Iterator[None]:
 
 
 def _rejected(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path}: transformers rejects it: {' '.join(str(error).split())}")
+    return UserError(f"{path}: transformers rejects it: {' '.join(str(error).split()) or type(error).__name__}")

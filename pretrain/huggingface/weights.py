@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
 from pretrain.huggingface.conversion import Json, Shapes, State
 
@@ -32,9 +33,11 @@ def shapes_of(directory: Path) -> Shapes:
                 kinds = {name: tensor.get_dtype() for name, tensor in tensors.items()}
                 shapes = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
         except Exception as error:
-            raise FailedError(f"{path}: damaged: {error}") from None
+            raise FailedError(f"{path}: damaged: {printable(str(error))}") from None
+        if odd := sorted(name for name in shapes if not name.isprintable()):
+            raise FailedError(f"{path}: damaged: a tensor is named {printable(odd[0])}")
         if names and (others := sorted(names ^ shapes.keys())):
-            raise FailedError(f"{path}: holds other tensors than {INDEX} says: {', '.join(others[:8])}")
+            raise FailedError(f"{path}: holds other tensors than {INDEX} says: {', '.join(map(printable, others[:8]))}")
         if wrong := sorted(name for name, kind in kinds.items() if kind not in (*_FLOATS, *_OTHERS)):
             raise UserError(
                 f"{path}: {wrong[0]} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}: "
@@ -82,7 +85,7 @@ def _files(directory: Path) -> dict[Path, set[str]]:
     if (directory / WEIGHTS).exists():
         return {directory / WEIGHTS: set()}
     if not (directory / INDEX).exists():
-        found = sorted(path.name for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
+        found = sorted(printable(path.name) for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
         raise UserError(
             f"{directory}: expected {WEIGHTS} or {INDEX}, found {', '.join(found) or 'no weights'}. To import a "
             f"variant, rename it to {WEIGHTS}. Other formats may run code when they are read: save them again "
@@ -91,7 +94,7 @@ def _files(directory: Path) -> dict[Path, set[str]]:
     shards = {directory / file: names for file, names in _shards(directory / INDEX).items()}
     for path in shards:
         if not path.exists():
-            raise UserError(f"{path}: no such file, but {INDEX} names it")
+            raise UserError(f"{printable(str(path))}: no such file, but {INDEX} names it")
     return shards
 
 
@@ -101,7 +104,9 @@ def _shards(index: Path) -> dict[str, set[str]]:
     shards: dict[str, set[str]] = {}
     for name, file in weight_map.items() if isinstance(weight_map, dict) else ():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise FailedError(f"{index}: damaged: {name} is in {file!r}, not in a *.safetensors file beside it")
+            raise FailedError(
+                f"{index}: damaged: {printable(name)} is in {file!r}, not in a *.safetensors file beside it"
+            )
         shards.setdefault(file, set()).add(name)
     if not shards:
         raise FailedError(f"{index}: damaged: expected weight_map, from names of tensors to files")

@@ -89,6 +89,8 @@ def read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
 
 
 def _load(path: Path) -> Json:
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: no regular file")
     known: list[Any] = [(str, f"{module}.{name}") for module in _MODULES for name in _CLASSES]
     try:
         with torch.serialization.safe_globals(known):

@@ -4,164 +4,87 @@ The bias comes as its diagonals, (heads, queries + keys − 1): T5's relative po
 Their gradient is reduced in a fixed order, without atomic additions, so that a run repeats to the bit.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.kernels.backward import backward_diagonals, backward_keys, backward_queries
-from pretrain.kernels.forward import forward
-from pretrain.kernels.labels import Labels
-from pretrain.kernels.tuning import Tiles, fastest
+from pretrain.kernels.flash import backward_keys, backward_queries, forward
+from pretrain.kernels.tiles import tile_sizes
 
 _MARGIN = 128  # unused diagonals on both sides, so that a tile that sticks out reads none of another head
 
 
 def flash_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    diagonals: Tensor | None = None,
-    labels: Labels | None = None,
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """softmax(capped(scale · queries · keysᵀ) + bias) · values, each (batch, heads, length, d_kv), d_kv up to 256; and
-    log2 of the softmax's normalisers (batch, heads, queries) in fp32.
+    queries: Tensor, keys: Tensor, values: Tensor, diagonals: Tensor | None = None, labels: Sequence[Tensor] = (),
+    causal: bool = False, window: tuple[int, int] | None = None,
+    scale: float = 1.0, softcap: float | None = None, dropout: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """softmax(capped(scale · queries · keysᵀ) + bias) · values, each (batch, heads, length, d_kv), d_kv up to 256.
 
     `diagonals` (heads, queries + keys − 1) holds the bias of query i and key j at queries − 1 − i + j. Under `causal`,
     and with a `window` of keys before a query's position and after it, the last query is aligned with the last key.
-    `labels` hides padding and other examples. `capped` is softcap · tanh(· / softcap). `dropout` drops weights by a
-    seed from PyTorch's generator of the device; normalisers are those before it.
+    `labels` are those of `pretrain.models.visibility` and hide padding and other examples. `capped` is
+    softcap · tanh(· / softcap). `dropout` drops weights by a seed from PyTorch's generator of the device.
 
-    A query that sees no key gives zeros, and a normaliser of ∞; it and what it would see get no gradient.
+    A query that sees no key gives zeros; it and what it would see get no gradient.
     """
     seed = torch.randint(1 << 31, (1,), dtype=torch.int32, device=queries.device) if dropout else None
-    label_tensors = [] if labels is None else list(labels)
     before, after = window or (None, None)
-    if causal and after is not None:
-        causal, after = False, min(after, 0)
-    return _flash_attention(
-        queries, keys, values, diagonals, label_tensors, seed, causal, before, after, scale, softcap, dropout
-    )
+    if causal:
+        after = 0 if after is None else min(after, 0)
+    return _attention(queries, keys, values, diagonals, [*labels], seed, before, after, scale, softcap, dropout)[0]
 
 
 @torch.library.custom_op("encdec::flash_attention", mutates_args=())
-def _flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    diagonals: Tensor | None,
-    labels: list[Tensor],
-    seed: Tensor | None,
-    causal: bool,
-    before: int | None,
-    after: int | None,
-    scale: float,
-    softcap: float | None,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    q, k, v = (_rows_whole(tensor) for tensor in (q, k, v))
-    (batch, heads, queries, _), keys = q.shape, k.size(2)
-    out, normalisers = _like_rows(q), q.new_empty(batch, heads, queries, dtype=torch.float32)
-    bias = _margined(diagonals)
-    query_labels, key_labels, ranges, _ = labels or (None, None, None, None)
-    settings = before, after, scale, softcap, dropout
-    shared = _shared(q, causal)
-
-    def launch(block: Tiles) -> None:
-        forward[_ceil_div(queries, block.rows), batch * heads](
-            q, k, v, _from_last_query(bias, queries), query_labels, key_labels, ranges, seed, out, normalisers,
-            *_strides(q, k, v, out), _stride(bias), heads, queries, keys, *settings,
-            **shared, BLOCK_M=block.rows, BLOCK_N=block.columns, num_warps=block.warps, num_stages=block.stages,
-        )  # fmt: skip
-
-    fastest("forward", q, _key(q, k, bias, labels, causal, before, after, softcap), launch)
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None,
+    before: int | None, after: int | None, scale: float, softcap: float | None, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The output, and log2 of the softmax's normalisers (batch, heads, queries) in fp32."""
+    q, k, v = map(_rows_whole, (q, k, v))
+    out, normalisers = _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    hidden: Sequence[Any] = labels or [None] * 4
+    pointers = q, k, v, _bias(diagonals, q), *hidden[:3], seed, out, normalisers
+    _launch(forward, True, pointers, (q, k, v, out), before, after, scale, softcap, dropout)
     return out, normalisers
 
 
-@_flash_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, diagonals: Any, labels: Any, seed: Any, *_: Any) -> tuple:
+@_attention.register_fake
+def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("encdec::flash_attention_backward", mutates_args=())
-def _flash_attention_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    diagonals: Tensor | None,
-    labels: list[Tensor],
-    seed: Tensor | None,
-    out: Tensor,
-    normalisers: Tensor,
-    gradient: Tensor,
-    grad_normalisers: Tensor | None,
-    causal: bool,
-    before: int | None,
-    after: int | None,
-    scale: float,
-    softcap: float | None,
-    dropout: float,
-    needs_grad_diagonals: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None, out: Tensor,
+    normalisers: Tensor, gradient: Tensor, needs_grad_diagonals: bool,
+    before: int | None, after: int | None, scale: float, softcap: float | None, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys, values and, if `needs_grad_diagonals`, diagonals, which are else empty."""
-    q, k, v, gradient = (_rows_whole(tensor) for tensor in (q, k, v, gradient))
-    (batch, heads, queries, _), keys = q.shape, k.size(2)
+    q, k, v, gradient = map(_rows_whole, (q, k, v, gradient))
     dq, dk, dv, delta = _like_rows(q), _like_rows(k), _like_rows(v), torch.empty_like(normalisers)
-    bias = _margined(diagonals)
-    at, stride = _from_last_query(bias, queries), _stride(bias)
-    query_labels, key_labels, key_ranges, query_ranges = labels or (None, None, None, None)
-    grad_normalisers = None if grad_normalisers is None else grad_normalisers.contiguous()
+    hidden: Sequence[Any] = labels or [None] * 4
+    shared = q, k, v, _bias(diagonals, q), *hidden[:2]
     settings = before, after, scale, softcap, dropout
-    shared, key = _shared(q, causal), _key(q, k, bias, labels, causal, before, after, softcap)
-
-    def launch_queries(block: Tiles) -> None:
-        backward_queries[_ceil_div(queries, block.rows), batch * heads](
-            q, k, v, at, query_labels, key_labels, key_ranges, seed, out, normalisers, gradient,
-            grad_normalisers, dq, delta,
-            *_strides(q, k, v, out, gradient, dq), stride, heads, queries, keys, *settings,
-            **shared, BLOCK_M=block.rows, BLOCK_N=block.columns, num_warps=block.warps, num_stages=block.stages,
-        )  # fmt: skip
-
-    def launch_keys(block: Tiles) -> None:
-        backward_keys[_ceil_div(keys, block.columns), batch * heads](
-            q, k, v, at, query_labels, key_labels, query_ranges, seed, normalisers, gradient, delta, dk, dv,
-            *_strides(q, k, v, gradient, dk), stride, heads, queries, keys, *settings,
-            **shared, BLOCK_M=block.rows, BLOCK_N=block.columns, num_warps=block.warps, num_stages=block.stages,
-        )  # fmt: skip
-
-    def launch_diagonals(block: Tiles) -> Tensor:
-        parts = _empty_parts(q, keys, block.rows)
-        backward_diagonals[parts.size(1), parts.size(2), heads](
-            q, k, v, at, query_labels, key_labels, key_ranges, seed, normalisers, gradient, delta, parts,
-            *_strides(q, k, v, gradient), stride, batch, heads, queries, keys, *settings, parts.size(2),
-            **shared, BLOCK=block.rows, num_warps=block.warps, num_stages=block.stages,
-        )  # fmt: skip
-        return _summed_parts(parts, queries, keys)
-
-    fastest("backward_queries", q, key, launch_queries)  # first: it writes `delta`, which the others read
-    fastest("backward_keys", q, key, launch_keys)
-    grad_bias = q.new_empty(0)
-    if needs_grad_diagonals:
-        assert diagonals is not None
-        grad_bias = fastest("backward_diagonals", q, key, launch_diagonals).to(diagonals.dtype)
-    return dq, dk, dv, grad_bias
+    (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
+    block = tile_sizes("backward_queries", q.dtype, d_kv).rows
+    shape = batch, heads, -(-queries // block), (-(-keys // block) + 1) * block
+    parts = q.new_zeros(shape, dtype=torch.float32) if needs_grad_diagonals else None
+    pointers = *shared, hidden[2], seed, out, normalisers, gradient, dq, delta, parts
+    _launch(backward_queries, True, pointers, (q, k, v, out, gradient, dq), *settings)  # writes `delta`
+    pointers_of_keys = *shared, hidden[3], seed, normalisers, gradient, delta, dk, dv
+    _launch(backward_keys, False, pointers_of_keys, (q, k, v, gradient, dk), *settings)
+    if parts is None or diagonals is None:
+        return dq, dk, dv, q.new_empty(0)
+    return dq, dk, dv, _summed(parts, block, queries, keys).to(diagonals.dtype)
 
 
-@_flash_attention_backward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, diagonals: Any, labels: Any, seed: Any, out: Any, normalisers: Any, gradient: Any,
-    grad_normalisers: Any, causal: bool, before: Any, after: Any, scale: float, softcap: Any, dropout: float,
-    needs_grad_diagonals: bool,
-) -> tuple:  # fmt: skip
-    grad_bias = (
-        torch.empty_like(diagonals, memory_format=torch.contiguous_format) if needs_grad_diagonals else q.new_empty(0)
-    )
+@_attention_backward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, diagonals: Tensor | None, *others: Any) -> tuple:
+    grad_bias = diagonals.new_empty(diagonals.shape) if diagonals is not None and others[5] else q.new_empty(0)
     return _like_rows(q), _like_rows(k), _like_rows(v), grad_bias
 
 
@@ -171,76 +94,44 @@ def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(q, k, v, diagonals, seed, *output, *labels)
 
 
-def _differentiate(ctx: Any, gradient: Tensor | None, grad_normalisers: Tensor | None) -> tuple:
+def _differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple:
     q, k, v, diagonals, seed, out, normalisers, *labels = ctx.saved_tensors
     none = [None] * len(labels), *[None] * (1 + len(ctx.settings))
-    if gradient is None and grad_normalisers is None:
+    if gradient is None:
         return None, None, None, None, *none
-    gradient = torch.zeros_like(out) if gradient is None else gradient
     needs_grad_diagonals = diagonals is not None and ctx.needs_input_grad[3]
-    dq, dk, dv, grad_bias = _flash_attention_backward(
-        q, k, v, diagonals, labels, seed, out, normalisers, gradient, grad_normalisers, *ctx.settings,
-        needs_grad_diagonals,
-    )  # fmt: skip
+    dq, dk, dv, grad_bias = _attention_backward(
+        q, k, v, diagonals, labels, seed, out, normalisers, gradient, needs_grad_diagonals, *ctx.settings
+    )
     return dq, dk, dv, grad_bias if needs_grad_diagonals else None, *none
 
 
-_flash_attention.register_autograd(_differentiate, setup_context=_keep)
+_attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _shared(q: Tensor, causal: bool) -> dict[str, object]:
-    """The constants of all kernels. fp32 is multiplied without TF32, unless PyTorch's own products may use it."""
-    d_kv = q.size(3)
-    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return {
-        "CAUSAL": causal,
-        "PRECISION": "tf32" if tf32 else "ieee",
-        "D": d_kv,
-        "BLOCK_D": max(16, _power_of_two(d_kv)),
-    }
+def _launch(
+    kernel: Any, of_queries: bool, pointers: Sequence[Any], strided: Sequence[Tensor], *settings: float | None
+) -> None:
+    """Runs a program for each tile of queries, or of keys, of each head. Its strides are those of `strided`.
+
+    fp32 is multiplied without TF32, unless PyTorch's own products may use it.
+    """
+    q, k, _, bias, *_ = pointers
+    (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
+    rows, columns, warps, stages = tile_sizes(kernel.__name__, q.dtype, d_kv)
+    grid = -(-queries // rows) if of_queries else -(-keys // columns), batch * heads
+    kernel[grid](
+        *pointers, *(stride for tensor in strided for stride in tensor.stride()[:3]),
+        0 if bias is None else bias.stride(0), heads, queries, keys, *settings,
+        PRECISION="tf32" if q.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee",
+        D=d_kv, BLOCK_D=max(16, 1 << (d_kv - 1).bit_length()), BLOCK_M=rows, BLOCK_N=columns,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
 
 
-def _key(
-    q: Tensor,
-    k: Tensor,
-    bias: Tensor | None,
-    labels: list[Tensor],
-    causal: bool,
-    before: int | None,
-    after: int | None,
-    softcap: float | None,
-) -> tuple:
-    """What the best tiles depend on. Rows and lengths count in powers of two: ragged batches aren't measured anew."""
-    sizes = [_power_of_two(size) for size in (q.size(0), q.size(2), k.size(2))]
-    forms = bias is not None, bool(labels), causal, before, after, softcap is not None
-    return *sizes, q.size(1), q.size(3), q.dtype, *forms
-
-
-# Triton's own are for kernels too, and take 2 µs a call on the host: 30 in a forward and a backward pass.
-def _ceil_div(number: int, by: int) -> int:
-    return -(-number // by)
-
-
-def _power_of_two(number: int) -> int:
-    """The least that isn't below `number`."""
-    return 1 << (number - 1).bit_length()
-
-
-def _margined(diagonals: Tensor | None) -> Tensor | None:
-    return None if diagonals is None else F.pad(diagonals.float(), (_MARGIN, _MARGIN))
-
-
-def _from_last_query(bias: Tensor | None, queries: int) -> Tensor | None:
-    """A view that begins at the diagonal of distance 0, which kernels index by at_k − at_q."""
-    return None if bias is None else bias[:, _MARGIN + queries - 1 :]
-
-
-def _stride(bias: Tensor | None) -> int:
-    return 0 if bias is None else bias.stride(0)
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+def _bias(diagonals: Tensor | None, q: Tensor) -> Tensor | None:
+    """The diagonals in fp32 from that of distance 0 on, which kernels index by at_k − at_q."""
+    return None if diagonals is None else F.pad(diagonals.float(), (_MARGIN, _MARGIN))[:, _MARGIN + q.size(2) - 1 :]
 
 
 def _rows_whole(tensor: Tensor) -> Tensor:
@@ -254,19 +145,10 @@ def _like_rows(tensor: Tensor) -> Tensor:
     return tensor.new_empty(batch, length, heads, d_kv).transpose(1, 2)
 
 
-_VISITS = 32  # tiles that a program of the diagonals' kernel adds up, at most: enough programs for a GPU
-
-
-def _empty_parts(q: Tensor, keys: int, block: int) -> Tensor:
-    batch, heads, queries, _ = q.shape
-    tiles_q, tiles_k = _ceil_div(queries, block), _ceil_div(keys, block)
-    splits = _ceil_div(min(tiles_q, tiles_k) * batch, _VISITS)
-    return q.new_empty(heads, tiles_q + tiles_k - 1, splits, 2 * block, dtype=torch.float32)
-
-
-def _summed_parts(parts: Tensor, queries: int, keys: int) -> Tensor:
-    """(heads, queries + keys − 1) from the shares of `backward_diagonals`; neighbouring tiles overlap by half."""
-    block = parts.size(3) // 2
-    earlier, later = (half.flatten(1) for half in parts.sum(dim=2).split(block, dim=2))
-    total = F.pad(earlier, (0, block)) + F.pad(later, (block, 0))
-    return total[:, -queries % block :][:, : queries + keys - 1].contiguous()
+def _summed(parts: Tensor, block: int, queries: int, keys: int) -> Tensor:
+    """(heads, queries + keys − 1) from the parts of `backward_queries`: a tile's are `block` after the next one's."""
+    tiles, width = parts.shape[2:]
+    rows = F.pad(parts.sum(dim=0).flip(1), (0, tiles * block)).flatten(1)
+    length = width + (tiles - 1) * block
+    shifted = rows[:, : tiles * length].unflatten(1, (tiles, length)).sum(dim=1)
+    return shifted[:, -queries % block :][:, : queries + keys - 1].contiguous()

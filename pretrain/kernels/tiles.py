@@ -5,28 +5,69 @@ exists. Normalisers are log2 of the softmax's sums.
 
 Index names: `at_q` and `at_k` are positions of queries and keys, already shaped to broadcast over a tile. A bias is
 read by its diagonal at_k − at_q, so a tile of M × N touches M + N − 1 neighbouring values, which the first-level cache
-holds. Queries and keys see each other if their labels are equal (`pretrain.kernels.labels`); `MASKED` is off where a
-tile is known to be visible as a whole.
+holds. Queries and keys see each other if their labels are equal; MASKED is off where a tile is known to be visible as
+a whole. Positions beyond the queries need no mask: their rows aren't stored, and their normaliser of ∞ lets them give
+no gradient.
 
 `settings` are (queries, keys, before, after, scale, softcap): the lengths; how many keys a query sees before its own
-position and after it, None without a window; the factor of logits; and their soft cap, None without.
+position and after it, None without a limit; the factor of logits; and their soft cap, None without.
 """
 
+from functools import cache
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
-from pretrain.kernels import labels
+from pretrain.kernels import GRANULE as _GRANULE
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-OUTSIDE_QUERIES = tl.constexpr(-2)  # no key has this label
-OUTSIDE_KEYS = tl.constexpr(-1)  # no query has this label
-GRANULE = tl.constexpr(labels.GRANULE)  # tiles are multiples or divisors of it
+GRANULE = tl.constexpr(_GRANULE)  # tiles are multiples or divisors of it
 # Triton would compile a kernel anew for sizes that are 1 or multiples of 16, which lengths are at random. Here they
 # only decide which elements a tile leaves out, for which it makes no difference.
 UNSPECIALIZED = {
-    "do_not_specialize": ["diagonals_stride", "batches", "heads", "queries", "keys", "splits", "before", "after"],
+    "do_not_specialize": ["diagonals_stride", "heads", "queries", "keys", "before", "after"],
     "do_not_specialize_on_alignment": ["DIAGONALS"],
 }
+
+
+class Tiles(NamedTuple):
+    """Rows and columns of the logits that a program holds at a time, its warps, and the depth of its prefetching."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+# In bf16, by CUDA's architecture (80: A100, 90: H100) and the widest head. None spills registers in the forms of
+# attention that families take (docs/results/attention-on-gpus.md).
+TILES = {
+    80: {
+        "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
+        "backward_queries": {64: Tiles(64, 64, 8, 3), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_keys": {64: Tiles(32, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+    },
+    90: {
+        "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
+        "backward_queries": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_keys": {64: Tiles(64, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+    },
+}
+_TILES_IN_FP32 = Tiles(32, 32, 4, 2)  # it has no tensor cores
+
+
+@cache
+def architecture() -> int:
+    """That of the GPU at hand in TILES."""
+    return 90 if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) else 80
+
+
+def tile_sizes(kernel: str, dtype: torch.dtype, d_kv: int, of: int | None = None) -> Tiles:
+    """The tiles of `kernel` for heads of `d_kv` numbers on the GPU at hand, or on the architecture `of`."""
+    tiles = TILES[of or architecture()][kernel]
+    return _TILES_IN_FP32 if dtype == torch.float32 else tiles[min(width for width in tiles if width >= d_kv)]
 
 
 @triton.jit
@@ -49,26 +90,19 @@ def store_tile(base, at, stride, length, tile, D: tl.constexpr, BLOCK_D: tl.cons
 @triton.jit
 def offset(base, distance):
     """`base` moved by `distance` elements; None if there is none."""
-    moved = None
-    if base is not None:
-        moved = base + distance
-    return moved
+    return None if base is None else base + distance
 
 
 @triton.jit
-def load_labels(labels, at, length, OUTSIDE: tl.constexpr):
-    """Labels in the shape of `at`, OUTSIDE beyond `length`; None if there are none."""
-    found = None
-    if labels is not None:
-        found = tl.load(labels + at, mask=at < length, other=OUTSIDE)
-    return found
+def load_labels(labels, at, length):
+    """Labels in the shape of `at`; None if there are none."""
+    return None if labels is None else tl.load(labels + at, mask=at < length)
 
 
 @triton.jit
 def tile_of_logits(
-    rows, columns, at_q, at_k, label_q, label_k, diagonals, settings,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    rows, columns, at_q, at_k, label_q, label_k, diagonals, settings, MASKED: tl.constexpr, PRECISION: tl.constexpr
+):
     """(rows · columnsᵀ with the bias, −∞ at hidden pairs; the slope of the soft cap). Rows may be queries or keys."""
     queries, keys, before, after, scale, softcap = settings
     logits = tl.dot(rows, tl.trans(columns), input_precision=PRECISION) * scale
@@ -79,16 +113,24 @@ def tile_of_logits(
     if diagonals is not None:
         logits += tl.load(diagonals + (at_k - at_q))
     if MASKED:
-        seen = (at_k < keys) & (at_q < queries)
+        seen = at_k < keys
+        distance = at_k - at_q - (keys - queries)
         if before is not None:
-            distance = at_k - at_q - (keys - queries)
-            seen = seen & (distance >= -before) & (distance <= after)
-        elif CAUSAL:
-            seen = seen & (at_k <= at_q + keys - queries)
+            seen = seen & (distance >= -before)
+        if after is not None:
+            seen = seen & (distance <= after)
         if label_q is not None:
             seen = seen & (label_q == label_k)
         logits = tl.where(seen, logits, float("-inf"))
     return logits, slope
+
+
+@triton.jit
+def sums_of_diagonals(tile, BLOCK: tl.constexpr):
+    """(BLOCK,) each: sums over the diagonals of a square tile up to that of its first element, and of the others."""
+    at = tl.arange(0, BLOCK)[:, None] + tl.arange(0, BLOCK)[None, :] + 1
+    skewed = tl.gather(tile, at % BLOCK, 1)
+    return tl.sum(tl.where(at >= BLOCK, skewed, 0.0), 0), tl.sum(tl.where(at < BLOCK, skewed, 0.0), 0)
 
 
 @triton.jit
@@ -102,10 +144,7 @@ def mixed(x):
 @triton.jit
 def seed_of_head(SEED, row):
     """The seed of one head of one row of the batch; None without dropout."""
-    seed = None
-    if SEED is not None:
-        seed = mixed(tl.load(SEED).to(tl.uint32) + row.to(tl.uint32) * 0x9E3779B9)
-    return seed
+    return None if SEED is None else mixed(tl.load(SEED).to(tl.uint32) + row.to(tl.uint32) * 0x9E3779B9)
 
 
 @triton.jit
@@ -122,39 +161,25 @@ def drop(weights, seed, at_q, at_k, keys, dropout):
 def range_of_tile(ranges, batch, first, length, BLOCK: tl.constexpr):
     """Start and end of what any of the BLOCK positions from `first` on sees; `ranges` is (batch, 2, granules)."""
     granules = tl.cdiv(length, GRANULE)
-    if BLOCK > GRANULE:
-        at = first // GRANULE + tl.arange(0, BLOCK // GRANULE)
-        base = ranges + batch * 2 * granules + at
-        start = tl.min(tl.load(base, mask=at < granules, other=2147483647), 0)
-        end = tl.max(tl.load(base + granules, mask=at < granules, other=0), 0)
-    else:
-        base = ranges + batch * 2 * granules + first // GRANULE
-        start, end = tl.load(base), tl.load(base + granules)
-    return start, end
+    at = first // GRANULE + tl.arange(0, BLOCK // GRANULE if BLOCK > GRANULE else 1)
+    base = ranges + batch * 2 * granules + at
+    start = tl.min(tl.load(base, mask=at < granules, other=2147483647), 0)
+    return start, tl.max(tl.load(base + granules, mask=at < granules, other=0), 0)
 
 
 @triton.jit
-def keys_seen(
-    ranges, batch, first, queries, keys, before, after, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
+def keys_seen(ranges, batch, first, queries, keys, before, after, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """(start, whole, end): a tile of queries sees no key before `start` or from `end` on, and all before `whole`."""
     start, whole, end = 0, keys // BLOCK_N * BLOCK_N, keys
+    aligned = first + keys - queries  # the key in the position of the first query
+    if after is not None:
+        end = tl.maximum(tl.minimum(end, aligned + BLOCK_M + after), 0)
+        whole = tl.maximum(tl.minimum(whole, (aligned + 1 + after) // BLOCK_N * BLOCK_N), 0)
     if before is not None:
-        start = tl.maximum(first + keys - queries - before, 0) // BLOCK_N * BLOCK_N
-        end = tl.maximum(tl.minimum(end, first + BLOCK_M + keys - queries + after), 0)
+        start = tl.maximum(aligned - before, 0) // BLOCK_N * BLOCK_N
         whole = start
-    elif CAUSAL:
-        end = tl.maximum(tl.minimum(end, first + BLOCK_M + keys - queries), 0)
-        whole = tl.maximum(tl.minimum(whole, (first + 1 + keys - queries) // BLOCK_N * BLOCK_N), 0)
     if ranges is not None:
         low, high = range_of_tile(ranges, batch, first, queries, BLOCK_M)
         start, end = tl.maximum(start, low // BLOCK_N * BLOCK_N), tl.minimum(end, high)
         whole = start
     return start, whole, end
-
-
-# Triton's key of a kernel has the constants of a function that it calls only if that function's own key was asked for
-# before. Asked for here, keys are the same in every process, whichever kernel it compiles first.
-for _function in (load_tile, store_tile, load_labels, tile_of_logits, seed_of_head, drop, range_of_tile, keys_seen):
-    _ = getattr(_function, "cache_key", None)  # functions of Triton's interpreter have none

@@ -16,15 +16,10 @@ from pretrain.config.models import Heads
 from pretrain.functional.dropout import drop
 from pretrain.functional.numerics import soft_capped
 from pretrain.kernels.matmul import matmul
+from pretrain.models.attention_backend import by_kernel, is_eager, takes_head
 from pretrain.models.attention_masks import AttentionMask
 from pretrain.models.layers import Linear, fused_linear, one_use
-from pretrain.models.logit_bias import (
-    WIDEST_HEAD,
-    WIDEST_HEAD_IN_FP32,
-    MergedPattern,
-    Pattern,
-    by_kernel,
-)
+from pretrain.models.logit_bias import Pattern
 from pretrain.models.positions import Rotary, apply_rotary
 from pretrain.models.visibility import MASKED
 
@@ -138,7 +133,6 @@ class Attention(nn.Module):
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
         """The layer's output (batch, queries, d_model)."""
-        assert not isinstance(mask.bias, MergedPattern)
         dropout = self.dropout_rate if self.training else 0.0
         context = attend(queries, keys, values, mask.bias, mask.is_causal, self.scale, dropout, self.softcap)
         return self.output(context)
@@ -201,38 +195,28 @@ def attend(
     `bias` excludes `causal`. Keys and values may have fewer heads: each is then for as many consecutive heads of
     queries. `capped` is `soft_capped`, or nothing without a `softcap`.
 
-    On a GPU a `Pattern` goes to a kernel that needs no matrix of queries × keys, and so do soft caps, which PyTorch's
-    own kernels don't have. On a CPU these take up to three times as long as the eager form in bf16, and longer in fp32
-    with dropout or a bias that learns. The softmax is in fp32 in all forms.
+    `pretrain.models.attention_backend` chooses the form. Only soft caps, which PyTorch's kernels don't have, are eager
+    without a kernel of ours. The softmax is in fp32 in all forms.
     """
     keys, values = for_each_head(queries, keys), for_each_head(queries, values)
     if bias is None and softcap is not None and queries.size(2) > 1 and by_kernel(queries):
         bias = Pattern(None, None, causal)
     if isinstance(bias, Pattern):
-        if takes_pattern(queries):
+        if takes_head(queries) and _recorded is None:
             return flash(queries, keys, values, bias, scale, dropout, softcap)
         bias, causal = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device), False
     if _recorded is not None:
         seen = _future(queries, keys, 0) if causal else bias
         _recorded.append(_softmax(queries, keys, seen, scale, softcap).detach())
-    if softcap is not None:
+    if softcap is not None or is_eager(queries, bias, dropout):
         return eager(queries, keys, values, bias, causal, scale, dropout, softcap)
-    learned = bias is not None and bias.requires_grad
-    slow = queries.device.type == "cpu" and (queries.dtype == torch.bfloat16 or dropout > 0 or learned)
-    form = eager if slow else sdpa
-    return form(queries, keys, values, bias, causal, scale, dropout)
+    return sdpa(queries, keys, values, bias, causal, scale, dropout)
 
 
 def for_each_head(queries: Tensor, x: Tensor) -> Tensor:
     """Keys or values (batch, heads of keys, length, d_kv), each head in a row for each of its heads of queries."""
     groups = queries.size(1) // x.size(1)
     return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
-
-
-def takes_pattern(queries: Tensor) -> bool:
-    """Whether this project's kernel computes the attention of `queries` (batch, heads, length, d_kv)."""
-    widest = WIDEST_HEAD_IN_FP32 if queries.dtype == torch.float32 else WIDEST_HEAD
-    return queries.size(3) <= widest and _recorded is None
 
 
 def flash(
@@ -245,22 +229,12 @@ def flash(
     softcap: float | None = None,
 ) -> Tensor:
     """`attend` by this project's kernel. A query that sees nothing gives 0, where the others give a mean of values."""
-    return flash_with_sums(queries, (keys, values), pattern, scale, dropout, softcap)[0]
-
-
-def flash_with_sums(
-    queries: Tensor,
-    keys_and_values: KeysAndValues,
-    pattern: Pattern,
-    scale: float,
-    dropout: float,
-    softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`flash`, and log2 of the sums of exponentials (batch, heads, queries), ∞ where a query sees nothing."""
     from pretrain.kernels.attention import flash_attention  # imports Triton, which only GPUs need
 
-    diagonals, seen, causal, window = pattern
-    return flash_attention(queries, *keys_and_values, diagonals, seen, causal, window, scale, softcap, dropout)
+    return flash_attention(
+        queries, keys, values, pattern.diagonals, pattern.labels or (), pattern.causal, pattern.window,
+        scale, softcap, dropout,
+    )  # fmt: skip
 
 
 def sdpa(

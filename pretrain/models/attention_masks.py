@@ -8,7 +8,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.config_file import Section
 from pretrain.config.models import LocalAndGlobal
-from pretrain.models.logit_bias import MergedPattern, Pattern, logit_bias
+from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.positions import Rotary
 from pretrain.models.visibility import Window
 
@@ -38,7 +38,7 @@ class AttentionMask(NamedTuple):
     for those of the states that cross-attention reads.
     """
 
-    bias: Tensor | Pattern | MergedPattern | None = None
+    bias: Tensor | Pattern | None = None
     rotary: Rotary | None = None
     is_causal: bool = False
     memory_rotary: Rotary | None = None

@@ -1,17 +1,12 @@
 """What is added to attention logits: the bias of positions, and masks; as a matrix, or as a GPU kernel reads it."""
 
-from functools import cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pretrain.kernels.labels import Labels, labels
-from pretrain.models.visibility import Window, masked, visible
-
-WIDEST_HEAD = 256  # d_kv; the tiles of wider heads don't fit a GPU's registers
-WIDEST_HEAD_IN_FP32 = 128
+from pretrain.models.attention_backend import by_kernel
+from pretrain.models.visibility import Labels, Window, labels, masked, visible
 
 
 class Pattern(NamedTuple):
@@ -35,13 +30,6 @@ class Pattern(NamedTuple):
             seen = self.labels.queries[:, None, :, None] == self.labels.keys[:, None, None, :]
             bias = masked(bias, seen, dtype)
         return masked(bias, visible(queries, keys, device, causal=self.causal, window=self.window), dtype)
-
-
-class MergedPattern(NamedTuple):
-    """The patterns of keys of two kinds under one softmax. A query sees one of the targets at least: its own."""
-
-    targets: Pattern
-    inputs: Pattern
 
 
 def toeplitz(diagonals: Tensor, keys: int) -> Tensor:
@@ -86,14 +74,3 @@ def logit_bias(
         prefix=prefix,
     )
     return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
-
-
-def by_kernel(x: Tensor) -> bool:
-    """Whether attention in the dtype and on the device of `x` has a kernel for a `Pattern`."""
-    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32) and has_triton()
-
-
-@cache
-def has_triton() -> bool:
-    """Whether Triton is installed, without importing it."""
-    return find_spec("triton") is not None

@@ -58,8 +58,10 @@ class Head(Linear):
     """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it.
 
     `softcap`: logits stay within ± this; None: no limit. `multiplier`: what logits are multiplied by before biases are
-    added and they are capped, which muP sets.
+    added and they are capped, which muP sets. `compiled` is that of `CrossEntropy`.
     """
+
+    compiled = False
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class Head(Linear):
         assert config is not None
         z_loss, label_smoothing = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
         if x.is_cuda and _hits is None:
-            settings = CrossEntropy(z_loss, label_smoothing, self.softcap)
+            settings = CrossEntropy(z_loss, label_smoothing, self.softcap, self.compiled)
             return chunked_cross_entropy(x, self.weight, self.offsets(x), labels, settings, target_indices)
         indices = _indices_worth_selecting(labels)
         selected = labels if indices is None else labels.flatten()[indices]

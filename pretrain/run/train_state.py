@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError
@@ -17,6 +18,7 @@ class TrainState:
     """The progress of a run: `step` steps done, `position` rows consumed over all corpora, damaged blocks `skipped`.
 
     `unlogged`: by the name of a loss, its sum over the steps since the last line of metrics, and the number of tokens.
+    `callbacks`: what each callback keeps, by its name.
     """
 
     step: int = 0
@@ -24,6 +26,7 @@ class TrainState:
     skipped: list[Skipped] = field(default_factory=list)
     health: Health = field(default_factory=Health)
     unlogged: dict[str, tuple[float, int]] = field(default_factory=dict)
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from pretrain.run.hardware import count_gpus
 def device_problems(config: RunConfig) -> list[str]:
     """What this machine can't do, one line for each key."""
     problems = _gpu_problems(config) if count_gpus() else []
+    if config.compute.attention == "triton" and not count_gpus():
+        problems.append("compute.attention: triton needs a GPU; set auto")
     zero = config.deepspeed.zero_optimization
     if (on_nvme := zero.offloaded_to("nvme")) and not _reads_asynchronously():
         problems += [

@@ -2,8 +2,6 @@
 
 import importlib
 
-import pretrain.trainer.train
-import pretrain.trainer.training  # noqa: F401
 from pretrain.zero.deepspeed_private import import_what_engines_need
 
 import_what_engines_need()

@@ -60,10 +60,12 @@ class Choice:
 
 
 def choose(run: ValidatedRun, engine: Engine) -> int:
-    """The rows of a micro-batch, the same on all ranks, which call this together before the first step.
+    """The rows of a micro-batch, as configured or measured. All ranks call this together before the first step.
 
     They divide a rank's share of a step, so the global batch stays as it is.
     """
+    if run.config.batch.micro_batch_size != "auto":
+        return run.config.batch.micro_batch(run.ranks)
     conditions = _conditions(run, engine)
     rows = on_rank_0(lambda: _earlier_choice(run, conditions)) or _fastest(run, engine)
     if run.rank == 0:

@@ -92,11 +92,9 @@ class RunReport:
         self._tracker.log(step, metrics)
         steps = self.run.config.run.max_steps
         if "train/loss" in metrics:
-            left = (steps - step) / metrics["train/steps_per_second"]
             self._print(
                 f"step {step}/{steps}  loss {metrics['train/loss']:.4f}  lr {metrics['train/learning_rate']:.2e}  "
-                f"norm {metrics['train/gradient_norm']:.3f}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
-                f"{_skipped(metrics)}{duration(left)} left"
+                f"norm {metrics['train/gradient_norm']:.3f}  {_skipped_and_speed(metrics, steps - step)}".rstrip()
             )
 
     def forecast_on_cpu(self, seconds: float) -> None:
@@ -201,8 +199,13 @@ def _naming_directory(directory: Path) -> Iterator[None]:
         raise FailedError(f"run.directory: {directory}: {error.strerror}") from None
 
 
-def _skipped(metrics: dict[str, float]) -> str:
-    return f"{metrics['train/skipped_steps']:.0f} skipped  " if metrics["train/skipped_steps"] else ""
+def _skipped_and_speed(metrics: dict[str, float], steps: int) -> str:
+    """What is left out where nobody measures it. `steps` are left."""
+    skipped = f"{number:.0f} skipped  " if (number := metrics.get("train/skipped_steps")) else ""
+    if "train/steps_per_second" not in metrics:
+        return skipped
+    left = duration(steps / metrics["train/steps_per_second"])
+    return f"{metrics['train/tokens_per_second']:,.0f} tokens/s  {skipped}{left} left"
 
 
 def _open_directory(run: ValidatedRun, machines: list[Machine]) -> tuple[int, TextIO]:

@@ -59,7 +59,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
         if rank == 0:
             print(run.nothing_left)
         return 0
-    from pretrain.trainer.training import Training  # DeepSpeed chooses its accelerator when it is imported
+    from pretrain.trainer.loop import train as train_run  # DeepSpeed chooses its accelerator when it is imported
     from pretrain.zero import numerics
 
     if not earlier_seconds():  # an attempt before this one has checked it
@@ -69,6 +69,6 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
             report.finish(run.train_state.step, finished=True)
             return 0
         stop_signals.catch()
-        code = Training(run, report, stop_at_step).run()
+        code = train_run(run, report, stop_at_step)
         stop_signals.ignore()
         return code

@@ -7,7 +7,6 @@ from pathlib import Path
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.mixing import rates, rates_of_rows
 from data_pipeline.loading.stream import Stream, differences
 from data_pipeline.objectives import Objective
@@ -21,6 +20,7 @@ from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
 from pretrain.trainer import wrappers
+from pretrain.trainer.batch_plan import BatchPlan
 from pretrain.trainer.device_problems import device_problems
 
 
@@ -29,6 +29,9 @@ class ValidatedRun:
     """A checked run file with everything it refers to.
 
     `model` has the corpus's vocabulary filled in. `validation` maps a corpus's name in metrics to the corpus.
+    `initial_weights`: the checkpoint whose weights the run starts, or started, from; None for random weights.
+    `train_state`: what this process resumes from. `stream`: the training rows in their order. `identity`: the settings
+    that may not change over the life of a run. `finished`: it has taken its last step and has recorded that.
     """
 
     config: RunConfig
@@ -38,15 +41,12 @@ class ValidatedRun:
     rank: int
     ranks: int
     resume: Path | None
-
-    @property
-    def directory(self) -> Path:
-        return Path(self.config.run.directory)
-
-    @property
-    def initial_weights(self) -> Path | None:
-        """The checkpoint whose weights the run starts, or started, from; None for random weights."""
-        return checkpoint_in(Path(path)) if (path := self.config.checkpoint.init_from) else None
+    directory: Path
+    initial_weights: Path | None
+    train_state: TrainState
+    stream: Stream
+    identity: checkpoint_index.Identity
+    finished: bool
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -54,26 +54,6 @@ class ValidatedRun:
         first = [stage.objective.shape for stage in self.config.data.curriculum]
         shapes = [*first, *(corpus.objective.shape for corpus in self.training)]
         return max(inputs for inputs, _ in shapes), max(targets for _, targets in shapes)
-
-    @property
-    def stream(self) -> Stream:
-        """The training rows in their order."""
-        return _stream(self.config, self.training)
-
-    @property
-    def train_state(self) -> TrainState:
-        """The state that this process resumes from."""
-        return self.state_of(self.resume) if self.resume else TrainState()
-
-    def state_of(self, checkpoint: Path) -> TrainState:
-        """The state that this run resumes from with a checkpoint."""
-        train_state = checkpoint_index.read(checkpoint).train_state
-        return replace(train_state, position=position_after(self.directory, train_state))
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has taken its last step and has recorded that it finished."""
-        return self.train_state.step >= self.config.run.max_steps and status.read(self.directory).state == "finished"
 
     @property
     def nothing_left(self) -> str:
@@ -109,16 +89,9 @@ class ValidatedRun:
         splits = [corpus.manifest.splits["train"] for corpus in self.training]
         return sum(taken * split.tokens / split.rows for taken, split in zip(rows, splits, strict=True))
 
-    def layout(self, micro_batch: int) -> BatchLayout:
-        """This rank's part of a global batch, in micro-batches of `micro_batch` rows."""
-        return BatchLayout(
-            self.rank, self.ranks, micro_batch, self.config.batch.global_batch_size // self.ranks // micro_batch
-        )
-
-    @property
-    def identity(self) -> checkpoint_index.Identity:
-        """The settings that may not change over the life of a run."""
-        return identity(self.config, self.model, self.training)
+    def plan(self, micro_batch: int) -> BatchPlan:
+        """The batches of this rank, in micro-batches of `micro_batch` rows."""
+        return BatchPlan(self.config.batch, self.rank, self.ranks, micro_batch)
 
     @property
     def warnings(self) -> list[str]:
@@ -193,7 +166,29 @@ def validate(
         problems += _differences_from_init(model, Path(config.checkpoint.init_from), training[0])
     if problems:
         raise UserError("\n".join(problems))
-    return ValidatedRun(config, training, dict(zip(names, validation, strict=True)), model, rank, ranks, resume)
+    directory, init_from = Path(config.run.directory), config.checkpoint.init_from
+    train_state = state_of(directory, resume) if resume else TrainState()
+    return ValidatedRun(
+        config,
+        training,
+        dict(zip(names, validation, strict=True)),
+        model,
+        rank,
+        ranks,
+        resume,
+        directory,
+        checkpoint_in(Path(init_from)) if init_from else None,
+        train_state,
+        _stream(config, training),
+        identity(config, model, training),
+        train_state.step >= config.run.max_steps and status.read(directory).state == "finished",
+    )
+
+
+def state_of(run: Path, checkpoint: Path) -> TrainState:
+    """The state that a run resumes from with a checkpoint: past the rows of a spike, if it went back there."""
+    train_state = checkpoint_index.read(checkpoint).train_state
+    return replace(train_state, position=position_after(run, train_state))
 
 
 def _opened(location: str, cache: CacheSection) -> Corpus:

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.run_config import ComputeSection
 from pretrain.models.layers import fuse_linears
+from pretrain.models.loss import Head
 from pretrain.run import watchdog
 
 Forward = Callable[..., Tensor]
@@ -22,7 +23,7 @@ _GRAPHS = 32
 
 
 def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> None:
-    """Applies `compute` to the layers of `model` in training. Call this before DeepSpeed gets the model.
+    """Applies `compute` to the layers of `model` in training, and to its loss on GPUs, before DeepSpeed gets it.
 
     Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
     with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
@@ -31,6 +32,9 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     if compiled:
         torch._dynamo.config.recompile_limit = _GRAPHS
         _watch_compilation()
+        for module in model.modules():
+            if isinstance(module, Head):
+                module.compiled = True
     for layer in layers(model):
         forward: Forward = layer.forward
         if compiled or stage < 3:

@@ -5,6 +5,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,13 +21,14 @@ from data_pipeline.dedup.keys import KeyBucket, Keys
 from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams, shape
 from data_pipeline.dedup.spans import EqualSpans, sentences_of
-from data_pipeline.dedup.urls import normalize_url
+from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import build
 from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
+from data_pipeline.text.urls import normalize_url
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.pages import OFF, Page, dealt, documents_of, page, published, write_pages
 from tests.slow import slow
@@ -120,6 +122,23 @@ def test_a_large_file_is_written_in_parts_and_gives_the_same_documents(small_cor
     }
     assert build_in("many", 10**9) == whole
     assert not list((tmp_path / "many").rglob("part-00000_*"))
+
+
+def test_each_step_is_applied_once_to_each_document_that_is_there(deduplicated, monkeypatch):
+    """However many steps follow: what earlier ones decided is read from one table."""
+    seen: list[str] = []
+    without = EqualLines.without
+
+    def counting(self: EqualLines, document: Document, *others: Any) -> str | None:
+        seen.append(document.id)
+        return without(self, document, *others)
+
+    monkeypatch.setattr(EqualLines, "without", counting)
+    pages = [page(f"Page {number} tells of a river. It is long.\nA line of all.", f"u/{number}") for number in range(9)]
+    with without_ray():
+        found = deduplicated([pages], lines=True, spans=True, substrings=True, documents=True, minhash=True)
+    assert len(found.rows) == 9
+    assert sorted(seen) == sorted(row["id"] for row in found.rows)
 
 
 # ---- by hand

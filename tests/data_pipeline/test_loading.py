@@ -120,7 +120,7 @@ def test_rows_that_were_not_consumed_are_noticed():
 
 def all_inputs(corpus, layouts, steps, workers=0, first=0):
     """encoder_input_ids of each step, gathered from all ranks."""
-    stream = Stream([corpus], [1.0], seed=0, interleaved=8)
+    stream = Stream([corpus], [1.0], seed=0, lanes=8)
     start = StreamState.at(stream, first * layouts[0].rows(layouts[0].accumulation), [])
     ranks = [list(TrainingBatches(stream, layout, start).loader(steps, workers)) for layout in layouts]
     return [torch.cat([micro["encoder_input_ids"] for rank in ranks for micro in rank[step]]) for step in range(steps)]
@@ -144,7 +144,7 @@ def test_global_batches_do_not_depend_on_the_workers_nor_on_where_a_run_was_cut(
 @each("ranks", [1, 2])
 def test_steps_of_growing_batches_follow_one_another_in_the_stream(small_corpus, ranks):
     """Steps of 4, 8 and 16 rows take the same rows as seven steps of 4."""
-    stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, interleaved=8)
+    stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8)
     small = list(TrainingBatches(stream, BatchLayout(0, 1, 4, 1)).loader(7, 0))
     share = 4 // ranks
     of_ranks = [
@@ -157,7 +157,7 @@ def test_steps_of_growing_batches_follow_one_another_in_the_stream(small_corpus,
 def test_an_epoch_ends_in_the_middle_of_a_batch_without_loss(small_corpus):
     corpus = open_corpus(small_corpus)
     rows = corpus.rows("train")
-    batches = TrainingBatches(Stream([corpus], [1.0], seed=0, interleaved=8), BatchLayout(0, 1, 16, 1))
+    batches = TrainingBatches(Stream([corpus], [1.0], seed=0, lanes=8), BatchLayout(0, 1, 16, 1))
     _, epochs, ids = batches.row_ids(np.arange(2 * rows))
     assert sorted(ids[epochs == 0].tolist()) == list(range(rows))
     assert sorted(ids[epochs == 1].tolist()) == list(range(rows))
@@ -219,7 +219,7 @@ def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus
 
 def test_rows_that_share_their_width_hold_the_same_targets_on_any_number_of_ranks(small_corpus):
     def targets(pack: int, ranks: int) -> list[list[int]]:
-        stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, interleaved=8, pack=pack)
+        stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8, pack=pack)
         found: list[list[int]] = []
         for rank in range(ranks):
             for step, (batch,) in enumerate(

@@ -95,7 +95,7 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
         assert drawn == (
             again.inputs.values.shape != first.inputs.values.shape or (again.inputs.values != first.inputs.values).any()
         )
-    batches = TrainingBatches(Stream([at_load], [1.0], seed=0, interleaved=4), BatchLayout(0, 1, 8, 1))
+    batches = TrainingBatches(Stream([at_load], [1.0], seed=0, lanes=4), BatchLayout(0, 1, 8, 1))
     batch = next(batches.loader(1, 0))[0]
     size = at_load.tokenizer.size
     assert 0 <= batch["encoder_input_ids"].min() <= batch["encoder_input_ids"].max() < size

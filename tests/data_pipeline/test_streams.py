@@ -38,7 +38,7 @@ SHORT_ROWS = SpanCorruption(inputs_length=15, noise_density=0.3, mean_span_lengt
 
 def stream_of(*corpora: Path, **changes) -> Stream:
     opened = [open_corpus(corpus) for corpus in corpora]
-    return Stream(opened, [1.0, 0.4][: len(opened)], **{"seed": 3, "interleaved": 8, **changes})
+    return Stream(opened, [1.0, 0.4][: len(opened)], **{"seed": 3, "lanes": 8, **changes})
 
 
 def samples(stream, ranks, micro_batch, accumulation, start, steps):
@@ -139,7 +139,7 @@ def whole_text(inputs, targets, sentinels):
     "changes, said",
     [
         ({"seed": 4}, "seed is 3 there, 4 here"),
-        ({"interleaved": 9}, "lanes is 8 there, 9 here"),
+        ({"lanes": 9}, "lanes is 8 there, 9 here"),
         ({"weights": [2.0]}, "corpora.0.weight is 1.0 there, 2.0 here"),
         ({"curriculum": ((48, LONG_SPANS),)}, "curriculum.0.until_row is None there, 48 here"),
     ],

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
@@ -24,7 +25,6 @@ from launch.tools.doctor.doctor import here
 from launch.tools.doctor.findings import Finding, Settings, report
 from pretrain.run.hardware import count_gpus
 from pretrain.run.train_state import TrainState
-from pretrain.trainer.validate import ValidatedRun
 from tests.in_process import run_here
 from tests.ports import free_port
 from tests.pretrain.runs import run_file as write_run_file
@@ -100,7 +100,12 @@ def test_a_run_of_days_without_a_gpu_is_a_warning(small_corpus, tmp_path, monkey
 def test_a_run_that_has_taken_its_last_step_takes_no_time(small_corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     path = write_run_file(tmp_path, small_corpus)
-    monkeypatch.setattr(ValidatedRun, "train_state", property(lambda run: TrainState(step=run.config.run.max_steps)))
+    checked = run_file.preflight
+
+    def done(config, *ranks, **options):
+        return replace(checked(config, *ranks, **options), train_state=TrainState(step=config.run.max_steps))
+
+    monkeypatch.setattr(run_file, "preflight", done)
     assert levels(run_file.check(Settings(run_file=(str(path),), ranks=1))) == {"run file": "ok"}
 
 

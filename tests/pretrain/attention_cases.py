@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from pretrain import models
-from pretrain.kernels.labels import labels
-from pretrain.models import attention, logit_bias, merged_attention
 from pretrain.models.attention import eager, flash
+from pretrain.models.attention_backend import using
 from pretrain.models.logit_bias import Pattern
-from pretrain.models.visibility import MASKED, Window
+from pretrain.models.visibility import MASKED, Window, labels
 
 BATCH, HEADS = 2, 2
 
@@ -233,10 +232,8 @@ def of_model(family: str, device: str) -> dict[str, float]:
     }
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     gradients = []
-    for used in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            for module in (logit_bias, attention, merged_attention):
-                patch.setattr(module, "by_kernel", lambda _, used=used: used)
+    for backend in ("triton", None):
+        with using(backend):
             loss = model(**batch)["labels"].sum()
         model.zero_grad()
         loss.backward()

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pretrain.kernels.tuning import Tiles
+from pretrain.kernels.tiles import Tiles
 
-KERNELS = ("forward", "backward_queries", "backward_keys", "backward_diagonals")
+KERNELS = ("forward", "backward_queries", "backward_keys")
 _FP32 = ("DIAGONALS", "NORMALISERS", "DELTA", "PARTS")
 _INT32 = ("QUERY_LABELS", "KEY_LABELS", "RANGES", "SEED")
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -28,17 +28,20 @@ class Form(NamedTuple):
     def absent(self) -> list[str]:
         """The arguments that are None."""
         by_feature = {
-            "bias": ["DIAGONALS"],
+            "bias": ["DIAGONALS", "PARTS"],
             "labels": ["QUERY_LABELS", "KEY_LABELS", "RANGES"],
             "dropout": ["SEED"],
-            "window": ["before", "after"],
+            "window": ["before"],
             "softcap": ["softcap"],
         }
-        return [name for feature, names in by_feature.items() if not getattr(self, feature) for name in names]
+        absent = [name for feature, names in by_feature.items() if not getattr(self, feature) for name in names]
+        return absent if self.causal or self.window else [*absent, "after"]
 
 
 EVERYTHING = Form(bias=True, labels=True, dropout=True, causal=True)
 EVERYTHING_IN_A_WINDOW = EVERYTHING._replace(causal=False, window=True, softcap=True)
+# of T5's encoder and of its decoder, and of T5Gemma, which has no bias
+OF_FAMILIES = (Form(bias=True, labels=True, dropout=True), EVERYTHING, EVERYTHING_IN_A_WINDOW._replace(bias=False))
 
 
 def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d_kv: int, form: Form) -> Any:
@@ -47,12 +50,12 @@ def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from pretrain.kernels import backward, forward
+    from pretrain.kernels import flash
 
-    function = getattr(forward if kernel == "forward" else backward, kernel)
-    constants: dict[str, Any] = {"CAUSAL": form.causal, "PRECISION": "ieee", "D": d_kv, "BLOCK_D": d_kv}
-    constants |= {"BLOCK": tiles.rows, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns}
-    constants |= dict.fromkeys([*form.absent(), "GRAD_NORMALISERS"])
+    function = getattr(flash, kernel)
+    constants: dict[str, Any] = {"PRECISION": "ieee", "D": d_kv, "BLOCK_D": d_kv}
+    constants |= {"BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns}
+    constants |= dict.fromkeys(form.absent())
     constants = {name: constants[name] for name in function.arg_names if name in constants}
 
     def kind(name: str) -> str:
@@ -77,10 +80,12 @@ def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d
 
 
 class Usage(NamedTuple):
-    """Of a thread: registers, and bytes of local memory, where what the registers don't hold is spilled to."""
+    """Of a thread: registers, and bytes of local memory, where what the registers don't hold is spilled to. Of a
+    program: bytes of shared memory."""
 
     registers: int
     spilled: int
+    shared: int
 
 
 def usage(kernel: Any, folder: Path) -> Usage:
@@ -93,4 +98,4 @@ def usage(kernel: Any, folder: Path) -> Usage:
     done = subprocess.run([program, "--dump-resource-usage", path], capture_output=True, text=True, check=True)
     found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
     assert found is not None, done.stdout
-    return Usage(int(found[1]), int(found[2]))
+    return Usage(int(found[1]), int(found[2]), kernel.metadata.shared)

@@ -1,4 +1,4 @@
-"""The loss of states in chunks against the loss of all their logits, in fp64: on a GPU, or interpreted on a CPU."""
+"""The loss of states in chunks against the loss of all their logits, in fp64: on any device."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from pretrain.models.chunked_cross_entropy import CrossEntropy
 
 
 def errors(
-    device: str, dtype: torch.dtype, z_loss: float, smoothing: float, kernel: bool, softcap: float | None = None
+    device: str, dtype: torch.dtype, z_loss: float, smoothing: float, compiled: bool, softcap: float | None = None
 ) -> list[float]:
     """Relative errors of the losses and of the gradients of states, matrix and bias; 9 targets in chunks of 4."""
     generator = torch.Generator().manual_seed(0)
@@ -26,10 +26,8 @@ def errors(
     along = torch.rand(3, 5, generator=generator, dtype=torch.float64).to(device)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 4 * 5000)
-        patch.setattr(chunked_cross_entropy, "by_kernel", lambda _: kernel)
-        found = chunked_cross_entropy.chunked_cross_entropy(
-            x, weight, bias, labels, CrossEntropy(z_loss, smoothing, softcap)
-        )
+        settings = CrossEntropy(z_loss, smoothing, softcap, compiled)
+        found = chunked_cross_entropy.chunked_cross_entropy(x, weight, bias, labels, settings)
         gradients = torch.autograd.grad((found * along).sum(), (x, weight, bias))
     exact = [one.detach().double().requires_grad_() for one in (x, weight, bias)]
     logits = torch.nn.functional.linear(*exact)

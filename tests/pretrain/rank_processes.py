@@ -24,7 +24,7 @@ PROCESSES = mp.get_context("forkserver")
 PRELOADED = [
     "pretrain.cli",
     "pretrain.trainer.train",
-    "pretrain.trainer.training",
+    "pretrain.trainer.loop",
     "pretrain.models.t5",
     "pretrain.optimizers.adamw",
     "pyarrow.dataset",

@@ -101,25 +101,25 @@ def test_of_three_ranks_the_odd_one_is_named_whether_or_not_its_optimizer_holds_
 
 def loaded_wrong(path: Path) -> str:
     """The error of a run whose weights change a bit as they are loaded."""
-    from pretrain.trainer import train, training
+    from pretrain.trainer import callback, train
     from pretrain.zero.deepspeed_private import in_memory
 
     config = load(path, [], RunConfig)
     assert train.train_on(dist.get_rank(), dist.get_world_size(), config, 4) == 75
-    right = training.restore
+    right = callback.restore
 
     def wrong(engine: Any, directory: Path) -> None:
         right(engine, directory)
         fragment = next(fragment for owned in in_memory(engine.deepspeed) for fragment in owned)
         fragment.view(fragment.buffer.data)[:1].view(torch.int32).bitwise_xor_(1)
 
-    training.restore = wrong
+    callback.restore = wrong
     try:
         train.train_on(dist.get_rank(), dist.get_world_size(), config, None)
     except FailedError as error:
         return str(error)
     finally:
-        training.restore = right
+        callback.restore = right
     return ""
 
 

@@ -1,14 +1,19 @@
 """Directories that transformers wrote, changed so that they can't be imported: one line says why."""
 
+import functools
 import json
+import math
+import os
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from pretrain.huggingface import import_, load_state
+from pretrain.huggingface import conversion_for, import_, load_state
 from tests.in_process import run_here
+from tests.pretrain.small_models import as_at_the_start
 from tests.pretrain.test_import_saved import GEMMA, T5GEMMA2, theirs
 from tests.tables import each
 
@@ -114,6 +119,87 @@ def test_a_wrong_setting_is_refused_by_the_key_of_the_file(kind, key, value, why
         named = key.rpartition(".")[2] if why == ROWS else named
         assert said == f"{folder}/config.json: {f'{named} is {value}, {why}' if why in (*SIZES, ROWS) else why}"
     assert refused.value.exit_code == 2
+
+
+OWN = ("modern", "vanilla", "autoregressive, plain", "double_decoder")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Directories of families with modelling files of their own."""
+    found = {}
+    for family in OWN:
+        model = as_at_the_start(family)
+        exported = conversion_for(model.config).to_hugging_face(model.state_dict(), model.config)
+        found[family] = tmp_path_factory.mktemp("own")
+        (found[family] / "config.json").write_text(json.dumps(exported.config))
+        save_file(exported.tensors, found[family] / "model.safetensors", metadata={"format": "pt"})
+    return found
+
+
+@each(
+    "kind, changes, said",
+    [
+        ("T5 v1.1", {"num_decoder_layers": "100000000"}, "num_decoder_layers is 100000000, but there are weights"),
+        ("T5 v1.1", {"model_type": ["t5"]}, "model_type is ['t5'], not one of t5, "),
+        ("T5 v1.1", {"layer_norm_epsilon": math.inf}, "no finite numbers: layer_norm_epsilon"),
+        ("Llama", {"rope_parameters.rope_theta": math.inf}, "no finite numbers: rope_parameters.rope_theta"),
+        ("Gemma 2", {"final_logit_softcapping": -math.inf}, "no finite numbers: final_logit_softcapping"),
+        ("modern", {"encoder.num_layers": "100000000"}, "encoder.num_layers is 100000000, but there are weights of 4"),
+        ("vanilla", {"num_encoder_layers": "100000000"}, "num_encoder_layers is 100000000, but there are weights of 2"),
+        ("autoregressive, plain", {"num_decoder_layers": "100000000"}, "num_decoder_layers is 100000000, but there"),
+        ("double_decoder", {"num_decoder_layers": "100000000"}, "num_decoder_layers is 100000000, but there are"),
+        ("modern", {"vocab_size": None}, "vocab_size is null"),
+        ("vanilla", {"vocab_size": None}, "vocab_size is null"),
+    ],
+)
+def test_what_would_fill_the_memory_or_end_in_a_traceback_is_one_line(kind, changes, said, saved, own, tmp_path):
+    if kind in own:
+        shutil.copytree(own[kind], tmp_path, dirs_exist_ok=True)
+        config = json.loads((tmp_path / "config.json").read_text())
+        for path, value in changes.items():
+            *above, key = path.split(".")
+            functools.reduce(dict.__getitem__, above, config)[key] = value
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    else:
+        written(saved, kind, tmp_path, changes)
+    with pytest.raises(UserError) as refused:
+        load_state(tmp_path)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_labels_of_a_classifier_take_no_memory(saved, tmp_path):
+    """transformers would make a name for each."""
+    _, expected = load_state(written(saved, "T5 v1.1", tmp_path))
+    _, found = load_state(written(saved, "T5 v1.1", tmp_path, {"num_labels": 10**12}))
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@each("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_pipes_and_devices_are_not_read(name, saved, tmp_path):
+    for number, make in enumerate((os.mkfifo, lambda path: path.symlink_to("/dev/zero"))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        written(saved, "T5 v1.1", folder)
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+        with pytest.raises(UserError, match=rf"/{name}: no regular file$"):
+            load_state(folder)
+
+
+def test_a_description_as_large_as_weights_is_not_read(saved, tmp_path):
+    written(saved, "T5 v1.1", tmp_path)
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(UserError, match=r"tokenizer\.json: 2\.1 GB, which is no description of a model$"):
+        load_state(tmp_path)
+
+
+def test_names_with_control_characters_are_escaped(saved, tmp_path):
+    written(saved, "T5 v1.1", tmp_path, tensors={"evil\n\x1b[31m": torch.zeros(2)})
+    with pytest.raises(FailedError, match=r"a tensor is named evil\\n\\x1b\[31m$"):
+        load_state(tmp_path)
 
 
 def test_the_tower_for_images_is_not_built(saved, tmp_path):

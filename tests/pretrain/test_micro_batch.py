@@ -9,12 +9,10 @@ import torch
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.memory import left_by_control_groups
-from data_pipeline.loading.batches import TrainingBatches
 from pretrain.config import RunConfig
 from pretrain.config.run_config import BatchSection
 from pretrain.trainer import micro_batch
 from pretrain.trainer.micro_batch import fastest
-from pretrain.trainer.trial_passes import batches_with_all_kernels
 from pretrain.trainer.validate import validate
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
@@ -95,7 +93,7 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
         for name, value in (("DeviceMemory", Memory), ("discarded_pass", noted), ("_MOMENTS", 0)):
             patch.setattr(micro_batch, name, value)
         rows = micro_batch.choose(run, engine)
-    layout = run.layout(rows)
+    layout = run.plan(rows).layout
     assert layout.micro_batch * layout.accumulation == 12
     engine.close()
     return rows, max(sizes)
@@ -138,20 +136,6 @@ def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
     assert timed == [8, 16, 32, 64]
     engine.device = torch.device("cpu")
     assert micro_batch._fastest(run, engine) == 64
-
-
-def test_kernels_are_found_with_rows_as_the_run_has_them(small_corpus, tmp_path):
-    """Layers are compiled for the first sizes they see. Only a size to be measured is measured with padding."""
-    fixed, auto = (
-        validate(load(auto_file(tmp_path / str(micro), small_corpus, micro), [], RunConfig), 0, 1)
-        for micro in (8, "auto")
-    )
-    (own,) = batches_with_all_kernels(fixed)
-    assert torch.equal(own["labels"], TrainingBatches(fixed.stream, fixed.layout(8))[0].batch["labels"])
-    own, padded = batches_with_all_kernels(auto)
-    assert len(own["labels"]) == len(padded["labels"]) == 2
-    assert padded["encoder_input_ids"].shape == padded["encoder_attention_mask"].shape
-    assert padded["labels"].size(1) == auto.lengths[1]
 
 
 @tables.each(

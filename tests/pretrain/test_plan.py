@@ -21,7 +21,8 @@ from data_pipeline.foundation.formatting import duration
 from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
-from pretrain.models import attention, chunked_cross_entropy
+from pretrain.models import chunked_cross_entropy
+from pretrain.models.attention_backend import using
 from pretrain.models.flops import Sizes, count_flops, flops_by_part
 from pretrain.run import cpu_speed as cpu
 from pretrain.run.gpus import GPUS, gpu_of_device
@@ -101,26 +102,26 @@ CHECKED += slow(*((family, False) for family in FAMILIES if (family, False) not 
 
 
 @tables.each("family, checkpointing", CHECKED)
-def test_activations_are_those_that_autograd_saves(family, checkpointing, monkeypatch):
+def test_activations_are_those_that_autograd_saves(family, checkpointing):
     """T5's learned bias takes the plain formula on a CPU; elsewhere its fused kernel keeps what CUDA's keep."""
-    monkeypatch.setattr(attention, "eager", attention.sdpa)
     count, inputs, targets = 5, 96, 40
     targets = targets if family in ("t5", "t5 without bias", "bart", "t5gemma2") else inputs
     config = models.parse(FAMILIES[family])
     rows = Rows(count, inputs, targets, targets // 4 if family == "encoder_only" else targets)
-    saved = bytes_saved(config, batch_of(family, rows), checkpointing)
+    with using("sdpa"):
+        saved = bytes_saved(config, batch_of(family, rows), checkpointing)
     planned = activations(config, rows, "bf16", checkpointing, on_gpu=False, fused_attention=family != "t5")
     assert planned.saved == pytest.approx(saved, rel=0.1)
 
 
 def test_on_gpus_logits_are_planned_in_the_chunks_that_training_computes(monkeypatch):
-    """32 rows of 40 targets, 100 at a time: logits in bf16, which become their gradients in place, without a copy."""
+    """32 rows of 40 targets, 100 at a time: logits in bf16, which become their gradients in fp32, in one copy."""
     config, rows = models.parse(FAMILIES["t5"]), Rows(32, 96, 40, 40)
     vocabulary = config.padded_vocab_size
     monkeypatch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 100 * vocabulary)
     planned = activations(config, rows, "bf16", True)
     whole = activations(config, rows, "bf16", True, on_gpu=False)
-    assert planned.logits <= 100 * vocabulary * 2 < 32 * 40 * vocabulary * 2 < whole.logits
+    assert planned.logits <= 100 * vocabulary * (2 + 4) < 32 * 40 * vocabulary * 2 < whole.logits
 
 
 @tables.each("family", ["t5", "bart", "decoder_only"])

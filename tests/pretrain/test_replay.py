@@ -280,10 +280,11 @@ def test_the_rank_that_all_differences_have_in_common_is_named():
 def broken_off(path: Path, node: Path, wrong_at: int) -> str:
     """The error of a run whose rank 1 computes wrong in step `wrong_at`."""
     from pretrain.run import node_memory
-    from pretrain.trainer import train, training
+    from pretrain.trainer import train
+    from pretrain.zero.engine import Engine
 
     os.environ[node_memory.DIRECTORY] = str(node)
-    right = training.Engine.step
+    right = Engine.step
 
     def wrong(self: Any, step: int, *arguments: Any) -> Any:
         def more(model: Any, inputs: Any, losses: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -296,13 +297,13 @@ def broken_off(path: Path, node: Path, wrong_at: int) -> str:
         finally:
             handle.remove()
 
-    training.Engine.step = wrong  # type: ignore[method-assign]
+    Engine.step = wrong  # type: ignore[method-assign]
     try:
         train.train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), None)
     except FailedError as error:
         return str(error)
     finally:
-        training.Engine.step = right  # type: ignore[method-assign]
+        Engine.step = right  # type: ignore[method-assign]
     return ""
 
 

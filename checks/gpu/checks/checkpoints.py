@@ -10,7 +10,7 @@ from torch import Tensor
 
 from checks.gpu.corpus import make
 from checks.gpu.report import Json, Report
-from checks.gpu.workload import Workload, pass_through, seconds_of
+from checks.gpu.workload import Workload, seconds_of
 from data_pipeline.foundation.config_file import check
 from data_pipeline.loading.batches import TrainingBatches
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
@@ -34,13 +34,6 @@ MODEL: Json = {
 def checkpoints(report: Report) -> None:
     device = report.device.type
     path = [(device, 1), ("cpu", 3), (device, 2), ("cpu", 1)]
-    work = Workload(report)
-
-    def launches() -> None:
-        pass_through(MODEL, report.device, 32, 16)
-        work.launch()
-
-    report.compile_ahead(launches)
     report.fact("path", [f"{where}, stage {stage}" for where, stage in path])
     corpus = make(report.folder / "corpus")
     optimizers = list(OPTIMIZERS)
@@ -94,7 +87,7 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
     if source:
         restore(engine, source)
     else:
-        loader = TrainingBatches(setup.stream, setup.layout(config.batch.micro_batch(1))).loader(STEPS, 0)
+        loader = TrainingBatches(setup.stream, setup.plan(config.batch.micro_batch(1)).layout).loader(STEPS, 0)
         for step, batches in enumerate(loader):
             assert engine.step(step, step * 8, batches).applied
     saver = Saver(engine, setup.origin)

@@ -1,11 +1,9 @@
 """One rank under DeepSpeed against a plain loop on the same device, with every optimizer, stage and precision."""
 
-import torch
-
 from checks.gpu.report import Report
 from pretrain.zero.ranks import process_group
 from tests.pretrain import splits
-from tests.pretrain.exactness import MODELS, PRECISIONS, Case, all_cases, build, config, difference, global_batch
+from tests.pretrain.exactness import Case, all_cases, difference
 
 LIMITS = {"fp32": 1e-5, "bf16": 2**-8}  # of parameters; of losses
 STEPS = 6
@@ -17,7 +15,6 @@ def exactness(report: Report) -> None:
     if report.small:
         cases = [case for case in cases if case.model == "t5" and case.stage != 2]
         report.skip("BART, stage 2 and offloading", "fewer cases on a CPU")
-    report.compile_ahead(lambda: _launches(report.device))
     with process_group(cpu_threads=1, seconds=600):
         for case in cases:
             words = [case.optimizer, f"stage {case.stage}", case.precision, case.model]
@@ -36,13 +33,3 @@ def exactness(report: Report) -> None:
                 report.expect(
                     f"splits: {name}", loss < 1e-6 and norm < 1e-5 and gradient < 1e-5, [loss, norm, gradient]
                 )
-
-
-def _launches(device: torch.device) -> None:
-    """A pass through each model in each precision: the kernels of all cases."""
-    for model in MODELS:
-        settings = config(model, "adamw", 1)
-        batch = {name: tensor.to(device) for name, tensor in global_batch(settings, 0).items()}
-        for precision in PRECISIONS:
-            made = build(settings, device)
-            (made.bfloat16() if precision == "bf16" else made)(**batch)["labels"].sum().backward()

@@ -1,6 +1,5 @@
 """Losses and gradients of each family: the device against the CPU in fp32, and bf16 against fp32."""
 
-import itertools
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from checks.gpu.report import Json, Report
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain import models
+from pretrain.models.attention_backend import using
 from pretrain.models.model import Model
 from tests.pretrain.small_families import FAMILIES
 
@@ -20,18 +20,10 @@ LIMIT_BF16 = 2e-2  # of the mean loss
 def families(report: Report) -> None:
     if not report.cuda:
         report.skip("CUDA against CPU", "no GPU: the CPU is compared with fp64 on the CPU")
-    report.compile_ahead(lambda: _launches(report.device))
     for name, values in FAMILIES.items():
         for kind in ("full", "padded"):
             with report.part(f"{name}, {kind}"):
                 _compare(report, name, kind, values)
-
-
-def _launches(device: torch.device) -> None:
-    for values, kind, dtype in itertools.product(
-        FAMILIES.values(), ("full", "padded"), (torch.float32, torch.bfloat16)
-    ):
-        _losses_and_gradients(_model(values).to(dtype), _batch(kind), device)
 
 
 def _compare(report: Report, name: str, kind: str, values: Json) -> None:
@@ -84,7 +76,8 @@ def _losses_and_gradients(model: Model, batch: Batch, device: torch.device) -> t
     """The loss of each label and the gradient of their mean, on the CPU."""
     model = model.to(device)
     inputs: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.items()}
-    losses = model(**inputs)
+    with using("triton" if device.type == "cuda" else None):
+        losses = model(**inputs)
     total = torch.stack([one.sum() for one in losses.values()]).sum() / (inputs["labels"] != IGNORE_INDEX).sum()
     total.backward()
     gradients = {name: one.grad.cpu() for name, one in model.named_parameters() if one.grad is not None}

@@ -22,7 +22,6 @@ def generation(report: Report) -> None:
     if not report.cuda:
         report.skip("CUDA against CPU", "no GPU: the CPU is compared with itself")
     work = Workload(report)
-    report.compile_ahead(work.launch)
     for family in CAN_GENERATE:
         for name, changes in SETTINGS.items():
             with report.part(f"{family}, {name}"):

@@ -21,7 +21,7 @@ from pretrain.zero.ranks import process_group
 MICRO_BATCHES = (64, 16, 32, 128)
 ROWS_OF_PEER = 16  # of transformers' micro-batch: it keeps (rows, heads, queries, keys) of every layer
 NOISE = 0.05  # of a time
-KERNELS = ("forward", "backward_queries", "backward_keys", "backward_diagonals", "forward_rows", "backward_rows")
+KERNELS = ("forward", "backward_queries", "backward_keys")
 TOP = 30  # kernels of the profile
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 
@@ -29,7 +29,6 @@ LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaun
 def throughput(report: Report) -> None:
     """AdamW plain and compiled, the other optimizers, the other micro-batches, and at last those compiled."""
     work = Workload(report)
-    report.compile_ahead(work.launch)
     measured = _measured_peak(report)
     micro_batches = (4, 2) if report.small else MICRO_BATCHES
     first, *others = micro_batches
@@ -157,7 +156,6 @@ def _profiled(step: Callable[[], None], report: Report) -> torch.profiler.profil
 def profile(report: Report) -> None:
     """One step: the kernels that take most of it, and the share of the time in which the GPU does nothing."""
     work = Workload(report)
-    report.compile_ahead(work.launch)
     micro_batch = 4 if report.small else MICRO_BATCHES[0]
     if not report.cuda:
         report.skip("idle share", "no GPU: these are the operations of a CPU")
@@ -199,7 +197,6 @@ def busy(spans: list[tuple[float, float]]) -> float:
 def ablations(report: Report) -> None:
     """A step without one of its parts. What a part costs is the difference from the whole, and not negative."""
     work = Workload(report)
-    report.compile_ahead(work.launch)
     micro_batch = 4 if report.small else MICRO_BATCHES[0]
     at_least = 0.05 if report.small else 1.0
     seconds: dict[str, float] = {}

@@ -15,7 +15,7 @@ import psutil
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.dedup.substrings import Anchors
+from data_pipeline.dedup.steps import STEPS
 from data_pipeline.execution import merging
 from data_pipeline.execution.buckets import SPLITS
 from data_pipeline.execution.inputs import InputFile, list_files, shared
@@ -26,7 +26,6 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
 from data_pipeline.report import Report
 from data_pipeline.stages import evaluation_sets, sampling
-from data_pipeline.stages.deduplication import step_of
 from data_pipeline.stages.tokens import token_dtype
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
 
@@ -104,6 +103,11 @@ class _Speeds:
         """Bytes written for each byte of input; None for a stage that wasn't measured."""
         found = self._stages.get(stage)
         return found.written_megabytes / found.megabytes if found and found.megabytes else None
+
+    def keys(self, stage: str) -> float | None:
+        """Keys gathered for each byte of input; None for a stage that wasn't measured."""
+        found = self._stages.get(stage)
+        return found.keys / (1e6 * found.megabytes) if found and found.keys and found.megabytes else None
 
     def text(self, source: str, key: str) -> float:
         """Bytes of text, before (`text_read_bytes`) or after deduplication, for each byte of a source."""
@@ -226,47 +230,44 @@ class _Stages:
 
     def _add_deduplication(self) -> None:
         parts, text, part, group = self._parts, self._text, self._part, _ASSUMED["row group"]
-        duplicates = anchors = 0  # files of the steps so far, which each part reads
-        for step in self._config.steps:
+        opens = 2  # a reading opens a part, what the last step decided, tables of changes, and what it writes
+        for number, step in enumerate(self._config.steps):
+            opens += min(number, 2)
             if step == "filters":
-                self._add("page-filters", parts, text, part, group, parts * (2 + duplicates))
+                self._add("page-filters", parts, text, part, group, parts * opens)
+                opens = 2 + 1
                 continue
             if step == "decontamination":
                 size = float(evaluation_sets.plan(self._config.decontamination)[0].bytes)
                 ngrams = _ASSUMED["evaluation set"] * size
                 self._add("evaluation-sets", 1, size, size, 3 * ngrams, 2)
-                self._add("decontamination", parts, text, part, ngrams + group, parts * (3 + duplicates))
+                self._add("decontamination", parts, text, part, ngrams + group, parts * (1 + opens))
+                opens = 2 + 1
                 continue
-            words = _words(step, self._config)
-            keys = self._keys(step, words)
+            words = STEPS[step].group + STEPS[step].order + 1  # of a key: its group, its order and its place
+            keys = self._keys(step)
             in_memory = 2 * 8 * words + 24  # of a key: read and sorted, with its unit, its order and what is decided
-            if step != "urls":
-                memory = group + 2 * in_memory * keys * part / text
-                self._add(f"{step}-keys", parts, text, part, memory, parts * (2 + duplicates))
+            memory = group + 2 * in_memory * keys * part / text
+            self._add(f"{step}-keys", parts, text, part, memory, parts * opens)
             buckets = KeyBucket.enough(round(keys), self._config.dedup.keys_per_bucket)
             files = self._add_merges(f"{step}-keys", parts, buckets, keys * (8 * words + 4), text)
             memory = in_memory * min(keys / buckets, 2 * self._config.dedup.keys_per_bucket)
             self._add(f"{step}-duplicates", buckets, text, text / buckets, memory, buckets * (files + 1))
             written = text * (self._speeds.written(f"{step}-duplicates") or 0.0)
-            if step == "minhash":
+            if STEPS[step].clusters:
                 self._add("minhash-clusters", 1, text, text, _ASSUMED["pair"] * written, files + buckets)
-                duplicates += 1
-                continue
-            decided = self._add_merges(f"{step}-duplicates", buckets, parts, written, text)
-            duplicates += decided
-            if step == "anchors":
-                anchors = decided
-            elif step == "substrings":  # no later step reads what anchors decided
-                duplicates -= anchors
-        if self._config.steps:
-            self._add("deduplicated", parts, text, part, group, parts * (2 + duplicates))
+                opens = 2 + 1
+            else:
+                opens = 2 + self._add_merges(f"{step}-duplicates", buckets, parts, written, text)
+        if steps := self._config.steps:
+            self._add("deduplicated", parts, text, part, group, parts * (opens + (len(steps) > 1)))
 
-    def _keys(self, step: str, words: int) -> float:
-        """The number of keys of a step: as many as were written, or one for each document, or for each line."""
-        written = self._speeds.written(f"{step}-keys")
-        if step in ("urls", "documents") or (step == "minhash" and written is None):
+    def _keys(self, step: str) -> float:
+        """The number of keys of a step: as many as were gathered, or one for each document, or for each line."""
+        gathered = self._speeds.keys(f"{step}-keys")
+        if step in ("urls", "documents") or (step == "minhash" and gathered is None):
             return self._text / self._speeds.bytes_per_document
-        return self._text / _ASSUMED["bytes per line"] if written is None else self._text * written / (8 * words)
+        return self._text / _ASSUMED["bytes per line"] if gathered is None else self._text * gathered
 
     def _add_tokenizer(self) -> None:
         """A tokenizer is trained on one core, on a sample, or copied. Of many documents, workers choose candidates."""
@@ -293,12 +294,6 @@ class _Stages:
         if config.rows.packing != "concatenate":
             self._add("rows", shards, text, text / shards, memory, opens, 0.0)
         self._add("shards", shards, text, text / shards, memory, opens, 1.02 * self._width * tokens)
-
-
-def _words(step: str, config: CorpusConfig) -> int:
-    """The 64-bit words of a key: its group, its order and its place."""
-    found = Anchors if step == "anchors" else step_of(step, config.dedup)
-    return found.group + found.order + 1
 
 
 def _ranges(file: InputFile, bytes_per_unit: int) -> int:

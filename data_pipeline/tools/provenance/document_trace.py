@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 import pyarrow.parquet as pq
 
 from data_pipeline.cleaning.page import Cleaner
-from data_pipeline.dedup.keys import NO_DOCUMENT, read_duplicates, smallest_keys
+from data_pipeline.dedup.keys import NO_DOCUMENT, smallest_keys
+from data_pipeline.dedup.steps import step_of
 from data_pipeline.dedup.substrings import EqualSubstrings
-from data_pipeline.dedup.verdicts import Verdicts
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import Intake, Record
-from data_pipeline.stages.deduplication import VERDICTS, Apply, Decided, step_of, without_duplicates
+from data_pipeline.stages.deduplication import Decided
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
+from data_pipeline.stages.part_readings import CHECKS, application, duplicates_of
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import NO_RULES, Tally
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
@@ -187,14 +188,17 @@ def trace_deduplication(
         for source in build.config.sources
         if source.name == part.source
     )
-    applied = [(decided, _apply(build, decided, unit)) for decided in build.steps]
+    applied = [
+        (one, application(build.directory, one.step, build.config.dedup, one.files[unit], one.duplicates, unit))
+        for one in build.steps
+    ]
     for number, document in documents.items():
         steps: list[StepTrace] = []
         for decided, apply in applied:
             recorder = DropRecorder()
             left = apply(number, document, recorder, sentences)
             drops = recorder.drops
-            if drops and find_copies and decided.step not in VERDICTS:
+            if drops and find_copies and decided.step not in CHECKS:
                 drops = _with_copies(build, decided, unit, number, document, drops)
             steps.append(StepTrace(decided.step, drops, left.text if left else None))
             if left is None:
@@ -203,29 +207,18 @@ def trace_deduplication(
         yield steps, document
 
 
-def _apply(build: FinishedBuild, decided: Decided, unit: int) -> Apply:
-    if decided.step in VERDICTS:
-        return Verdicts.read(build.directory / decided.files[unit]).without
-    return without_duplicates(step_of(decided.step, build.config.dedup), _duplicates(build, decided, unit))
-
-
-def _duplicates(build: FinishedBuild, decided: Decided, unit: int) -> dict[int, list[int]]:
-    file = None if decided.step == "minhash" else decided.files[unit]
-    return read_duplicates(build.directory, file, decided.duplicates, unit)
-
-
 def _with_copies(
     build: FinishedBuild, decided: Decided, unit: int, number: int, document: Document, drops: list[Drop]
 ) -> list[Drop]:
     """`drops` with the documents that keep the copies."""
     step = step_of(decided.step, build.config.dedup)
     keys = {item: words[: step.group] for item, words in step.keys(document)}
-    items = _duplicates(build, decided, unit).get(number, [])
+    items = duplicates_of(build.directory, step, decided.files[unit], decided.duplicates, unit).get(number, [])
     if isinstance(step, EqualSubstrings):  # one drop for each region
         items = [first for first, _ in step.regions(items)]
         keys = {item: words for item, words in keys.items() if item in items}
     smallest = smallest_keys(build.directory, decided.files, step.group, set(keys.values()))
-    if decided.step == "minhash":  # a cluster's documents share bands; the smallest neighbour is one of them
+    if step.clusters:  # a cluster's documents share bands; the smallest neighbour is one of them
         others = sorted({document for document in smallest.values() if document != (unit, number)})
         return [replace(drop, stays_on=_name(build, others[:1])) for drop in drops]
     copies = [smallest[keys[item]] for item in items if item in keys]

@@ -6,11 +6,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from data_pipeline.dedup.keys import hash64, smallest_keys
-from data_pipeline.dedup.urls import normalize_url
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.progress import track
 from data_pipeline.sources import Intake
 from data_pipeline.stages.documents import read_records
+from data_pipeline.text.urls import normalize_url
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
 
 
@@ -59,10 +59,11 @@ def _units_with(build: FinishedBuild, url: str) -> set[str]:
     """The units that have `url`: among their keys of URLs or, if URLs weren't deduplicated, among their documents."""
     if build.config.dedup.urls:
         key: set[tuple[int, ...]] = {(hash64(url),)}
+        keys = {part.name: file for part, file in zip(build.in_order, build.steps[0].files, strict=True)}
         return {
             unit.name
             for unit in build.documents
-            if smallest_keys(build.directory, [part.urls for part in unit.result.parts], 1, key)
+            if smallest_keys(build.directory, [keys[part.name] for part in unit.result.parts], 1, key)
         }
     likely = set()
     for unit in build.documents:

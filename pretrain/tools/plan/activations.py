@@ -7,7 +7,7 @@ which kernels run and what autograd saves for them; no formula repeats that.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from pretrain import models
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.models import ModelConfig
+from pretrain.models.attention_backend import using
 from pretrain.tools.plan.live_memory import LiveMemory
 from pretrain.zero.layers import layers, recomputed
 
@@ -57,13 +58,16 @@ def activations(
     checkpointing: bool,
     on_gpu: bool = True,
     fused_attention: bool = True,
+    attention: Literal["auto", "sdpa", "triton", "eager"] = "auto",
 ) -> Activations:
     """The peak of a pass over `rows` in training.
 
     `on_gpu`: the forms that the layers take there; otherwise those of a CPU. `fused_attention`: PyTorch's kernels where
     the layers ask for them, which don't keep the attention weights; otherwise the plain formula, with which a CPU
-    computes attention if its bias is learned.
+    computes attention if its bias is learned. `attention` is `compute.attention`; `auto` is expected to take this
+    project's kernels on a GPU.
     """
+    backend = attention if attention != "auto" else "triton" if on_gpu else None
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = models.outline(config).to(dtype)
     with torch.device("meta"):
@@ -75,7 +79,7 @@ def activations(
     for parameter in model.parameters():  # ZeRO moves a gradient to its own buffer as soon as it is complete
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
     memory = LiveMemory("meta", lambda shape: "logits" if _are_logits(shape, config) else "layers")
-    with memory.without([*model.parameters(), *model.buffers()]), as_on_gpu:
+    with memory.without([*model.parameters(), *model.buffers()]), as_on_gpu, using(backend):
         loss = torch.stack([values.sum() for values in model(**batch).values()]).sum()
         saved = memory.allocated
         loss.backward()

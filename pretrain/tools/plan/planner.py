@@ -142,7 +142,9 @@ class Planner:
         if rows in _PROBES:
             config, on_gpu = self.config, not self.on_cpu
             batch = replace(self.question.rows, count=rows)
-            return activations(config.model, batch, config.precision, checkpointing, on_gpu, on_gpu)
+            return activations(
+                config.model, batch, config.precision, checkpointing, on_gpu, on_gpu, config.compute.attention
+            )
         above = next((probe for probe in _PROBES if probe > rows), _PROBES[-1])
         below = _PROBES[_PROBES.index(above) - 1]
         low, high = self.activations(below, checkpointing), self.activations(above, checkpointing)

@@ -1,32 +1,28 @@
-"""URLs as C4 compares them (TFDS `c4_utils`), and the newest page of each."""
+"""Of the pages of a URL, the newest stays (C4's rule, TFDS `c4_utils`)."""
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from data_pipeline.dedup.keys import hash64
+import numpy as np
+
+from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, hash64
+from data_pipeline.dedup.step import Step
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
+from data_pipeline.text.urls import normalize_url
 
-_SCHEME = re.compile(r"https?://(www\.)?")
-_TRACKING = re.compile(r"\?(utm_|ref|feed).*")
 _TIMESTAMP_BYTES = 24
 
 
-def normalize_url(url: str) -> str:
-    """`url` without scheme, `www.`, tracking parameters and trailing slashes; letter case is kept.
-
-    https://www.Example.com/a/?utm_source=x  ->  Example.com/a
-    """
-    return _TRACKING.sub("", _SCHEME.sub("", url)).rstrip("/")
-
-
-class NewestUrl:
+class NewestUrl(Step):
     """Of the pages with the same normalised URL, the newest stays; of equally new ones, that with the smallest URL md5.
 
-    Keys are collected while pages are read, because in C4 pages that cleaning drops for their content also compete.
+    In C4 pages that cleaning drops for their content also compete.
     """
 
-    group, order = 1, 4
+    name = "urls"
+    order = 4
+    columns = ("url", "timestamp", "target")
+    dropped_pages_compete = True
 
     @staticmethod
     def words(url: str, timestamp: str, kept: bool) -> tuple[int, ...]:
@@ -35,9 +31,13 @@ class NewestUrl:
         newest_first = (2**64 - 1 - int.from_bytes(padded[at : at + 8], "big") for at in range(0, _TIMESTAMP_BYTES, 8))
         return hash64(normalize_url(url)), *newest_first, hash64(url) & ~1 | (not kept)
 
+    def gather(self, documents: Iterable[tuple[int, Document]], keys: Keys, repeated: np.ndarray | None = None) -> None:
+        for number, document in documents:
+            if document.url and not document.target:
+                keys.add(number, 0, self.words(document.url, document.timestamp, number != NO_DOCUMENT))
+
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The key that was collected while reading, from the row of a document that cleaning kept."""
-        if document.url:
+        if document.url and not document.target:
             yield 0, self.words(document.url, document.timestamp, True)
 
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:

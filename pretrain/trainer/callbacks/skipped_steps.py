@@ -1,0 +1,70 @@
+"""Counts steps without a finite gradient, whose update DeepSpeed skips; too many in a row end the run.
+
+A resumed run whose first steps are all such goes back further: its checkpoint isn't sound.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from data_pipeline.foundation.errors import FailedError
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.checkpoint.choose import newest_verified
+from pretrain.checkpoint.directory import all_steps, set_aside, set_latest
+from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.validate import state_of
+from pretrain.zero.ranks import on_rank_0
+
+_TRIED = 3  # steps after a resume; if none of them is finite, the checkpoint isn't sound
+
+
+class SkippedSteps(Callback):
+    """`faults.max_skipped_steps`."""
+
+    def before_training(self, trainer: Trainer) -> None:
+        self._untried = trainer.run.resume  # what was resumed from, until a step from it was applied
+
+    def metrics(self, trainer: Trainer) -> Mapping[str, float]:
+        return {"train/skipped_steps": trainer.state.health.skipped}
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.outcome.applied:
+            self._untried = None
+            return
+        health, most, step = trainer.state.health, trainer.config.faults.max_skipped_steps, trainer.step
+        message = f"step {step}: the loss or its gradient isn't finite"
+        trainer.report.warn(f"{message}; step skipped ({health.in_a_row} in a row, {health.skipped} in total)")
+        if self._untried and step - checkpoint_index.read(self._untried).step >= min(_TRIED, most):
+            self._further_back(trainer, self._untried)
+        elif health.in_a_row >= most:  # this state isn't saved: no finite loss came from it
+            trainer.finish_saving()
+            raise FailedError(f"{message}, for {most} steps in a row (faults.max_skipped_steps)")
+
+    def _further_back(self, trainer: Trainer, unsound: Path) -> None:
+        """Goes back to the checkpoint before `unsound`, from which no step was finite. Raises FailedError without one.
+
+        It is set aside, or removed if it was in memory.
+        """
+        run = trainer.run
+        trainer.drop_unsaved()
+        aside = on_rank_0(lambda: _out_of_the_way(run.directory, unsound))
+        checkpoint = newest_verified(run.directory, run.rank, run.ranks, trainer.engine.device)
+        found = f"{unsound}: no step from it had a finite loss; it is {f'now {aside}' if aside else 'removed'}"
+        if checkpoint is None:
+            raise FailedError(f"{found}, and there is no older checkpoint")
+        trainer.go_back(checkpoint, replace(state_of(run.directory, checkpoint), skipped=trainer.state.skipped))
+        self._untried = checkpoint
+        trainer.report.warn(f"{found}; going back to step {trainer.state.step}")
+
+
+def _out_of_the_way(run: Path, unsound: Path) -> Path | None:
+    """Sees to it that nothing resumes from `unsound`; returns its new path, None if it was in memory."""
+    if unsound.parent.parent != run:
+        shutil.rmtree(unsound, ignore_errors=True)
+        return None
+    aside, older = set_aside(unsound), all_steps(run)
+    step = max((one for one in older if one < checkpoint_index.read(aside).step), default=None)
+    if step is not None:
+        set_latest(run, step)
+    return aside

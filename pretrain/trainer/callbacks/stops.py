@@ -1,0 +1,34 @@
+"""Ends a run on request: a signal, the file RUN/stop, `--stop-at-step`, `run.max_hours`, or a store that is gone."""
+
+import time
+from collections.abc import Mapping
+
+from pretrain.faults.restarts import earlier_seconds
+from pretrain.run import status, stop_signals
+from pretrain.trainer.callback import Callback, Trainer
+from pretrain.zero.ranks import first_value
+
+_STORE_LOST = "stop since the store is lost"
+
+
+class Stops(Callback):
+    """Whichever rank is asked, all stop after the same step, which is saved."""
+
+    def __init__(self, stop_at_step: int | None = None):
+        self._stop_at_step, self._began = stop_at_step, time.monotonic()
+
+    def before_training(self, trainer: Trainer) -> None:
+        hours = trainer.config.run.max_hours
+        self._deadline = self._began + hours * 3600 - earlier_seconds() if hours else float("inf")
+
+    def requests(self, trainer: Trainer) -> Mapping[str, bool]:
+        run, lost = trainer.run, trainer.store_error is not None
+        by_file = run.rank == 0 and status.stop_requested(run.directory)
+        late = time.monotonic() > self._deadline
+        asked = stop_signals.received() or trainer.asked_to_stop or by_file or trainer.step == self._stop_at_step
+        return {"stop": asked or late or lost, _STORE_LOST: lost}
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.stopping and not trainer.last and trainer.requested[_STORE_LOST]:
+            error = first_value(trainer.store_error)
+            trainer.report.warn(f"{error}; stopping after step {trainer.step}, which is saved")

@@ -1,0 +1,65 @@
+"""The training loop. What happens besides its steps is in callbacks, each in a file of its own."""
+
+from data_pipeline.foundation.command import STOPPED
+from pretrain.checkpoint.tensors import load_weights
+from pretrain.config import RunConfig
+from pretrain.run import watchdog
+from pretrain.trainer import wrappers
+from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callbacks.checkpointing import Checkpointing
+from pretrain.trainer.callbacks.evaluation_hooks import EvaluationHooks
+from pretrain.trainer.callbacks.memory_checkpoints import CheckpointsInMemory
+from pretrain.trainer.callbacks.profiling import Profiling
+from pretrain.trainer.callbacks.replaying import Replaying
+from pretrain.trainer.callbacks.reporting import Reporting
+from pretrain.trainer.callbacks.skipped_steps import SkippedSteps
+from pretrain.trainer.callbacks.speed import Speed
+from pretrain.trainer.callbacks.spikes import Spikes
+from pretrain.trainer.callbacks.stops import Stops
+from pretrain.trainer.callbacks.straggling import Straggling
+from pretrain.trainer.callbacks.users import users_callbacks
+from pretrain.trainer.callbacks.weight_comparison import WeightComparison
+from pretrain.trainer.run_report import RunReport
+from pretrain.trainer.validate import ValidatedRun
+from pretrain.zero.construction import construct
+from pretrain.zero.deepspeed_private import gathered
+from pretrain.zero.engine import Engine
+from pretrain.zero.ranks import communication_device
+
+# The order in which they are called: first those that may send the run back. The run file's come before those that
+# report and save, which have their metrics and states.
+FIRST = (Replaying, SkippedSteps, Spikes, Speed, Straggling)
+LAST = (Reporting, CheckpointsInMemory, EvaluationHooks, WeightComparison, Checkpointing, Stops)
+
+
+def train(run: ValidatedRun, report: RunReport, stop_at_step: int | None = None) -> int:
+    """Trains from where the run stands; returns 0 if it has finished, 75 if it stops on request. All ranks call it."""
+    callbacks = build_callbacks(run.config, stop_at_step)
+    model = construct(run.config, run.model, drawn=run.resume is None)
+    if run.initial_weights and not run.resume:
+        load_weights(model, run.initial_weights, gathered)
+    wrappers.wrap(model, run.config, communication_device())
+    trainer = Trainer(run, report, Engine(model, run.config), callbacks)
+    for callback in callbacks.values():
+        callback.before_training(trainer)
+    for micro_batches in trainer.steps():
+        trainer.take_step(micro_batches)
+        trainer.after_step()
+    for callback in callbacks.values():
+        callback.after_training(trainer)
+    watchdog.alive()
+    trainer.engine.close()
+    finished = trainer.state.step == run.config.run.max_steps
+    report.finish(trainer.state.step, finished)
+    return 0 if finished else STOPPED
+
+
+def build_callbacks(config: RunConfig, stop_at_step: int | None = None) -> dict[str, Callback]:
+    """The callbacks of a run by name, in the order in which they are called. Raises UserError for one of the user's."""
+    profiling = (Profiling,) if config.trainer.profile else ()
+    callbacks: dict[str, Callback] = {callback.__name__: callback() for callback in (*FIRST, *profiling)}
+    callbacks |= users_callbacks(config.callbacks)
+    callbacks |= {callback.__name__: callback() for callback in LAST}
+    if "Stops" in callbacks:
+        callbacks["Stops"] = Stops(stop_at_step)
+    return callbacks

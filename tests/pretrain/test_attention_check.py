@@ -1,0 +1,215 @@
+"""What computes attention: `compute.attention`, and the check of this project's kernels at the start of a run."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from data_pipeline.foundation.errors import FailedError, UserError
+from pretrain import models
+from pretrain.config.run_config import ComputeSection
+from pretrain.models import attention, attention_backend
+from pretrain.models.attention import attend, eager
+from pretrain.models.attention_backend import using
+from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.trainer import attention_check, device_problems
+from pretrain.trainer.attention_check import choose_attention, find_problem
+from tests.pretrain import runs
+from tests.pretrain.attention_cases import MODELS, interpreted
+from tests.pretrain.rank_processes import each as each_of
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import losses, run_file
+from tests.tables import each
+
+MODEL = {**runs.MODEL, "dropout_rate": 0.0}
+T5 = {"family": "t5", "vocab_size": 50, "d_model": 32, "dropout_rate": 0.0, **MODELS["t5"]}
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _kept():
+    with using(None):
+        yield
+
+
+@each(
+    "backend, dtype, form",
+    [
+        (None, torch.float32, "sdpa"),
+        (None, torch.bfloat16, "eager"),
+        ("sdpa", torch.bfloat16, "sdpa"),
+        ("eager", torch.float32, "eager"),
+        ("triton", torch.float32, "flash"),
+    ],
+)
+def test_each_backend_computes_attention(backend, dtype, form, monkeypatch):
+    called = []
+    for name in ("sdpa", "eager", "flash"):
+        monkeypatch.setattr(attention, name, lambda queries, *_, name=name: called.append(name) or queries)
+    x, heads = torch.zeros(2, 6, 16, dtype=dtype), torch.zeros(2, 2, 6, 8, dtype=dtype)
+    with using(backend):
+        bias = logit_bias(x, 6, key_mask=torch.ones(2, 6))
+        attend(heads, heads, heads, bias, False, 1.0, 0.0)
+    assert called == [form]
+    assert isinstance(bias, Pattern) == (backend == "triton")
+
+
+@each("asked", ["sdpa", "eager"])
+def test_a_run_takes_what_the_run_file_says(asked, small_corpus, tmp_path):
+    """In fp32, one step each: both forms are the same attention."""
+    paths = [
+        run_file(tmp_path / name, small_corpus, 1, {"max_steps": 1}, compute={"attention": name}, model=MODEL)
+        for name in (asked, "auto")
+    ]
+    assert on_ranks(1, each_of, trained, [(path,) for path in paths]) == [[asked, None]]
+    assert losses(paths[0]) == pytest.approx(losses(paths[1]), rel=1e-5)
+
+
+def trained(path: Any) -> str | None:
+    from tests.pretrain.runs import _train_each
+
+    assert _train_each([(path, None)]) == [0]
+    return attention_backend._backend
+
+
+def a_run(asked: str) -> Any:
+    config = SimpleNamespace(
+        compute=ComputeSection(attention=asked), batch=SimpleNamespace(share=lambda _: 4), precision="bf16"
+    )
+    stream = [SimpleNamespace(batch={})]
+    return SimpleNamespace(
+        config=config, ranks=1, stream=stream, plan=lambda _: SimpleNamespace(layout=None), model=None
+    )
+
+
+def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False) -> tuple[str | None, str | None]:
+    """On a GPU where the check finds `problem`, and perhaps one on another rank: the line for the log, the backend."""
+    for name, value in {
+        "find_problem": lambda *_: problem,
+        "full_rows": lambda *_: {},
+        "TrainingBatches": lambda stream, _: stream,
+        "least": lambda value, _: 0 if elsewhere else value,
+    }.items():
+        monkeypatch.setattr(attention_check, name, value)
+    return choose_attention(a_run(asked), CUDA), attention_backend._backend
+
+
+@each(
+    "asked, problem, backend",
+    [
+        ("auto", None, "triton"),
+        ("triton", None, "triton"),
+        ("auto", "no compiler", "sdpa"),
+        ("sdpa", None, "sdpa"),
+        ("eager", None, "eager"),
+    ],
+)
+def test_on_a_gpu_the_kernels_are_taken_after_a_check(asked, problem, backend, monkeypatch):
+    line, found = chosen(monkeypatch, asked, problem)
+    assert found == backend
+    assert (line is None) == (problem is None)
+    assert problem is None or "no compiler" in line
+
+
+def test_all_ranks_take_the_same(monkeypatch):
+    line, found = chosen(monkeypatch, "auto", None, elsewhere=True)
+    assert found == "sdpa"
+    assert "another rank" in (line or "")
+
+
+def test_kernels_that_are_asked_for_and_fail_end_the_run_with_one_line(monkeypatch):
+    with pytest.raises(FailedError, match=r"^compute.attention: .*no compiler; set auto or sdpa$"):
+        chosen(monkeypatch, "triton", "no compiler")
+
+
+def test_kernels_need_a_gpu(monkeypatch):
+    monkeypatch.setattr(device_problems, "count_gpus", lambda: 0)
+    zero = SimpleNamespace(offloaded_to=lambda _: [], zero_quantized_weights=False)
+    config: Any = SimpleNamespace(
+        compute=ComputeSection(attention="triton"), deepspeed=SimpleNamespace(zero_optimization=zero)
+    )
+    assert device_problems.device_problems(config) == ["compute.attention: triton needs a GPU; set auto"]
+
+
+def batches() -> list[dict[str, Tensor]]:
+    """Rows with padding, and packed ones."""
+    ids = torch.randint(5, 50, (2, 40), generator=torch.Generator().manual_seed(0))
+    padded = {"encoder_input_ids": ids, "labels": ids, "encoder_attention_mask": torch.ones_like(ids)}
+    segments = (1 + (torch.arange(40) >= 25).long()).expand(2, -1)
+    return [padded, padded | {"encoder_segment_ids": segments, "decoder_segment_ids": segments}]
+
+
+def problem(values: dict[str, Any]) -> str | None:
+    return find_problem(models.parse(values), batches(), torch.float32, torch.device("cpu"))
+
+
+def problems() -> list[str | None]:
+    t5gemma = {"family": "t5gemma", "vocab_size": 50, "dropout_rate": 0.0, **MODELS["t5gemma"]}
+    return [problem({**T5, "dropout_rate": 0.1}), problem(t5gemma)]
+
+
+def test_kernels_that_are_right_pass_the_check():
+    """In Triton's interpreter: biases, dropout, padding, packed rows, causality, windows and soft caps."""
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+    with interpreted() as run:
+        assert run(problems) == [None, None]
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """Puts another function into the kernels' place, by the definition of which it may give the result."""
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+    own = attention.flash
+
+    def put(form: Any) -> None:
+        def called(queries: Tensor, *others: Any) -> Tensor:
+            return own(queries, *others) if queries.is_meta else form(queries, *others)
+
+        monkeypatch.setattr(attention, "flash", called)
+
+    return put
+
+
+def defined(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, *settings: Any) -> Tensor:
+    bias = pattern.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
+    return eager(queries, keys, values, bias, False, *settings)
+
+
+def test_a_wrong_output_is_found(kernel):
+    kernel(defined)
+    assert problem(T5) is None
+
+    def wrong(*arguments: Any) -> Tensor:
+        output = defined(*arguments)
+        return output + 0.01 * output.detach()
+
+    kernel(wrong)
+    assert problem(T5).startswith("the output: 1.0e-02 away from PyTorch's")
+
+
+def test_a_wrong_gradient_is_found(kernel):
+    """Of the bias alone, twice as large."""
+
+    def wrong(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, *settings: Any) -> Tensor:
+        diagonals = pattern.diagonals
+        twice = None if diagonals is None else 2 * diagonals - diagonals.detach()
+        return defined(queries, keys, values, pattern._replace(diagonals=twice), *settings)
+
+    kernel(wrong)
+    assert problem(T5).startswith("the gradient of the bias: 1.0e+00 away from PyTorch's")
+
+
+@each("error", [RuntimeError("no\ncompiler"), ImportError("no\ncompiler"), UserError("no\ncompiler")])
+def test_a_kernel_that_raises_is_a_problem_and_no_end(error, kernel):
+    def broken(*_: Any) -> Tensor:
+        raise error
+
+    kernel(broken)
+    assert problem(T5) == f"{type(error).__name__}: no compiler"
+
+
+def test_a_number_that_is_none_is_found(kernel):
+    kernel(lambda *arguments: defined(*arguments) * float("nan"))
+    assert problem(T5) is not None

@@ -1,0 +1,110 @@
+"""Callbacks: the page's own two, each built-in one left out, what checkpoints keep of them, and their errors."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.config.run_config import CallbackSection
+from pretrain.run.metrics_file import read_metrics
+from pretrain.trainer.callbacks.users import users_callbacks
+from tests.conftest import run as run_command
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import run_file
+from tests.tables import each
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/write-a-callback.md"
+BUILT_IN = ("Replaying", "SkippedSteps", "Spikes", "Speed", "Straggling", "Reporting")
+BUILT_IN += ("CheckpointsInMemory", "EvaluationHooks", "WeightComparison", "Checkpointing", "Stops")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The page's package, where Python finds it; the settings of its run file."""
+    (code,) = re.findall(r"```python\n# my_package/callback\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package/callback.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    (settings,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return yaml.safe_load(settings)["callbacks"]
+
+
+def test_the_callbacks_of_the_page_run_and_one_stops_the_run(package, small_corpus, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    package[1]["target"] = 1e9  # at once: the second step is the last
+    path = run_file(tmp_path, small_corpus, callbacks=package)
+    assert run_command("launch", "local", path, "--ranks", "2").returncode == 75
+    rows = {row.step: row.metrics for row in read_metrics(tmp_path / "run")}
+    saved = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000002")
+    ((name, state),) = saved.callbacks.items()
+    assert name == "my_package.callback:Patience"
+    assert state["average"] == pytest.approx(rows[2]["train/average_loss"])
+    assert state["average"] == pytest.approx(0.9 * rows[1]["train/loss"] + 0.1 * rows[2]["train/loss"])
+    events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    written = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert written == {step: pytest.approx(row["train/loss"]) for step, row in rows.items() if "train/loss" in row}
+    package[1]["target"] = 0.0
+    path = run_file(tmp_path, small_corpus, callbacks=package)
+    assert run_command("launch", "local", path, "--ranks", "2").returncode == 0
+    again = {row.step: row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics}
+    assert again[3]["train/average_loss"] == pytest.approx(0.9 * state["average"] + 0.1 * again[3]["train/loss"])
+
+
+def losses_without(name, path):
+    from data_pipeline.foundation.config_file import load
+    from pretrain.config import RunConfig
+    from pretrain.trainer import callback, loop
+    from pretrain.trainer.train import train
+
+    losses = []
+
+    class Losses(callback.Callback):
+        def after_step(self, trainer):
+            losses.append(trainer.outcome.loss)
+
+    every = loop.build_callbacks
+    loop.build_callbacks = lambda *given: {
+        **{key: made for key, made in every(*given).items() if key != name},
+        "Losses": Losses(),
+    }
+    config = load(path, [], RunConfig)
+    Path(config.run.directory).mkdir()
+    code = train(config)
+    loop.build_callbacks = every
+    return code, losses
+
+
+def test_a_run_without_any_one_of_them_trains_the_same(small_corpus, tmp_path):
+    (whole,) = on_ranks(1, losses_without, None, run_file(tmp_path / "whole", small_corpus), joined=False)
+    assert whole[0] == 0
+    assert len(whole[1]) > 2
+    for name in BUILT_IN:
+        (without,) = on_ranks(1, losses_without, name, run_file(tmp_path / name, small_corpus), joined=False)
+        assert without == whole, name
+
+
+def test_the_profile_of_some_steps_is_a_trace(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 11}, trainer={"profile": True})
+    assert run_command("launch", "local", path, "--ranks", "2").returncode == 0
+    for rank in range(2):
+        trace = json.loads((tmp_path / f"run/profile/rank-{rank:05d}.json").read_text())
+        names = {event.get("name") for event in trace["traceEvents"]}
+        assert {"aten::mm", "aten::embedding"} <= names
+
+
+@each(
+    "name, options, said",
+    [
+        ("no_such:Thing", {}, "no_such:Thing can't be made: ModuleNotFoundError"),
+        ("json:JSONDecoder", {"wrong": 1}, "json:JSONDecoder can't be made: TypeError"),
+        ("json:JSONDecoder", {}, "json:JSONDecoder is no subclass of pretrain.trainer.callback.Callback"),
+    ],
+)
+def test_what_is_no_callback_is_refused_in_a_line(name, options, said):
+    with pytest.raises(UserError, match=re.escape(f"callbacks.0: {said}")):
+        users_callbacks([CallbackSection(name=name, **options)])
