@@ -15,7 +15,7 @@ from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Damage, Input, Intake, Range, Record
 from data_pipeline.sources.tables import Columns
-from data_pipeline.sources.text_lines import TextOptions
+from data_pipeline.sources.text_lines import RecordOptions, TextOptions
 from data_pipeline.sources.warc import pages as warc
 from data_pipeline.sources.warc.records import WarcOptions
 from data_pipeline.sources.wikipedia import dump as wikipedia
@@ -54,7 +54,7 @@ def _with_lost_records(damage: CorruptMember, file: Input, intake: Intake, reade
 _FORMATS: dict[str, tuple[ReadFunction, type[Section]]] = {
     "wet": (wet.read, WarcOptions),
     "warc": (warc.read, warc.Options),
-    "c4": (c4.read, TextOptions),
+    "c4": (c4.read, RecordOptions),
     "wikipedia": (wikipedia.read, Section),
     "wikiextractor": (wikiextractor.read, TextOptions),
     "jsonl": (jsonl.read, jsonl.Options),
