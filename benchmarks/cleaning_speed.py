@@ -32,8 +32,9 @@ from data_pipeline.decontamination.config import DecontaminationConfig
 from data_pipeline.decontamination.ngrams import Ngrams
 from data_pipeline.dedup.config import SubstringsConfig
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
-from data_pipeline.sources import READERS, Input, Intake, Record
 from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.formats import READERS
+from data_pipeline.sources.record import Input, Intake, Record
 from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally

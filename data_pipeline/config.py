@@ -2,7 +2,7 @@
 
 import math
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -19,16 +19,22 @@ from data_pipeline.decontamination.config import DecontaminationConfig
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import LocalPath, Section, problems
-from data_pipeline.objectives import AnyObjective, SpanCorruption, TextToText
-from data_pipeline.sources import OPTIONS, plain_text
+from data_pipeline.objectives.registry import AnyObjective
+from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.objectives.text_to_text import TextToText
+from data_pipeline.sources import plain_text
+from data_pipeline.sources.formats import OPTIONS
+
+if TYPE_CHECKING:
+    Format = str
+else:
+    Format = Literal[tuple(OPTIONS)]
 
 
 class SourceConfig(Section):
     """Files of one format."""
 
-    format: Literal[
-        "wet", "warc", "c4", "wikipedia", "wikiextractor", "jsonl", "json", "csv", "text", "parquet", "arrow", "pairs"
-    ]
+    format: Format
     """The format of the files."""
     path: str | list[str]
     """The files: a path, a glob, or a list of them, local or as fsspec URLs."""
@@ -175,9 +181,6 @@ class TokenizerConfig(Section):
         return self.model_dump(include={"kind", "special_tokens", "sentinels"})
 
 
-_SUITABLE = {"text_to_text": ("complete_documents", "examples"), "ul2": ("concatenate",)}  # packings of objectives
-
-
 class RowsConfig(Section):
     """How documents become rows, and rows become examples."""
 
@@ -194,9 +197,7 @@ class RowsConfig(Section):
 
     @model_validator(mode="after")
     def _packing_suits_the_objective(self) -> "RowsConfig":
-        suitable = _SUITABLE.get(self.objective.name, ("concatenate", "complete_documents"))
-        if "second_start" in self.objective.columns:
-            suitable = ("sentence_pairs",)
+        suitable = ("sentence_pairs",) if "second_start" in self.objective.columns else self.objective.packings
         if self.packing not in suitable:
             raise ValueError(f"packing: {self.objective.name} needs {' or '.join(suitable)}, not {self.packing}")
         if self.packing == "examples" and self.apply_at == "load":

@@ -27,7 +27,7 @@ from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, wr
 from data_pipeline.foundation.code_version import code_version
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.secrets import masked_values
-from data_pipeline.sources import OPTIONS
+from data_pipeline.sources.formats import OPTIONS
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.tokenizer import read

@@ -10,7 +10,7 @@ from checks.gpu.report import Report
 def main() -> None:
     module, function, notes, folder, device, size = sys.argv[1:]
     if device == "cuda":
-        from pretrain.models.attention_backend import use  # imports PyTorch, which a check that breaks doesn't need
+        from pretrain.functional.attention import use  # imports PyTorch, which a check that breaks doesn't need
 
         use("triton")  # in this process; runs choose by themselves
     getattr(import_module(module), function)(Report(Path(notes), Path(folder), device, size == "small"))

@@ -20,7 +20,8 @@ import data_pipeline
 from data_pipeline.corpus import FORMAT_VERSION
 from data_pipeline.corpus.blocks import as_members, count_rows, of_rows
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_json
-from data_pipeline.objectives import Objective, SpanCorruption
+from data_pipeline.objectives.objective import Objective
+from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.packing import PACKINGS, Documents, Rows, Rules
 from data_pipeline.tokenizer import Tokenizer, save
 from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece

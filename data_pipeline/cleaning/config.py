@@ -2,13 +2,14 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator, model_validator
 
 from data_pipeline.cleaning import bad_words
 from data_pipeline.cleaning.classifier import ClassifierConfig, content_of
 from data_pipeline.cleaning.gopher import GopherConfig
 from data_pipeline.cleaning.language import unknown_code
 from data_pipeline.cleaning.pii import Kind
+from data_pipeline.cleaning.rule import Rule, rule_of
 from data_pipeline.foundation.config_file import Section
 
 Profile = Literal["c4", "wikipedia", "none"]
@@ -65,6 +66,8 @@ class CleaningConfig(Section):
     off."""
     gopher: GopherConfig | None = None
     """Gopher's rules for quality and repetition. true: with the published thresholds. null or false turns them off."""
+    rules: list[SerializeAsAny[Rule]] = []
+    """Rules of installed packages: the name of each, with its own keys."""
     pii: list[Kind] = []
     """Kinds of personal data that are replaced by placeholders, of email, ip and phone. [] turns it off."""
     language: LanguageConfig = LanguageConfig(detector="none")
@@ -76,6 +79,11 @@ class CleaningConfig(Section):
 
     classifier: ClassifierConfig | None = None
     """A fastText classifier that decides which pages are kept. null turns it off."""
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _rules_are_offered(cls, given: Any) -> Any:
+        return [rule_of(one) for one in given] if isinstance(given, list) else given
 
     @field_validator("gopher", mode="before")
     @classmethod

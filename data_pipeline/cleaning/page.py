@@ -1,4 +1,5 @@
-"""Cleans one page: C4's rules for its length, lines, sentences and paragraphs, then Gopher's for the whole page.
+"""Cleans one page: C4's rules for its length, lines, sentences and paragraphs, then Gopher's for the whole page,
+then those of installed packages.
 
 Personal data is masked in what is left. The language, bad words and the classifier come last, as in C4.
 """
@@ -38,6 +39,11 @@ class Cleaner:
             return None
         if config.gopher and not keep_page(text, config.gopher, tally):
             return None
+        for rule in config.rules:
+            left = rule.clean(text, url, tally)
+            if left is None:
+                return None
+            text = left
         text = self.masked(text, tally)
         kept = self._filters(text, url, language, tally)
         return None if kept is None else (text, kept)

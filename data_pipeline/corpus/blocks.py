@@ -12,7 +12,7 @@ import threading
 
 import numpy as np
 
-from data_pipeline.objectives import Examples, Padded
+from data_pipeline.objectives.objective import Examples, Padded
 
 Block = dict[str, np.ndarray]
 _NPY_HEADER = 1024  # bytes; the header of a one-dimensional array takes 128

@@ -16,7 +16,7 @@ from data_pipeline.foundation.atomic import sha256, write_bytes
 from data_pipeline.foundation.disk_cache import default_directory
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.paths import opening
-from data_pipeline.objectives import Objective
+from data_pipeline.objectives.objective import Objective
 from data_pipeline.tokenizer import Tokenizer, load
 
 DOCUMENTS = "documents/"

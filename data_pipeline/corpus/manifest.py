@@ -9,7 +9,7 @@ from pydantic import NonNegativeInt
 from data_pipeline.corpus.corpus_file import how_to_build
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, read_json, seal_holds
-from data_pipeline.objectives import AnyObjective
+from data_pipeline.objectives.registry import AnyObjective
 from data_pipeline.tokenizer import TokenizerDescription
 
 FORMAT_VERSION = 1

@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from data_pipeline.execution import ownership
 from data_pipeline.foundation.errors import FailedError, WorkerDied, one_line
@@ -29,6 +30,8 @@ for _name, _value in {
 import ray  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_TO_PROBE = 60.0  # a node may have to start a worker first
 _AHEAD = 4  # inputs for each worker that Ray holds
@@ -74,8 +77,8 @@ def cpus() -> int:
 
 
 def each(
-    function: Callable[[str], str], inputs: Mapping[str, str], what: str
-) -> Iterator[tuple[str, str | FailedError]]:
+    function: Callable[[Given], Answer], inputs: Mapping[str, Given], what: str
+) -> Iterator[tuple[str, Answer | FailedError]]:
     """Applies `function` to each of `inputs`; yields (name, result) as they finish.
 
     Several inputs wait for each worker, so that it goes on at once; the others wait here. If a worker or node is lost,
@@ -87,11 +90,11 @@ def each(
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(function)
     waiting = iter(inputs.items())
     running: dict[ray.ObjectRef, str] = {}
-    lost: dict[str, str] = {}
+    lost: dict[str, Given] = {}
     try:
         while True:
-            for name, text in itertools.islice(waiting, max(0, _AHEAD * cpus() - len(running))):
-                running[task.remote(text)] = name
+            for name, given in itertools.islice(waiting, max(0, _AHEAD * cpus() - len(running))):
+                running[task.remote(given)] = name
             if not running:
                 break
             (done,), _ = ray.wait(list(running), num_returns=1)
@@ -110,13 +113,15 @@ def each(
                 ray.cancel(left)
 
 
-def _alone(function: Callable[[str], str], inputs: Mapping[str, str]) -> Iterator[tuple[str, str | FailedError]]:
+def _alone(
+    function: Callable[[Given], Answer], inputs: Mapping[str, Given]
+) -> Iterator[tuple[str, Answer | FailedError]]:
     """Like `each`, but with one try for each input, which gets all CPUs of a node."""
     if not inputs:
         return
     cpus = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
     task = ray.remote(num_cpus=cpus, max_retries=0)(function)
-    running = {task.remote(text): name for name, text in inputs.items()}
+    running = {task.remote(given): name for name, given in inputs.items()}
     while running:
         (done,), _ = ray.wait(list(running), num_returns=1)
         name = running.pop(done)

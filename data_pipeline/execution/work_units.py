@@ -1,7 +1,8 @@
 """Units of work: planned on the driver, run by workers, committed one by one, and kept while their inputs stay.
 
-A stage is a list of units, and on a cluster each unit is one Ray row. The worker writes the unit's files atomically and
-returns only counts. The driver decides which units run; `workers` decides only where and when. The unit's sidecar,
+A stage is a list of units, and on a cluster each unit is a Ray task. The worker writes the unit's files atomically and
+returns only counts. The driver decides which units run; `workers` decides only where and when: the bytes are the same
+for any number of workers, and a build that was killed goes on with the units that are missing. The unit's sidecar,
 `CORPUS/.stages/STAGE/UNIT.json`, is written last and commits it: it has the fingerprint of the unit's inputs, its files
 and its counts.
 """
@@ -17,8 +18,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
-
-from pydantic_core import to_json
 
 from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership, timing, workers
@@ -80,11 +79,6 @@ class Stage(Generic[Spec, ResultType]):
 
     def fingerprint(self, unit: Unit[Spec]) -> str:
         return fingerprint([self.name, self.version, unit.inputs])
-
-    @property
-    def unit(self) -> Any:
-        """The type of this stage's units."""
-        return Unit[get_type_hints(self.work)["spec"]]  # type: ignore[misc]
 
     @property
     def finished(self) -> Any:
@@ -170,19 +164,19 @@ def _work_off(
     done: dict[str, Finished[ResultType]] = {}
     errors = []
     sizes = {unit.name: unit.bytes for unit in todo}
-    size = (lambda row: sizes[row.name]) if all(sizes.values()) else None
+    size = (lambda answer: sizes[answer.name]) if all(sizes.values()) else None
     folder = _progress_folder(corpus, stage.name)
     shutil.rmtree(folder, ignore_errors=True)  # left by workers that were killed
     folder.mkdir(parents=True, exist_ok=True)
-    rows = _performed(stage, todo, corpus, pool)
+    answers = _performed(stage, todo, corpus, pool)
     in_progress, doing = partial(progress.bytes_done, folder), partial(progress.activity, folder)
-    for row in track(rows, len(todo), stage.name, size, sum(sizes.values()), in_progress, doing):
-        if isinstance(row, _Failed):
-            errors.append(row)
-            if row.of_store:  # every other unit would wait for it too
+    for answer in track(answers, len(todo), stage.name, size, sum(sizes.values()), in_progress, doing):
+        if isinstance(answer, _Failed):
+            errors.append(answer)
+            if answer.of_store:  # every other unit would wait for it too
                 break
         else:
-            done[row.name] = row
+            done[answer.name] = answer
     shutil.rmtree(folder, ignore_errors=True)
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
     driver = time.process_time() - used - (sum(unit.seconds for unit in done.values()) if pool.in_process else 0.0)
@@ -334,18 +328,15 @@ def _performed(
     corpus = corpus.resolve()
     token = ownership.begin(corpus)
 
-    def perform(row: str) -> str:
-        return to_json(_perform(stage, parse_json(row, stage.unit, stage.name), corpus, token)).decode()
+    def perform(unit: Unit[Spec]) -> Finished[ResultType] | _Failed:
+        return _perform(stage, unit, corpus, token)
 
-    kind = stage.finished | _Failed
     left = {unit.name: unit for unit in todo}
     while left:
         units, left = left, {}
-        for name, answer in pool.each(
-            perform, {name: to_json(unit).decode() for name, unit in units.items()}, stage.name
-        ):
-            if isinstance(answer, str):
-                yield parse_json(answer, kind, stage.name)
+        for name, answer in pool.each(perform, units, stage.name):
+            if not isinstance(answer, FailedError):
+                yield answer
                 continue
             file = progress.last_activity(_progress_folder(corpus, stage.name) / name)
             if isinstance(answer, WorkerDied) and stage.without and file:

@@ -4,10 +4,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from data_pipeline.config import RayConfig
 from data_pipeline.foundation.errors import FailedError
 
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
 _in_process = False  # whether units run in this process
 
 
@@ -42,7 +45,7 @@ class Workers:
 
     number: int
     in_process: bool
-    each: Callable[[Callable[[str], str], Mapping[str, str], str], Iterator[tuple[str, str | FailedError]]]
+    each: Callable[[Callable[[Any], Any], Mapping[str, Any], str], Iterator[tuple[str, Any]]]
 
 
 def ready(corpus: Path, token: str, config: RayConfig) -> Workers:
@@ -62,7 +65,7 @@ def ready(corpus: Path, token: str, config: RayConfig) -> Workers:
 
 
 def _one_by_one(
-    function: Callable[[str], str], inputs: Mapping[str, str], what: str
-) -> Iterator[tuple[str, str | FailedError]]:
-    for name, text in inputs.items():
-        yield name, function(text)
+    function: Callable[[Given], Answer], inputs: Mapping[str, Given], what: str
+) -> Iterator[tuple[str, Answer | FailedError]]:
+    for name, given in inputs.items():
+        yield name, function(given)

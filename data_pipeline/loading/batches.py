@@ -13,7 +13,7 @@ from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.processes import items
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
-from data_pipeline.objectives import Examples, together
+from data_pipeline.objectives.objective import Examples, together
 from data_pipeline.packing.examples import balanced
 
 Batch = dict[str, torch.Tensor]

@@ -8,7 +8,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, column_in, examples_in, rows_in
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.loading.store import BlockStore
-from data_pipeline.objectives import Examples, Objective, Padded, together
+from data_pipeline.objectives.objective import Examples, Objective, Padded, together
 from data_pipeline.objectives.randomness import noise_keys
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -68,8 +68,19 @@ _OPTIONAL = [field.name for field in fields(Examples)][2:]  # all but inputs and
 class Objective(Section):
     """Settings of an objective, identified by `name`."""
 
+    packings: ClassVar[tuple[str, ...]] = ("concatenate", "complete_documents")
+    """The packings whose rows it can be applied to, unless it needs pairs of texts."""
+
+    batches_like: ClassVar[str] = ""
+    """The objective that ships whose kind of batches it makes; "": its own."""
+
     name: str
     """The objective."""
+
+    @property
+    def kind_of_batches(self) -> str:
+        """The name by which families say that they learn from its batches."""
+        return self.batches_like or self.name
 
     @property
     def full_name(self) -> str:

@@ -17,6 +17,8 @@ class TextToText(Objective):
     targets  Das ist gut. </s>
     """
 
+    packings = ("complete_documents", "examples")
+
     name: Literal["text_to_text"] = "text_to_text"
     inputs_length: int = Field(512, ge=2)
     """The most tokens of an input, EOS included."""

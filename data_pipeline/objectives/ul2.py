@@ -65,6 +65,8 @@ class UL2(Objective):
     mode's token, so that the inputs are one token longer than its settings: 513.
     """
 
+    packings = ("concatenate",)
+
     name: Literal["ul2"] = "ul2"
     denoisers: Annotated[tuple[Denoiser, ...], Field(min_length=1, max_length=256)] = TABLE_1
     """The objectives of the mixture. By default the seven of the paper's table 1, equally often."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_pipeline.objectives import TextToText
+from data_pipeline.objectives.text_to_text import TextToText
 from data_pipeline.packing.rows import Documents, Rows, Rules
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from data_pipeline.objectives import UL2
 from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.objectives.ul2 import UL2
 from data_pipeline.packing.rows import Documents, Rows, Rules
 
 

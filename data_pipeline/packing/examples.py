@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from data_pipeline.objectives import Examples, Padded, TextToText
+from data_pipeline.objectives.objective import Examples, Padded
+from data_pipeline.objectives.text_to_text import TextToText
 from data_pipeline.packing.complete_documents import complete_documents
 from data_pipeline.packing.rows import Documents, Rows, Rules
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_pipeline.objectives import Examples, Objective
+from data_pipeline.objectives.objective import Examples, Objective
 from data_pipeline.text.vocabulary import Vocabulary
 
 

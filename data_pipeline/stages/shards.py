@@ -19,7 +19,7 @@ from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, r
 from data_pipeline.execution.name_lists import read_names, write_names
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_file, fingerprint
-from data_pipeline.objectives import Examples
+from data_pipeline.objectives.objective import Examples
 from data_pipeline.objectives.randomness import noise_keys
 from data_pipeline.packing import PACKINGS, Rows, Rules, rows_of_tokens
 from data_pipeline.stages.tokens import TokensResult

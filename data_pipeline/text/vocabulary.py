@@ -13,6 +13,7 @@ class Vocabulary:
     `first_sentinel`: the id of sentinel 0; sentinel k has the id `first_sentinel` - k, and there are `sentinels`.
     `special`: the ids of all other special tokens by name, such as "[R]".
     `word_starts`, `sentence_ends`: (size,) bool, which ids begin a word and which end a sentence.
+    `texts`: the text of each id, "" for one that stands for none; () before the tokenizer is trained.
     """
 
     size: int
@@ -27,6 +28,7 @@ class Vocabulary:
     special: dict[str, int] = field(default_factory=dict)
     word_starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
     sentence_ends: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
+    texts: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def start(self) -> int:

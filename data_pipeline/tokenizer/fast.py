@@ -69,8 +69,9 @@ class FastTokenizer(TextModel):
     def vocabulary(self) -> Vocabulary:
         """A token whose text starts with white space starts a word. Special tokens and bytes start and end nothing."""
         is_text, starts, ends = (np.zeros(self.size, dtype=bool) for _ in range(3))
+        texts = [""] * self.size
         for id_, text in self.token_texts():
-            is_text[id_], starts[id_], ends[id_] = True, starts_word(text), ends_sentence(text)
+            is_text[id_], starts[id_], ends[id_], texts[id_] = True, starts_word(text), ends_sentence(text), text
         roles = asdict(self.roles)
         return Vocabulary(
             size=self.size,
@@ -79,6 +80,7 @@ class FastTokenizer(TextModel):
             special={name: id_ for id_, name in self.names.items() if id_ not in roles.values()},
             word_starts=starts,
             sentence_ends=ends,
+            texts=tuple(texts),
         )
 
     def backend(self) -> tokenizers.Tokenizer:

@@ -62,6 +62,7 @@ class SentencePiece(TextModel):
             unk=UNK,
             word_starts=np.array([piece.startswith(_SPACE) for piece in text]),
             sentence_ends=np.array([ends_sentence(piece) for piece in text]),
+            texts=tuple(piece.replace(_SPACE, " ") for piece in text),
         )
 
     @cached_property

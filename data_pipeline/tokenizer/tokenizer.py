@@ -171,6 +171,7 @@ def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int
         special=own.special | {name: id_ for name, id_ in special.items() if name not in ROLES},
         word_starts=np.append(own.word_starts, neither),
         sentence_ends=np.append(own.sentence_ends, neither),
+        texts=(*own.texts, *[""] * len(neither)) if own.texts else (),
     )
 
 

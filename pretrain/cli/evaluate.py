@@ -248,9 +248,12 @@ def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedMo
     for corpus in opened.values():
         if corpus.tokenizer.sha256 != trained.tokenizer.sha256:
             raise UserError(f"{corpus.directory}: built with another tokenizer than the model's")
-        if (name := corpus.objective.name) not in FAMILIES[model.family].objectives:
+        objective = corpus.objective
+        if objective.kind_of_batches not in FAMILIES[model.family].objectives:
             learns = ", ".join(FAMILIES[model.family].objectives)
-            raise UserError(f"{corpus.directory}: has {name}, but models of the family {model.family} have {learns}")
+            raise UserError(
+                f"{corpus.directory}: has {objective.name}, but models of the family {model.family} have {learns}"
+            )
         if not corpus.rows("validation"):
             raise UserError(f"{corpus.directory}: has no validation rows")
     return opened

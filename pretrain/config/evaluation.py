@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import reduce
-from importlib.metadata import entry_points
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
@@ -10,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_pipeline.foundation.config_file import LocalPath, Section
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.plugins import offered
 
-ENTRY_POINTS = "encdec_pretrain.hooks"
 AnswerMetric = Literal[
     "exact_match",
     "accuracy",
@@ -267,21 +265,8 @@ _SHIPPED: tuple[type[HookSettings], ...] = (
 )
 
 
-def _found() -> dict[str, type[HookSettings]]:
-    """The shipped hooks and those that installed packages offer, by name."""
-    found = {str(settings.model_fields["hook"].default): settings for settings in _SHIPPED}
-    for entry in entry_points(group=ENTRY_POINTS):
-        try:
-            settings = entry.load()
-        except Exception as error:
-            raise UserError(f"the hook {entry.name} of {entry.value} can't be imported: {error}") from None
-        if not (isinstance(settings, type) and issubclass(settings, HookSettings)):
-            raise UserError(f"the hook {entry.name}: {entry.value} is no subclass of HookSettings")
-        found[entry.name] = settings
-    return found
-
-
-HOOKS = _found()
+HOOKS = {str(settings.model_fields["hook"].default): settings for settings in _SHIPPED} | offered("hook", HookSettings)
+"""The shipped hooks and those that installed packages offer, by name."""
 SUITES = {
     "fast": ["validation_loss", "embedding"],
     "full": [str(settings.model_fields["hook"].default) for settings in _SHIPPED if not settings.in_training],

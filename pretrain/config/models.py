@@ -4,11 +4,15 @@ milliseconds.
 The order: what all families have, what today's layers share, then the families.
 """
 
+from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.plugins import offered
 
 Count = Annotated[int, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0)]
@@ -42,6 +46,9 @@ class ModelConfig(Section):
     training_only: ClassVar[frozenset[str]] = frozenset({"dropout_rate", "z_loss", "label_smoothing"})
     # settings that matter to random weights alone
     initial_only: ClassVar[frozenset[str]] = frozenset({"init_std", "init_output_std"})
+
+    # of a package's family: the arguments of `pretrain.models.families.Family` besides the class of its settings
+    offers: ClassVar[Mapping[str, Any]] = {}
 
     family: str
     """The model family."""
@@ -107,7 +114,7 @@ class ModelConfig(Section):
 
     @property
     def logits_multiplier(self) -> float:
-        """What muP multiplies logits by."""
+        """The factor of muP by which logits are multiplied."""
         return 1 / self.widening
 
     def in_proportion(self) -> dict[str, int]:
@@ -208,7 +215,7 @@ class Heads(Section):
 
 
 class Kind(NamedTuple):
-    """What the self-attention of a layer sees, and the base of its rotations."""
+    """The window of a layer's self-attention, and the base of its rotations."""
 
     window: int | None
     rope_base: float
@@ -227,12 +234,12 @@ class LocalAndGlobal(Section):
     """The base in layers with a window. null: `rope_base`."""
 
     def sees_all(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, sees the whole row."""
+        """True if a layer, counted from 0, sees the whole row."""
         every = self.full_attention_every
         return self.sliding_window is None or (every is not None and (layer + 1) % every == 0)
 
     def kind(self, layer: int) -> Kind:
-        """What a layer, counted from 0, sees."""
+        """The kind of a layer, counted from 0."""
         if self.sees_all(layer):
             return Kind(None, self.rope_base)
         return Kind(self.sliding_window, self.window_rope_base or self.rope_base)
@@ -397,7 +404,7 @@ class TwoStacks(ModelConfig):
 
 
 class Gemma(LocalAndGlobal, ModelConfig):
-    """What both versions have in common."""
+    """The settings that both versions have in common."""
 
     training_only = ModelConfig.training_only | {"attention_dropout_rate"}
     # what other families set
@@ -542,8 +549,7 @@ class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
     max_positions: Count | None = None
     """The longest row with learned positions, in tokens. null with any other positions, which have no limit."""
     subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
-    """Whether the next token's position embedding is subtracted from the output, and a layer norm follows. As in the
-    autoregressive encoder-decoder."""
+    """Subtract the next token's position embedding from the output, alone or with a layer norm after it (Yan 2024)."""
     activation: Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu"] = "gelu_tanh"
     """Activation of the feed-forward layers. GPT-2's GELU is the tanh approximation. The last two are gated: `swiglu`
     by SiLU, `geglu` by that GELU."""
@@ -675,12 +681,12 @@ class EmbeddingLossConfig(Section):
     coefficient: Annotated[float, Field(gt=0.0)] = 1.0
     """Coefficient of the loss."""
     embedding_norm: Literal["before_mean", "after_mean", "none"] = "before_mean"
-    """Whether the embeddings get a layer norm before or after the aggregation. `before_mean` is the author's INIT,
+    """The place of the embeddings' layer norm: before or after the aggregation. `before_mean` is the author's INIT,
     `after_mean` the author's AVG_CUM_SUM."""
     encoder_norm: bool = True
     """Layer norm on the encoder's output."""
     learned_norms: bool = True
-    """Whether the norms on both sides have gains and biases, which learn. false: they only normalise."""
+    """The norms on both sides have gains and biases, which learn. false: they only normalise."""
     detach: Literal["encoder_out", "embedding", "none"] = "encoder_out"
     """The side that gets no gradient, except in the gains and biases of its norm."""
 
@@ -724,7 +730,7 @@ class AutoregressiveConfig(OneWidth):
     bridge_norm: bool = False
     """Layer norm before the linear map from encoder to decoder."""
     subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
-    """Whether the next token's position embedding is subtracted from the decoder's output. `without_norm` is the
+    """Subtract the next token's position embedding from the decoder's output. `without_norm` is the
     author's YES_NO_LN, `with_norm` YES_LN. With rotary positions it needs `add_positions`."""
     add_positions: bool = False
     """Add the next token's position embedding to the decoder's input. With rotary positions, nothing else reads the
@@ -774,20 +780,23 @@ class AutoregressiveConfig(OneWidth):
         return self
 
 
+_SHIPPED = (
+    T5Config,
+    BartConfig,
+    T5GemmaConfig,
+    T5Gemma2Config,
+    ModernConfig,
+    VanillaConfig,
+    AutoregressiveConfig,
+    DoubleDecoderConfig,
+    DecoderOnlyConfig,
+    EncoderOnlyConfig,
+)
+OFFERED = offered("family", ModelConfig)
+"""The settings of the families of installed packages, by name."""
+
 if TYPE_CHECKING:
     AnyModelConfig = ModelConfig
 else:
-    AnyModelConfig = Annotated[
-        T5Config
-        | BartConfig
-        | T5GemmaConfig
-        | T5Gemma2Config
-        | ModernConfig
-        | VanillaConfig
-        | AutoregressiveConfig
-        | DoubleDecoderConfig
-        | DecoderOnlyConfig
-        | EncoderOnlyConfig,
-        Field(discriminator="family"),
-    ]
+    AnyModelConfig = Annotated[reduce(or_, (*_SHIPPED, *OFFERED.values())), Field(discriminator="family")]
     """The `model:` section of a run file; `family` selects the class."""

@@ -16,7 +16,8 @@ from pydantic import (
 
 from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
-from data_pipeline.objectives import Objective, TrainingObjective
+from data_pipeline.objectives.objective import Objective
+from data_pipeline.objectives.registry import TrainingObjective
 from pretrain.config import schedules
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings

@@ -12,7 +12,8 @@ from data_pipeline.loading.batches import Batch
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import AttentionSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.models.attention import Attention, recording_weights
+from pretrain.functional.attention import recording_weights
+from pretrain.models.attention import Attention
 from pretrain.models.loss import shift_right
 from pretrain.models.model import Model
 

@@ -8,8 +8,11 @@ from typing import NamedTuple
 from data_pipeline.corpus import Corpus
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.objectives import InOneRow, Objective, TextToText
-from data_pipeline.sources import READERS, Input, Intake
+from data_pipeline.objectives.in_one_row import InOneRow
+from data_pipeline.objectives.objective import Objective
+from data_pipeline.objectives.text_to_text import TextToText
+from data_pipeline.sources.formats import READERS
+from data_pipeline.sources.record import Input, Intake
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS

@@ -9,7 +9,7 @@ import numpy as np
 from data_pipeline.corpus import Corpus
 from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives import Denoising
+from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.randomness import random_bits, row_keys
 from data_pipeline.tokenizer import Tokenizer
 

@@ -34,7 +34,8 @@ def conversion_for(config: ModelConfig) -> Conversion:
 
 def conversions(family: str) -> Sequence[Conversion]:
     """How the models of a family convert to transformers and back."""
-    return import_module(FAMILIES[family].conversion).CONVERSIONS
+    module = FAMILIES[family].conversion
+    return import_module(module).CONVERSIONS if module else ()
 
 
 def export(

@@ -9,7 +9,7 @@ from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import masked_values
-from data_pipeline.objectives import Objective
+from data_pipeline.objectives.objective import Objective
 from pretrain import models
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint import index as checkpoint_index

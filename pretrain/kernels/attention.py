@@ -26,7 +26,7 @@ def flash_attention(
 
     `diagonals` (heads, queries + keys − 1) holds the bias of query i and key j at queries − 1 − i + j. Under `causal`,
     and with a `window` of keys before a query's position and after it, the last query is aligned with the last key.
-    `labels` are those of `pretrain.models.visibility` and hide padding and other examples. `capped` is
+    `labels` are those of `pretrain.functional.attention_bias` and hide padding and other examples. `capped` is
     softcap · tanh(· / softcap). `dropout` drops weights by a seed from PyTorch's generator of the device.
 
     A query that sees no key gives zeros; it and what it would see get no gradient.

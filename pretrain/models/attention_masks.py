@@ -1,4 +1,4 @@
-"""What the attention of each layer of a stack is given besides states: masks, windows, biases and rotary positions."""
+"""The masks of attention: the tensors of a batch that decide what each query sees become one mask for each layer."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,13 +8,13 @@ from torch import Tensor
 
 from data_pipeline.foundation.config_file import Section
 from pretrain.config.models import LocalAndGlobal
-from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.functional.attention import by_kernel
+from pretrain.functional.attention_bias import Pattern, Window, labels, masked, toeplitz, visible
 from pretrain.models.positions import Rotary
-from pretrain.models.visibility import Window
 
 
 class AttentionInputs(NamedTuple):
-    """What a batch says about attention, by the names of its tensors. None: no padding, one example a row, positions
+    """The tensors of a batch that attention reads, by their names. None: no padding, one example a row, positions
     from 0.
 
     Masks (batch, length) are nonzero at real tokens. Segments keep the examples of a packed row apart. Positions count
@@ -31,7 +31,7 @@ class AttentionInputs(NamedTuple):
 
 
 class AttentionMask(NamedTuple):
-    """What the attention of a layer may see: the bias of its logits, which includes all masks, and rotary positions.
+    """The bias of a layer's attention logits, which includes all masks, and its rotary positions.
 
     `bias` broadcasts to (batch, heads, queries, keys). `is_causal` instead of a bias hides the future only, and lets
     the fastest kernels run. `rotary` is for the positions of queries, and in self-attention of keys; `memory_rotary`
@@ -67,6 +67,42 @@ def self_attention_mask(
     return AttentionMask(logit_bias(x, keys, diagonals, causal=causal and queries > 1, window=window, **masks), rotary)
 
 
+def logit_bias(
+    x: Tensor,
+    keys: int,
+    diagonals: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: Window | None = None,
+    key_mask: Tensor | None = None,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+    prefix: Tensor | None = None,
+) -> Tensor | Pattern | None:
+    """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
+
+    `diagonals` is the bias of a `Pattern`; the rest are the masks of `visible`. Made once for all layers of a stack
+    that see the same. This project's kernels don't know prefixes.
+    """
+    queries = x.size(1)
+    if queries > 1 and prefix is None and by_kernel(x):
+        seen = labels(queries, key_mask, query_segments, key_segments)
+        everything = diagonals is None and seen is None and window is None and not causal
+        return None if everything else Pattern(diagonals, seen, causal, window)
+    mask = visible(
+        queries,
+        keys,
+        x.device,
+        causal=causal,
+        window=window,
+        key_mask=key_mask,
+        query_segments=query_segments,
+        key_segments=key_segments,
+        prefix=prefix,
+    )
+    return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
+
+
 def cross_attention_mask(x: Tensor, states: Tensor, inputs: AttentionInputs) -> AttentionMask:
     """Hides padding and other examples' states from `x` (batch, length, d_model)."""
     return AttentionMask(
@@ -83,7 +119,7 @@ def cross_attention_mask(x: Tensor, states: Tensor, inputs: AttentionInputs) -> 
 class LayerMasks:
     """Layers that see the same share one mask: a stack has one or two kinds of layers, where the config says so.
 
-    `window` makes what a query of this stack sees of the config's number of tokens.
+    `window` maps the config's number of tokens to the keys that a query of this stack sees.
     """
 
     def __init__(self, config: Section, num_layers: int, window: Callable[[int], Window]):

@@ -16,16 +16,15 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, Heads
+from pretrain.functional.attention_bias import Pattern, visible
 from pretrain.functional.numerics import at_least_fp32
 from pretrain.models.attention import KeyValueCache
-from pretrain.models.attention_masks import AttentionInputs, AttentionMask, positions_from
+from pretrain.models.attention_masks import AttentionInputs, AttentionMask, logit_bias, positions_from
 from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear, one_use
-from pretrain.models.logit_bias import Pattern, logit_bias
 from pretrain.models.loss import Head, Losses
 from pretrain.models.model import Model
 from pretrain.models.positions import LearnedPositions, rotary_embedding
 from pretrain.models.stacks import EncoderLayer, LayerConfig, ResidualLayer
-from pretrain.models.visibility import visible
 
 # One tuple per layer, the encoder's first: its self-attention and, in the decoder, its cross-attention. All of them
 # have the same length.
@@ -122,7 +121,8 @@ class CausalConvolution(nn.Embedding):
         nn.init.constant_(self.weight, 1 / self.num_embeddings)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
-        """As in `RunningMean`."""
+        """Weighted sums of `x` (batch, length, d_model), of its shape; `seen` (batch, length, length) is True where a
+        query sees a key."""
         kernel = self.weight.to(x.dtype)
         out = x * kernel[0]
         for back in range(1, min(len(kernel), x.size(1))):
@@ -140,7 +140,8 @@ class PositionMatrix(nn.Embedding):
             self.weight.copy_((1 / lengths)[:, None])
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
-        """As in `RunningMean`. Positions count the tokens that each sees before itself."""
+        """Weighted sums of `x` (batch, length, d_model), of its shape; `seen` (batch, length, length) is True where a
+        query sees a key. Positions count the tokens that each sees before itself."""
         positions = seen.sum(dim=-1) - 1
         columns = positions[:, None].expand_as(seen)
         weights = super().forward(positions).to(x.dtype).gather(-1, columns)
@@ -191,7 +192,8 @@ class EmbeddingLoss(nn.Module):
 
 
 def disaffinity(kind: str, aggregate: Tensor, output: Tensor, seen: Tensor) -> Tensor:
-    """The score (batch, length) of two tensors (batch, length, d_model); `seen` as in `RunningMean`."""
+    """The score (batch, length) of two tensors (batch, length, d_model); `seen` (batch, length, length) is True
+    where a query sees a key."""
     if kind == "mse":
         return (aggregate - output).square().mean(dim=-1)
     if kind == "l1":
@@ -249,8 +251,8 @@ class Autoregressive(Model):
 
         Both are (batch, length), fp32, 0 where the label is -100. `encoder_input_ids` (batch, length) are the labels
         shifted one to the right, so the decoder's segments and positions add nothing and are ignored.
-        The encoder's mask and segments apply everywhere, also to the aggregate of embeddings. `target_indices` as in
-        `Head`, `attention` as in `AttentionInputs`.
+        The encoder's mask and segments apply everywhere, also to the aggregate of embeddings. `target_indices` are the
+        indices of the labels that count, `attention` the tensors of `AttentionInputs`.
         """
         inputs = AttentionInputs(**attention)
         segments = inputs.encoder_attention_mask if inputs.encoder_segment_ids is None else inputs.encoder_segment_ids

@@ -47,7 +47,7 @@ class LogitsHead(Head):
 
 
 class Bart(EncoderDecoder):
-    """As in fairseq, padding's row starts at zero and gets no gradient as an input; as an output it learns normally."""
+    """Padding's row starts at zero and gets no gradient as an input; as an output it learns normally (fairseq)."""
 
     config: BartConfig
 

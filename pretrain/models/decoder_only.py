@@ -112,7 +112,8 @@ class DecoderOnly(Model):
         """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
 
         labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs. The
-        z-loss applies in training only. `target_indices` as in `Head`, `attention` as in `AttentionInputs`.
+        z-loss applies in training only. `target_indices` are the indices of the labels that count,
+        `attention` the tensors of `AttentionInputs`.
         """
         x = self.decoder(self.embedding(encoder_input_ids), AttentionInputs(**attention))
         return {"labels": self.lm_head(x, labels, self.config, target_indices)}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import DoubleDecoderConfig
+from pretrain.functional.attention_bias import masked, visible
 from pretrain.functional.device_copies import to_device
 from pretrain.models.attention import KeysAndValues, KeyValueCache
 from pretrain.models.attention_masks import (
@@ -31,7 +32,6 @@ from pretrain.models.model import Model
 from pretrain.models.positions import Rotary, rotary_embedding
 from pretrain.models.stacks import EncoderLayer, LayerConfig
 from pretrain.models.t5gemma2 import MergedLayer
-from pretrain.models.visibility import masked, visible
 
 _SHORTEST = 4  # tokens of a text that has blocks: boundaries are at 2 … length − 2
 
@@ -55,7 +55,7 @@ def blocks_of(positions: Tensor, shares: Sequence[float], lengths: Tensor | int)
 
 
 def visible_in_blocks(row: RowLayout) -> tuple[Tensor, Tensor]:
-    """What each query sees, (batch, 1, length, length) each: tokens, and states of the encoder.
+    """The tokens and the states of the encoder that each query sees, (batch, 1, length, length) each.
 
     Of two examples in a row none sees the other.
     """
@@ -191,8 +191,8 @@ class DoubleDecoder(Model):
         """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
 
         labels[t] is the token after encoder_input_ids[t]; they share segments and positions with the inputs. Each
-        example of a packed row has boundaries of its own. `target_indices` as in `Head`, `attention` as in
-        `AttentionInputs`.
+        example of a packed row has boundaries of its own. `target_indices` are the indices of the labels that
+        count, `attention` the tensors of `AttentionInputs`.
         """
         inputs = AttentionInputs(**attention)
         row = self.row(
@@ -238,7 +238,8 @@ class DoubleDecoder(Model):
         attention_mask: Tensor | None = None,
         boundaries: Tensor | None = None,
     ) -> Tensor:
-        """Maps ids (batch, length) to logits (batch, length, padded_vocab_size). `boundaries` as in `row`.
+        """Maps ids (batch, length) to logits (batch, length, padded_vocab_size). `boundaries` (batch,
+        boundaries) are positions at which blocks begin, by default those of the step.
 
         With a cache, ids follow its tokens, and `attention_mask` (batch, past length + length) covers both. Prompts are
         padded on the left. A prompt's last token begins a block, the only one of the prompt whose logits (batch, 1, …)

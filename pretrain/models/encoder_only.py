@@ -1,7 +1,7 @@
 """An encoder-only model: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018).
 
 Post-norm, with learned positions, token types and GELU. One head predicts masked tokens, with the embedding matrix as
-its output matrix. The other predicts from the first token whether the second text follows the first.
+its output matrix. The other predicts from the first token if the second text follows the first.
 """
 
 import torch
@@ -122,8 +122,8 @@ class EncoderOnly(Model):
 
         `labels` (batch, length) are aligned with `encoder_input_ids`; `next_sentence_labels` (batch,) are 1 where the
         second text follows. Labels share segments and positions with the inputs. Only tokens whose label counts go
-        through the output matrix. The z-loss applies in training only. `target_indices` as in `Head`, `attention` as in
-        `AttentionInputs`.
+        through the output matrix. The z-loss applies in training only. `target_indices` are the indices of the labels
+        that count, `attention` the tensors of `AttentionInputs`.
         """
         states = self.encoder(self.embedding(encoder_input_ids), AttentionInputs(**attention), token_type_ids)
         indices = indices_of_targets(labels) if target_indices is None else target_indices

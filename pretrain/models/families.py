@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from pretrain.config.models import (
+    OFFERED,
     AutoregressiveConfig,
     BartConfig,
     DecoderOnlyConfig,
@@ -25,6 +26,7 @@ from pretrain.config.models import (
 if TYPE_CHECKING:
     from pretrain.models.model import Model
 
+_HERE, _CONVERSIONS = "pretrain.models", "pretrain.huggingface"
 _DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2", "denoising", "text_to_text")
 
 
@@ -32,16 +34,16 @@ _DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2",
 class Family:
     """A model family.
 
-    - `config`: the class of its settings. `model`: the class of the model, in a module below `pretrain.models`.
-    - `conversion`: the module that converts it to transformers and back.
+    - `config`: the class of its settings. `model`: the class of the model, with its module.
+    - `conversion`: the module that converts it to transformers and back; None if there is none.
     - `objectives`: the objectives whose batches the model accepts.
     - `generates`: answers to an input, continuations of it, or None.
-    - `inputs_begin_with_bos`: whether an encoder input is bos … eos rather than … eos.
+    - `inputs_begin_with_bos`: an encoder input is bos … eos rather than … eos.
     """
 
     config: type[ModelConfig]
     model: str
-    conversion: str
+    conversion: str | None = None
     objectives: tuple[str, ...] = _DENOISING
     generates: Literal["answers", "continuations"] | None = "answers"
     inputs_begin_with_bos: bool = False
@@ -52,23 +54,28 @@ def _causal(config: type[ModelConfig], model: str, conversion: str) -> Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, "t5.T5", "pretrain.huggingface.t5"),
-    "bart": Family(BartConfig, "bart.Bart", "pretrain.huggingface.bart", inputs_begin_with_bos=True),
-    "t5gemma": Family(T5GemmaConfig, "t5gemma.T5Gemma", "pretrain.huggingface.t5gemma"),
-    "t5gemma2": Family(T5Gemma2Config, "t5gemma2.T5Gemma2", "pretrain.huggingface.t5gemma2"),
-    "modern": Family(ModernConfig, "modern.Modern", "pretrain.huggingface.modern"),
-    "vanilla": Family(VanillaConfig, "vanilla.Vanilla", "pretrain.huggingface.vanilla"),
+    "t5": Family(T5Config, f"{_HERE}.t5.T5", f"{_CONVERSIONS}.t5"),
+    "bart": Family(BartConfig, f"{_HERE}.bart.Bart", f"{_CONVERSIONS}.bart", inputs_begin_with_bos=True),
+    "t5gemma": Family(T5GemmaConfig, f"{_HERE}.t5gemma.T5Gemma", f"{_CONVERSIONS}.t5gemma"),
+    "t5gemma2": Family(T5Gemma2Config, f"{_HERE}.t5gemma2.T5Gemma2", f"{_CONVERSIONS}.t5gemma2"),
+    "modern": Family(ModernConfig, f"{_HERE}.modern.Modern", f"{_CONVERSIONS}.modern"),
+    "vanilla": Family(VanillaConfig, f"{_HERE}.vanilla.Vanilla", f"{_CONVERSIONS}.vanilla"),
     "autoregressive": _causal(
-        AutoregressiveConfig, "autoregressive.Autoregressive", "pretrain.huggingface.autoregressive"
+        AutoregressiveConfig, f"{_HERE}.autoregressive.Autoregressive", f"{_CONVERSIONS}.autoregressive"
     ),
     "double_decoder": _causal(
-        DoubleDecoderConfig, "double_decoder.DoubleDecoder", "pretrain.huggingface.double_decoder"
+        DoubleDecoderConfig, f"{_HERE}.double_decoder.DoubleDecoder", f"{_CONVERSIONS}.double_decoder"
     ),
-    "decoder_only": _causal(DecoderOnlyConfig, "decoder_only.DecoderOnly", "pretrain.huggingface.decoder_only"),
+    "decoder_only": _causal(DecoderOnlyConfig, f"{_HERE}.decoder_only.DecoderOnly", f"{_CONVERSIONS}.decoder_only"),
     "encoder_only": Family(
-        EncoderOnlyConfig, "encoder_only.EncoderOnly", "pretrain.huggingface.encoder_only", ("masked_lm",), None
+        EncoderOnlyConfig,
+        f"{_HERE}.encoder_only.EncoderOnly",
+        f"{_CONVERSIONS}.encoder_only",
+        ("masked_lm",),
+        None,
     ),
 }
+FAMILIES |= {name: Family(config, **config.offers) for name, config in OFFERED.items()}
 
 
 def parse(values: Mapping[str, object]) -> ModelConfig:
@@ -79,7 +86,7 @@ def parse(values: Mapping[str, object]) -> ModelConfig:
 def build(config: ModelConfig) -> "Model":
     """Builds the model that `config` describes; its weights are drawn from torch's default generator."""
     module, name = FAMILIES[config.family].model.rsplit(".", 1)
-    return getattr(import_module(f"pretrain.models.{module}"), name)(config)
+    return getattr(import_module(module), name)(config)
 
 
 def outline(config: ModelConfig) -> "Model":

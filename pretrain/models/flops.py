@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from pretrain.models.attention import Attention
 from pretrain.models.layers import Linear
-from pretrain.models.merged_attention import MergedAttention
 from pretrain.models.model import Model
 
 Part = Literal["encoder", "decoder", "cross-attention", "head"]
@@ -80,7 +79,7 @@ def matrices(model: Model) -> Iterator[Matrix]:
             across = f".{_CROSS_ATTENTION}." in name
             of_memory = across and name.endswith((".k", ".v"))
             yield Matrix("cross-attention" if across else part, _rows(model, name, part, of_memory), module.weight)
-        if isinstance(module, MergedAttention):
+        if isinstance(module, Attention) and module.merged:
             yield from (Matrix("cross-attention", "inputs", one.weight) for one in (module.k, module.v))
 
 
@@ -108,6 +107,6 @@ def _pairs(model: Model, sizes: Sizes) -> Iterator[tuple[Part, int]]:
         masks = getattr(model.get_submodule(name.rpartition(".")[0]), "layer_masks", None)
         yield part, own[0].width * (masks.pairs(tokens, pairs) if masks else len(own) * pairs)
         # merged attention in one row sees a token or its state, never both
-        across = [one for _, one in found if one not in own or (two_sides and isinstance(one, MergedAttention))]
+        across = [one for _, one in found if one not in own or (two_sides and one.merged)]
         if across:
             yield "cross-attention", sum(one.width for one in across) * (sizes.cross_pairs if two_sides else pairs)

@@ -110,7 +110,7 @@ class Embedding(nn.Embedding):
 class RMSNorm(nn.Module):
     """Root mean square normalisation (Zhang and Sennrich 2019): no mean, no bias, the variance in fp32.
 
-    `around_one`: the gains are 1 + weight, as in Gemma, and the weight starts at zero.
+    `around_one`: the gains are 1 + weight, and the weight starts at zero (Gemma).
     """
 
     def __init__(self, d_model: int, epsilon: float = 1e-6, around_one: bool = False):
@@ -120,7 +120,7 @@ class RMSNorm(nn.Module):
 
     @property
     def gains(self) -> Tensor:
-        """(d_model,) What each unit is multiplied by. Sums with 1 are at least in fp32: bf16 would round them."""
+        """(d_model,) The factor of each unit. Sums with 1 are at least in fp32: bf16 would round them."""
         return 1 + self.weight.to(at_least_fp32(self.weight)) if self.around_one else self.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class Dropout(nn.Dropout):
 
 
 def scaled_embeddings(x: Tensor, widening: float = 1.0) -> Tensor:
-    """Embeddings (…, d_model) times √(d_model / widening). As in Gemma, the factor is rounded to the dtype of `x`."""
+    """Embeddings (…, d_model) times √(d_model / widening), rounded to the dtype of `x`."""
     return x * x.new_full((), (x.size(-1) / widening) ** 0.5)
 
 
@@ -173,7 +173,7 @@ GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}  # gated layers, with the activ
 class FeedForward(nn.Module):
     """wo(activation(wi x)) (Vaswani et al. 2017, section 3.3); gated, wo(activation(wi_0 x) · (wi_1 x)) (Shazeer 2020).
 
-    `activation`: one of ACTIVATIONS or GATES. A `std` of None is T5's, from the fan-in.
+    `activation`: one of ACTIVATIONS or GATES. A `std` of None follows from the fan-in.
     """
 
     wi: Linear

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import ModelConfig
+from pretrain.functional.chunked_cross_entropy import CrossEntropy, chunked_cross_entropy
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses
 from pretrain.functional.numerics import soft_capped
 from pretrain.kernels.matmul import linear
-from pretrain.models.chunked_cross_entropy import CrossEntropy, chunked_cross_entropy
 from pretrain.models.layers import Linear
 
 _MOST_TARGETS = 7 / 8  # on a CPU, of all positions; to select more would cost more copies than it saves
@@ -25,7 +25,7 @@ Losses = dict[str, Tensor]
 def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, pad_id: int | None = None) -> Tensor:
     """Decoder inputs for labels (batch, length): [5, 6, 1, -100] → [0, 5, 6, 1].
 
-    Ignored labels become `pad_id`, by default `start_id`, as in T5, where padding starts the decoder.
+    Ignored labels become `pad_id`, by default `start_id`: often padding starts the decoder.
     Each example of a packed row has its own start: [5, 1, 6, 1] with segments [1, 1, 2, 2] → [0, 5, 0, 6].
     """
     pad_id = start_id if pad_id is None else pad_id
@@ -57,8 +57,8 @@ def recording_hits() -> Iterator[list[Tensor]]:
 class Head(Linear):
     """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it.
 
-    `softcap`: logits stay within ± this; None: no limit. `multiplier`: what logits are multiplied by before biases are
-    added and they are capped, which muP sets. `compiled` is that of `CrossEntropy`.
+    `softcap`: logits stay within ± this; None: no limit. `multiplier`: a factor of the logits before biases are added
+    and they are capped (muP). `compiled`: torch.compile fuses the operations on logits, on GPUs.
     """
 
     compiled = False
@@ -113,7 +113,7 @@ class Head(Linear):
         return x if self.multiplier == 1.0 else x * self.multiplier
 
     def offsets(self, x: Tensor) -> Tensor | None:
-        """(vocabulary,) What is added to the logits of states like `x`."""
+        """(vocabulary,) The biases of the logits of states like `x`, or None."""
         return self.bias
 
 

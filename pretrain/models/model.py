@@ -12,8 +12,8 @@ from pretrain.models.loss import Losses
 class Model(nn.Module):
     """`forward` takes the tensors of a batch by name and returns the loss of every prediction.
 
-    Tensors are named as in `data_pipeline.loading.batches.as_batch`. `decoder_reads_targets`: whether a decoder reads
-    the targets; otherwise all layers read the inputs.
+    Tensors have the names that `data_pipeline.loading.batches.as_batch` gives them. `decoder_reads_targets`: a decoder
+    reads the targets; otherwise all layers read the inputs.
     """
 
     config: ModelConfig
@@ -22,10 +22,11 @@ class Model(nn.Module):
     forward: Callable[..., Losses]
 
     def begin_step(self, seed: int, step: int) -> None:
-        """Called before each training step. What a family draws for a whole step, it draws by these two numbers."""
+        """Called before each training step. A family that draws something for a whole step draws it by these
+        two numbers."""
 
     def before_head(self, x: Tensor) -> Tensor:
-        """What the output matrix is multiplied by, for the decoder's states `x` (…, d_model)."""
+        """The input (…, d_model) of the output matrix, from the decoder's states `x` (…, d_model)."""
         return x
 
     def num_parameters(self) -> int:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from pretrain.config.models import ModernConfig
+from pretrain.functional.attention_bias import Window
 from pretrain.models.attention_masks import AttentionInputs, positions_from
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Head
 from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.t5gemma import layer_config
-from pretrain.models.visibility import Window
 
 
 def encoder_window(tokens: int) -> Window:

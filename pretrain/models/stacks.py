@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import Heads, ModelConfig, Norm
+from pretrain.functional.attention_bias import Window
 from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
 from pretrain.models.attention_masks import (
     AttentionInputs,
@@ -22,7 +23,6 @@ from pretrain.models.layers import Dropout, Embedding, FeedForward, normalisatio
 from pretrain.models.loss import Head, Losses, shift_right
 from pretrain.models.model import Model
 from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
-from pretrain.models.visibility import Window
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
 
@@ -34,7 +34,7 @@ class LayerConfig:
     - `std` initialises matrices, `out_std` those that end a residual branch, `feed_forward_std` those of feed-forward
       layers; None: `std`, and for that the fan-in.
     - `scaled`: attention logits are divided by √d_kv.
-    - `post_norm`: norms come after a sublayer's output is added, as in Vaswani et al. (2017).
+    - `post_norm`: norms come after a sublayer's output is added (Vaswani et al. 2017).
     """
 
     heads: Heads
@@ -342,8 +342,9 @@ class EncoderDecoder(Model):
         """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
 
         `encoder_input_ids` (batch, input_length). `decoder_input_ids` are by default the labels shifted one to the
-        right. Padding after the targets needs no mask: the decoder is causal. `attention` as in `AttentionInputs`.
-        Label smoothing and z-loss apply in training only. `target_indices` as in `Head`.
+        right. Padding after the targets needs no mask: the decoder is causal. `attention`: the tensors of
+        `AttentionInputs`. Label smoothing and z-loss apply in training only. `target_indices`: the indices of the
+        labels that count, among all labels.
         """
         inputs = AttentionInputs(**attention)
         if decoder_input_ids is None:

@@ -9,11 +9,10 @@ import math
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from pretrain.config.models import Heads, T5Config
-from pretrain.models.layers import Embedding, draw_normal
+from pretrain.models.layers import Embedding
 from pretrain.models.loss import Head
 from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig, Stack
@@ -43,24 +42,22 @@ def relative_position_bucket(
     return offset + torch.where(distance < num_exact, distance, far.clamp(max=num_buckets - 1))
 
 
-class RelativePositionBias(nn.Module):
+class RelativePositionBias(Embedding):
     """T5's relative positions (Raffel et al. 2020, section 2.1): a scalar per head and bucket, shared by all layers."""
 
     def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool, std: float):
-        super().__init__()
-        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
-        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
-        draw_normal(self.weight, std)
+        super().__init__(num_buckets, num_heads, std)
+        self.max_distance, self.bidirectional = max_distance, bidirectional
 
-    def forward(self, queries: int, keys: int) -> Tensor:
+    def forward(self, queries: int, keys: int) -> Tensor:  # type: ignore[override]
         """Returns the diagonals (heads, queries + keys − 1): the bias of query i and key j at queries − 1 − i + j.
 
         The last query is aligned with the last key, as in a growing decoder. The bias depends only on the distance, so
         each diagonal is looked up once.
         """
         distances = torch.arange(1 - keys, queries, device=self.weight.device)
-        buckets = relative_position_bucket(distances, self.bidirectional, self.num_buckets, self.max_distance)
-        return F.embedding(buckets, self.weight).t()
+        buckets = relative_position_bucket(distances, self.bidirectional, self.num_embeddings, self.max_distance)
+        return super().forward(buckets).t()
 
 
 def _layer_config(config: T5Config) -> LayerConfig:
@@ -97,7 +94,7 @@ def _embedding_std(config: T5Config) -> float:
 
 
 class T5Stack(Stack):
-    """Positions as in `config`. The stack owns the relative ones: their bias is computed once for all layers."""
+    """A stack with the positions that the config names. The bias of relative ones is computed once for all layers."""
 
     bidirectional: ClassVar[bool]
 

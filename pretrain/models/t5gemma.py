@@ -7,10 +7,10 @@ encoder's window, this follows transformers.
 """
 
 from pretrain.config.models import ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
+from pretrain.functional.attention_bias import Window
 from pretrain.models.layers import Embedding
 from pretrain.models.loss import Head
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
-from pretrain.models.visibility import Window
 
 
 def layer_config(

@@ -15,10 +15,8 @@ from pretrain.config.models import ModelConfig
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig, ParameterGroup
 from pretrain.models.layers import RMSNorm
 from pretrain.models.loss import Head
-from pretrain.models.t5 import RelativePositionBias
 
 _NORMS = (RMSNorm, nn.LayerNorm)
-_TABLES = (nn.Embedding, RelativePositionBias)
 
 
 def kinds(model: nn.Module) -> dict[str, Kind]:
@@ -33,15 +31,19 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
 
 
 def _kind(path: str, module: nn.Module, own: str) -> Kind:
+    if kind := getattr(module, "parameter_kinds", {}).get(own):
+        return kind
     if isinstance(module, _NORMS):
         return "norms"
-    if isinstance(module, _TABLES):
+    if isinstance(module, nn.Embedding):
         return "embeddings"
     if isinstance(module, nn.Linear):
         if own == "bias":
             return "biases"
         return "output" if isinstance(module, Head) else "matrices"
-    raise TypeError(f"{path}.{own}: parameters of {type(module).__name__} have no kind yet; give them one in _kind")
+    raise TypeError(
+        f"{path}.{own}: parameters of {type(module).__name__} have no kind yet; name it in its parameter_kinds"
+    )
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:

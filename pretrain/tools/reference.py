@@ -16,8 +16,8 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation import key_meanings
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives import TrainingObjective
-from data_pipeline.sources import OPTIONS
+from data_pipeline.objectives.registry import TrainingObjective
+from data_pipeline.sources.formats import OPTIONS
 from pretrain.config import RunConfig
 from pretrain.tools.experiment.experiment_file import ExperimentFile
 

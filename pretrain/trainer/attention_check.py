@@ -14,11 +14,9 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import with_target_indices
 from pretrain import models
+from pretrain.functional.attention import attend, use, using
+from pretrain.functional.attention_bias import Pattern, Window, labels
 from pretrain.models import ModelConfig
-from pretrain.models.attention import attend
-from pretrain.models.attention_backend import use, using
-from pretrain.models.logit_bias import Pattern
-from pretrain.models.visibility import Window, labels
 from pretrain.trainer.trial_passes import full_rows
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.ranks import least

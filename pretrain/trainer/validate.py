@@ -9,7 +9,7 @@ from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.mixing import rates, rates_of_rows
 from data_pipeline.loading.stream import Stream, differences
-from data_pipeline.objectives import Objective
+from data_pipeline.objectives.objective import Objective
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
@@ -379,7 +379,7 @@ def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) 
         objective = corpus.objective
         fitting = models.FAMILIES[model.family].objectives
         inputs, targets = objective.shape
-        if objective.name not in fitting:
+        if objective.kind_of_batches not in fitting:
             found = f"{corpus.directory} has {objective.name}"
             problems.append(f"model.family: {model.family} learns from {', '.join(fitting)}, but {found}")
         elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:

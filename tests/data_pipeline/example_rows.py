@@ -4,7 +4,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from data_pipeline.objectives import Examples, Objective, Padded
+from data_pipeline.objectives.objective import Examples, Objective, Padded
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.text.vocabulary import Vocabulary
 

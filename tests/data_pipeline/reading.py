@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources import READERS, Input, Intake, Record
+from data_pipeline.sources.formats import READERS
+from data_pipeline.sources.record import Input, Intake, Record
 from tests.conftest import C4_SAMPLE
 
 

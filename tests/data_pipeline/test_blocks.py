@@ -7,7 +7,7 @@ import pytest
 import webdataset
 
 from data_pipeline.corpus import blocks
-from data_pipeline.objectives import Examples, Padded
+from data_pipeline.objectives.objective import Examples, Padded
 from tests.tables import each
 
 

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.objectives import Padded
 from data_pipeline.objectives.causal import CausalLM
 from data_pipeline.objectives.causal_infilling import CausalInfilling
+from data_pipeline.objectives.objective import Padded
 from tests.data_pipeline.example_rows import EOS, VOCABULARY, as_lists, make_rows, ragged_rows
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.objectives import Padded
 from data_pipeline.objectives.denoising import Denoising
+from data_pipeline.objectives.objective import Padded
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.text.vocabulary import Vocabulary
 from tests.slow import slow

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.objectives import Padded, iid_denoising
+from data_pipeline.objectives import iid_denoising
 from data_pipeline.objectives.iid_denoising import IidDenoising
+from data_pipeline.objectives.objective import Padded
 from data_pipeline.objectives.randomness import row_keys
 from tests.data_pipeline.example_rows import (
     EOS,

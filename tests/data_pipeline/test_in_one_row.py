@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import as_batch
-from data_pipeline.objectives import InOneRow, together
 from data_pipeline.objectives.causal import CausalLM
+from data_pipeline.objectives.in_one_row import InOneRow
+from data_pipeline.objectives.objective import together
 from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.packing.examples import balanced

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.objectives import Padded
 from data_pipeline.objectives.masked_lm import MaskedLM
+from data_pipeline.objectives.objective import Padded
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.text.vocabulary import Vocabulary
 from tests.data_pipeline.example_rows import VOCABULARY as NO_MASK

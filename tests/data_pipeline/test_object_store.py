@@ -25,7 +25,7 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
 from data_pipeline.loading.lookahead import Lookahead
 from data_pipeline.loading.stream import Stream, StreamState
-from data_pipeline.sources import Range
+from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
 from data_pipeline.tools import publish as publishing
 from data_pipeline.tools.publish import publish

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.objectives import UL2, Denoising, InOneRow
 from data_pipeline.objectives.causal import CausalLM
 from data_pipeline.objectives.causal_infilling import CausalInfilling
+from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.iid_denoising import IidDenoising
+from data_pipeline.objectives.in_one_row import InOneRow
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.prefix_lm import FullLM, PrefixLM
 from data_pipeline.objectives.randomness import permutation, random_bits, row_keys, uniform
 from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.objectives.ul2 import UL2
 from tests.data_pipeline.example_rows import assert_rows_stand_alone, make_rows, ragged_rows
 from tests.tables import each
 

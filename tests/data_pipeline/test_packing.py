@@ -8,9 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.corpus import blocks
-from data_pipeline.objectives import UL2, Examples, Padded, SpanCorruption, TextToText, together
 from data_pipeline.objectives.causal import CausalLM
 from data_pipeline.objectives.masked_lm import MaskedLM
+from data_pipeline.objectives.objective import Examples, Padded, together
+from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.objectives.text_to_text import TextToText
+from data_pipeline.objectives.ul2 import UL2
 from data_pipeline.packing import PACKINGS, Documents, Rules
 from data_pipeline.packing.examples import balanced, best_fit
 from data_pipeline.text.vocabulary import Vocabulary

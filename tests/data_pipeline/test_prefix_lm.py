@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.objectives import Examples, Padded, together
+from data_pipeline.objectives.objective import Examples, Padded, together
 from data_pipeline.objectives.prefix_lm import FullLM, PrefixLM
 from data_pipeline.objectives.randomness import row_keys
 from tests.data_pipeline.example_rows import (

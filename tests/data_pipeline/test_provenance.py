@@ -15,7 +15,7 @@ from data_pipeline.corpus.blocks import decode_block
 from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.objectives import SpanCorruption
+from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.packing import PACKINGS, Documents, Rules, rows_of_document
 from data_pipeline.pipeline import build
 from data_pipeline.text.tally import Tally, smallest

@@ -18,7 +18,7 @@ import pytest
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.checksums import Checksum
-from data_pipeline.sources import Range
+from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
 from data_pipeline.stages.documents import DocumentsSpec
 from tests.tables import each

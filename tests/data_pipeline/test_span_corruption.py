@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data_pipeline.objectives import Padded
+from data_pipeline.objectives.objective import Padded
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.objectives.sentinels import with_sentinels
 from data_pipeline.objectives.span_corruption import SpanCorruption

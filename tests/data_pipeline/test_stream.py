@@ -12,9 +12,10 @@ import pytest
 import zstandard
 
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.sources import READERS, Input, Intake
 from data_pipeline.sources.compression import decompress as module
 from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.formats import READERS
+from data_pipeline.sources.record import Input, Intake
 from tests.tables import each
 
 CONTENT = b"".join(b"line %d of some text\n" % number for number in range(300))

@@ -29,7 +29,7 @@ from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.device import on_device
 from data_pipeline.loading.processes import _Guarded, items
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
-from data_pipeline.objectives import SpanCorruption
+from data_pipeline.objectives.span_corruption import SpanCorruption
 from tests.tables import each
 
 LONG_SPANS = SpanCorruption(inputs_length=22, noise_density=0.5, mean_span_length=5.0)  # of rows of 34, as the corpus

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.sources import Record
 from data_pipeline.sources.recognition import look_of
+from data_pipeline.sources.record import Record
 from tests.data_pipeline.reading import read, read_bytes, read_until_damage
 from tests.tables import each
 
@@ -213,7 +213,8 @@ def test_statistics_that_are_damaged_do_not_end_the_process(tmp_path):
     program = f"""
 from pathlib import Path
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.sources import READERS, Input, Intake
+from data_pipeline.sources.formats import READERS
+from data_pipeline.sources.record import Input, Intake
 path = Path({str(tmp_path / "a")!r})
 data = path.read_bytes()
 for bit in range({8 * footer}, 8 * len(data)):

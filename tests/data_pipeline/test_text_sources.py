@@ -12,7 +12,8 @@ from pyarrow import feather
 from pydantic import ValidationError
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.sources import OPTIONS, READERS, Record
+from data_pipeline.sources.formats import OPTIONS, READERS
+from data_pipeline.sources.record import Record
 from tests.data_pipeline.reading import read, read_bytes, read_until_damage
 from tests.tables import each
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
-from data_pipeline.objectives import Examples, Padded
+from data_pipeline.objectives.objective import Examples, Padded
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.objectives.ul2 import UL2

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from pretrain import models
-from pretrain.models.attention import eager, flash
-from pretrain.models.attention_backend import using
-from pretrain.models.logit_bias import Pattern
-from pretrain.models.visibility import MASKED, Window, labels
+from pretrain.functional.attention import eager, flash, using
+from pretrain.functional.attention_bias import MASKED, Pattern, Window, labels
 
 BATCH, HEADS = 2, 2
 

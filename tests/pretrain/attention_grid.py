@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pretrain.models.attention import attend
-from pretrain.models.visibility import MASKED, masked, visible
+from pretrain.functional.attention import attend
+from pretrain.functional.attention_bias import MASKED, masked, visible
 
 LENGTHS = (63, 64, 114, 128, 192, 320, 512)
 MASKS = ("none", "causal", "bias", "padding", "bias and padding", "packed", "masked whole")

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.functional import chunked_cross_entropy
+from pretrain.functional.chunked_cross_entropy import CrossEntropy
 from pretrain.functional.cross_entropy import token_losses
 from pretrain.functional.numerics import soft_capped
-from pretrain.models import chunked_cross_entropy
-from pretrain.models.chunked_cross_entropy import CrossEntropy
 
 
 def errors(

@@ -2,7 +2,7 @@
 
 import torch
 
-from pretrain.models.attention import sdpa_kernels
+from pretrain.functional.attention import sdpa_kernels
 from tests.pretrain.attention_grid import LENGTHS, errors
 from tests.tables import each
 

@@ -7,15 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain import models
+from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
-from pretrain.models import attention, attention_backend
-from pretrain.models.attention import attend, eager
-from pretrain.models.attention_backend import using
-from pretrain.models.logit_bias import Pattern, logit_bias
+from pretrain.functional import attention
+from pretrain.functional.attention import attend, eager, using
+from pretrain.functional.attention_bias import Pattern
+from pretrain.models.attention_masks import logit_bias
 from pretrain.trainer import attention_check, device_problems
 from pretrain.trainer.attention_check import choose_attention, find_problem
+from pretrain.trainer.validate import validate
 from tests.pretrain import runs
 from tests.pretrain.attention_cases import MODELS, interpreted
 from tests.pretrain.rank_processes import each as each_of
@@ -71,7 +74,7 @@ def trained(path: Any) -> str | None:
     from tests.pretrain.runs import _train_each
 
     assert _train_each([(path, None)]) == [0]
-    return attention_backend._backend
+    return attention._backend
 
 
 def a_run(asked: str) -> Any:
@@ -93,7 +96,7 @@ def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False
         "least": lambda value, _: 0 if elsewhere else value,
     }.items():
         monkeypatch.setattr(attention_check, name, value)
-    return choose_attention(a_run(asked), CUDA), attention_backend._backend
+    return choose_attention(a_run(asked), CUDA), attention._backend
 
 
 @each(
@@ -111,6 +114,20 @@ def test_on_a_gpu_the_kernels_are_taken_after_a_check(asked, problem, backend, m
     assert found == backend
     assert (line is None) == (problem is None)
     assert problem is None or "no compiler" in line
+
+
+def test_the_forms_of_a_runs_own_rows_are_checked(small_corpus, tmp_path, monkeypatch):
+    """Of T5: encoder, decoder and cross-attention, at the greatest lengths of the run."""
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+    checked: list[tuple] = []
+    monkeypatch.setattr(attention_check, "_errors", lambda call, _: checked.append(call) or {"the output": 0.0})
+    monkeypatch.setattr(attention_check, "least", lambda value, _: value)
+    run = validate(load(run_file(tmp_path, small_corpus), [], RunConfig), 0, 1)
+    assert choose_attention(run, CUDA) is None
+    assert attention._backend == "triton"
+    inputs, targets = run.lengths
+    widths = {(queries.size(2), keys.size(2)) for queries, keys, *_ in checked}
+    assert widths >= {(inputs, inputs), (targets, targets), (targets, inputs)}
 
 
 def test_all_ranks_take_the_same(monkeypatch):

@@ -14,9 +14,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from pretrain.functional.attention_bias import labels
 from pretrain.kernels.attention import flash_attention
 from pretrain.kernels.flash import backward_keys, backward_queries, forward
-from pretrain.models.visibility import labels
 
 HEADS, D_KV = 3, 16
 

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from pretrain.config.models import Heads
+from pretrain.functional.attention import attend, sdpa
+from pretrain.functional.attention_bias import toeplitz
 from pretrain.functional.cross_entropy import token_losses
 from pretrain.functional.dropout import drop
 from pretrain.models import build, layers
-from pretrain.models.attention import Attention, attend, sdpa
+from pretrain.models.attention import Attention
 from pretrain.models.layers import Dropout, FeedForward, RMSNorm, fuse_linears
-from pretrain.models.logit_bias import toeplitz
 from pretrain.models.loss import shift_right
 from pretrain.models.t5 import T5, T5Config
 from pretrain.zero.layers import prepare_layers

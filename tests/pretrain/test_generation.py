@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives import Denoising
+from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece

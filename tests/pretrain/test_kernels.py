@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from pretrain.functional.attention_bias import Window, labels
 from pretrain.kernels import GRANULE
-from pretrain.models.visibility import Window, labels
 from tests.pretrain import attention_cases, compiled_kernels
 from tests.pretrain.attention_cases import Case, interpreted
 from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from pretrain.config.models import Heads
+from pretrain.functional.attention import eager
 from pretrain.kernels import matmul
-from pretrain.models.attention import Attention, eager
+from pretrain.models.attention import Attention
 from pretrain.optimizers.muon import orthogonal
 from tests.tables import each
 

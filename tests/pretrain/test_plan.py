@@ -21,8 +21,8 @@ from data_pipeline.foundation.formatting import duration
 from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
-from pretrain.models import chunked_cross_entropy
-from pretrain.models.attention_backend import using
+from pretrain.functional import chunked_cross_entropy
+from pretrain.functional.attention import using
 from pretrain.models.flops import Sizes, count_flops, flops_by_part
 from pretrain.run import cpu_speed as cpu
 from pretrain.run.gpus import GPUS, gpu_of_device

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from pretrain.functional.attention_bias import toeplitz
 from pretrain.models.attention_masks import positions_from
-from pretrain.models.logit_bias import toeplitz
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,

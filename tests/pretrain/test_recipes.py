@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.recipes import RECIPES, corpora, counted, hours
 from data_pipeline.foundation.config_file import load
-from data_pipeline.objectives import Denoising
+from data_pipeline.objectives.denoising import Denoising
 from pretrain import models
 from pretrain.config import RunConfig
 from tests.tables import each

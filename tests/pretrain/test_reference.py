@@ -12,7 +12,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.key_meanings import in_brief, meaning, values
-from data_pipeline.sources import OPTIONS
+from data_pipeline.sources.formats import OPTIONS
 from pretrain.config import RunConfig
 from pretrain.tools import reference
 from tests.tables import each

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from data_pipeline.loading.batches import as_batch
-from data_pipeline.objectives import Examples, Padded
+from data_pipeline.objectives.objective import Examples, Padded
 from data_pipeline.packing.examples import balanced
 from tests.pretrain.small_models import ENCODER_DECODERS, VOCABULARY, gradients, made
 from tests.tables import each

@@ -4,17 +4,18 @@ import itertools
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
+from pretrain.functional.attention_bias import toeplitz
 from pretrain.functional.cross_entropy import token_losses
 from pretrain.huggingface import load_state
 from pretrain.models import T5Config, build
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.models.logit_bias import toeplitz
 from pretrain.models.loss import shift_right
 from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
 from pretrain.trainer.validate import validate
@@ -221,3 +222,16 @@ def test_a_sequence_longer_than_learned_positions_is_refused_before_training(sma
 def test_configs_do_not_import_torch():
     code = "import sys, pretrain.models; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_six_files_are_read_from_the_ids_to_the_loss():
+    """Those of models that a forward pass enters: below them are functions of tensors."""
+    model, entered = build(tiny(dropout_rate=0.1)).train(), set()
+    sys.setprofile(lambda frame, *_: entered.add(Path(frame.f_code.co_filename)))
+    try:
+        model(ids(2, 9), ids(2, 7), encoder_attention_mask=torch.ones(2, 9))
+    finally:
+        sys.setprofile(None)
+    files = [file for file in entered if file.parent.name == "models"]
+    assert {file.stem for file in files} == {"t5", "stacks", "layers", "attention", "attention_masks", "loss"}
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 1200

@@ -9,13 +9,13 @@ import yaml
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.functional.attention_bias import visible
 from pretrain.huggingface import conversion_for, load_state
 from pretrain.models import T5Gemma2Config, build, outline, parse
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.loss import shift_right
 from pretrain.models.t5gemma import encoder_window
 from pretrain.models.t5gemma2 import encoder_window as encoder_window_of_2
-from pretrain.models.visibility import visible
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
 from tests.pretrain.small_models import STACKS_OF_TODAY
 from tests.tables import each

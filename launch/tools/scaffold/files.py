@@ -10,7 +10,7 @@ from pathlib import Path
 import data_pipeline
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
-from data_pipeline.sources import OPTIONS
+from data_pipeline.sources.formats import OPTIONS
 from launch.tools.scaffold.machine import (
     MICRO_BATCH,
     FirstRun,

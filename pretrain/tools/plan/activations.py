@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from pretrain import models
 from pretrain.config.models import EncoderOnlyConfig
+from pretrain.functional.attention import using
 from pretrain.models import ModelConfig
-from pretrain.models.attention_backend import using
 from pretrain.tools.plan.live_memory import LiveMemory
 from pretrain.zero.layers import layers, recomputed
 

@@ -9,7 +9,7 @@ from data_pipeline.corpus.corpus_file import corpus_file_of
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives import Objective
+from data_pipeline.objectives.objective import Objective
 from data_pipeline.stages.tokenizer import expected
 from pretrain import models
 from pretrain.config import RunConfig

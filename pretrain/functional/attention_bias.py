@@ -1,5 +1,7 @@
-"""Which keys a query sees: one boolean matrix combines causality, windows, padding and segments; or, as a kernel reads
-padding and segments, labels of positions and ranges that spare it whole tiles."""
+"""The bias of attention logits, with the masks of causality, windows, padding and segments.
+
+It is a matrix, or a `Pattern`, which kernels read: labels of positions, and ranges that spare them whole tiles.
+"""
 
 from typing import NamedTuple
 
@@ -21,7 +23,7 @@ class Window(NamedTuple):
     after: int = 0
 
     def hides_nothing(self, queries: int, keys: int) -> bool:
-        """Whether the last `queries` of `keys` tokens see all of them."""
+        """True if the last `queries` of `keys` tokens see all of them."""
         return self.before >= keys - 1 and self.after >= queries - 1
 
 
@@ -136,3 +138,34 @@ def _ranges(meet: Tensor, length: int) -> Tensor:
     start = torch.where(meet, others, meet.size(2)).amin(dim=2) * GRANULE
     end = torch.where(meet, others + 1, 0).amax(dim=2) * GRANULE
     return torch.stack([start, end.clamp(max=length)], dim=1).int().contiguous()
+
+
+class Pattern(NamedTuple):
+    """A bias and masks without a matrix of queries × keys.
+
+    - `diagonals` (heads, queries + keys − 1): the bias; that of query i and key j stands at queries − 1 − i + j.
+    - `labels`: which keys each query sees; None: all.
+    - `causal`: no query sees a later key; the last of each are aligned.
+    - `window`: no query sees a key outside it.
+    """
+
+    diagonals: Tensor | None
+    labels: Labels | None
+    causal: bool
+    window: Window | None = None
+
+    def matrix(self, queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """The bias that means the same, broadcasting to (batch, heads, queries, keys)."""
+        bias = None if self.diagonals is None else toeplitz(self.diagonals, keys)
+        if self.labels is not None:
+            seen = self.labels.queries[:, None, :, None] == self.labels.keys[:, None, None, :]
+            bias = masked(bias, seen, dtype)
+        return masked(bias, visible(queries, keys, device, causal=self.causal, window=self.window), dtype)
+
+
+def toeplitz(diagonals: Tensor, keys: int) -> Tensor:
+    """(1, heads, queries, keys) from (heads, queries + keys − 1): the row of a query is a window over its diagonals.
+
+    A query's keys lie side by side: PyTorch's attention copies any other layout in each layer.
+    """
+    return diagonals.contiguous().unfold(1, keys, 1).flip(1).contiguous()[None]

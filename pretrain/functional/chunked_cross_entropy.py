@@ -66,11 +66,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         settings: CrossEntropy,
     ) -> Tensor:
         ctx.settings = settings
-        of_chunk = _compiled(_losses) if settings.compiled else _losses
+        losses_of = _compiled(_losses) if settings.compiled else _losses
         losses, log_z = x.new_empty(2, len(x), dtype=at_least_fp32(x))
         for chunk in _chunks(x, weight):
             logits = soft_capped(linear(x[chunk], weight, bias), settings.softcap)
-            losses[chunk], log_z[chunk] = of_chunk(logits, targets[chunk], settings.z_loss, settings.label_smoothing)
+            losses[chunk], log_z[chunk] = losses_of(logits, targets[chunk], settings.z_loss, settings.label_smoothing)
         ctx.save_for_backward(x, weight, bias, targets, log_z)
         return losses
 

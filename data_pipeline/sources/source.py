@@ -1,0 +1,20 @@
+"""What a package of one's own offers as the reader of a file format."""
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+from data_pipeline.foundation.config_file import Section
+from data_pipeline.sources.record import Input, Intake, Record
+
+ReadFunction = Callable[[Input, Intake], Iterator[Record]]
+
+
+class Source:
+    """A file format: `read` yields the records of a file of it, and `options` are the keys that a source may set."""
+
+    options: ClassVar[type[Section]] = Section
+
+    @staticmethod
+    def read(file: Input, intake: Intake) -> Iterator[Record]:
+        """Every record of `file`, whose `options` have the settings. Notes on what is damaged go to `intake`."""
+        raise NotImplementedError
