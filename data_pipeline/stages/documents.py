@@ -21,6 +21,7 @@ from data_pipeline.execution.work_units import Finished, Stage, Unit
 from data_pipeline.foundation import checksums
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
+from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.recognition import look_of
@@ -35,11 +36,12 @@ _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A `range` of the file at `path`. `file` is the path within the source."""
+    """A `range` of the file at `path`. `file` is the path within the source, `killed` why it can't be read at all."""
 
     path: str
     file: str
     range: Range
+    killed: str = ""
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,7 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     clean = Cleaner(spec.cleaning)
     with PartsWriter(corpus, spec) as parts:
         for file in spec.inputs:
+            set_activity(file.file)
             if file.range.start:
                 results.append(_write_input(spec, file, clean, parts, counts, holes))
                 continue
@@ -229,7 +232,12 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     return DocumentsResult(source=spec.name, inputs=results, template_holes=most, **of_parts)
 
 
-STAGE = Stage("documents", 9, write_documents, "lower characters_per_part")
+def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
+    """`spec` with `file` noted as unreadable, since it kills the workers that read it."""
+    return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
+
+
+STAGE = Stage("documents", 9, write_documents, "lower characters_per_part", without)
 
 
 def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:
@@ -247,6 +255,8 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
 def _write_input(
     spec: DocumentsSpec, file: InputSpec, clean: Cleaner, parts: PartsWriter, counts: Tally, holes: Counter[str]
 ) -> InputResult:
+    if file.killed:
+        return InputResult(file.file, file.range, "unreadable", 0, 0, [Damage("a place unknown", file.killed)])
     intake = Intake(counters=counts)
     before, documents = Counter(counts), 0
     damage: list[Damage] = []
