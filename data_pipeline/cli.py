@@ -12,7 +12,7 @@ import typer
 
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.tools.fetch.commands import fetch_app
 
 # Each command imports what it needs itself, so that --help and a mistyped option answer at once.
@@ -30,6 +30,7 @@ Strict = Annotated[bool, typer.Option("--strict", help="Fail if any input is dam
 Repair = Annotated[
     bool, typer.Option("--repair", help="Check every file of the corpus, and rebuild damaged ones byte for byte.")
 ]
+_REPAIR = "data-pipeline build CORPUS.yaml --repair writes damaged files again"
 Directory = Annotated[Path, path_argument("DIR", "A finished corpus.")]
 
 
@@ -191,7 +192,8 @@ def trace_command(
     from data_pipeline.tools.provenance import trace
     from data_pipeline.tools.provenance.finished_build import open_build
 
-    found = trace.trace(open_build(location), name)
+    with failing_in_one_line(location, _REPAIR):
+        found = trace.trace(open_build(location), name)
     if as_json:
         print(json.dumps([trace.as_json(one) for one in found], indent=1, ensure_ascii=False))
     else:
@@ -209,7 +211,8 @@ def diff_command(
     from data_pipeline.tools.provenance import differences
     from data_pipeline.tools.provenance.finished_build import open_build
 
-    found = differences.summary(open_build(a), open_build(b), limit)
+    with failing_in_one_line(a, _REPAIR):
+        found = differences.summary(open_build(a), open_build(b), limit)
     print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if as_json else found.as_text())
 
 

@@ -12,9 +12,9 @@ from data_pipeline.execution import ownership, workers
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.execution.merging import merge
 from data_pipeline.execution.parts import keep_only, parts_of
-from data_pipeline.execution.work_units import Finished, forget_damaged, outputs_of, run
+from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.paths import opening
@@ -25,7 +25,7 @@ from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.write_manifest import BLOCKS
 
 _ERRORS_SHOWN = 10
-_KEPT = "; its undamaged records were kept"
+_UNDAMAGED_KEPT = "; its undamaged records were kept"
 
 
 def build(
@@ -43,9 +43,10 @@ def build(
     `repair` also reads the files, and rebuilds those whose checksum differs. `render` makes the pages of the report.
     """
     try:
-        corpus = _build(config, until, strict, repair, render)
-        remove_leftovers(corpus)  # of workers that were lost while they wrote
-        return corpus
+        with failing_in_one_line(Path(config.output), KEPT):
+            corpus = _build(config, until, strict, repair, render)
+            remove_leftovers(corpus)  # of workers that were lost while they wrote
+            return corpus
     finally:
         ownership.release(Path(config.output))
 
@@ -136,7 +137,7 @@ def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
         if strict or source not in readable:
             errors.append(line)
         else:
-            kept = "" if read.status == "unreadable" else _KEPT
+            kept = "" if read.status == "unreadable" else _UNDAMAGED_KEPT
             print(f"warning: {line}{kept}", file=sys.stderr)
     if errors and not strict:
         sources = sorted({source for source, _ in inputs} - readable)

@@ -18,8 +18,8 @@ from launch import rank_commands
 from launch.protocol import BeginAttempt, Connection, Event, Handshake, StartProgram, StartRanks
 from launch.rank_processes import RankProcesses
 from pretrain.checkpoint import left_in_memory
+from pretrain.hardware.machine import count_gpus, free_port, network_interface_to
 from pretrain.run import rank_logs, slurm
-from pretrain.run.hardware import count_gpus, free_port, network_interface_to
 from pretrain.run.heartbeat import Heartbeat
 
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}

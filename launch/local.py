@@ -14,8 +14,8 @@ from launch.head import LAUNCHERS_LOG, NodeRanks, stop_requests
 from launch.rank_processes import RankProcesses
 from pretrain.checkpoint import left_in_memory
 from pretrain.config import RunConfig
+from pretrain.hardware.machine import count_gpus, free_port
 from pretrain.run import rank_logs
-from pretrain.run.hardware import count_gpus, free_port
 from pretrain.trainer.preflight import is_finished, move_aside, preflight, unchecked
 
 _LOOPBACK = "127.0.0.1"

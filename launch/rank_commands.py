@@ -6,7 +6,7 @@ import os
 import sys
 
 from launch.rank_processes import with_own_gpus, wrapped
-from pretrain.run.hardware import ACCELERATOR, VISIBLE, threads_per_rank
+from pretrain.hardware.machine import ACCELERATOR, VISIBLE, threads_per_rank
 
 
 def rank(arguments: list[str]) -> list[str]:

@@ -15,8 +15,8 @@ import psutil
 from data_pipeline.foundation.processes import ProcessGroup
 from launch import rank_wrapper
 from launch.protocol import Event
+from pretrain.hardware.machine import VISIBLE
 from pretrain.run import heartbeat, node_memory, outcome, stop_signals, watchdog
-from pretrain.run.hardware import VISIBLE
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.outcome import Outcome
 from pretrain.run.rank_logs import SUPERVISED, last_lines, rank_log

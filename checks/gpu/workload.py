@@ -13,8 +13,8 @@ from checks.gpu.report import Json, Report
 from checks.gpu.runner import ROOT
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
+from pretrain.hardware.gpus import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.run.gpus import gpu_of_device
 from tests.pretrain.small_runs import T5, run_config
 
 OPTIMIZERS: dict[str, Json] = {

@@ -12,6 +12,7 @@ from data_pipeline.corpus.blocks import count_rows, decode_block
 from data_pipeline.corpus.corpus import DOCUMENTS, Blocks, Corpus
 from data_pipeline.corpus.manifest import ShardEntry
 from data_pipeline.foundation import stores
+from data_pipeline.foundation.errors import one_line
 from data_pipeline.foundation.json_file import seal_holds
 from data_pipeline.foundation.progress import track
 
@@ -62,6 +63,9 @@ def _verify_report(corpus: Corpus) -> Iterator[str]:
             content = file.read()
     except FileNotFoundError:
         return
+    except OSError as error:
+        yield f"{corpus.location}/{REPORT}: {_unreadable(error)}"
+        return
     if not seal_holds(content):
         yield f"{corpus.location}/{REPORT}: its sha256 isn't that of its content"
         return
@@ -82,8 +86,8 @@ def _verify_file(corpus: Corpus, name: str, expected: str) -> Iterator[str]:
     try:
         with _open(corpus, name) as file:
             _hash_rest(file, digest)
-    except FileNotFoundError:
-        yield f"{corpus.location}/{name}: missing"
+    except OSError as error:
+        yield f"{corpus.location}/{name}: {_unreadable(error)}"
         return
     if digest.hexdigest() != expected:
         yield f"{corpus.location}/{name}: sha256 differs from the manifest's"
@@ -115,14 +119,18 @@ def _verify_shard(corpus: Corpus, shard: ShardEntry, blocks: Blocks | None) -> I
                 else:
                     damaged.append(str(blocks.first_row[number]))
             _hash_rest(file, digest)
-    except FileNotFoundError:
-        yield f"{path}: missing"
+    except OSError as error:
+        yield f"{path}: {_unreadable(error)}"
         return
     if digest.hexdigest() != shard.sha256:
         where = f"damaged blocks start at rows {', '.join(damaged)}" if damaged else "outside its blocks"
         yield f"{path}: sha256 differs from the manifest's; {where}"
     elif rows != shard.rows:
         yield f"{path}: {rows} rows, expected {shard.rows}"
+
+
+def _unreadable(error: OSError) -> str:
+    return "missing" if isinstance(error, FileNotFoundError) else f"can't be read: {error.strerror or one_line(error)}"
 
 
 def _open(corpus: Corpus, name: str) -> BinaryIO:

@@ -11,7 +11,7 @@ from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.jsonl import json_lines
 from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Input, Intake
-from data_pipeline.sources.text_lines import RecordOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, too_long
 
 _SHOWN = 8  # names in a message
 
@@ -48,7 +48,7 @@ def read_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
 
 
 def _jsonl_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
-    for number, record in json_lines(Input(path), _Strict(), RecordOptions()):
+    for number, record in json_lines(Input(path), _Strict(), TextOptions()):
         texts: list[str] = []
         for field in map(str, evaluation_set.fields):
             try:
@@ -100,15 +100,17 @@ def _text_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
     """Every line that isn't blank, with its number."""
-    options = RecordOptions()
+    options = TextOptions()
     with open_stream(path) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if line is None:
                 raise DamagedInput(path, f"line {number}", too_long(options))
-            if b"\0" in line:
-                raise DamagedInput(path, f"line {number}", "holds NUL bytes: expected UTF-8 text")
             if line.strip():
-                yield number, decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, Intake())
+                try:
+                    text = decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+                except ValueError as error:  # its advice is for sources
+                    raise DamagedInput(path, f"line {number}", str(error).partition(";")[0]) from None
+                yield number, text
 
 
 def _named(names: Any) -> str:

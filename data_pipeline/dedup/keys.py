@@ -26,7 +26,7 @@ from data_pipeline.foundation.safetensors_file import growing_arrays, os_errors,
 
 SLOTS = 4096
 _KEYS_AT_ONCE, _DUPLICATES_AT_ONCE = 1 << 20, 1 << 22  # merged in memory
-NO_DOCUMENT = 2**32 - 1  # the document number of a key that competes although its document was dropped
+NO_DOCUMENT = 2**32 - 1  # the document number of a dropped page, which may still be the newest of its URL
 
 
 def hash64(text: str) -> int:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import atomic_path
+from data_pipeline.foundation.errors import FailedError, one_line
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally, most_common
 
@@ -184,26 +185,42 @@ def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
 
 
 class RowGroup(NamedTuple):
-    """A row group of an open part."""
+    """A row group of a part, whose `file` is open."""
 
+    part: Path
     file: pq.ParquetFile
     number: int
 
     def documents(self, names: list[str], numbers: Sequence[int] | None = None) -> list[Document]:
         """Its documents, or those with the given numbers, with the fields `names`. Other columns aren't read."""
-        table = self.file.read_row_group(self.number, names)
+        table = self._read(names)
         return [Document(**row) for row in (table if numbers is None else table.take(numbers)).to_pylist()]
 
     def column(self, name: str) -> list[str]:
         """One column of all its documents, without a dict for each."""
-        column: list[str] = self.file.read_row_group(self.number, [name])[name].to_numpy().tolist()
+        column: list[str] = self._read([name])[name].to_numpy().tolist()
         return column
+
+    def _read(self, names: list[str]) -> pa.Table:
+        with _readable(self.part):
+            return self.file.read_row_group(self.number, names)
+
+
+@contextlib.contextmanager
+def _readable(part: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        reason = f"damaged: {one_line(error)}; data-pipeline build CORPUS.yaml --repair writes it again"
+        raise FailedError(f"{part}: {reason}") from None
 
 
 def row_groups(part: Path) -> Iterator[RowGroup]:
     """The row groups of one part, which is open while they are read."""
-    with pq.ParquetFile(part) as file:
-        yield from (RowGroup(file, number) for number in range(file.num_row_groups))
+    with _readable(part):
+        opened = pq.ParquetFile(part)
+    with opened as file:
+        yield from (RowGroup(part, file, number) for number in range(file.num_row_groups))
 
 
 def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[Document]:

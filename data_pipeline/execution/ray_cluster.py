@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from data_pipeline.execution import ownership
-from data_pipeline.foundation.errors import FailedError, one_line
+from data_pipeline.foundation.errors import FailedError, WorkerDied, one_line
 
 _RETRIES = 2  # for a unit whose worker was lost; Ray's default is infinite, but the unit itself may kill its workers
 # Ray reads these settings when it is imported. It prints pages about every lost worker and raylet; our own messages
@@ -133,7 +133,7 @@ def _alone(
             yield name, FailedError(f"out of memory{where} on every try, the last one with the node to itself")
         except _LOST:
             cause = "it crashed, or the system ended it because memory ran out"
-            yield name, FailedError(f"the worker died on every try, the last one with a node to itself: {cause}")
+            yield name, WorkerDied(f"the worker died on every try, the last one with a node to itself: {cause}")
 
 
 def _join(address: str) -> None:

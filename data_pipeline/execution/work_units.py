@@ -8,14 +8,13 @@ and its counts.
 """
 
 import errno
-import os
 import shutil
 import socket
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -24,10 +23,12 @@ from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership, timing, workers
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
-from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
+from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError, WorkerDied, of_files
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.progress import track
+
+KEPT = "what is finished is kept"
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,15 @@ class Stage(Generic[Spec, ResultType]):
     """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when their bytes change.
 
     Specs and results are dataclasses; their types are read from the annotations of `work`. `way_out` says which setting
-    of the corpus file reduces a unit's memory.
+    of the corpus file reduces a unit's memory. `without(spec, file, reason)`, for specs of several files, is the spec
+    without a `file` that has killed every worker that read it; `work` names each as its activity.
     """
 
     name: str
     version: int
     work: Callable[[Path, Spec], ResultType]
     way_out: str
+    without: Callable[[Spec, str, str], Spec] | None = None
 
     def fingerprint(self, unit: Unit[Spec]) -> str:
         return fingerprint([self.name, self.version, unit.inputs])
@@ -192,7 +195,7 @@ def _why_redo(corpus: Path, finished: Finished[Result] | None, expected: str) ->
         try:
             if (corpus / name).stat().st_size != output.bytes:
                 return "output missing or cut"
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
             return "output missing or cut"
     return ""
 
@@ -230,14 +233,17 @@ def forget_damaged(corpus: Path) -> list[str]:
 
 
 def _is_whole(path: Path, output: Output) -> bool:
-    return path.is_file() and path.stat().st_size == output.bytes and sha256(path) == output.sha256
+    try:
+        return path.is_file() and path.stat().st_size == output.bytes and sha256(path) == output.sha256
+    except OSError:
+        return False
 
 
 def _committed(sidecar: Path, kind: type[Finished[ResultType]]) -> Finished[ResultType] | None:
     """The unit recorded in its sidecar, or None if the sidecar is missing or damaged: the work is then done again."""
     try:
         return parse_json(sidecar.read_bytes(), kind, sidecar)
-    except (FileNotFoundError, FailedError):
+    except (OSError, FailedError):
         return None
 
 
@@ -284,9 +290,9 @@ def _perform(
     except OSError as error:
         if error.errno == errno.ENOMEM:
             return _out_of_memory(stage, unit.name, f"out of memory on {socket.gethostname()}")
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            return _bug(stage, unit, corpus, error)
-        return _Failed(unit.name, f"{corpus}: {os.strerror(error.errno)}; what is finished is kept")
+        if failed := of_files(error, corpus, KEPT):
+            return _Failed(unit.name, str(failed))
+        return _bug(stage, unit, corpus, error)
     except MemoryError as error:
         reason = " ".join(f"out of memory on {socket.gethostname()}: {error}".split()).rstrip(": ")
         return _out_of_memory(stage, unit.name, reason)
@@ -325,5 +331,17 @@ def _performed(
     def perform(unit: Unit[Spec]) -> Finished[ResultType] | _Failed:
         return _perform(stage, unit, corpus, token)
 
-    for name, answer in pool.each(perform, {unit.name: unit for unit in todo}, stage.name):
-        yield _out_of_memory(stage, name, str(answer)) if isinstance(answer, FailedError) else answer
+    left = {unit.name: unit for unit in todo}
+    while left:
+        units, left = left, {}
+        for name, answer in pool.each(perform, units, stage.name):
+            if not isinstance(answer, FailedError):
+                yield answer
+                continue
+            file = progress.last_activity(_progress_folder(corpus, stage.name) / name)
+            if isinstance(answer, WorkerDied) and stage.without and file:
+                spec = stage.without(units[name].spec, file, f"{answer}; {stage.way_out}")
+                # with a fingerprint of its own, so that the next build tries the file again
+                left[name] = replace(units[name], spec=spec, inputs=fingerprint([units[name].inputs, file]))
+            else:
+                yield _out_of_memory(stage, name, str(answer))

@@ -1,6 +1,15 @@
 """Errors that the user can correct: shown as a message, without a traceback."""
 
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 STOPPED = 75  # sysexits' EX_TEMPFAIL: a scheduler may start it again
+
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_OF_FILES = (errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR)
 
 
 class UserError(Exception):
@@ -25,6 +34,10 @@ class StoreUnavailable(StoreError):
     exit_code = STOPPED
 
 
+class WorkerDied(FailedError):
+    """The process that did some work died on every try."""
+
+
 class DamagedInput(FailedError):
     """An input file that can't be read to its end.
 
@@ -42,3 +55,23 @@ class DamagedInput(FailedError):
 def one_line(error: BaseException, most: int = 300) -> str:
     """The message of `error` in one line of at most `most` characters; the type of one without a message."""
     return " ".join(str(error).split())[:most].rstrip(".") or type(error).__name__
+
+
+def of_files(error: OSError, place: Path, way_out: str) -> FailedError | None:
+    """The failure in one line where a disk or a file, and no program, is at fault: a full disk below `place`, or a file
+    that can't be read or replaced. None for any other error."""
+    if error.errno not in (*_OF_DISKS, *_OF_FILES):
+        return None
+    where = place if error.errno in _OF_DISKS else error.filename2 or error.filename or place
+    return FailedError(f"{where}: {os.strerror(error.errno)}; {way_out}")
+
+
+@contextlib.contextmanager
+def failing_in_one_line(place: Path, way_out: str) -> Iterator[None]:
+    """Turns errors of disks and files into FailedError, as `of_files` does."""
+    try:
+        yield
+    except OSError as error:
+        if failed := of_files(error, place, way_out):
+            raise failed from None
+        raise

@@ -229,6 +229,14 @@ def activity(folder: Path) -> str:
     return next((doing for _, doing in _progress_files(folder) if doing), "")
 
 
+def last_activity(path: Path) -> str:
+    """What the worker did that left the file `path` when it died; "" if it didn't say."""
+    try:
+        return path.read_text().partition(" ")[2]
+    except OSError:
+        return ""
+
+
 def _progress_files(folder: Path) -> Iterator[tuple[int, str]]:
     for path in folder.glob("*"):
         with contextlib.suppress(OSError, ValueError):  # removed or being written at this moment

@@ -101,11 +101,11 @@ def _end_workers() -> None:
 def _outlive_requests(worker: int) -> None:
     for number in server.IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _not_at_once)
+    signal.signal(signal.SIGTERM, _survive_first_sigterm)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, server.REQUESTS)
 
 
-def _not_at_once(number: int, frame: FrameType | None) -> None:
+def _survive_first_sigterm(number: int, frame: FrameType | None) -> None:
     """Survives one SIGTERM, a scheduler's. A stuck worker gets two: from PyTorch's shutdown and from Python's."""
     signal.signal(number, signal.SIG_DFL)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from data_pipeline.sources.jsonl import json_lines, string
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.text_lines import RecordOptions
+from data_pipeline.sources.text_lines import TextOptions
 
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?Z?")
 
@@ -20,7 +20,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         {"text":"Hello.","timestamp":"2019-04-25 12:57:54","url":"https://a.org/"}
           ->  Record(0, "Hello.", "https://a.org/", timestamp="2019-04-25T12:57:54Z")
     """
-    for number, line in json_lines(file, intake, RecordOptions(**file.options)):
+    for number, line in json_lines(file, intake, TextOptions(**file.options)):
         try:
             text, url = string(line, "text"), string(line, "url", required=False)
             timestamp = string(line, "timestamp", required=False) or string(line, "date", required=False)

@@ -7,15 +7,14 @@ from typing import Annotated, BinaryIO
 from pydantic import Field
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Intake, Record, record_of
 from data_pipeline.sources.tables import Columns
-from data_pipeline.sources.text_lines import RecordOptions, decode, too_long
+from data_pipeline.sources.text_lines import TextOptions, decode, open_text, too_long
 
 csv.field_size_limit(2**31 - 1)  # of the whole process, 128 KiB by default; here `_Lines` limits records
 
 
-class Options(Columns, RecordOptions):
+class Options(Columns, TextOptions):
     """Names of the columns in the header. All but `text` may be absent, unless the config names them."""
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -25,19 +24,20 @@ class Options(Columns, RecordOptions):
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     r"""A record for every row with a text; the ordinal is the row's index. Quoted fields may have line breaks.
 
-    Counts `read` (rows that aren't blank), `empty` (blank texts, dropped) and `undecodable` (lines with bytes that
-    aren't UTF-8, which become U+FFFD). A row with more or fewer fields than the header, with a misplaced quotation
-    mark, with NUL bytes or longer than `max_record_bytes` is damage. Raises `UserError` for a column that isn't in the
-    header.
+    Counts `read` (rows that aren't blank) and `empty` (blank texts, dropped). A row with more or fewer fields than the
+    header, with a misplaced quotation mark, not in the encoding or longer than `max_record_bytes` is damage. Raises
+    `UserError` for a column that isn't in the header.
 
         b'text,url\n"One,\ntwo.",https://a.org/\n'  ->  Record(0, "One,\ntwo.", "https://a.org/")
     """
     options = Options(**file.options)
-    with open_stream(file.path, file.verified) as stream:
-        lines = _Lines(stream, intake, options.max_record_bytes)
+    with open_text(file, options) as stream:
+        lines = _Lines(stream, options.max_record_bytes)
         rows = csv.reader(lines, delimiter=options.delimiter, strict=True)
         try:
             header = next(rows, [])
+        except _TooLong:
+            raise DamagedInput(file.path, "the header", too_long(options)) from None
         except (csv.Error, _NoText) as error:
             raise DamagedInput(file.path, "the header", str(error)) from None
         columns = {field: header.index(name) for field, name in options.present(file.path, header).items()}
@@ -71,7 +71,7 @@ class _TooLong(Exception):
 
 
 class _NoText(Exception):
-    """A line has NUL bytes."""
+    """A line isn't UTF-8."""
 
 
 class _Lines:
@@ -80,8 +80,8 @@ class _Lines:
     Raises _TooLong once that exceeds `limit`.
     """
 
-    def __init__(self, stream: BinaryIO, intake: Intake, limit: int):
-        self._stream, self._intake, self._limit = stream, intake, limit
+    def __init__(self, stream: BinaryIO, limit: int):
+        self._stream, self._limit = stream, limit
         self.number = self.size = 0
 
     def __iter__(self) -> "_Lines":
@@ -97,6 +97,7 @@ class _Lines:
         self.size += len(line)
         if len(line.rstrip(b"\r\n")) + self.size - len(line) > self._limit:
             raise _TooLong
-        if b"\0" in line:
-            raise _NoText("holds NUL bytes: expected UTF-8 text")
-        return decode(line.removeprefix(b"\xef\xbb\xbf") if self.number == 1 else line, self._intake)
+        try:
+            return decode(line.removeprefix(b"\xef\xbb\xbf") if self.number == 1 else line)
+        except ValueError as error:
+            raise _NoText(str(error)) from None

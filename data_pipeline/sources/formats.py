@@ -17,7 +17,7 @@ from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Input, Intake, Record
 from data_pipeline.sources.source import ReadFunction, Source
 from data_pipeline.sources.tables import Columns
-from data_pipeline.sources.text_lines import RecordOptions
+from data_pipeline.sources.text_lines import RecordOptions, TextOptions
 from data_pipeline.sources.warc import pages as warc
 from data_pipeline.sources.warc.records import WarcOptions
 from data_pipeline.sources.wikipedia import dump as wikipedia
@@ -57,7 +57,7 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "warc": (warc.read, warc.Options),
     "c4": (c4.read, RecordOptions),
     "wikipedia": (wikipedia.read, Section),
-    "wikiextractor": (wikiextractor.read, RecordOptions),
+    "wikiextractor": (wikiextractor.read, TextOptions),
     "jsonl": (jsonl.read, jsonl.Options),
     "json": (json_array.read, jsonl.Options),
     "csv": (csv.read, csv.Options),

@@ -6,8 +6,8 @@ from typing import BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import jsonl
-from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.text_lines import open_text
 
 _CHUNK = 1 << 18
 _OUTSIDE = re.compile(rb'["\[\]{},]')  # what matters outside of a string, and inside
@@ -29,7 +29,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
 def objects(file: Input, intake: Intake, options: jsonl.Options) -> tuple[str, Iterator[tuple[int, dict[str, object]]]]:
     """What messages call an object of the file, "element" or "line", and every object with its number, from 1."""
-    with open_stream(file.path, verified=False) as stream:
+    with open_text(file, options, verified=False) as stream:
         while (begins := stream.read(1)) and begins in b"\xef\xbb\xbf \t\r\n":
             pass
     if begins != b"[":
@@ -38,7 +38,7 @@ def objects(file: Input, intake: Intake, options: jsonl.Options) -> tuple[str, I
 
 
 def _numbered(file: Input, options: jsonl.Options) -> Iterator[tuple[int, bytes | None]]:
-    with open_stream(file.path, file.verified) as stream:
+    with open_text(file, options) as stream:
         yield from enumerate(_elements(file.path, stream, options.max_record_bytes), 1)
 
 

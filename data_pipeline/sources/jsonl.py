@@ -4,12 +4,11 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import FieldNames, Input, Intake, Record, record_of
-from data_pipeline.sources.text_lines import RecordOptions, numbered_lines, too_long
+from data_pipeline.sources.text_lines import RecordOptions, TextOptions, numbered_lines, open_text, too_long
 
 
-class Options(FieldNames, RecordOptions):
+class Options(FieldNames, TextOptions):
     """Names of the keys. "meta.url" is the key `url` of the object under `meta`; "" leaves the field empty."""
 
 
@@ -41,15 +40,15 @@ def records(
             yield record
 
 
-def begins_object(file: Input) -> bool:
+def begins_object(file: Input, options: TextOptions) -> bool:
     """Whether the first byte of `file` begins an object."""
-    with open_stream(file.path, verified=False) as stream:
+    with open_text(file, options, verified=False) as stream:
         return stream.read(1) == b"{"
 
 
-def json_lines(file: Input, intake: Intake, options: RecordOptions) -> Iterator[tuple[int, dict[str, object]]]:
+def json_lines(file: Input, intake: Intake, options: TextOptions) -> Iterator[tuple[int, dict[str, object]]]:
     """The number and object of every line. Counts `read`. Blank lines are skipped, others noted as damage."""
-    with open_stream(file.path, file.verified) as stream:
+    with open_text(file, options) as stream:
         yield from parsed(numbered_lines(stream, options.max_record_bytes), "line", intake, options)
 
 

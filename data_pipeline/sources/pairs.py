@@ -7,13 +7,12 @@ to choose from.
 from collections.abc import Iterator
 from typing import Literal
 
-from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.jsonl import begins_object, json_lines, string, strings
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.text_lines import RecordOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, open_text, too_long
 
 
-class Options(RecordOptions):
+class Options(TextOptions):
     """The `options` of a source of pairs."""
 
     layout: Literal["auto", "tsv", "jsonl"] = "auto"
@@ -32,14 +31,14 @@ class Options(RecordOptions):
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     r"""Every pair, with the input as `text`; the ordinal is the line's index.
 
-    Counts `read` (lines that aren't blank), `empty_input` and `empty_target` (pairs that lack one, dropped) and
-    `undecodable` (bytes that aren't UTF-8 become U+FFFD). A line that isn't a pair is noted as damage and skipped.
+    Counts `read` (lines that aren't blank), `empty_input` and `empty_target` (pairs that lack one, dropped). A line
+    that isn't a pair, or isn't UTF-8, is noted as damage and skipped.
 
         prefix="English to German: ":  b"A house.\tEin Haus.\n"
           ->  Record(0, "English to German: A house.", target="Ein Haus.")
     """
     options = Options(**file.options)
-    is_json = begins_object(file) if options.layout == "auto" else options.layout == "jsonl"
+    is_json = begins_object(file, options) if options.layout == "auto" else options.layout == "jsonl"
     pairs = _jsonl if is_json else _tsv
     for pair in pairs(file, intake, options):
         if not pair.text.strip():
@@ -52,20 +51,23 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
 
 def _tsv(file: Input, intake: Intake, options: Options) -> Iterator[Record]:
-    with open_stream(file.path, file.verified) as stream:
+    with open_text(file, options) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if line is not None and not line.strip(b" "):
                 continue
             intake.counters["read"] += 1
             if line is None:
                 intake.damaged(f"line {number}", too_long(options))
-            elif b"\0" in line:
-                intake.damaged(f"line {number}", "holds NUL bytes: expected UTF-8 text")
-            elif line.count(b"\t") != 1:
-                intake.damaged(f"line {number}", f"expected input, tab, target, found {line.count(9)} tabs")
+                continue
+            try:
+                source, *targets = decode(line).split("\t")
+            except ValueError as error:
+                intake.damaged(f"line {number}", str(error))
+                continue
+            if len(targets) == 1:
+                yield Record(number - 1, source, target=targets[0])
             else:
-                source, _, target = decode(line, intake).partition("\t")
-                yield Record(number - 1, source, target=target)
+                intake.damaged(f"line {number}", f"expected input, tab, target, found {len(targets)} tabs")
 
 
 def _jsonl(file: Input, intake: Intake, options: Options) -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""Plain text, UTF-8."""
+"""Plain text."""
 
 import re
 from collections.abc import Iterator
@@ -6,16 +6,15 @@ from typing import BinaryIO, Literal
 
 from pydantic import Field
 
-from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.text_lines import RecordOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, open_text, too_long
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANK_LINE = re.compile(rb"\n[^\S\n]*(?=\n)")  # up to its end
 _TOGETHER, _MOST_TOGETHER = 128 << 20, 4096  # bytes and chunks of a file that stay together: less than a shard's text
 
 
-class Options(RecordOptions):
+class Options(TextOptions):
     """The `options` of a source of plain text."""
 
     sample_by: Literal["document", "paragraph", "line"] = "document"
@@ -36,22 +35,23 @@ class Options(RecordOptions):
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     r"""Every file, paragraph or line that isn't blank; the ordinal is its index among those.
 
-    Counts `read`, and `undecodable` (bytes that aren't UTF-8 become U+FFFD). A record with NUL bytes (UTF-16, or
-    not text at all) or longer than `max_record_bytes` is damage.
+    Counts `read`. A record that isn't in the encoding, or is longer than `max_record_bytes`, is damage.
 
         sample_by=paragraph:  b"One,\ntwo.\n\n\nThree.\n"  ->  Record(0, "One,\ntwo."), Record(1, "Three.")
     """
     options = Options(**file.options)
     samples = {"document": _documents, "paragraph": _paragraphs, "line": _lines}[options.sample_by]
-    with open_stream(file.path, file.verified) as stream:
+    with open_text(file, options) as stream:
         for ordinal, (position, sample) in enumerate(samples(stream, options)):
             intake.counters["read"] += 1
             if sample is None:
                 intake.damaged(position, too_long(options))
-            elif b"\0" in sample:
-                intake.damaged(position, "holds NUL bytes: expected UTF-8 text")
+                continue
+            try:
+                text = decode(sample.removeprefix(_BYTE_ORDER_MARK) if ordinal == 0 else sample)
+            except ValueError as error:
+                intake.damaged(position, str(error))
             else:
-                text = decode(sample.removeprefix(_BYTE_ORDER_MARK) if ordinal == 0 else sample, intake)
                 yield Record(ordinal, text)
 
 

@@ -14,6 +14,7 @@ from data_pipeline.sources.record import FieldNames, Input, Intake, Record, reco
 
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: in the names of columns
 _PARQUET, _IPC_FILE = b"PAR1", b"ARROW1"  # how the files begin; an IPC stream doesn't
+_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _ROWS = 1024  # of a Parquet file, per batch
 _BUFFER = 1 << 20
@@ -23,13 +24,18 @@ class Columns(FieldNames):
     """Names of the columns. All but `text` may be absent, unless the config names them."""
 
     def present(self, path: str, names: list[str]) -> dict[str, str]:
-        """The name of each field's column, of those in `names`. Raises UserError for one that is missing."""
+        """The name of each field's column, of those in `names`: the text's must exist, and those that the config names.
+
+        Raises UserError for one of these that is missing or there twice.
+        """
         columns = {}
         for field in FieldNames.model_fields:
-            if (name := getattr(self, field)) in names:
+            name = getattr(self, field)
+            if (count := names.count(name)) == 1:
                 columns[field] = name
             elif field == "text" or (field in self.model_fields_set and name):
-                raise UserError(f"{path}: no column {name!r} for the {field}; there are {', '.join(names)}")
+                found = f"{count} columns" if count else "no column"
+                raise UserError(f"{path}: {found} {name!r} for the {field}; there are {', '.join(names)}")
         return columns
 
 
@@ -102,6 +108,7 @@ class _ParquetTable:
     def __init__(self, source: Any):
         self._file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False, buffer_size=_BUFFER)
         self.schema = self._file.schema_arrow
+        self._bytes = source.seek(0, 2)
 
     def rows(self, columns: list[str]) -> Iterator[_Rows]:
         for group in range(self._file.num_row_groups):
@@ -116,7 +123,8 @@ class _ParquetTable:
                     raise pa.ArrowInvalid(f"ends {left} rows too soon")
             except _UNREADABLE as error:
                 yield _Lost(left, f"row group {group}", one_line(error))
-            advance(sum(described.column(index).total_compressed_size for index in range(described.num_columns)))
+            # by rows: asking for the sizes of columns aborts the process where their statistics are damaged
+            advance(self._bytes * described.num_rows // max(1, self._file.metadata.num_rows))
 
 
 class _ArrowTable:
@@ -131,8 +139,6 @@ class _ArrowTable:
 
     def rows(self, columns: list[str]) -> Iterator[_Rows]:
         for batch in self._batches():
-            for name in set(columns):
-                batch.column(name).validate()
             yield _values(batch, columns)
 
     def _batches(self) -> Iterator[Any]:
@@ -166,24 +172,46 @@ def _columns(path: str, schema: pa.Schema, options: Columns) -> dict[str, str]:
 
 
 def _values(batch: pa.RecordBatch, columns: list[str]) -> list[tuple]:
-    """The rows' times, nulls and strings; strings as bytes, so that invalid UTF-8 spoils only one row."""
-    arrays = [batch.column(name) for name in columns]
-    decoded = [array.dictionary_decode() if pa.types.is_dictionary(array.type) else array for array in arrays]
-    values = [array if pa.types.is_temporal(array.type) else array.cast(pa.large_binary()) for array in decoded]
-    return list(zip(*(array.to_pylist() for array in values), strict=True))
+    """The rows' times, nulls and strings; what can be wrong in one value spoils only its row.
+
+    So strings are bytes, which needn't be UTF-8, and times are scalars, which needn't be of Python's years and zones.
+    Raises ArrowInvalid for offsets or indices that point outside of the data, which Arrow would follow.
+    """
+    arrays = [_checked(batch.column(name)) for name in columns]
+    return list(zip(*(array if _is_time(array) else array.to_pylist() for array in arrays), strict=True))
+
+
+def _is_time(array: pa.Array) -> bool:
+    return bool(pa.types.is_temporal(array.type))
+
+
+def _checked(array: pa.Array) -> pa.Array:
+    """A column of times, strings or a dictionary of them, once all its offsets and indices are known to hold."""
+    array.validate()
+    if pa.types.is_dictionary(array.type):
+        array.indices.validate(full=True)
+        return pa.DictionaryArray.from_arrays(array.indices, _checked(array.dictionary), safe=True).dictionary_decode()
+    if not _is_time(array):
+        array = array.view(_BYTES[array.type])  # as strings, one that isn't UTF-8 would be refused with all others
+    array.validate(full=True)
+    return array
 
 
 def _record(ordinal: int, row: dict[str, object], intake: Intake) -> Record | None:
     intake.counters["read"] += 1
     try:
-        values = {field: _text(value) for field, value in row.items() if value is not None}
-    except UnicodeDecodeError as error:
-        intake.damaged(f"row {ordinal}", str(error))
+        values = {field: text for field, value in row.items() if (text := _text(value)) is not None}
+    except (ValueError, OverflowError, KeyError) as error:  # bytes, years and time zones that Python doesn't have
+        intake.damaged(f"row {ordinal}", one_line(error))
         return None
     return record_of(ordinal, values, intake)
 
 
-def _text(value: object) -> str:
+def _text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode()
+    if isinstance(value, pa.Scalar):
+        value = value.as_py()
+    if value is None:
+        return None
     return value.isoformat() if isinstance(value, datetime) else str(value)

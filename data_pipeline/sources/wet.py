@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.text_lines import decode
 from data_pipeline.sources.warc.records import WarcOptions, warc_records
 
 
@@ -28,13 +27,22 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         # the standard of WARC 1.0 shows the URL in brackets, by mistake
         url = record.headers.get("warc-target-uri", "").strip("<>")
         timestamp = record.headers.get("warc-date", "")
-        text = decode(record.block, intake)
+        text = _decode(record.block, intake)
         missing = dropped(url, text, timestamp)
         if missing:
             intake.counters.drop(missing, f"{url} {text[:200]}")
             continue
         language = record.headers.get("warc-identified-content-language", "").partition(",")[0].strip()
         yield Record(record.ordinal, text, url, timestamp=timestamp, language=language)
+
+
+def _decode(block: bytes, intake: Intake) -> str:
+    r"""b"na\xefve"  ->  "na\ufffdve" """
+    try:
+        return block.decode()
+    except UnicodeDecodeError:
+        intake.counters["undecodable"] += 1
+        return block.decode(errors="replace")
 
 
 def dropped(url: str, text: str, timestamp: str) -> str:

@@ -6,9 +6,8 @@ from dataclasses import replace
 from xml.sax.saxutils import unescape
 
 from data_pipeline.sources import jsonl
-from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Intake, Record
-from data_pipeline.sources.text_lines import RecordOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, open_text, too_long
 
 # Quotation marks in titles aren't escaped: only the end of the line ends a title.
 _START = re.compile(rb'<doc id="[^"]*"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">\s*')
@@ -19,21 +18,21 @@ _QUOTES = {"&quot;": '"', "&#39;": "'", "&#x27;": "'"}
 def read(file: Input, intake: Intake) -> Iterator[Record]:
     """The text of every article, without the title that WikiExtractor repeats as its first line.
 
-    The ordinal is the article's index. Counts `read`, `empty` (a title and no text, dropped) and `undecodable` (bytes
-    that aren't UTF-8 become U+FFFD). Damage is: an article that isn't closed before the next one or the end of the
-    file, an article longer than `max_record_bytes`, and lines outside of articles.
+    The ordinal is the article's index. Counts `read` and `empty` (a title and no text, dropped). Damage is: an article
+    that isn't closed before the next one or the end of the file, isn't UTF-8 or is longer than `max_record_bytes`, and
+    lines outside of articles.
 
         <doc id="1" url="https://a.org/?curid=1" title="A &amp; B">    A & B    (empty)    A is first.    </doc>
           ->  Record(0, "A is first.", "https://a.org/?curid=1", "A & B")
     """
-    options = RecordOptions(**file.options)
-    if jsonl.begins_object(file):
+    options = TextOptions(**file.options)
+    if jsonl.begins_object(file, options):
         yield from jsonl.read(replace(file, options=options.model_dump()), intake)
         return
     ordinal, body, size, stray = -1, list[bytes](), 0, False
     start: re.Match[bytes] | None = None  # of the article being read
     position = ""
-    with open_stream(file.path, file.verified) as stream:
+    with open_text(file, options) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if opening := line is not None and _START.fullmatch(line):
                 if start:
@@ -45,8 +44,14 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
             elif start and line == _END:
                 if size > options.max_record_bytes:
                     intake.damaged(position, too_long(options))
-                elif record := _record(ordinal, start, body, intake):
-                    yield record
+                else:
+                    try:
+                        record = _record(ordinal, start, body, intake)
+                    except ValueError as error:
+                        intake.damaged(position, str(error))
+                    else:
+                        if record:
+                            yield record
                 start = None
             elif start:
                 size += len(line) + 1 if line is not None else options.max_record_bytes + 1
@@ -63,13 +68,13 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
 
 def _record(ordinal: int, start: re.Match[bytes], body: list[bytes], intake: Intake) -> Record | None:
-    """The article, or None if it has no text."""
+    """The article, or None if it has no text. Raises ValueError for one that isn't UTF-8."""
     if body and body[0].strip() == start[2].strip():
         body = body[1:]
-    text = decode(b"\n".join(body), intake).strip()
+    text = decode(b"\n".join(body)).strip()
     if not text:
         intake.counters["empty"] += 1
         return None
     # Its option --html-safe, on by default, escapes the text; earlier versions leave titles as the dump escapes them.
-    url, title = (unescape(value.decode(errors="replace"), _QUOTES) for value in start.groups())
+    url, title = (unescape(decode(value), _QUOTES) for value in start.groups())
     return Record(ordinal, unescape(text), url, title)

@@ -21,6 +21,7 @@ from data_pipeline.execution.work_units import Finished, Stage, Unit
 from data_pipeline.foundation import checksums
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
+from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.recognition import look_of
@@ -35,11 +36,12 @@ _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A `range` of the file at `path`. `file` is the path within the source."""
+    """A `range` of the file at `path`. `file` is the path within the source, `killed` why it can't be read at all."""
 
     path: str
     file: str
     range: Range
+    killed: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,14 +175,14 @@ class PartsWriter:
             self._close()
         self._stack.__exit__(*raised)
 
-    def add(self, file: str, record: Record, document: Document | None, competes: bool) -> None:
-        """Adds a page that was read from `file`, and its document, if any. `competes`: whether it may be the newest
+    def add(self, file: str, record: Record, document: Document | None, may_be_newest: bool) -> None:
+        """Adds a page that was read from `file`, and its document, if any. `may_be_newest`: it may be the newest
         page of its URL."""
         if self._characters >= self._spec.characters_per_part:
             self._close()
             self._open(self._spec.identity(file, record.ordinal))
         self._characters += size_of(record.text) + len(record.target)
-        if document is None and competes and self._spec.urls:
+        if document is None and may_be_newest and self._spec.urls:
             self._dropped.append({"url": record.url, "timestamp": record.timestamp})
         if document is not None:
             self._file.add(document)
@@ -217,6 +219,7 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     clean = Cleaner(spec.cleaning)
     with PartsWriter(corpus, spec) as parts:
         for file in spec.inputs:
+            set_activity(file.file)
             if file.range.start:
                 results.append(_write_input(spec, file, clean, parts, counts, holes))
                 continue
@@ -229,7 +232,12 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     return DocumentsResult(source=spec.name, inputs=results, template_holes=most, **of_parts)
 
 
-STAGE = Stage("documents", 9, write_documents, "lower characters_per_part")
+def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
+    """`spec` with `file` noted as unreadable, since it kills the workers that read it."""
+    return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
+
+
+STAGE = Stage("documents", 9, write_documents, "lower characters_per_part", without)
 
 
 def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:
@@ -247,13 +255,15 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
 def _write_input(
     spec: DocumentsSpec, file: InputSpec, clean: Cleaner, parts: PartsWriter, counts: Tally, holes: Counter[str]
 ) -> InputResult:
+    if file.killed:
+        return InputResult(file.file, file.range, "unreadable", 0, 0, [Damage("a place unknown", file.killed)])
     intake = Intake(counters=counts)
     before, documents = Counter(counts), 0
     damage: list[Damage] = []
     corrupt = False
     try:
-        for record, document, competes in _pages(spec, file, clean, intake, holes):
-            parts.add(file.file, record, document, competes)
+        for record, document, may_be_newest in _pages(spec, file, clean, intake, holes):
+            parts.add(file.file, record, document, may_be_newest)
             documents += document is not None
     except DamagedInput as error:
         damage.append(Damage(error.position, error.reason))
@@ -298,8 +308,8 @@ def _pages(
             continue
         too_long = intake.counters["too_long"]
         document = clean_record(record, text, split, clean, spec, file, intake.counters)
-        competes = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
-        yield record, document, competes
+        may_be_newest = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
+        yield record, document, may_be_newest
 
 
 def read_records(spec: DocumentsSpec, file: InputSpec, intake: Intake) -> Iterator[Record]:

@@ -9,8 +9,8 @@ from data_pipeline import tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import load_weights
+from pretrain.hardware.machine import device_type
 from pretrain.models.model import Model
-from pretrain.run.hardware import device_type
 
 
 @dataclass(frozen=True)

@@ -119,8 +119,8 @@ def plan(
     """
     from data_pipeline.foundation.config_file import load
     from pretrain.config import RunConfig
-    from pretrain.run import cpu_speed as cpu
-    from pretrain.run.gpus import gpu_named
+    from pretrain.hardware import cpu_speed as cpu
+    from pretrain.hardware.gpus import gpu_named
 
     settings, on_cpu = load(config, overrides or [], RunConfig), gpu == cpu.NAME
     if on_cpu and (gpus or nodes or price is not None):

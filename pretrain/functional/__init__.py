@@ -1,1 +1,1 @@
-"""Functions of tensors with forward and backward passes of their own, for the memory and time that they save."""
+"""Functions of tensors that the models call, in the forms that save memory and time on each device."""

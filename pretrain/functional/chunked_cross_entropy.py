@@ -24,9 +24,9 @@ LOGITS_PER_CHUNK = 1 << 27  # enough rows for matrix products at full speed, 256
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The settings of a cross-entropy, as in `ModelConfig`; logits stay within ± `softcap`, if there is one.
+    """The settings of a cross-entropy: those of `ModelConfig`, and `softcap`, within ± of which logits stay.
 
-    `compiled`: whether torch.compile fuses what is done with the logits of a chunk.
+    `compiled`: torch.compile fuses the operations on the logits of a chunk.
     """
 
     z_loss: float = 0.0
@@ -44,7 +44,7 @@ def chunked_cross_entropy(
     target_indices: Tensor | None = None,
 ) -> Tensor:
     """`token_losses` of the logits of states x (…, d_model). The backward pass computes the logits again: a third more
-    arithmetic in this product, for no memory. `target_indices` as in `Head`.
+    arithmetic in this product, for no memory. `target_indices`: the indices of the labels that count.
     """
     targets = labels.flatten()
     indices = indices_of_targets(labels) if target_indices is None else target_indices

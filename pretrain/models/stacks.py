@@ -216,6 +216,7 @@ class Encoder(Stack):
     """Self-attention in both directions, or `causal`; it is called `name` in a layer."""
 
     causal: ClassVar[bool] = False
+    layer_class: ClassVar[type[EncoderLayer]] = EncoderLayer
 
     def __init__(
         self,
@@ -226,7 +227,8 @@ class Encoder(Stack):
         inputs: nn.Module | None = None,
         name: str = "self_attention",
     ):
-        super().__init__(config, settings, (EncoderLayer(settings, name) for _ in range(num_layers)), window, inputs)
+        layers = (self.layer_class(settings, name) for _ in range(num_layers))
+        super().__init__(config, settings, layers, window, inputs)
 
     def given_positions(self, inputs: AttentionInputs, past_length: int) -> Tensor | None:
         """The positions (batch, length) of tokens after `past_length` others; None: they follow one another."""
@@ -265,6 +267,8 @@ class Encoder(Stack):
 class Decoder(Stack):
     """Self-attention is causal. Cross-attention sees the whole input, of width `memory_width`, without positions."""
 
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+
     def __init__(
         self,
         config: ModelConfig,
@@ -273,7 +277,7 @@ class Decoder(Stack):
         memory_width: int | None = None,
         inputs: nn.Module | None = None,
     ):
-        layers = (DecoderLayer(settings, memory_width) for _ in range(num_layers))
+        layers = (self.layer_class(settings, memory_width) for _ in range(num_layers))
         super().__init__(config, settings, layers, inputs=inputs)
 
     def forward(

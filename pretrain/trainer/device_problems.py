@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from pretrain.config import RunConfig
-from pretrain.run.hardware import count_gpus
+from pretrain.hardware.machine import count_gpus
 
 
 def device_problems(config: RunConfig) -> list[str]:

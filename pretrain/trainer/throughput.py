@@ -19,10 +19,10 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.hardware.gpus import Arithmetic, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model
 from pretrain.run import node_memory
-from pretrain.run.gpus import Arithmetic, gpu_of_device
 from pretrain.trainer.matmul_speed import products, products_flops, seconds_of
 from pretrain.trainer.validate import ValidatedRun
 

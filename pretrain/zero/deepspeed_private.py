@@ -308,7 +308,7 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         if not optimizer.offload_optimizer:
             optimizer._get_norm_groups = lambda: [_norm([optimizer.grad_partitions_flat_buffer], group)]
-            optimizer._prepare_fp32_grad_for_sub_group = partial(_lend_gradient, optimizer)
+            optimizer._prepare_fp32_grad_for_sub_group = partial(_set_flat_gradient, optimizer)
             optimizer.unscale_and_clip_grads = partial(_clip_sub_group, optimizer)
     elif not optimizer.cpu_offload:
         partitions = _Partitions(optimizer)
@@ -473,7 +473,7 @@ def _clip_sub_group(optimizer: DeepSpeedZeroOptimizer_Stage3, number: int, norm:
     _clip(optimizer, [optimizer.fp32_partitioned_groups_flat[number].grad], norm)
 
 
-def _lend_gradient(optimizer: DeepSpeedZeroOptimizer_Stage3, number: int) -> None:
+def _set_flat_gradient(optimizer: DeepSpeedZeroOptimizer_Stage3, number: int) -> None:
     """Makes a sub-group's part of all gradients the gradient of its flat buffer."""
     buffers = optimizer.fp32_partitioned_groups_flat
     start, buffer = sum(buffer.numel() for buffer in buffers[:number]), buffers[number]

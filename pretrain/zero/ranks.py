@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import UserError
-from pretrain.run import outcome, rank_logs, watchdog
-from pretrain.run.hardware import (
+from pretrain.hardware.machine import (
     ACCELERATOR,
     bind_to,
     cores_beside,
@@ -26,6 +25,7 @@ from pretrain.run.hardware import (
     local_ranks,
     threads_per_rank,
 )
+from pretrain.run import outcome, rank_logs, watchdog
 from pretrain.zero.memory import keep_freed_memory
 
 T = TypeVar("T")

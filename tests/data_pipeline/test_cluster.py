@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ import pytest
 from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership
 from data_pipeline.execution.work_units import Result, Stage, Unit, run
+from data_pipeline.foundation import progress
 from data_pipeline.foundation.errors import FailedError
 from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.conftest import run as run_command
@@ -215,6 +216,7 @@ class Work:
     by: int = 1
     output: str = ""
     times: int = 0
+    without: str = ""
 
 
 def divide(corpus: Path, spec: Work) -> None:
@@ -234,7 +236,16 @@ def be_killed(corpus: Path, spec: Work) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-WORK = {"divide": divide, "allocate": allocate_too_much, "be_killed": be_killed}
+def read_two_files(corpus: Path, spec: Work) -> None:
+    """Is killed by one of its files, unless the spec says why it can't be read."""
+    progress.set_activity("bad.arrow")
+    if not spec.without:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    progress.set_activity("good.arrow")
+    (corpus / spec.output).write_text(spec.without)
+
+
+WORK = {"divide": divide, "allocate": allocate_too_much, "be_killed": be_killed, "read": read_two_files}
 
 
 def fail_or_not(corpus: Path, spec: Work) -> Result:
@@ -270,13 +281,19 @@ run_command(lambda: test_cluster.do_all(Path({str(tmp_path)!r})))
     assert (tmp_path / "tries-9").read_text() == "xxxx"  # one, two retries, one alone
     assert (tmp_path / "tries-1").read_text() == "xx"  # a unit whose worker was lost once is done by another
     assert (tmp_path / "1").read_text() == "1.0"
+    assert (tmp_path / "2").read_text().startswith("bad.arrow: the worker died on every try")
 
 
-DIVISION = Stage("division", 1, fail_or_not, "lower key.of_it")
+def without(spec: Work, file: str, reason: str) -> Work:
+    return replace(spec, without=f"{file}: {reason}") if spec.work == "read" else spec
+
+
+DIVISION = Stage("division", 1, fail_or_not, "lower key.of_it", without)
 
 
 def do_all(corpus: Path) -> None:
     units = [Unit(f"by-{by}", Work("divide", by=by, output=str(by)), "", (str(by),)) for by in (0, 1)]
+    units += [Unit("read", Work("read", output="2"), "", ("2",))]
     units += [Unit("allocate", Work("allocate"), ""), Unit("be_killed", Work("be_killed", times=9), "")]
     units += [Unit("be_killed_once", Work("be_killed", times=1), "", ("tries-1",))]
     run(DIVISION, units, corpus, RayConfig(num_cpus=1))

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -287,6 +288,15 @@ def test_a_bucket_that_vanishes_ends_the_unit_and_a_missing_object_is_damage(sto
     (result,) = documents.write_documents(tmp_path, documents_spec("s3://bucket/removed.txt")).inputs
     assert result.status == "unreadable"  # as a missing file is
     assert "no such file" in result.damage[0].reason
+
+
+def test_a_file_that_kills_its_readers_is_unreadable_and_the_file_beside_it_is_kept(tmp_path):
+    spec = documents_spec("a.txt")
+    (tmp_path / "b.txt").write_text("Kept.")
+    spec = replace(spec, inputs=[*spec.inputs, documents.InputSpec(str(tmp_path / "b.txt"), "b.txt", Range())])
+    result = documents.write_documents(tmp_path, documents.without(spec, "a.txt", "the worker died"))
+    assert [(one.status, one.documents) for one in result.inputs] == [("unreadable", 0), ("ok", 1)]
+    assert result.inputs[0].damage[0].reason == "the worker died"
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_refused(store):

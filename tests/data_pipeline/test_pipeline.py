@@ -1,10 +1,12 @@
 """Builds corpora with the real pipeline on Ray, as the command does."""
 
 import bz2
+import errno
 import gzip
 import hashlib
 import itertools
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -21,9 +23,12 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.blocks import decode_block
 from data_pipeline.corpus.verify import verify
 from data_pipeline.execution import work_units
+from data_pipeline.foundation import atomic
 from data_pipeline.foundation.code_version import code_version
+from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.locks import lock
+from data_pipeline.pipeline import build
 from data_pipeline.stages import documents
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
@@ -273,6 +278,57 @@ def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small
 
 
 @pytest.mark.slow
+def test_a_file_that_cannot_be_read_is_named_and_the_others_are_still_checked(small_corpus, tmp_path):
+    copy = shutil.copytree(small_corpus, tmp_path / "copy")
+    names = ["documents/part-00000.parquet", "tokenizer/spiece.model", "shards/train/shard-00000.tar"]
+    for name in names:
+        (copy / name).unlink()
+        (copy / name).mkdir()
+    assert set(verify(open_corpus(copy))) == {f"{copy / name}: can't be read: Is a directory" for name in names}
+    done = run_here("data-pipeline", "diff", copy, small_corpus)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"error: {copy / names[0]}: damaged: " in done.stderr
+    (copy / names[0]).rmdir()
+    (copy / names[1]).rmdir()
+    repair = ("data-pipeline", "build", small_corpus.parent / "corpus.yaml", f"output={copy}", "--repair")
+    done = run_here(*repair)
+    assert f"error: {copy / names[2]}: Is a directory; what is finished is kept\n" in done.stderr
+    (copy / names[2]).rmdir()
+    assert run_here(*repair).returncode == 0
+    assert verify(open_corpus(copy)) == []
+
+
+def test_a_disk_that_is_full_while_the_driver_writes_is_one_line_and_the_next_build_goes_on(
+    small_corpus, tmp_path, monkeypatch
+):
+    """Whatever the driver writes: a unit of a worker is tested on a disk that is full."""
+    config = load(small_corpus.parent / "corpus.yaml", [f"output={tmp_path}"], CorpusConfig)
+    said = f"{tmp_path}: No space left on device; what is finished is kept"
+
+    def build_on_full_disk() -> str:
+        with pytest.raises(FailedError) as failed:
+            build(config)
+        return str(failed.value)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pwrite", refuse)
+        assert build_on_full_disk() == said
+    whole = atomic.commit
+    for full in ("config.json", "blocks.parquet", "manifest.json", "report.json", "complete"):
+
+        def commit(temporary: Path, path: Path, full: str = full) -> None:
+            refuse() if path.name == full else whole(temporary, path)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(atomic, "commit", commit)
+            assert build_on_full_disk() == said
+    build(config)
+    assert checksums(tmp_path) == checksums(small_corpus)
+
+
 def test_a_flipped_bit_anywhere_in_the_manifest_or_the_report_is_noticed(small_corpus, tmp_path):
     """Bits drawn from all over the manifest and each file of the report, and the last ones of the two checksums."""
     copy = tmp_path / "corpus"

@@ -4,6 +4,8 @@ import csv
 import gzip
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,9 +44,9 @@ def test_bad_rows_are_counted_with_their_line_and_the_next_is_read(tmp_path):
     rows = [b"text,url", b'"a', b'b",u', b"c", b'"d"e,u', b"", b"f\0,u", b" ,u", b"g" * 99 + b",u"]
     rows += [b"h\xe9,u", b"i,u,v", b"j,u"]
     kept, intake = read_bytes("csv", tmp_path / "a", b"\n".join(rows), max_record_bytes=50)
-    assert [(record.ordinal, record.text) for record in kept] == [(0, "a\nb"), (6, "h\ufffd"), (8, "j")]
-    assert intake.counters == {"read": 9, "damaged": 5, "empty": 1, "undecodable": 1}
-    assert [position for position, _ in intake.damage] == ["line 4", "line 5", "line 7", "line 9", "line 11"]
+    assert [(record.ordinal, record.text) for record in kept] == [(0, "a\nb"), (8, "j")]
+    assert intake.counters == {"read": 9, "damaged": 6, "empty": 1}
+    assert [position for position, _ in intake.damage] == [f"line {number}" for number in (4, 5, 7, 9, 10, 11)]
     assert intake.damage[0].reason == "1 fields, but the header has 2"
 
 
@@ -54,6 +56,12 @@ def test_a_quotation_that_never_ends_is_damage_not_memory(tmp_path):
     assert (kept[0].text, intake.damage[0]) == ("a", ("line 3", "longer than max_record_bytes, 100"))
     kept, intake = read_bytes("csv", tmp_path / "a", data)
     assert ([record.text for record in kept], intake.counters["damaged"]) == (["a"], 1)
+
+
+def test_a_quotation_in_the_header_that_never_ends_is_damage_of_the_file(tmp_path):
+    (tmp_path / "a").write_bytes(b'text,"url\n' + b"c\n" * 1000)
+    _, _, damage = read_until_damage("csv", tmp_path / "a", max_record_bytes=100)
+    assert (damage.position, damage.reason) == ("the header", "longer than max_record_bytes, 100")
 
 
 def test_a_column_that_is_not_in_the_header_is_the_users_to_mend(tmp_path):
@@ -136,6 +144,90 @@ def test_a_stream_that_is_cut_off_anywhere_is_damage(tmp_path):
         (tmp_path / "a").write_bytes(data[:length])
         kept, _, _ = read_until_damage("arrow", tmp_path / "a")
         assert [record.text for record in kept] == table["text"].to_pylist()[: len(kept)]
+
+
+def column(kind: pa.DataType, offsets: list[int], data: bytes) -> pa.Array:
+    """An array with these offsets into `data`, which Arrow doesn't check."""
+    numbers = pa.array(offsets, pa.int64() if kind == pa.large_string() else pa.int32())
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, numbers.buffers()[1], pa.py_buffer(data)])
+
+
+@each("kind", [pa.string(), pa.large_string()])
+@each("offsets", [[0, 2**30, 3], [0, -(2**30), 3], [0, 3, 2]])
+def test_offsets_out_of_the_data_are_damage_and_are_not_followed(tmp_path, kind, offsets):
+    batch = pa.record_batch({"text": column(kind, offsets, b"abc")})
+    with pa.OSFile(str(tmp_path / "a"), "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(pa.record_batch({"text": column(kind, [0, 1, 3], b"abc")}))
+        writer.write_batch(batch)
+    kept, _, damage = read_until_damage("arrow", tmp_path / "a")
+    assert ([record.text for record in kept], damage.position) == (["a", "bc"], "row 2")
+
+
+def test_indices_out_of_a_dictionary_are_damage(tmp_path):
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 9], pa.int32()), pa.array(["a"]), safe=False)
+    assert read_until_damage("arrow", arrow(tmp_path / "a", pa.table({"text": words})))[2].position == "row 0"
+
+
+def test_a_text_that_is_not_utf8_costs_its_row_alone(tmp_path):
+    table = pa.table({"text": column(pa.string(), [0, 1, 2, 3], b"a\xffc")})
+    kept, intake = read("arrow", arrow(tmp_path / "a", table, rows=3))
+    assert ([record.text for record in kept], intake.damage[0].position) == (["a", "c"], "row 1")
+
+
+@each("kind", ["arrow", "parquet"])
+def test_times_that_python_does_not_have_cost_their_rows(tmp_path, kind):
+    times = pa.array([0, 2**40, 86_400], pa.timestamp("s"))  # 1970, the year 36812, 1970
+    zone = pa.array([0], pa.timestamp("s", "Nowhere/Town"))
+    for name, table, left in [
+        ("a", pa.table({"text": ["a", "b", "c"], "timestamp": times}), ["1970-01-01T00:00:00", "1970-01-02T00:00:00"]),
+        ("b", pa.table({"text": ["a"], "timestamp": times[1:2].cast(pa.date64(), safe=False)}), []),
+        ("c", pa.table({"text": ["a"], "timestamp": zone}), []),
+    ]:
+        pq.write_table(table, tmp_path / name) if kind == "parquet" else arrow(tmp_path / name, table)
+        kept, intake = read(kind, tmp_path / name)
+        assert [record.timestamp for record in kept] == left
+        assert (intake.counters["damaged"], intake.counters["read"]) == (1, len(table))
+
+
+@each("kind", ["arrow", "parquet", "csv"])
+def test_two_columns_with_the_name_of_the_text_are_refused_and_with_another_left_out(tmp_path, kind):
+    for names in (["text", "text", "n"], ["text", "url", "url"]):
+        table = pa.table([pa.array([value]) for value in "abc"], names)
+        if kind == "csv":
+            (tmp_path / "a").write_bytes(as_csv([names, list("abc")]))
+        else:
+            pq.write_table(table, tmp_path / "a") if kind == "parquet" else arrow(tmp_path / "a", table)
+        if names[1] == "text":
+            with pytest.raises(UserError, match="2 columns 'text' for the text; there are text, text, n"):
+                read(kind, tmp_path / "a")
+        else:
+            assert read(kind, tmp_path / "a")[0] == [Record(0, "a")]
+
+
+def test_statistics_that_are_damaged_do_not_end_the_process(tmp_path):
+    """Asking pyarrow for a column's metadata does, where the sizes of its histograms are wrong."""
+    texts = [f"Text {number}." for number in range(50)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a")
+    data = (tmp_path / "a").read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    program = f"""
+from pathlib import Path
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.sources.formats import READERS
+from data_pipeline.sources.record import Input, Intake
+path = Path({str(tmp_path / "a")!r})
+data = path.read_bytes()
+for bit in range({8 * footer}, 8 * len(data)):
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(changed)
+    try:
+        list(READERS["parquet"](Input(str(path)), Intake()))
+    except UserError:
+        pass
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- what no reader reads

@@ -100,6 +100,7 @@ def lines(*objects: object) -> bytes:
 
 NOON, HOUSE = "2019-04-25T12:57:54Z", "translate English to German: "
 TEXT = b"\xef\xbb\xbfOne,\r\ntwo.\r\n\r\n \r\nna\xefve.\n"
+WHOLE = "One,\r\ntwo.\r\n\r\n \r\nnaïve.\n"
 LONG = b"abcd\n" * 3 + b"\nab\n\n" + b"x" * 99 + b"\n\nlast"
 ARTICLES = doc("A &amp; B", "A &amp; B\n\nFirst.\n\nSecond: 1 &lt; 2.\n") + doc('The "B" of C', "No title.\n<doc\n")
 CUT = doc("C", "Text").removesuffix(b"</doc>\n")
@@ -130,9 +131,24 @@ LOST = {"read": 1, "damaged": 1}
         # keys under the names of the options
         ("jsonl", NAMES, lines(NAMED), [Record(0, "A", "u", "N", "", "en")], {"read": 1}, []),
         # plain text
-        ("text", OF_LINES, TEXT, texts("One,", "two.", "na\ufffdve."), {"read": 3, "undecodable": 1}, []),
-        ("text", PARAGRAPHS, TEXT, texts("One,\ntwo.", "na\ufffdve."), {"read": 2, "undecodable": 1}, []),
-        ("text", {}, TEXT, texts("One,\r\ntwo.\r\n\r\n \r\nna\ufffdve.\n"), {"read": 1, "undecodable": 1}, []),
+        ("text", OF_LINES, TEXT, texts("One,", "two."), {"read": 3, "damaged": 1}, ["line 5"]),
+        ("text", PARAGRAPHS, TEXT, texts("One,\ntwo."), {"read": 2, "damaged": 1}, ["line 5"]),
+        ("text", {}, TEXT, [], LOST, ["the whole file"]),
+        *(
+            ("text", {"encoding": name}, TEXT[3:].decode("cp1252").encode(name), texts(WHOLE), {"read": 1}, [])
+            for name in ("cp1252", "utf-16", "utf-16-be", "utf-32")
+        ),
+        *(
+            (source, options | {"encoding": "gb18030"}, text.encode("gb18030"), [record], {"read": 1}, [])
+            for source, options, text, record in (
+                ("csv", {}, "text,url\n书,u\n", Record(0, "书", "u")),
+                ("pairs", {}, "书\tbook\n", Record(0, "书", target="book")),
+                ("pairs", {}, '{"inputs": "书", "targets": "book"}', Record(0, "书", target="book")),
+                ("wikiextractor", {}, doc("书", "书\n\n文。\n").decode(), Record(0, "文。", "u", "书")),
+                ("jsonl", {}, '{"text": "书"}', Record(0, "书")),
+                ("json", {}, '[{"text": "书"}]', Record(0, "书")),
+            )
+        ),
         (
             *("text", PARAGRAPHS | {"max_record_bytes": 10}, LONG),
             *([Record(1, "ab"), Record(3, "last")], {"read": 4, "damaged": 2}, ["line 1", "line 7"]),
@@ -174,8 +190,8 @@ LOST = {"read": 1, "damaged": 1}
         # pairs
         (
             *("pairs", {"prefix": HOUSE}, b"A house.\tEin Haus.\r\nno tab\na\tb\tc\n\tb\nna\xefve\tx\n"),
-            [Record(0, HOUSE + "A house.", target="Ein Haus."), Record(4, HOUSE + "na\ufffdve", target="x")],
-            *({"read": 5, "damaged": 2, "empty_input": 1, "undecodable": 1}, ["line 2", "line 3"]),
+            [Record(0, HOUSE + "A house.", target="Ein Haus.")],
+            *({"read": 5, "damaged": 3, "empty_input": 1}, ["line 2", "line 3", "line 5"]),
         ),
         ("pairs", {"layout": "tsv"}, b"{\t}\n", [Record(0, "{", target="}")], {"read": 1}, []),
         (
@@ -294,3 +310,30 @@ def test_a_row_that_is_not_utf8_is_damage(tmp_path, kind):
     assert [record.ordinal for record in kept] == [0, 2]
     assert intake.counters == {"read": 3, "damaged": 1}
     assert intake.damage[0][0] == "row 1"
+
+
+GERMAN, CHINESE = "Die Größe der Straße ist schön, über Österreich. ", "我们今天去公园散步，天气很好。这是一本书。"
+
+
+@each(
+    "text, encoding, looks_like",
+    [
+        (GERMAN, "latin-1", "cp1252"),
+        (CHINESE, "gb18030", "gb18030"),
+        (GERMAN, "utf-16", "utf-16"),
+        (GERMAN, "utf-16-be", "utf-16-be"),
+    ],
+)
+def test_text_that_is_not_utf8_is_refused_with_the_encoding_that_reads_it(tmp_path, text, encoding, looks_like):
+    kept, intake = read_bytes("text", tmp_path / "a", text.encode(encoding))
+    advice = f"; it looks like {looks_like}: set options: {{encoding: {looks_like}}}"
+    assert (kept, intake.counters["damaged"], intake.damage[0].reason.endswith(advice)) == ([], 1, True)
+    assert [record.text for record in read("text", tmp_path / "a", encoding=looks_like)[0]] == [text]
+
+
+def test_bytes_that_are_not_in_the_encoding_end_the_file(tmp_path):
+    (tmp_path / "a").write_bytes("Größe".encode("utf-16") + b"\0")
+    damage = read_until_damage("text", tmp_path / "a", encoding="utf-16")[2]
+    assert (damage.position, damage.reason[:13]) == ("bytes 13 to 13 of the content", "isn't utf-16:")
+    with pytest.raises(ValueError, match="Python has no encoding 'base64'"):
+        OPTIONS["text"](encoding="base64")

@@ -23,7 +23,7 @@ from launch.tools.doctor.checks import Check
 from launch.tools.doctor.doctor import doctor as examine
 from launch.tools.doctor.doctor import here
 from launch.tools.doctor.findings import Finding, Settings, report
-from pretrain.run.hardware import count_gpus
+from pretrain.hardware.machine import count_gpus
 from pretrain.run.train_state import TrainState
 from tests.in_process import run_here
 from tests.ports import free_port

@@ -11,8 +11,8 @@ import torch
 
 from data_pipeline.foundation.errors import UserError
 from launch import rank_commands
-from pretrain.run import hardware
-from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, local_ranks
+from pretrain.hardware import machine as hardware
+from pretrain.hardware.machine import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, local_ranks
 from tests.tables import each
 
 
@@ -127,7 +127,7 @@ def test_a_rank_is_bound_to_the_cores_beside_its_gpu(tmp_path, monkeypatch):
 def test_a_process_and_its_children_stay_on_the_cores():
     core = min(os.sched_getaffinity(0))
     code = (
-        "import os, subprocess, sys; from pretrain.run.hardware import bind_to; "
+        "import os, subprocess, sys; from pretrain.hardware.machine import bind_to; "
         f"bind_to({{{core}}}); assert os.sched_getaffinity(0) == {{{core}}}; "
         "print(subprocess.check_output([sys.executable, '-c', 'import os; print(os.sched_getaffinity(0))'], text=True))"
     )

@@ -23,10 +23,10 @@ from pretrain.cli import app
 from pretrain.config import RunConfig
 from pretrain.functional import chunked_cross_entropy
 from pretrain.functional.attention import using
+from pretrain.hardware import cpu_speed as cpu
+from pretrain.hardware.gpus import GPUS, gpu_of_device
+from pretrain.hardware.machine import threads_per_rank
 from pretrain.models.flops import Sizes, count_flops, flops_by_part
-from pretrain.run import cpu_speed as cpu
-from pretrain.run.gpus import GPUS, gpu_of_device
-from pretrain.run.hardware import threads_per_rank
 from pretrain.tools.plan.activations import Rows, activations
 from pretrain.tools.plan.live_memory import LiveMemory
 from pretrain.tools.plan.planner import Planner, Question, memory_checkpoint_bytes

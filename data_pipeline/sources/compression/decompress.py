@@ -59,7 +59,7 @@ def open_stream(path: str, verified: bool = True) -> Iterator[BinaryIO]:
             content: Iterator[bytes] = chain([head], iter(lambda: read_chunk(file), b""))
         else:
             content = _contents(Members(file, path, codec, scratch, head), verified)
-        with io.BufferedReader(_Chunks(content), _BUFFER) as stream:
+        with io.BufferedReader(Chunks(content), _BUFFER) as stream:
             yield cast(BinaryIO, stream)
 
 
@@ -144,7 +144,7 @@ _CODECS = (
 )
 
 
-class _Chunks(io.RawIOBase):
+class Chunks(io.RawIOBase):
     """A file whose content comes in chunks, none of them empty."""
 
     def __init__(self, chunks: Iterator[bytes]):

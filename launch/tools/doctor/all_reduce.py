@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from launch.tools.doctor.findings import REQUEST, Finding
-from pretrain.run.gpus import gpu_of_device
-from pretrain.run.hardware import VISIBLE
+from pretrain.hardware.gpus import gpu_of_device
+from pretrain.hardware.machine import VISIBLE
 
 SECONDS = 180.0  # with starting Python and importing torch, which a network file system makes slow
 _SHARE = 0.5  # of what the data sheet gives, or other nodes; NCCL's own tests reach about 0.8 of the former

@@ -40,7 +40,7 @@ def main(seconds: float, per_node: list[int]) -> None:
     import torch  # after the timer, since a slow file system makes it hang
     import torch.distributed as dist
 
-    from pretrain.run.hardware import device_type, local_gpu
+    from pretrain.hardware.machine import device_type, local_gpu
 
     kind = device_type()
     rank, local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data_pipeline.foundation.formatting import counted
-from pretrain.run.hardware import count_gpus
+from pretrain.hardware.machine import count_gpus
 
 Level = Literal["ok", "warning", "fault"]
 REQUEST = "LAUNCH_DOCTOR_REQUEST"  # in the environment of the doctor's programs: their request, as JSON

@@ -9,9 +9,9 @@ import xml.etree.ElementTree as ET
 from data_pipeline.foundation.formatting import counted
 from launch.tools.doctor import gpu_health
 from launch.tools.doctor.findings import Finding, Settings
-from pretrain.run.cpu_speed import product_flops
-from pretrain.run.gpus import gpu_of_device
-from pretrain.run.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
+from pretrain.hardware.cpu_speed import product_flops
+from pretrain.hardware.gpus import gpu_of_device
+from pretrain.hardware.machine import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
 
 _BRIDGES = {  # nvidia-smi's words for the paths between two GPUs, from the shortest to the longest
     "NV": "NVLink",

@@ -9,8 +9,8 @@ from data_pipeline.foundation.memory import available
 from launch.tools.doctor.findings import Finding, Settings
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.run import cpu_speed
-from pretrain.run.hardware import count_gpus
+from pretrain.hardware import cpu_speed
+from pretrain.hardware.machine import count_gpus
 from pretrain.tools.plan.planner import memory_checkpoint_bytes
 from pretrain.tools.plan.zero_memory import Parameters
 from pretrain.trainer.preflight import preflight

@@ -10,11 +10,11 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.formatting import counted, duration
 from pretrain.config.models import AnyModelConfig, ModelConfig
+from pretrain.hardware.cpu_speed import product_flops, share
+from pretrain.hardware.gpus import Gpu, gpu_of_device
+from pretrain.hardware.machine import count_gpus, cpu_multiplies_bf16, threads_per_rank
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.run.cpu_speed import product_flops, share
-from pretrain.run.gpus import Gpu, gpu_of_device
-from pretrain.run.hardware import count_gpus, cpu_multiplies_bf16, threads_per_rank
 from pretrain.tools.measured_steps import PATIENCE, Passes, measure
 
 SIZES = tuple(f"t5gemma2-{size}" for size in ("1.2m", "4.5m", "15m", "58m", "214m", "828m", "2.8b"))
@@ -26,7 +26,7 @@ _MFU = 0.31  # of a GPU; the default of pretrain plan
 MICRO_BATCH = 8  # rows on a CPU
 _LONGEST_PASS = 2.0  # s; a slower micro-batch isn't measured
 _VOCABULARY = 32_000  # of a model that has the corpus's
-_UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/run/gpus.py
+_UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/hardware/gpus.py
 
 
 class _ModelFile(Section):

@@ -7,10 +7,10 @@ from dataclasses import astuple, dataclass, replace
 from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.hardware import cpu_speed as cpu
+from pretrain.hardware.gpus import Gpu
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.model import Model
-from pretrain.run import cpu_speed as cpu
-from pretrain.run.gpus import Gpu
 from pretrain.tools.plan.activations import Activations, Rows, activations
 from pretrain.tools.plan.step_time import Arithmetic, Cluster, Step, Traffic, step, traffic
 from pretrain.tools.plan.zero_memory import Parameters, Setting, States, settings, states

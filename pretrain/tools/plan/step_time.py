@@ -7,7 +7,7 @@ to pass from GPU to GPU, isn't counted: steps of many small messages, as of stag
 from dataclasses import dataclass
 
 from pretrain.config.deepspeed_keys import ZeroSection
-from pretrain.run.gpus import Gpu
+from pretrain.hardware.gpus import Gpu
 from pretrain.tools.plan.zero_memory import FP32, Parameters, Setting, zero_sizes
 
 EFFICIENCY = 0.8  # the share of a link's data-sheet bandwidth that large collectives of NCCL reach

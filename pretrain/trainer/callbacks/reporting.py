@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 
 from pretrain.checkpoint.save import Saved
-from pretrain.run.cpu_speed import seconds_left
+from pretrain.hardware.cpu_speed import seconds_left
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.zero.memory import peak_memory
 

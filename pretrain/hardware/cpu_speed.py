@@ -10,9 +10,9 @@ import psutil
 from data_pipeline.foundation.memory import available
 from pretrain.config import RunConfig
 from pretrain.config.models import ModelConfig
+from pretrain.hardware.gpus import Gpu
+from pretrain.hardware.machine import threads_per_rank
 from pretrain.models import outline
-from pretrain.run.gpus import Gpu
-from pretrain.run.hardware import threads_per_rank
 
 NAME = "cpu"
 _WIDTH, _SECONDS = 512, 0.3  # of the products that are timed, and for how long

@@ -1,0 +1,1 @@
+"""What describes machines and their devices."""
