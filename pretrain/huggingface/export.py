@@ -13,8 +13,7 @@ from pretrain.huggingface import card, tokenizer_export
 from pretrain.huggingface.card import CTRANSLATE2, TRANSFORMERS, Lineage
 from pretrain.huggingface.load import CONFIG, GENERATION
 from pretrain.models import ModelConfig
-from pretrain.models.families import hf_models
-from pretrain.models.state_dict_adapter import Exported, HFModel, check, shapes
+from pretrain.models.state_dict_adapter import Exported, HFModel, check, hf_models, shapes
 
 README = "README.md"
 PATTERN = "model{suffix}.safetensors"  # weights.WEIGHTS, or the files that weights.INDEX lists

@@ -21,8 +21,16 @@ from pretrain.checkpoint.initial import save_weights
 from pretrain.huggingface import tokenizer_import, weights
 from pretrain.models import FAMILIES, ModelConfig
 from pretrain.models.autoregressive_hf import read_yan
-from pretrain.models.families import hf_models
-from pretrain.models.state_dict_adapter import HFModel, Json, Shapes, State, check_sizes, in_their_names, leaves
+from pretrain.models.state_dict_adapter import (
+    HFModel,
+    Json,
+    Shapes,
+    State,
+    check_sizes,
+    hf_models,
+    in_their_names,
+    leaves,
+)
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.

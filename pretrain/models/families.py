@@ -3,7 +3,7 @@
 Classes and modules are given by name and imported when needed, so that a run file is checked without torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
@@ -25,7 +25,6 @@ from pretrain.config.models import (
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model
-    from pretrain.models.state_dict_adapter import HFModel
 
 _HERE = "pretrain.models"
 _DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2", "denoising", "text_to_text")
@@ -90,10 +89,3 @@ def outline(config: ModelConfig) -> "Model":
 
     with torch.device("meta"):
         return build(config)
-
-
-def hf_models(family: str) -> "Sequence[HFModel]":
-    """The models of transformers that are of a family."""
-    entry = FAMILIES[family]
-    module = import_module(entry.adapter or entry.model.rpartition(".")[0])
-    return getattr(module, "HF_MODELS", ())

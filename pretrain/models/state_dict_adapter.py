@@ -6,8 +6,9 @@ made of the ones here. What is the same for all families, such as files and toke
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import printable
 from pretrain.config.models import ModelConfig
-from pretrain.models.families import outline
+from pretrain.models.families import FAMILIES, outline
 
 Json = dict[str, Any]
 State = dict[str, Tensor]
@@ -118,6 +119,13 @@ class HFModel:
     def all_keys(self) -> Mapping[str, str]:
         """As `keys`, with those that every model has."""
         return {**_ALWAYS, **self.keys}
+
+
+def hf_models(family: str) -> Sequence[HFModel]:
+    """The models of transformers that are of a family."""
+    entry = FAMILIES[family]
+    module = import_module(entry.adapter or entry.model.rpartition(".")[0])
+    return getattr(module, "HF_MODELS", ())
 
 
 # --- tensors ---

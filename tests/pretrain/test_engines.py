@@ -12,7 +12,6 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.config.models import VanillaConfig
 from pretrain.generation.ctranslate2_engine import ctranslate2_engine
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import answer_texts

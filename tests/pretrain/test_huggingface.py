@@ -18,7 +18,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.huggingface import export, import_, load_state, tokenizer_export, tokenizer_import
 from pretrain.models import BartConfig, T5Config, build, parse
-from pretrain.models.families import hf_models
+from pretrain.models.state_dict_adapter import hf_models
 from pretrain.trainer.validate import validate
 from tests.in_process import run_here
 from tests.pretrain.exported import randomise
