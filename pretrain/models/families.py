@@ -54,7 +54,7 @@ def _causal(config: type[ModelConfig], model: str, adapter: str | None = None) -
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, f"{_HERE}.t5.T5"),
+    "t5": Family(T5Config, f"{_HERE}.t5.T5", f"{_HERE}.t5_hf"),
     "bart": Family(BartConfig, f"{_HERE}.bart.Bart", inputs_begin_with_bos=True),
     "t5gemma": Family(T5GemmaConfig, f"{_HERE}.t5gemma.T5Gemma"),
     "t5gemma2": Family(T5Gemma2Config, f"{_HERE}.t5gemma2.T5Gemma2"),

@@ -6,7 +6,6 @@ positions are options that T5 didn't have.
 """
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -17,25 +16,6 @@ from pretrain.models.layers import Embedding
 from pretrain.models.loss import Head
 from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig, Stack
-from pretrain.models.state_dict_adapter import (
-    Choice,
-    EncoderAlone,
-    Exported,
-    HFModel,
-    Json,
-    State,
-    drop_copies,
-    from_hf_names,
-    hf_config,
-    meta_state,
-    tensors_of,
-    to_hf_names,
-    to_ours,
-    to_theirs,
-    token_ids,
-    vocabulary,
-    within,
-)
 
 
 def relative_position_bucket(
@@ -172,125 +152,3 @@ class T5(EncoderDecoder):
 
     def before_head(self, x: Tensor) -> Tensor:
         return x * self.config.d_model**-0.5 if self.config.scale_outputs else x
-
-
-# In transformers a layer is a numbered list of sublayers, each with its norm.
-_ATTENTION = {matrix: matrix for matrix in "qkvo"}
-_FEED_FORWARD = {matrix: matrix for matrix in ("wi", "wi_0", "wi_1", "wo")}
-HF_NAMES = tensors_of(
-    {
-        "embedding": "shared",
-        "lm_head": "lm_head",
-        "encoder.relative_attention_bias": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-        **within("encoder.layers.{}.self_attention", "encoder.block.{}.layer.0.SelfAttention", _ATTENTION),
-        "encoder.layers.{}.self_attention_norm": "encoder.block.{}.layer.0.layer_norm",
-        **within("encoder.layers.{}.feed_forward", "encoder.block.{}.layer.1.DenseReluDense", _FEED_FORWARD),
-        "encoder.layers.{}.feed_forward_norm": "encoder.block.{}.layer.1.layer_norm",
-        "encoder.final_norm": "encoder.final_layer_norm",
-        "decoder.relative_attention_bias": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-        **within("decoder.layers.{}.self_attention", "decoder.block.{}.layer.0.SelfAttention", _ATTENTION),
-        "decoder.layers.{}.self_attention_norm": "decoder.block.{}.layer.0.layer_norm",
-        **within("decoder.layers.{}.cross_attention", "decoder.block.{}.layer.1.EncDecAttention", _ATTENTION),
-        "decoder.layers.{}.cross_attention_norm": "decoder.block.{}.layer.1.layer_norm",
-        **within("decoder.layers.{}.feed_forward", "decoder.block.{}.layer.2.DenseReluDense", _FEED_FORWARD),
-        "decoder.layers.{}.feed_forward_norm": "decoder.block.{}.layer.2.layer_norm",
-        "decoder.final_norm": "decoder.final_layer_norm",
-    }
-)
-# Cross-attention has no relative positions, but the first T5 models were saved with a table for it.
-_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias."
-_SHARED, _OUTPUT = "shared.weight", "lm_head.weight"
-_SETTINGS = {
-    "d_model": "d_model",
-    "d_kv": "d_kv",
-    "d_ff": "d_ff",
-    "num_heads": "num_heads",
-    "num_encoder_layers": "num_layers",
-    "num_decoder_layers": "num_decoder_layers",
-    "relative_attention_num_buckets": "relative_attention_num_buckets",
-    "relative_attention_max_distance": "relative_attention_max_distance",
-    "dropout_rate": "dropout_rate",
-    "layer_norm_epsilon": "layer_norm_epsilon",
-    "scale_outputs": "scale_decoder_outputs",
-}
-# What transformers derives from `feed_forward_proj`; its own name for gated-gelu_new there is gated-gelu.
-_HF_FEED_FORWARD = Choice("feed_forward_proj", {"relu": "relu", "gated-gelu": "gated-gelu_new"})
-_FIXED = {"is_encoder_decoder": True}  # without it transformers' two attentions share one cache
-
-
-def to_hf(config: T5Config, state: Mapping[str, Tensor]) -> Exported:
-    """`T5ForConditionalGeneration`."""
-    further = {
-        "decoder_start_token_id": config.decoder_start_id,
-        "decoder_layers": config.num_decoder_layers,  # what transformers 5 sizes a decoder's cache by
-        "feed_forward_proj": config.feed_forward,
-        "n_positions": 512,  # as in the published files, though T5's positions are relative
-        # transformers 5 takes the first for the second, and unties where it finds two different matrices
-        "tie_word_embeddings": config.scale_outputs,
-    }
-    saved = hf_config(config, "t5", HF.class_name, to_theirs(config, _SETTINGS), _FIXED, token_ids(config), further)
-    tensors = to_hf_names(state, HF_NAMES, "embedding.weight" if config.tie_embeddings else None)
-    return Exported(tensors, saved, token_ids(config, starts=True))
-
-
-def from_hf(settings: Json, tensors: State) -> tuple[T5Config, State]:
-    """With both matrices, or with one if embedding and output are equal.
-
-    transformers 5 compares them too: its `tie_word_embeddings` doesn't say whether they are one.
-    """
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_UNUSED)}
-    drop_copies(tensors, {_SHARED: ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]})
-    if _SHARED not in tensors and _OUTPUT in tensors:
-        tensors[_SHARED] = tensors[_OUTPUT]
-    if _OUTPUT in tensors and torch.equal(tensors[_OUTPUT], tensors[_SHARED]):
-        del tensors[_OUTPUT]
-    feed_forward = ("gated-" if settings["is_gated_act"] else "") + settings["dense_act_fn"]
-    config = T5Config.model_validate(
-        {
-            **vocabulary(settings, pad_id=0),
-            **to_ours(settings, _SETTINGS),
-            "feed_forward": _HF_FEED_FORWARD.from_hf({_HF_FEED_FORWARD.key: feed_forward}),
-            "tie_embeddings": _OUTPUT not in tensors,
-        }
-    )
-    tied = "embedding.weight" if config.tie_embeddings else None
-    return config, from_hf_names(meta_state(config, tensors), tensors, HF_NAMES, tied)
-
-
-def encoder_alone(exported: Exported) -> Exported:
-    """`T5EncoderModel`."""
-    config = {**exported.config, "architectures": ["T5EncoderModel"], "is_encoder_decoder": False, "use_cache": False}
-    decoder = {"num_decoder_layers", "decoder_layers", "decoder_start_token_id"}
-    outputs = {"scale_decoder_outputs", "tie_word_embeddings"}
-    return Exported(
-        {name: tensor for name, tensor in exported.tensors.items() if name.startswith((_SHARED, "encoder."))},
-        {key: value for key, value in config.items() if key not in decoder | outputs},
-    )
-
-
-def for_ctranslate2(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mapping[str, Tensor], T5Config]:
-    """Outputs scaled by d_model^-½, and an output matrix of its own that makes up for it.
-
-    CTranslate2 looks at the flag `tie_word_embeddings`, which transformers 5 sets for every T5, and scales all outputs.
-    """
-    if config.scale_outputs:
-        return state, config
-    changes = {"scale_outputs": True, "tie_embeddings": False}
-    return {**state, _OUTPUT: state[_OUTPUT] * config.d_model**0.5}, config.model_copy(update=changes)
-
-
-HF = HFModel(
-    "t5",
-    "T5ForConditionalGeneration",
-    to_hf,
-    from_hf,
-    _SETTINGS,
-    "T5",
-    fixed=_FIXED,
-    can_be={"positions": ("relative",)},
-    encoder_decoder=True,
-    ends=True,
-    encoder=EncoderAlone("T5EncoderModel", encoder_alone),
-    ctranslate2=for_ctranslate2,
-)
-HF_MODELS = (HF,)
