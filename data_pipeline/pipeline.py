@@ -15,7 +15,7 @@ from data_pipeline.execution.parts import keep_only, parts_of
 from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.formatting import counted, printable
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.paths import opening
 from data_pipeline.stages import deduplication as dedup
@@ -133,7 +133,7 @@ def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
             continue
         position, reason = read.damage[0]
         more = f" ({read.damaged:,} records damaged in all)" if read.damaged > 1 else ""
-        line = f"{source}/{read.file}: {read.status} at {position}: {reason}{more}"
+        line = printable(f"{source}/{read.file}: {read.status} at {position}: {reason}{more}")
         if strict or source not in readable:
             errors.append(line)
         else:

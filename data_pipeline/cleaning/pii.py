@@ -161,7 +161,8 @@ _INTERNATIONAL = re.compile(
 _IN_PARENTHESES = re.compile(r"\([2-9][0-9]{2}\)[ .-]?[2-9][0-9]{2}[ .-][0-9]{4}")
 _SEPARATED = re.compile(r"[2-9][0-9]{2}([.-])[2-9][0-9]{2}\1[0-9]{4}")
 _COUNTRY = re.compile(r"(?<![\w.+-])1[ .-]?\Z")
-_JOINED = re.compile(r"\+\Z|[^\W\d][-/]\Z")  # a sign, or a name in a URL: item-212-555-0123
+_JOINED = re.compile(r"[+$€£]\Z|[^\W\d][-/]\Z")  # a sign, a price, or a name in a URL: item-212-555-0123
+_SECOND_LINE = re.compile(r"/[0-9]{1,2}(?![\w/])")  # 212-555-0123/4
 _DECIMAL = re.compile(r"\+[0-9]+\.[0-9]+")
 
 
@@ -177,6 +178,8 @@ def _phone_numbers(text: str) -> Iterator[Span]:
             found.append((start, stop))
     end = 0
     for start, stop in sorted(found):
+        if line := _SECOND_LINE.match(text, stop):
+            stop = line.end()
         if start >= end and _stands_alone(text, start, stop, "./-"):
             yield start, stop
             end = stop

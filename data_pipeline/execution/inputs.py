@@ -16,7 +16,7 @@ from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.formatting import counted, printable
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia.multistream import index_of, ranges
@@ -58,7 +58,7 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
         filesystem, path = stores.filesystem(pattern)
         is_directory = stores.with_retries(partial(filesystem.isdir, path), pattern, stores.LISTING_SECONDS)
-        root = path if is_directory else str(PurePosixPath(*_until_magic(PurePosixPath(path))))
+        root = path if is_directory else _root(filesystem, path)
         if stores.is_local(filesystem):
             files = {file: filesystem.info(file) for file in _local_files(path, root)}
         else:
@@ -152,7 +152,7 @@ def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -
 def _local_files(path: str, root: str) -> set[str]:
     """Like `_remote_files` for local files, where fsspec would silently skip linked and unreadable directories."""
     named = [path]
-    if fsspec.core.has_magic(path) and path != root:
+    if fsspec.core.has_magic(path) and not os.path.lexists(path):
         named = glob.glob(path, recursive=True, include_hidden=True)  # noqa: PTH207 (pathlib doesn't follow links in **)
     files = [file for found in map(Path, named) if os.path.lexists(found) for file in _files_below(found, root)]
     for directory in {file.parent for file in files}:
@@ -192,8 +192,8 @@ def _refuse_loop(directory: Path, root: str) -> None:
 
 
 def _printable(path: str | Path) -> str:
-    r"""A path with escapes for the bytes that aren't UTF-8: "caf\xe9.txt"."""
-    return os.fsencode(path).decode(errors="backslashreplace")
+    r"""A path with escapes for control characters and the bytes that aren't UTF-8: "caf\xe9.txt"."""
+    return printable(os.fsencode(path).decode(errors="backslashreplace"))
 
 
 def shared(files: Sequence[InputFile], config: CorpusConfig) -> list[list[InputFile]]:
@@ -233,7 +233,13 @@ def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Range]:
     return cuts
 
 
-def _until_magic(path: PurePosixPath) -> list[str]:
-    parts = list(path.parent.parts)
-    magic = next((position for position, part in enumerate(parts) if fsspec.core.has_magic(part)), len(parts))
-    return parts[:magic]
+def _root(filesystem: fsspec.AbstractFileSystem, path: str) -> str:
+    """The folder below which the files that match `path` have their names: above its first part that is a pattern.
+
+    A local file with such a name is itself: "[1] a.jsonl".
+    """
+    folder = PurePosixPath(path).parent
+    if stores.is_local(filesystem) and os.path.lexists(path):
+        return str(folder)
+    magic = (position for position, part in enumerate(folder.parts) if fsspec.core.has_magic(part))
+    return str(PurePosixPath(*folder.parts[: next(magic, len(folder.parts))]))

@@ -1,9 +1,11 @@
 """Files on remote stores: S3, and whatever else fsspec reads. While a store doesn't answer, requests are repeated."""
 
 import io
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
@@ -47,8 +49,11 @@ def filesystem(url: str) -> tuple[Any, str]:
 
     Raises StoreError if the package of that file system isn't installed.
     """
-    if url.startswith("file:///") and "::" not in url:  # fsspec takes as long as reading a small file
-        return _LOCAL, url.removeprefix("file://").rstrip("/") or "/"
+    local = url.removeprefix("file://") if url.startswith("file:///") else url
+    if "::" in url and os.path.lexists(local):  # no chain of file systems
+        return _LOCAL, str(Path(local).absolute())
+    if local != url and "::" not in url:  # fsspec takes as long as reading a small file
+        return _LOCAL, local.rstrip("/") or "/"
     is_s3 = url.startswith(_S3_URLS)
     try:
         found, path = fsspec.core.url_to_fs(url, **(_S3 if is_s3 else {}))

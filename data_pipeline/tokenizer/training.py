@@ -135,10 +135,15 @@ def _lines(text: bytes) -> Iterator[str]:
 
 def _cut(line: str) -> Iterator[str]:
     """`line` in parts of at most `_LINE_BYTES` bytes, cut at spaces where there are any."""
-    while len(line.encode()) > _LINE_BYTES:
-        head = line.encode()[:_LINE_BYTES].decode(errors="ignore")
-        at = head.rfind(" ") if " " in head.strip() else len(head)
-        yield line[:at]
-        line = line[at:].lstrip()
-    if line:
-        yield line
+    start = 0
+    while start < len(line):
+        window = line[start : start + _LINE_BYTES + 1]  # a character takes at least a byte
+        if len(window.encode()) <= _LINE_BYTES:
+            yield window
+            return
+        head = window.encode()[:_LINE_BYTES].decode(errors="ignore")
+        size = head.rfind(" ") if " " in head.strip() else len(head)
+        yield head[:size]
+        start += size
+        while line[start : start + 1].isspace():
+            start += 1

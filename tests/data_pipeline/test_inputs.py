@@ -9,6 +9,7 @@ import pytest
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.execution.inputs import InputFile, list_files, shared
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.sources.compression.decompress import open_stream
 from tests.tables import each
 
 
@@ -45,6 +46,16 @@ def folder(tmp_path) -> Path:
 )
 def test_a_directory_stands_for_all_files_below_it_and_so_does_a_link_to_one(folder, below, expected):
     assert names(f"{folder}{below}") == expected
+
+
+@each("name", ["[1] a.jsonl", "a*b", "a::b", "[d]/c"])
+def test_a_path_that_exists_is_that_file_whatever_its_characters(tmp_path, name):
+    write(tmp_path, name, "1", "other")
+    (found,) = list_files(SourceConfig(format="text", path=str(tmp_path / name)))
+    assert found.name == Path(name).name
+    with open_stream(found.path) as stream:
+        assert stream.read().decode() == name
+    assert len(names(tmp_path)) == 3
 
 
 def test_what_is_no_file_and_a_link_to_a_directory_above_it_are_named(folder):

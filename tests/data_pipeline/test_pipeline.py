@@ -443,6 +443,16 @@ def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_c
     assert errors == [line.removeprefix("warning: ").removesuffix(KEPT) for line in warnings]
 
 
+def test_a_name_with_control_characters_is_one_line_that_no_terminal_obeys(tmp_path, capsys):
+    for name in ("a\nb\x1b[31m.txt", "good.txt"):
+        (tmp_path / name).write_bytes(b"Text." if name == "good.txt" else b"")
+    source = {"format": "text", "path": str(tmp_path)}
+    config = {"name": "x", "output": str(tmp_path / "corpus"), "sources": [source], "cleaning": {"profile": "none"}}
+    build(CorpusConfig(**config), until="documents")
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "empty file" in line]
+    assert warning.startswith(r"warning: text/a\nb\x1b[31m.txt: unreadable")
+
+
 def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
     pages = [
         "A good line of English text stands here. It has a friend. And one more sentence.\nNo full stop\nToo short.",

@@ -32,7 +32,7 @@ from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.coverage import Coverage
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
-from data_pipeline.tokenizer.training import check_memory, draw_sample, train
+from data_pipeline.tokenizer.training import _cut, check_memory, draw_sample, train
 from tests.conftest import C4_SAMPLE, write_c4, write_corpus_file
 from tests.in_process import run_here
 from tests.slow import slow
@@ -521,3 +521,28 @@ def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
     )
     (ids,) = model.encode(["το σπίτι είναι παλιό"])
     assert model.vocabulary.unk not in ids
+
+
+@each(
+    "line",
+    ["", " a b", "ä" * 9_001, f"{'a' * 3_999} b", "word " * 5_000, f"a{' ' * 9_000}b", "字 " * 3_000 + "x" * 5_000],
+)
+def test_long_lines_are_cut_at_spaces_to_what_the_trainer_takes(line):
+    parts = list(_cut(line))
+    assert all(0 < len(part.encode()) <= 4_000 for part in parts)
+    assert "".join(parts).replace(" ", "") == line.replace(" ", "")
+
+
+def test_cutting_a_line_takes_no_more_for_each_part_of_a_longer_one():
+    """Characters of the rest that are copied: counted, since time depends on the machine."""
+
+    class Counted(str):
+        copied = 0
+
+        def __getitem__(self, key):
+            part = super().__getitem__(key)
+            Counted.copied += len(part)
+            return part
+
+    assert len(list(_cut(Counted("word " * 400_000)))) == 2_000_000 / 4_000
+    assert Counted.copied < 3 * 2_000_000
