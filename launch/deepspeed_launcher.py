@@ -1,6 +1,6 @@
 """DeepSpeed's launcher of the ranks of one machine, as a program: `python -m launch.deepspeed_launcher …`.
 
-An ordinary import of it takes 1.7 s of a core, for PyTorch and all of DeepSpeed. The launcher uses four small parts of
+An ordinary import of it takes 2.2 s of a core, for PyTorch and all of DeepSpeed. The launcher uses four small parts of
 them, which this module replaces.
 """
 

@@ -30,8 +30,8 @@ from pretrain.zero.engine import Engine, Outcome
 
 
 class Callback:
-    """One concern of training. Every method is called on all ranks, in the order of `loop.CALLBACKS`; none must be
-    there.
+    """One concern of training. Each method is called on all ranks, of one callback after the other in the order of
+    `loop.build_callbacks`; a callback has those that it needs.
 
     An error ends the run, on all ranks: an evaluation that may fail is a hook instead (`pretrain.evaluation.hook`).
     """

@@ -29,12 +29,11 @@ from pretrain.zero.ranks import communication_device
 # The order in which they are called: first those that may send the run back. The run file's come before those that
 # report and save, which have their metrics and states.
 FIRST = (Replaying, SkippedSteps, Spikes, Speed, Straggling)
-LAST = (Reporting, CheckpointsInMemory, EvaluationHooks, WeightComparison, Checkpointing, Stops)
+LAST = (Reporting, CheckpointsInMemory, EvaluationHooks, WeightComparison, Checkpointing)
 
 
-def train(run: ValidatedRun, report: RunReport, stop_at_step: int | None = None) -> int:
+def train(run: ValidatedRun, report: RunReport, callbacks: dict[str, Callback]) -> int:
     """Trains from where the run stands; returns 0 if it has finished, 75 if it stops on request. All ranks call it."""
-    callbacks = build_callbacks(run.config, stop_at_step)
     model = construct(run.config, run.model, drawn=run.resume is None)
     if run.initial_weights and not run.resume:
         load_weights(model, run.initial_weights, gathered)
@@ -60,6 +59,4 @@ def build_callbacks(config: RunConfig, stop_at_step: int | None = None) -> dict[
     callbacks: dict[str, Callback] = {callback.__name__: callback() for callback in (*FIRST, *profiling)}
     callbacks |= users_callbacks(config.callbacks)
     callbacks |= {callback.__name__: callback() for callback in LAST}
-    if "Stops" in callbacks:
-        callbacks["Stops"] = Stops(stop_at_step)
-    return callbacks
+    return {**callbacks, "Stops": Stops(stop_at_step)}

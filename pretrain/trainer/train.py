@@ -7,7 +7,7 @@ from pretrain.checkpoint import from_memory
 from pretrain.checkpoint.choose import newest_verified
 from pretrain.config import RunConfig
 from pretrain.faults.restarts import earlier_seconds
-from pretrain.run import arithmetic, lock, slurm, stop_signals
+from pretrain.run import arithmetic, heartbeat, lock, slurm, stop_signals
 from pretrain.run.heartbeat import beating
 from pretrain.run.watchdog import watching
 from pretrain.trainer.preflight import move_aside
@@ -59,16 +59,18 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
         if rank == 0:
             print(run.nothing_left)
         return 0
-    from pretrain.trainer.loop import train as train_run  # DeepSpeed chooses its accelerator when it is imported
+    from pretrain.trainer import loop  # DeepSpeed chooses its accelerator when it is imported
     from pretrain.zero import numerics
 
+    callbacks = loop.build_callbacks(config, stop_at_step)  # refuses one of the user's before the run begins
     if not earlier_seconds():  # an attempt before this one has checked it
         numerics.check(config)
+        heartbeat.mark(0)  # its steps weren't the run's
     with RunReport(run) as report:
         if run.train_state.step >= config.run.max_steps:  # killed after its last checkpoint
             report.finish(run.train_state.step, finished=True)
             return 0
         stop_signals.catch()
-        code = train_run(run, report, stop_at_step)
+        code = loop.train(run, report, callbacks)
         stop_signals.ignore()
         return code

@@ -18,8 +18,6 @@ from tests.pretrain.runs import run_file
 from tests.tables import each
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/write-a-callback.md"
-BUILT_IN = ("Replaying", "SkippedSteps", "Spikes", "Speed", "Straggling", "Reporting")
-BUILT_IN += ("CheckpointsInMemory", "EvaluationHooks", "WeightComparison", "Checkpointing", "Stops")
 
 
 @pytest.fixture
@@ -80,10 +78,15 @@ def losses_without(name, path):
 
 
 def test_a_run_without_any_one_of_them_trains_the_same(small_corpus, tmp_path):
+    from pretrain.trainer import loop
+    from pretrain.trainer.callbacks.stops import Stops
+
     (whole,) = on_ranks(1, losses_without, None, run_file(tmp_path / "whole", small_corpus), joined=False)
     assert whole[0] == 0
     assert len(whole[1]) > 2
-    for name in BUILT_IN:
+    names = [callback.__name__ for callback in (*loop.FIRST, *loop.LAST, Stops)]
+    assert len(names) == 11
+    for name in names:
         (without,) = on_ranks(1, losses_without, name, run_file(tmp_path / name, small_corpus), joined=False)
         assert without == whole, name
 
@@ -108,3 +111,11 @@ def test_the_profile_of_some_steps_is_a_trace(small_corpus, tmp_path):
 def test_what_is_no_callback_is_refused_in_a_line(name, options, said):
     with pytest.raises(UserError, match=re.escape(f"callbacks.0: {said}")):
         users_callbacks([CallbackSection(name=name, **options)])
+
+
+def test_a_run_with_one_that_is_not_there_is_refused_once(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus, callbacks=[{"name": "no_such:Thing"}], faults={"restarts": 3})
+    done = run_command("launch", "local", path, "--ranks", "2")
+    assert done.returncode == 2
+    assert "starting attempt 2" not in done.stderr
+    assert "error: callbacks.0: no_such:Thing can't be made" in done.stdout + done.stderr

@@ -1,4 +1,5 @@
-"""Keeps the latest states in the memory of the nodes, from which the next attempt goes on: `checkpoint.memory`."""
+"""Keeps the latest states in the memory of the nodes, from which the next attempt goes on:
+`pretrain.checkpoint.memory`."""
 
 import os
 from collections.abc import Mapping
