@@ -7,6 +7,7 @@ from pretrain.run import watchdog
 from pretrain.trainer import wrappers
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.trainer.callbacks.checkpointing import Checkpointing
+from pretrain.trainer.callbacks.comparing_memory import ComparingMemory
 from pretrain.trainer.callbacks.evaluation_hooks import EvaluationHooks
 from pretrain.trainer.callbacks.memory_checkpoints import CheckpointsInMemory
 from pretrain.trainer.callbacks.profiling import Profiling
@@ -28,7 +29,7 @@ from pretrain.zero.ranks import communication_device
 
 # The order in which they are called: first those that may send the run back. The run file's come before those that
 # report and save, which have their metrics and states.
-FIRST = (Replaying, SkippedSteps, Spikes, Speed, Straggling)
+FIRST = (Replaying, ComparingMemory, SkippedSteps, Spikes, Speed, Straggling)
 LAST = (Reporting, CheckpointsInMemory, EvaluationHooks, WeightComparison, Checkpointing)
 
 

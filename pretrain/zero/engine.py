@@ -9,7 +9,7 @@ import hashlib
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -75,6 +75,8 @@ class Engine:
         deepspeed_private.time_waits(self.deepspeed, self.times.waiting)
         self._all_reduce = self.times.waiting(dist.all_reduce)
         self._rate = 0.0  # of the last step
+        self.before_update: Callable[[], None] = lambda: None
+        """Called in each step when its gradients are there, and before the weights change."""
         self.applied = False
         """Whether the last step changed the weights: a step without a finite gradient is skipped."""
         self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
@@ -105,6 +107,7 @@ class Engine:
                 self._all_reduce(reduced)
                 # before the update, for which the host waits for the gradient's norm: the copy is there by then
                 found = OnHost(torch.cat([reduced, totals]))
+                self.before_update()
             self.deepspeed.step()
         heartbeat.mark()
         values = iter(found.tolist())

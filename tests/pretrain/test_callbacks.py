@@ -85,7 +85,7 @@ def test_a_run_without_any_one_of_them_trains_the_same(small_corpus, tmp_path):
     assert whole[0] == 0
     assert len(whole[1]) > 2
     names = [callback.__name__ for callback in (*loop.FIRST, *loop.LAST, Stops)]
-    assert len(names) == 11
+    assert len(names) == 12
     for name in names:
         (without,) = on_ranks(1, losses_without, name, run_file(tmp_path / name, small_corpus), joined=False)
         assert without == whole, name
