@@ -1,14 +1,15 @@
 """What does it cost to survive faults?
 
-    python benchmarks/fault_costs.py [--ranks 2] [--stages 1 2] [--steps 240]
+    python benchmarks/fault_costs.py [--ranks 2] [--stages 1 2] [--steps 240] [--sizes 1 12 60]
 
-A T5 of 12 million parameters trains with AdamW in fp32 on the shipped text. Every eighth step is replayed, or is
-followed by a checkpoint in memory. What that adds is the time of the steps that it may slow down, minus as many times
-the median of the steps that are not near one, both of the same run. The share is of the time at the intervals that
-`auto` chooses.
+T5s of 1, 12 or 60 million parameters train with AdamW in fp32 on the shipped text. Every eighth step is replayed, is
+followed by a checkpoint in memory, or has checksums of weights and moments before and after it. What that adds is the
+time of the steps that it may slow down, minus as many times the median of the steps that are not near one, both of the
+same run. The share is of the time at the intervals that `auto` chooses.
 """
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -27,22 +28,24 @@ CPU it takes the processors that these need. A replay is the two passes of a mic
 again for the rank before."""
 EVERY, NEAR = 8, 3  # steps from one to the next; steps that one may slow down
 FIRST = 16  # steps that are left out
-MODEL = {
-    "family": "t5", "d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 704,
-    "num_encoder_layers": 4, "num_decoder_layers": 4, "pad_vocab_to_multiple_of": 8192,
-}  # fmt: skip
+MODELS = {  # by millions of parameters
+    1: {"d_model": 64, "num_heads": 1, "d_ff": 176, "num_encoder_layers": 2, "num_decoder_layers": 2},
+    12: {"d_model": 256, "num_heads": 4, "d_ff": 704, "num_encoder_layers": 4, "num_decoder_layers": 4},
+    60: {"d_model": 512, "num_heads": 8, "d_ff": 1408, "num_encoder_layers": 8, "num_decoder_layers": 8},
+}
 WHAT: dict[str, dict[str, dict[str, Any]]] = {
-    "checkpoint in memory": {"checkpoint": {"memory_every_steps": EVERY}, "faults": {"replay_every_steps": None}},
+    "checkpoint in memory": {"checkpoint": {"memory_every_steps": EVERY}, "faults": {}},
     "replay": {"checkpoint": {"memory_every_steps": None}, "faults": {"replay_every_steps": EVERY}},
+    "checksums": {"checkpoint": {"memory_every_steps": None}, "faults": {"checksum_every_steps": EVERY}},
 }
 
 
-def run_file(folder: Path, corpus: Path, stage: int, steps: int, ranks: int, what: str) -> Path:
-    path = folder / f"{what.replace(' ', '-')}-{stage}.yaml"
+def run_file(folder: Path, corpus: Path, size: int, stage: int, steps: int, ranks: int, what: str) -> Path:
+    path = folder / f"{what.replace(' ', '-')}-{size}-{stage}.yaml"
     changes = WHAT[what]
     config = {
         "run": {"name": "costs", "directory": str(folder / path.stem), "max_steps": steps},
-        "model": MODEL,
+        "model": {"family": "t5", "d_kv": 64, "pad_vocab_to_multiple_of": 8192 if size > 1 else 2048, **MODELS[size]},
         "data": {"train": [{"corpus": str(corpus)}], "workers": 0},
         "batch": {"global_batch_size": 16 * ranks, "micro_batch_size": 16},
         "optimizer": {"name": "adamw", "learning_rate": 1e-4},
@@ -50,7 +53,7 @@ def run_file(folder: Path, corpus: Path, stage: int, steps: int, ranks: int, wha
         "deepspeed": {"zero_optimization": {"stage": stage}},
         "tracking": {"mlflow": None, "log_every_steps": 1, "system_metrics_seconds": None},
         "checkpoint": {"every_steps": 10 * steps, **changes["checkpoint"]},
-        "faults": {"restarts": 1, **changes["faults"]},
+        "faults": {"restarts": 1, "replay_every_steps": None, "checksum_every_steps": None, **changes["faults"]},
     }
     path.write_text(json.dumps(config))
     return path
@@ -67,23 +70,31 @@ def costs(seconds: Mapping[int, float]) -> tuple[list[float], float]:
 
 def measure(options: Options) -> Iterator[Table]:
     given = options.arguments
-    columns = ["", "stage", "a step", "added by one", "± standard error", "at most one in", "share of the time"]
+    columns = [
+        "",
+        "parameters",
+        "stage",
+        "a step",
+        "added by one",
+        "± standard error",
+        "at most one in",
+        "share of the time",
+    ]
     table = Table(f"Costs on {given.ranks} ranks, {given.steps} steps each", columns)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command("data_pipeline", "build", ROOT / "configs/corpora/quickstart.yaml", f"output={folder / 'corpus'}")
-        for what in WHAT:
-            for stage in given.stages:
-                path = run_file(folder, folder / "corpus", stage, given.steps, given.ranks, what)
-                command("launch", "local", path, "--ranks", str(given.ranks))
-                rows = read_metrics(folder / path.stem)
-                seconds = {row.step: row.metrics["train/seconds"] for row in rows if "train/seconds" in row.metrics}
-                added, plain = costs(seconds)
-                mean, error = statistics.fmean(added), statistics.stdev(added) / math.sqrt(len(added))
-                by_plan = 200 if given.ranks > 1 else 125  # see `interval` of pretrain/faults/replay.py
-                least = by_plan if what == "replay" else max(1, math.ceil(mean / plain / 0.01))
-                cells = [f"{plain * 1e3:.0f} ms", f"{mean * 1e3:.0f} ms", f"{error * 1e3:.0f} ms", f"{least} steps"]
-                table.add(what, stage, *cells, f"{mean / plain / least:.2%}", added=added, plain=plain)
+        for size, what, stage in itertools.product(given.sizes, WHAT, given.stages):
+            path = run_file(folder, folder / "corpus", size, stage, given.steps, given.ranks, what)
+            command("launch", "local", path, "--ranks", str(given.ranks))
+            rows = read_metrics(folder / path.stem)
+            seconds = {row.step: row.metrics["train/seconds"] for row in rows if "train/seconds" in row.metrics}
+            added, plain = costs(seconds)
+            mean, error = statistics.fmean(added), statistics.stdev(added) / math.sqrt(len(added))
+            by_plan = 200 if given.ranks > 1 else 125  # see `interval` of pretrain/faults/replay.py
+            least = by_plan if what == "replay" else max(1, math.ceil(mean / plain / 0.01))
+            cells = [f"{plain * 1e3:.0f} ms", f"{mean * 1e3:.0f} ms", f"{error * 1e3:.0f} ms", f"{least} steps"]
+            table.add(what, f"{size} M", stage, *cells, f"{mean / plain / least:.2%}", added=added, plain=plain)
     yield table
 
 
@@ -91,6 +102,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--sizes", type=int, nargs="+", choices=MODELS, default=[12])
 
 
 if __name__ == "__main__":
