@@ -15,7 +15,7 @@ from pretrain.zero.deepspeed_private import flat_buffers, local_weights, optimiz
 from pretrain.zero.engine import Engine
 
 _SHARE = 0.01  # of the arithmetic of training, that checksums may take the time of
-_BALANCE = {"cpu": 6, "cuda": 120}  # FLOPs that training takes in the time of reading a byte (H100 at 40 % MFU: 120)
+_BALANCE = {"cpu": 5, "cuda": 120}  # FLOPs of training in the time of reading a byte: 50 GFLOP/s and 12 GB/s of a core
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
