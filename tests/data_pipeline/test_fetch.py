@@ -162,10 +162,10 @@ def fetch(folder: Path, *files: PublishedFile, **options: Any) -> tuple[list[str
     return fetched, {one.file.path: one.problem for one in done if one.problem}
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """Starts the command in a process of its own."""
     program = [sys.executable, "-c", FETCH, *map(str, arguments)]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -334,12 +334,12 @@ def test_a_hostile_list_writes_nothing(server: Server, tmp_path: Path) -> None:
 
 def test_the_c4_list_comes_in_pages_with_checksums(server: Server, tmp_path: Path, monkeypatch) -> None:
     names = [f"en/c4-validation.{number:05}-of-00008.json.gz" for number in range(8)]
-    entries = [{"type": "file", "path": "en/c4-train.00000-of-01024.json.gz", "size": 5}]
+    entries = [{"type": "file", "path": "en/c4-train.00000-of-01024.json.gz", "size": 5, "oid": ""}]
     for name in names:
         file = server.publish(f"datasets/allenai/c4/resolve/main/{name}", 3000)
         assert file.checksum
-        lfs = {"oid": file.checksum.removeprefix("sha256:"), "size": 3000}
-        entries.append({"type": "file", "path": name, "size": 3000, "lfs": lfs})
+        lfs = {"oid": file.checksum.removeprefix("sha256:"), "size": 3000, "pointerSize": 132}
+        entries.append({"type": "file", "path": name, "size": 3000, "oid": "", "lfs": lfs})
     pages = [json.dumps(entries[:5]).encode(), json.dumps(entries[5:]).encode()]
     links = [f'<{server.url}/{C4_LIST}?cursor=2>; rel="next"', ""]
 
@@ -446,16 +446,14 @@ def test_too_little_room_is_said_before_anything_is_fetched(server: Server, tmp_
 
 def test_a_disk_that_takes_no_more_is_one_line_and_1(server: Server, tmp_path: Path) -> None:
     server.publish_crawl(6, size=500_000)
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, most))  # the kernel then refuses to let a file grow further
-    try:
-        limited = run("wet", CRAWL, tmp_path, "--base-url", server.url)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    assert limited.returncode == 1
-    assert len(limited.stderr.splitlines()) == 1
-    assert "can't write" in limited.stderr
-    assert run("wet", CRAWL, tmp_path, "--base-url", server.url).returncode == 0
+    arguments = ["wet", CRAWL, tmp_path, "--base-url", server.url]
+    limits = (200_000, resource.RLIM_INFINITY)  # the kernel then refuses to let a file grow further
+    process = start(*arguments, preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, limits))
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert len(errors.splitlines()) == 1
+    assert "can't write" in errors
+    assert run(*arguments).returncode == 0
     assert len(visible(tmp_path)) == 6
 
 
