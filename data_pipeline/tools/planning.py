@@ -149,6 +149,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())
     held_out = config.split.validation_fraction
     ray_start = 0.0 if small else sum(one.ray_start_seconds or 0.0 for one in found.stages)
+    worker_memory = psutil.Process().memory_info().rss + _WORKER  # a worker imports what this process has imported
     forecast = Forecast(
         name=config.name,
         inputs=len(files),
@@ -158,8 +159,8 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
         tokens={"train": round((1 - held_out) * tokens), "validation": round(held_out * tokens)},
         seconds=ray_start + sum(one.seconds for one in stages),
         disk=sum(one.disk for one in stages),
-        worker_memory=psutil.Process().memory_info().rss + _WORKER,  # a worker imports what this process has imported
-        tokenizer_memory=MEMORY_PER_BYTE * trained,
+        worker_memory=worker_memory
+        tokenizer_memory=worker_memory + MEMORY_PER_BYTE * trained,
     )
     return replace(forecast, warnings=list(_warnings(config, forecast, files)))
 
@@ -173,12 +174,10 @@ def as_text(found: Forecast) -> str:
         f"{one.name:27}{one.megabytes:>14,.1f}{one.core_seconds:>14,.0f}{one.seconds:>11,.0f}{human_size(one.disk):>11}"
         for one in found.stages
     ]
-    memory = (
-        f"{human_size(found.worker_memory)} for each worker, {human_size(found.tokenizer_memory)} for the tokenizer"
-    )
     lines += [
         f"tokens: {', '.join(f'{split} {count:,}' for split, count in found.tokens.items() if count)}",
-        f"time: {duration(found.seconds)}; disk: {human_size(found.disk)}; memory: {memory}",
+        f"time: {duration(found.seconds)}; disk: {human_size(found.disk)}",
+        f"memory: {human_size(found.worker_memory)} a worker, {human_size(found.tokenizer_memory)} for the tokenizer",
     ]
     return "\n".join([*lines, *(f"warning: {warning}" for warning in found.warnings)])
 
