@@ -139,10 +139,10 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     for one in found.stages:
         grown = growths.get(one.name, growth)
         core_seconds = grown * one.megabytes / (one.megabytes_per_core_second or math.inf)
-        if one.name == "tokenizer":
-            core_seconds = _training(found, one.core_seconds, trained)
-        at_once = min(workers, units.get(one.name, max(1, math.ceil(text / config.characters_per_part))))
         disk = grown * 1e6 * one.written_megabytes
+        if one.name == "tokenizer":
+            core_seconds, disk = _training(found, one.core_seconds, trained), 1e6 * one.written_megabytes
+        at_once = min(workers, units.get(one.name, max(1, math.ceil(text / config.characters_per_part))))
         stages.append(StageForecast(one.name, grown * one.megabytes, core_seconds, core_seconds / at_once, disk))
     pieces = found.pieces if config.tokenizer.path else config.tokenizer.vocab_size
     longer = 1 + _LONGER * math.log2(max(1.0, pieces / max(1, found.pieces)))
@@ -159,7 +159,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
         tokens={"train": round((1 - held_out) * tokens), "validation": round(held_out * tokens)},
         seconds=ray_start + sum(one.seconds for one in stages),
         disk=sum(one.disk for one in stages),
-        worker_memory=worker_memory
+        worker_memory=worker_memory,
         tokenizer_memory=worker_memory + MEMORY_PER_BYTE * trained,
     )
     return replace(forecast, warnings=list(_warnings(config, forecast, files)))
