@@ -284,5 +284,5 @@ def test_the_page_is_whole_and_escaped_and_reads_nothing_from_elsewhere(pair):
     for rule in (*found.documents.dropped, *found.lines.dropped):
         assert f"<td>{rule}</td>" in page
     assert sum(found.token_lengths.values()) == found.documents.kept
-    found.examples["empty"] = ["<script>alert(1)</script>"]
-    assert "<blockquote>&lt;script&gt;alert(1)&lt;/script&gt;</blockquote>" in render(found)[report.HTML]
+    found.examples["empty"] = ["<script>alert(1)</script> ![x](https://example.org)"]
+    assert "<td>&lt;script&gt;alert(1)&lt;/script&gt; ![x](https://example.org)</td>" in render(found)[report.HTML]
