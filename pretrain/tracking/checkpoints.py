@@ -19,7 +19,7 @@ from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.index import INDEX
 from pretrain.run import metrics_file
 from pretrain.tracking.metric_names import in_mlflow
-from pretrain.tracking.mlflow_run import DIGEST_LENGTH, LoggedCheckpoint, MlflowRun, TrackedRun, file_version
+from pretrain.tracking.mlflow_run import LoggedCheckpoint, MlflowRun, TrackedRun, file_version
 
 _KEY = "checkpoint_key"
 _STATE = "checkpoint"
@@ -42,11 +42,10 @@ def log_checkpoints(run: MlflowRun) -> None:
         except FileNotFoundError:  # just deleted
             continue
         present.add(directory.name)
-    for name, known in run.state.checkpoints.items():
-        if name not in present and known.version is not None:
-            run.client.set_logged_model_tags(known.model_id, {_STATE: "deleted"})
-            known.version = None
-            run.save()
+    for name in run.state.checkpoints.keys() - present:
+        run.client.set_logged_model_tags(run.state.checkpoints[name].model_id, {_STATE: "deleted"})
+        del run.state.checkpoints[name]
+        run.save()
 
 
 def _log(run: MlflowRun, step: int, key: str, version: list[int]) -> None:
@@ -101,11 +100,9 @@ def metric_dataset(run: TrackedRun, metric: str) -> dict[str, str]:
     """The corpus that a metric was measured on; nothing for a mixture, or if it isn't known."""
     context = "train" if metric == "train/loss" else "validation"
     measured_on = [
-        (name, info)
-        for name, info in run.named_datasets()
+        info
+        for info in run.datasets
         if info.context == context and (context == "train" or metric.startswith(f"validation/{info.name}/"))
     ]
-    if len(measured_on) != 1:
-        return {}
-    ((name, info),) = measured_on
-    return {"dataset_name": name, "dataset_digest": info.digest[:DIGEST_LENGTH]}
+    found = measured_on[0].in_mlflow if len(measured_on) == 1 else {}
+    return {f"dataset_{key}": value for key, value in found.items()}

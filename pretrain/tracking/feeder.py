@@ -27,7 +27,7 @@ from pretrain.run import metrics_file
 from pretrain.run import system_metrics as system
 from pretrain.tracking.checkpoints import log_checkpoints
 from pretrain.tracking.metric_names import in_mlflow
-from pretrain.tracking.mlflow_run import DIGEST_LENGTH, NOTE, FeedState, MlflowRun, TrackedRun
+from pretrain.tracking.mlflow_run import NOTE, FeedState, MlflowRun, TrackedRun
 from pretrain.tracking.parent_runs import parent_run, settle_parent
 from pretrain.tracking.store import ARTIFACTS, absolute_uri, client, create_tables, safe_key, sqlite_file
 from pretrain.tracking.uploads import upload_files
@@ -72,7 +72,7 @@ class MlflowFeeder:
             self._client = client(self.uri)
             experiment_id = self._experiment()
             self._parent = parent_run(self._client, experiment_id, self.run.parent) if self.run.parent else None
-            state = self._existing_run() or self._new_run(experiment_id)
+            state = self._state(experiment_id)
             state.save(self.run_dir)
             self._describe(state.run_id)
             self._connection = MlflowRun(self._client, self.run_dir, self.run, state)
@@ -92,24 +92,16 @@ class MlflowFeeder:
                 raise
             return self._client.get_experiment_by_name(name).experiment_id
 
-    def _existing_run(self) -> FeedState | None:
-        state = FeedState.load(self.run_dir)
-        if state is None or state.tracking_uri != masked(self.uri):
-            return None
-        try:
-            self._client.get_run(state.run_id)
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # the database has been replaced
-                return None
-            raise
-        return state
-
-    def _new_run(self, experiment_id: str) -> FeedState:
+    def _state(self, experiment_id: str) -> FeedState:
+        """What MLflow has of the run, which is created if MLflow lacks it."""
         found = self._client.search_runs([experiment_id], f"tags.{_RUN_KEY} = '{self.run.key}'", max_results=1)
-        started = int(self.run.started * 1000)
-        tags = {_RUN_KEY: self.run.key}
+        started, tags = int(self.run.started * 1000), {_RUN_KEY: self.run.key}
         run = found[0] if found else self._client.create_run(experiment_id, started, tags, self.run.run_name)
-        return FeedState(masked(self.uri), experiment_id, run.info.run_id)
+        state = FeedState(masked(self.uri), experiment_id, run.info.run_id)
+        before = FeedState.load(self.run_dir)
+        return (
+            before if before and (before.tracking_uri, before.run_id) == (state.tracking_uri, state.run_id) else state
+        )
 
     def _describe(self, run_id: str) -> None:
         """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""
@@ -130,9 +122,9 @@ class MlflowFeeder:
             tags=[RunTag(safe_key(key), str(value)) for key, value in tags.items()],
         )
         inputs = []
-        for name, info in self.run.named_datasets():
+        for info in self.run.datasets:
             source, profile = json.dumps({"uri": info.source}), json.dumps(info.profile)
-            dataset = Dataset(name, info.digest[:DIGEST_LENGTH], "local", source, profile=profile)
+            dataset = Dataset(**info.in_mlflow, source_type="local", source=source, profile=profile)
             inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)]))
         if inputs:
             self._client.log_inputs(run_id, inputs)

@@ -6,7 +6,6 @@ RUN/mlflow.json     how far MLflow has been fed (FeedState)
 
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,11 @@ class DatasetInfo:
     context: str
     profile: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def in_mlflow(self) -> dict[str, str]:
+        """Name and digest: MLflow keeps one input of each pair, and a corpus may be both trained and validated on."""
+        return {"name": f"{self.name} ({self.context})", "digest": self.digest[:DIGEST_LENGTH]}
+
 
 @dataclass
 class TrackedRun:
@@ -70,21 +74,13 @@ class TrackedRun:
     def load(cls, run_dir: Path) -> "TrackedRun | None":
         return read_valid_json(run_dir / TRACKING_FILE, cls)
 
-    def named_datasets(self) -> Iterator[tuple[str, DatasetInfo]]:
-        """The datasets under names that differ: MLflow keeps one input for a name and digest."""
-        names: set[str] = set()
-        for info in self.datasets:
-            name = info.name if info.name not in names else f"{info.name} ({info.context})"
-            names.add(name)
-            yield name, info
-
 
 @dataclass
 class LoggedCheckpoint:
-    """A checkpoint in MLflow. `version`: [mtime_ns, bytes] of its index; None once the checkpoint is deleted."""
+    """A checkpoint in MLflow. `version`: [mtime_ns, bytes] of its index."""
 
     model_id: str
-    version: list[int] | None
+    version: list[int]
 
 
 @dataclass

@@ -15,10 +15,11 @@ from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
 from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY, MlflowRun, file_version
 
 _STEP = re.compile(r"step-(\d+)\.png")
+_TABLE = re.compile(rf"{ARTIFACTS_DIRECTORY}/evaluation/.+\.json")
 
 
 def upload_files(run: MlflowRun) -> None:
-    """Uploads what is new or has changed. Uploading a file again replaces it."""
+    """Uploads what is new or has changed. A file that is uploaded again replaces the earlier one; an image joins it."""
     for name in run.description.artifacts:
         _upload(run, run.directory / name, name, PurePosixPath(name))
     directory = run.directory / ARTIFACTS_DIRECTORY
@@ -40,8 +41,8 @@ def _upload(run: MlflowRun, path: Path, name: str, target: PurePosixPath) -> Non
         folder = str(target.parent)
         run.client.log_artifact(run.state.run_id, str(path), None if folder == "." else folder)
     run.state.files[name] = version
-    if target.parts[0] == "evaluation" and target.suffix == ".json":
-        tables = sorted(name for name in run.state.files if re.match(rf"{ARTIFACTS_DIRECTORY}/evaluation/.*\.json$", name))
-        listed = [{"path": name.removeprefix(f"{ARTIFACTS_DIRECTORY}/"), "type": "table"} for name in tables]
+    if _TABLE.fullmatch(name):
+        tables = sorted(one.removeprefix(f"{ARTIFACTS_DIRECTORY}/") for one in run.state.files if _TABLE.fullmatch(one))
+        listed = [{"path": table, "type": "table"} for table in tables]
         run.client.set_tag(run.state.run_id, "mlflow.loggedArtifacts", json.dumps(listed))
     run.save()
