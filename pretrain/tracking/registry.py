@@ -14,7 +14,7 @@ from pretrain.tracking.store import absolute_uri, one_line
 
 @dataclass(frozen=True)
 class Registration:
-    """The logged model of a checkpoint, to be registered as `name` with the files of its export."""
+    """An export of the checkpoint that MLflow has as `model_id`, to be registered as `name`."""
 
     name: str
     uri: str
@@ -45,9 +45,14 @@ class Registration:
         os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
         mlflow.set_tracking_uri(self.uri)
         mlflow.set_registry_uri(self.uri)
+        client = mlflow.MlflowClient()
         try:
-            mlflow.MlflowClient().log_model_artifacts(self.model_id, str(exported))
-            version = mlflow.register_model(f"models:/{self.model_id}", self.name).version
+            checkpoint, kind = client.get_logged_model(self.model_id), "export"
+            of, tags = checkpoint.source_run_id, {"checkpoint_model": self.model_id}
+            model = client.create_logged_model(checkpoint.experiment_id, self.name, of, tags, checkpoint.params, kind)
+            client.log_model_artifacts(model.model_id, str(exported))
+            client.finalize_logged_model(model.model_id, "READY")
+            version = mlflow.register_model(f"models:/{model.model_id}", self.name).version
         except Exception as error:  # of MLflow, of its database or of its files
             raise FailedError(f"{masked(self.uri)}: {self.name} isn't registered: {one_line(error)}") from error
         return f"models:/{self.name}/{version}"
