@@ -85,7 +85,7 @@ def _metrics(run: MlflowRun, model_id: str, step: int) -> list[Metric]:
 
     They are the points that the run has in MLflow, which therefore keeps them once.
     """
-    latest = {}
+    latest: dict[str, tuple[float, int]] = {}
     for row in metrics_file.rows_of_step(run.directory / metrics_file.FILE_NAME, step):
         latest |= {name: (value, int(row.time * 1000)) for name, value in row.metrics.items()}
     return [

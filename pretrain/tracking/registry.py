@@ -47,9 +47,14 @@ class Registration:
         mlflow.set_registry_uri(self.uri)
         client = mlflow.MlflowClient()
         try:
-            checkpoint, kind = client.get_logged_model(self.model_id), "export"
-            of, tags = checkpoint.source_run_id, {"checkpoint_model": self.model_id}
-            model = client.create_logged_model(checkpoint.experiment_id, self.name, of, tags, checkpoint.params, kind)
+            checkpoint = client.get_logged_model(self.model_id)
+            model = client.create_logged_model(
+                checkpoint.experiment_id,
+                f"{checkpoint.name}-export",
+                checkpoint.source_run_id,
+                params=checkpoint.params,
+                model_type="export",
+            )
             client.log_model_artifacts(model.model_id, str(exported))
             client.finalize_logged_model(model.model_id, "READY")
             version = mlflow.register_model(f"models:/{model.model_id}", self.name).version

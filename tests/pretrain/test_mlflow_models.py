@@ -214,7 +214,7 @@ def test_a_registered_export_is_the_files_of_the_export(run_dir, uri, client, tm
         found = Path(mlflow.artifacts.download_artifacts(f"models:/small-t5.v1/{number}", dst_path=tmp_path / "got"))
         assert (found / "config.json").read_text() == f"{number}"
         version = client.get_model_version("small-t5.v1", str(number))
-        logged = client.get_logged_model(version.model_id)
+        logged = client.get_logged_model(version.source.removeprefix("models:/"))
         assert (version.run_id, logged.params["step"]) == (FeedState.load(run_dir).run_id, "12")
 
 
