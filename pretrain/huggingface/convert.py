@@ -46,7 +46,8 @@ def to_hf(hf: HFModel, config: ModelConfig, state: Mapping[str, Tensor]) -> Expo
     start = {"decoder_start_token_id": config.decoder_start_id} if hf.encoder_decoder else {}
     generation = None if FAMILIES[config.family].generates is None else {**ids, **start}
     tensors = {names[name]: tensor for name, tensor in theirs.items()}
-    tensors |= {name: tensor.new_zeros(shape) for name, shape in hf.unused(saved).items()}
+    like = next(iter(state.values()))
+    tensors |= {name: like.new_zeros(shape) for name, shape in hf.unused(saved).items()}
     return Exported(tensors, saved, generation)
 
 

@@ -131,6 +131,7 @@ class HFModel:
             if (value := getattr(config, key)) not in values
         ]
 
+
 def hf_models(family: str) -> Sequence[HFModel]:
     """The models of transformers that are of a family."""
     entry = FAMILIES[family]
