@@ -21,6 +21,7 @@ from pretrain.models.state_dict_adapter import (
     Exported,
     HFModel,
     Json,
+    Settings,
     State,
     tensors_of,
     vocabulary,
@@ -104,7 +105,7 @@ HF_NAMES = {
     ),
     _BIAS: "final_logits_bias",
 }
-_SETTINGS = {
+_SETTINGS: Settings = {
     "d_model": "d_model",
     "d_ff": "encoder_ffn_dim",
     "num_heads": "encoder_attention_heads",

@@ -16,6 +16,7 @@ from pretrain.models.state_dict_adapter import (
     Choice,
     HFModel,
     Json,
+    Settings,
     State,
     drop_tensors,
     tensors_of,
@@ -52,7 +53,7 @@ _GPT2_ACTIVATION = Choice(
     {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"},
     {"gelu_pytorch_tanh": "gelu_tanh"},
 )
-_GPT2_SETTINGS = {
+_GPT2_SETTINGS: Settings = {
     "d_model": "n_embd",
     "num_heads": "n_head",
     "num_layers": "n_layer",

@@ -23,6 +23,7 @@ from pretrain.models.state_dict_adapter import (
     Choice,
     HFModel,
     Json,
+    Settings,
     State,
     drop_tensors,
     tensors_of,
@@ -203,7 +204,7 @@ BERT_NAMES = _hf_names(
 ROBERTA_NAMES = _hf_names(
     "roberta", "lm_head.bias", {"masked_lm.transform": "lm_head.dense", "masked_lm.norm": "lm_head.layer_norm"}
 )
-_SETTINGS = {
+_SETTINGS: Settings = {
     "d_model": "hidden_size",
     "d_ff": "intermediate_size",
     "num_heads": "num_attention_heads",
