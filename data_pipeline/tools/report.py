@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from data_pipeline.foundation.tables import markdown
+from data_pipeline.foundation.formatting import markdown
 from data_pipeline.report import HTML, LINE, MARKDOWN, SPAN, InputReport, Report, coverage, cut_pairs, visible
 from data_pipeline.text.tally import most_common
 

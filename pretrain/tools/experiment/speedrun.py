@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from data_pipeline.foundation import tables
-from data_pipeline.foundation.tables import aligned
+from data_pipeline.foundation import formatting
 from pretrain.tools.experiment.experiment_file import Experiment, Speedrun
 from pretrain.tools.experiment.results import Result
 from pretrain.tools.experiment.statistics import Spread, Welch
@@ -102,13 +101,13 @@ _CLOCKS = {"processor": "CPU s", "wall": "s"}
 def text(experiment: Experiment, results: Sequence[Result]) -> str:
     """The table for a terminal of 80 columns."""
     found = list(rows(attempts(experiment, results)))
-    return "\n".join([*aligned([_headings(experiment), *found]), "", _note(experiment)])
+    return "\n".join([*formatting.aligned([_headings(experiment), *found]), "", _note(experiment)])
 
 
 def markdown(experiment: Experiment, results: Sequence[Result]) -> str:
     """The same as a Markdown table."""
     found = list(rows(attempts(experiment, results)))
-    return "\n".join([*tables.markdown(_headings(experiment), found), "", _note(experiment).replace("\n", " "), ""])
+    return "\n".join([*formatting.markdown(_headings(experiment), found), "", _note(experiment).replace("\n", " "), ""])
 
 
 def _headings(experiment: Experiment) -> tuple[str, ...]:
