@@ -21,7 +21,6 @@ from launch.log_follower import Follower, show
 from launch.protocol import Event
 from launch.rank_processes import RankProcesses
 from pretrain.checkpoint.directory import all_steps
-from pretrain.checkpoint.left_in_memory import newest_in_memory
 from pretrain.run import node_memory, rank_logs, status
 from pretrain.run.heartbeat import Heartbeat
 
@@ -278,7 +277,7 @@ def stop_requests(run: Path) -> Iterator[StopRequests]:
 def lost_steps(attempt: Attempt, run: Path) -> str:
     """What a second signal has cost: the steps since the last checkpoint, with the one that the ranks were taking."""
     node = node_memory.path(run)
-    saved = max([*all_steps(run), newest_in_memory(node) if node else 0])
+    saved = max([*all_steps(run), *(all_steps(node) if node else [])], default=0)
     last = max((heartbeat.step for heartbeat in attempt.heartbeats.values()), default=0)
     steps = f"{counted(last - saved, 'step')}" if last > saved else "steps"
     if saved:

@@ -174,13 +174,20 @@ def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
 def in_memory(engine: DeepSpeedEngine) -> Iterator[list[Fragment]]:
     """The fragments on this rank, one flat buffer at a time. A buffer on NVMe is loaded, with its state, while it is
     yielded."""
-    optimizer = engine.optimizer
     for number, buffer in enumerate(flat_buffers(engine)):
-        if swapped(engine, number):
-            optimizer._optimizer_states_and_gradient_swap_in(number)
-        yield [fragment for fragment in buffer.fragments if fragment.size]
-        if swapped(engine, number):
-            optimizer._optimizer_states_and_gradient_swap_out(number)
+        with loaded(engine, number):
+            yield [fragment for fragment in buffer.fragments if fragment.size]
+
+
+@contextlib.contextmanager
+def loaded(engine: DeepSpeedEngine, number: int) -> Iterator[None]:
+    """Within the block, the flat buffer with this number is in memory, with its state, if it is on NVMe otherwise."""
+    if not swapped(engine, number):
+        yield
+        return
+    engine.optimizer._optimizer_states_and_gradient_swap_in(number)
+    yield
+    engine.optimizer._optimizer_states_and_gradient_swap_out(number)
 
 
 def swapped(engine: DeepSpeedEngine, number: int) -> bool:
