@@ -130,8 +130,8 @@ class HostCopies:
 
     def __init__(self, engine: Engine, allocate: Callable[[int, bool], Tensor] = host_memory):
         self._engine, self._current, self._allocate = engine, Copy(), allocate
-        self._image = self._values = torch.empty(0)
-        self._shapes: dict[str, list[int]] = {}  # of the tensors in it, in their order
+        self._image, self._shapes = torch.empty(0), dict[str, list[int]]()
+        self._tensors: dict[str, Tensor] = {}
         self._current.finish()
         wrapped(engine.deepspeed).register_step_pre_hook(lambda *_: self._current.wait())
 
@@ -162,7 +162,7 @@ class HostCopies:
                 )
         _set_scalars(copy.pieces, scalars)
         self._lay_out(shapes | {name: list(value.shape) for name, value in whole.items()}, buffers[0][0].is_cuda)
-        copy.image, copy.tensors = self._image, self._tensors()
+        copy.image, copy.tensors = self._image, dict(self._tensors)
         for number, (buffer, owned) in enumerate(buffers):
             watchdog.alive()
             at_once = swapped(deepspeed, number)
@@ -186,11 +186,9 @@ class HostCopies:
         beginning = bytearray(header(like))
         self._image = self._allocate(len(beginning) + sum(one.nbytes for one in like.values()), page_locked)
         self._image[: len(beginning)] = torch.frombuffer(beginning, dtype=torch.uint8)
-        self._values, self._shapes = self._image[len(beginning) :].view(torch.float32), shapes
-
-    def _tensors(self) -> dict[str, Tensor]:
-        parts = self._values.split([math.prod(shape) for shape in self._shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+        values = self._image[len(beginning) :].view(torch.float32).split([one.numel() for one in like.values()])
+        self._tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), values, strict=True)}
+        self._shapes = shapes
 
 
 def _adjacent(fragments: list[Fragment]) -> list[tuple[Fragment, int]]:

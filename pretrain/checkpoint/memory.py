@@ -242,7 +242,7 @@ class _Slot:
         """Writes the table of this rank's fragments; returns the descriptions of its files, by name."""
         table = self.directory / f"{rank_file(rank)}.json"
         Table(copy.pieces).write(table)
-        tensors = MappedFile(copy.image.numel(), xxhash.xxh3_128_hexdigest(memoryview(copy.image.numpy())))
+        tensors = MappedFile(copy.image.numel(), xxhash.xxh3_128_hexdigest(copy.image.numpy().data))
         return {f"{rank_file(rank)}.safetensors": tensors, table.name: File(table.stat().st_size, sha256(table))}
 
 
