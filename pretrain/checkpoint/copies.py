@@ -5,7 +5,6 @@ and that step waits for it: on a GPU in a stream of its own, on a CPU in the thr
 """
 
 import contextlib
-import math
 import mmap
 import os
 import threading
