@@ -85,25 +85,22 @@ def _locks(folder: Path, locked: str | None) -> Finding:
     with (folder / "lock").open("w") as one, (folder / "lock").open("w") as other:
         try:
             fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            wrong = "" if _is_locked(other) else "two files could be locked at once"
         except OSError as error:
-            found = f"no file locks here ({error.strerror})"
-            return Finding("file locks", "warning", found, "flock", _NOTHING_PREVENTS)
-        if not _is_locked(other):
-            return Finding("file locks", "warning", "two files could be locked at once", "flock", _NOTHING_PREVENTS)
-    if locked is None:
-        return Finding("file locks", "ok", "flock works")
-    deadline = time.monotonic() + _SECONDS_TO_SEE
-    while not Path(locked).exists():
-        if time.monotonic() > deadline:
-            found = f"{locked}, which another node has just created, isn't seen here"
-            remedy = "put run.directory on a file system that every node mounts"
-            return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
-        time.sleep(0.2)
-    with open(locked) as file:
-        if not _is_locked(file):
-            found = "a lock that another process holds isn't seen here"
-            return Finding("file locks", "warning", found, "locks that hold on every node", _NOTHING_PREVENTS)
-    return Finding("file locks", "ok", "flock works, also against other processes")
+            wrong = f"no file locks here ({error.strerror})"
+    if locked and not wrong:
+        deadline = time.monotonic() + _SECONDS_TO_SEE
+        while not Path(locked).exists():
+            if time.monotonic() > deadline:
+                found = f"{locked}, which another node has just created, isn't seen here"
+                remedy = "put run.directory on a file system that every node mounts"
+                return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
+            time.sleep(0.2)
+        with Path(locked).open() as file:
+            wrong = "" if _is_locked(file) else "a lock that another process holds isn't seen here"
+    if wrong:
+        return Finding("file locks", "warning", wrong, "locks that hold on every node", _NOTHING_PREVENTS)
+    return Finding("file locks", "ok", f"flock works{', also against other processes' if locked else ''}")
 
 
 def _is_locked(file: IO[Any]) -> bool:

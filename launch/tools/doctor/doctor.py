@@ -101,7 +101,7 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
         per_node = [
             node.ranks or (index in agents and agents[index].handshake.gpus) or 1 for index, node in enumerate(nodes)
         ]
-        settings = replace(settings, nodes=names, per_node=per_node, locked=str(locked) if locked else None)
+        settings = replace(settings, per_node=per_node, locked=str(locked) if locked else None)
         programs = [
             Program(check, index, check.request(replace(settings, node=index)))
             for index in agents

@@ -13,13 +13,12 @@ _COLUMNS, _INDENT = 80, 9
 
 @dataclass(frozen=True)
 class Settings:
-    """What a check needs to know: it runs on the node number `node` of `nodes`, which have `per_node` ranks each.
+    """What a check needs to know: it runs on the node number `node`; `per_node` are the ranks of each.
 
     `locked` is a file that the head holds locked beside the run directory. `run_file` is the file and its overrides.
     """
 
     node: int = 0
-    nodes: Sequence[str] = ("this machine",)
     per_node: Sequence[int] = (1,)
     workers: int = 2
     directory: str | None = None

@@ -3,21 +3,21 @@
 import os
 import platform
 import shutil
-import subprocess
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 
+import pynvml
 from packaging.requirements import Requirement
 
 from data_pipeline.foundation.code_version import PACKAGE
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.memory import available
-from launch.tools.doctor.findings import Finding, Settings
+from launch.tools.doctor.findings import Finding, Level, Settings
 from pretrain.hardware.cpu_speed import product_flops
 from pretrain.hardware.machine import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
 
 _INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"
-_BUSY = 1024  # MiB
+_BUSY = 2**30  # bytes
 _SHARED = Path("/dev/shm")
 _RANK, _WORKER = 1.0e9, 0.4e9  # bytes of a rank of a small model, and of one of its loader processes
 _SHARED_BY_RANK, _SHARED_BY_WORKER = 16 * 2**20, 8 * 2**20  # NCCL's buffers; batches on their way to the rank
@@ -60,23 +60,15 @@ def gpus(settings: Settings) -> list[Finding]:
         return [Finding("GPUs", "ok", f"none{f' with {chosen}' if chosen else ''}; ranks run on the CPU: {has}")]
     if ranks > number:
         return [Finding("GPUs", "fault", f"{number}", f"{ranks}, one for each rank", "ask for fewer ranks")]
-    if shutil.which("nvidia-smi") is None:
-        return [Finding("GPUs", "warning", f"{number}; nvidia-smi, which would name them, is not on the PATH")]
-    query = ["nvidia-smi", "--query-gpu=name,memory.used", "--format=csv,noheader,nounits"]
-    done = subprocess.run(query, capture_output=True, text=True)
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[:200]
-        found = f"nvidia-smi ended with exit code {done.returncode}: {said}"
-        return [Finding("GPUs", "fault", found, "", "the driver must work before a run can")]
-    rows = [line.rsplit(", ", 1) for line in done.stdout.splitlines()]
-    kinds = sorted({name for name, _ in rows})
-    found = f"{len(rows)} × {' and '.join(kinds)}"
-    findings = [Finding("GPUs", "ok", found)]
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())]
+    kinds = sorted({str(pynvml.nvmlDeviceGetName(handle)) for handle in handles})
+    findings = [Finding("GPUs", "ok", f"{len(handles)} × {' and '.join(kinds)}")]
     if len(kinds) > 1:
-        findings = [Finding("GPUs", "warning", found, "GPUs of one kind", "the slowest sets the pace")]
-    busy = {str(place): int(used) for place, (_, used) in enumerate(rows) if used.isdigit() and int(used) > _BUSY}
-    if busy:
-        found = f"GPUs {', '.join(busy)}: {max(busy.values()):,} MiB in use"
+        findings = [Finding("GPUs", "warning", findings[0].found, "GPUs of one kind", "the slowest sets the pace")]
+    used = [pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
+    if busy := [str(place) for place, amount in enumerate(used) if amount > _BUSY]:
+        found = f"GPUs {', '.join(busy)}: up to {max(used) / 1e9:,.1f} GB in use"
         remedy = "see who uses them with nvidia-smi, and end that"
         findings.append(Finding("GPU memory", "warning", found, "free GPUs", remedy))
     return findings
@@ -90,7 +82,7 @@ def memory(settings: Settings) -> list[Finding]:
     if free < needed:
         expected = f"{needed / 1e9:.1f} GB for {ranks} × (1 rank + {workers} loaders), and the model"
         remedy = "free some, or start fewer ranks or data.workers"
-        level = "fault" if free < needed / 2 else "warning"
+        level: Level = "fault" if free < needed / 2 else "warning"
         findings = [Finding("memory", level, findings[0].found, expected, remedy)]
     needed = ranks * (_SHARED_BY_RANK + workers * _SHARED_BY_WORKER)
     free = shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else 0

@@ -56,12 +56,10 @@ def tracking(settings: Settings) -> list[Finding]:
     except (OSError, ValueError) as error:
         expected = "a file that can be written" if file else "a server that answers"
         return [Finding("tracking", "warning", f"{file or shown}: {_reason(error)}", expected, _LATER)]
-    if status in (401, 403):
-        remedy = f"set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; {_LATER}"
-        return [Finding("tracking", "warning", f"{shown} refuses the login ({status})", "a login", remedy)]
-    if status != 200:
-        return [Finding("tracking", "warning", f"{shown} answers {status}", "200", _LATER)]
-    return [Finding("tracking", "ok", f"{shown} answers")]
+    if status == 200:
+        return [Finding("tracking", "ok", f"{shown} answers")]
+    login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; " if status in (401, 403) else ""
+    return [Finding("tracking", "warning", f"{shown} answers {status}", "200", f"{login}{_LATER}")]
 
 
 def _status(uri: str) -> int:
