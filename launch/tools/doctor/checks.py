@@ -8,13 +8,14 @@ import importlib
 import json
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from launch.rank_processes import PROGRAM_REPORT
 from launch.tools.doctor.findings import Finding, Settings
 
 _REQUEST = "LAUNCH_DOCTOR_REQUEST"  # the check, its time limit and its settings, as JSON
-_LONGEST_REASON = 200  # characters of a check's own error
+_LONGEST_ERROR = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,12 @@ class Check:
         """The environment that asks this program for the check."""
         return {_REQUEST: json.dumps([self.module, self.function, self.seconds, asdict(settings)])}
 
-    def failure(self, reason: str) -> Finding:
-        return Finding(self.title, "fault", reason[:_LONGEST_REASON], "", self.remedy)
+    def failure(self, rank: str, code: int, last_lines: Sequence[str] = ()) -> Finding:
+        """The finding where a process, of a `rank` or of nobody, ended with this exit code and these lines."""
+        error = last_lines[-1] if last_lines else f"exit code {code}"
+        late = code == -signal.SIGALRM
+        said = f"no answer within {self.seconds:g} s" if late else f"the check failed: {error[:_LONGEST_ERROR]}"
+        return Finding(self.title, "fault", f"{rank}{said}", "", self.remedy)
 
 
 _WAITS = "see what it waits for: a file system, a driver"

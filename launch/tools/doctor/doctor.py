@@ -84,11 +84,29 @@ def _settings(path: Path | None, overrides: list[str]) -> Settings:
 
 @dataclass(frozen=True)
 class Program:
-    """A check that is run on the node number `node` with this `environment`."""
+    """A check that is run on the node number `node` with this `environment`. `rank` is how its failure begins."""
 
     check: Check
     node: int
     environment: dict[str, str]
+    rank: str = ""
+
+
+def of_ranks(check: Check, settings: Settings, per_node: Sequence[int], address: str, port: int) -> list[Program]:
+    """A check that ranks make together, `per_node` of them on each node, which meet at `address` and `port`."""
+    places = [(node, local) for node, ranks in enumerate(per_node) for local in range(ranks)]
+    shared = {
+        **check.request(settings),
+        "WORLD_SIZE": str(len(places)),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    programs = []
+    for rank, (node, local) in enumerate(places):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_SIZE": str(per_node[node])}
+        programs.append(Program(check, node, {**shared, **own}, f"rank {rank} of {len(places)}: "))
+    return programs
 
 
 def _examined(nodes: list[Node], access: Access, settings: Settings, with_numerics: bool) -> Iterator[Finding]:
@@ -98,38 +116,29 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
         access.start(pool, nodes)
         pool.connect(give_up=lambda: False, seconds=_SECONDS_TO_START)
         agents = dict(sorted(pool.agents.items()))
-        per_node = [
-            node.ranks or (index in agents and agents[index].handshake.gpus) or 1 for index, node in enumerate(nodes)
-        ]
+        gpus = {index: agent.handshake.gpus for index, agent in agents.items()}
+        per_node = [node.ranks or gpus.get(index) or 1 for index, node in enumerate(nodes)]
         settings = replace(settings, per_node=per_node, locked=str(locked) if locked else None)
-        programs = [
-            Program(check, index, check.request(replace(settings, node=index)))
-            for index in agents
-            for check in NODE_CHECKS
-        ]
-        found = [
-            replace(finding, node=names[programs[number].node])
-            for number, answer in sorted(_run(agents, programs, pool.problems).items())
-            for finding in _findings(programs[number].check, answer)
-        ]
+        requests = {index: replace(settings, node=index) for index in agents}
+        programs = [Program(check, index, check.request(requests[index])) for index in agents for check in NODE_CHECKS]
+        answers = sorted(_run(programs, agents, pool.problems).items())
+        found = [replace(one, node=names[programs[number].node]) for number, answer in answers for one in answer]
         for name, reason in pool.problems.items():
             yield Finding("node", "fault", reason, "an answer", "a run can't start there either", name)
         yield from [*found, *_other_versions(found)]
-        if not pool.problems and settings.run_file:
-            alone = [Program(RUN_FILE, 0, RUN_FILE.request(settings))]
-            for answer in _run(agents, alone, pool.problems).values():
-                yield from _findings(RUN_FILE, answer)
-        if not pool.problems:
-            address, port = access.master(agents[0])[0], agents[0].handshake.port
-            yield from _together(agents, of_ranks(ALL_REDUCE, settings, per_node, address, port), pool.problems)
-        if not pool.problems and with_numerics:
-            two = [min(2, agents[0].handshake.gpus or 2)]
-            ranks = of_ranks(NUMERICS, settings, two, "127.0.0.1", agents[0].handshake.port)
-            yield from _together(agents, ranks, pool.problems)
-
-
-def _findings(check: Check, answer: list[Finding] | str) -> list[Finding]:
-    return answer if isinstance(answer, list) else [check.failure(answer)]
+        if pool.problems:
+            return
+        address, port = access.master(agents[0])[0], agents[0].handshake.port
+        together = [of_ranks(ALL_REDUCE, settings, per_node, address, port)]
+        if settings.run_file:
+            together.insert(0, [Program(RUN_FILE, 0, RUN_FILE.request(settings))])
+        if with_numerics:
+            together.append(of_ranks(NUMERICS, settings, [min(2, gpus[0] or 2)], "127.0.0.1", port))
+        for programs in together:
+            # the first that has anything to say is rank 0, or a rank that failed
+            yield from next(filter(None, _run(programs, agents, pool.problems).values()), [])
+        for name, reason in pool.problems.items():
+            yield Finding("node", "fault", reason, "an answer", "", name)
 
 
 def _other_versions(findings: list[Finding]) -> Iterator[Finding]:
@@ -141,38 +150,12 @@ def _other_versions(findings: list[Finding]) -> Iterator[Finding]:
             yield replace(one, level="fault", expected=expected, remedy="use one environment on all nodes")
 
 
-def of_ranks(check: Check, settings: Settings, per_node: Sequence[int], address: str, port: int) -> list[Program]:
-    """A check that ranks make together, `per_node` of them on each node, which meet at `address` and `port`."""
-    request = {**check.request(settings), "MASTER_ADDR": address, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    places = [(node, local) for node, ranks in enumerate(per_node) for local in range(ranks)]
-    sizes = {"WORLD_SIZE": str(len(places))}
-    return [
-        Program(
-            check,
-            node,
-            {**request, **sizes, "RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_SIZE": str(per_node[node])},
-        )
-        for rank, (node, local) in enumerate(places)
-    ]
-
-
-def _together(agents: dict[int, Agent], programs: list[Program], problems: dict[str, str]) -> list[Finding]:
-    """The findings of rank 0, or what the first rank that failed says."""
-    answers = _run(agents, programs, problems)
-    if reported := [answer for answer in answers.values() if isinstance(answer, list) and answer]:
-        return reported[0]
-    failed = [
-        f"rank {rank} of {len(programs)}: {answer}" for rank, answer in answers.items() if isinstance(answer, str)
-    ]
-    return [programs[0].check.failure([*failed, *(f"{name}: {reason}" for name, reason in problems.items())][0])]
-
-
-def _run(agents: dict[int, Agent], programs: list[Program], problems: dict[str, str]) -> dict[int, list[Finding] | str]:
-    """Runs programs at the same time. Returns what each has found, or why it failed, by number in the order of answers.
+def _run(programs: list[Program], agents: dict[int, Agent], problems: dict[str, str]) -> dict[int, list[Finding]]:
+    """Runs programs at the same time. Returns what they have found, by number, in the order of their answers.
 
     `problems` gets the names of nodes that no longer answer, and the reason.
     """
-    answers: dict[int, list[Finding] | str] = {}
+    answers: dict[int, list[Finding]] = {}
     started, running = time.monotonic(), dict(enumerate(programs))
     for number, program in running.items():
         agents[program.node].start_program(StartProgram(checks.__name__, program.environment, number))
@@ -182,18 +165,16 @@ def _run(agents: dict[int, Agent], programs: list[Program], problems: dict[str, 
                 answers[event.number] = [Finding(**finding) for finding in json.loads(event.lines[0])]
             elif event.kind == "launcher ended" and event.number in running:
                 program = running.pop(event.number)
-                if event.code == -signal.SIGALRM:
-                    answers.setdefault(event.number, f"no answer within {program.check.seconds:g} s")
-                elif event.code:
-                    said = event.lines[-1] if event.lines else f"exit code {event.code}"
-                    answers.setdefault(event.number, f"the check failed: {said}")
+                if event.code:
+                    failure = program.check.failure(program.rank, event.code, event.lines)
+                    answers.setdefault(event.number, [failure])
         for number, program in list(running.items()):
             agent = agents[program.node]
             if agent.lost:
                 problems[agent.name] = agent.lost
                 del running[number]
             elif time.monotonic() - started > program.check.seconds + _SECONDS_TO_START:
+                answers.setdefault(number, [program.check.failure(program.rank, -signal.SIGALRM)])
                 del running[number]
-                answers.setdefault(number, f"no answer within {program.check.seconds:g} s")
         time.sleep(_POLL_SECONDS)
     return answers
