@@ -21,7 +21,7 @@ import pytest
 from launch.tools.doctor import directory, machine, ranks, run_file
 from launch.tools.doctor.checks import ALL_REDUCE, NODE_CHECKS, NUMERICS, Check
 from launch.tools.doctor.doctor import doctor as examine
-from launch.tools.doctor.doctor import _other_versions, here, of_ranks
+from launch.tools.doctor.doctor import here, of_ranks, other_versions
 from launch.tools.doctor.findings import Finding, Settings, report
 from tests.in_process import run_here
 from tests.ports import free_port
@@ -242,9 +242,9 @@ def test_gpus_are_as_many_as_ranks_alike_and_free(gpus, found, monkeypatch):
     assert {(one.level, one.found) for one in machine.gpus(Settings(per_node=[2]))} == found
 
 
-def test_a_node_with_other_versions_is_a_fault():
+def test_a_node_withother_versions_is_a_fault():
     fine = Finding("versions", "ok", "torch 2.13.0", node="n0")
-    (fault,) = _other_versions([fine, replace(fine, node="n1"), replace(fine, node="n2", found="torch 2.12.1")])
+    (fault,) = other_versions([fine, replace(fine, node="n1"), replace(fine, node="n2", found="torch 2.12.1")])
     assert (fault.level, fault.node, fault.found, fault.expected) == (
         *("fault", "n2", "torch 2.12.1"),
         "torch 2.13.0, as on n0",

@@ -125,7 +125,7 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
         found = [replace(one, node=names[programs[number].node]) for number, answer in answers for one in answer]
         for name, reason in pool.problems.items():
             yield Finding("node", "fault", reason, "an answer", "a run can't start there either", name)
-        yield from [*found, *_other_versions(found)]
+        yield from [*found, *other_versions(found)]
         if pool.problems:
             return
         address, port = access.master(agents[0])[0], agents[0].handshake.port
@@ -141,7 +141,7 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
             yield Finding("node", "fault", reason, "an answer", "", name)
 
 
-def _other_versions(findings: list[Finding]) -> Iterator[Finding]:
+def other_versions(findings: list[Finding]) -> Iterator[Finding]:
     """Faults of nodes that have the declared versions, but not those of the first such node."""
     fine = [one for one in findings if (one.check, one.level) == ("versions", "ok")]
     for one in fine:
