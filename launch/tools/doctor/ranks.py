@@ -18,6 +18,7 @@ from launch.tools.doctor.findings import Finding, Settings
 from pretrain.config import RunConfig
 from pretrain.hardware.gpus import gpu_of_device
 from pretrain.hardware.machine import device_type, local_gpu
+from pretrain.zero.ranks import process_group
 
 _LOOPS = 5
 _SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
@@ -93,8 +94,6 @@ def expected_bandwidth(gpu: str | None, per_node: Sequence[int]) -> float | None
 
 def numerics(settings: Settings) -> list[Finding]:
     """Whether DeepSpeed trains a small model as a plain loop does, with the settings of a run of all ranks."""
-    from pretrain.zero.ranks import process_group  # of DeepSpeed's settings, which all_reduce doesn't need
-
     path, *overrides = settings.run_file
     config = load(Path(path), overrides, RunConfig)
     with process_group(1, NUMERICS.seconds, any_version=True) as (rank, _):
