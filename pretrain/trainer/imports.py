@@ -9,4 +9,4 @@ import_what_engines_need()
 
 def import_tracking() -> None:
     """For the rank that tracks the run in MLflow: 3 s of a core and 110 MB."""
-    importlib.import_module("mlflow.tracking")
+    importlib.import_module("pretrain.tracking.feeder")
