@@ -1,6 +1,5 @@
 """The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -19,6 +18,7 @@ from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.objectives.registry import TrainingObjective
 from pretrain.config import schedules
+from pretrain.config.batch import BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
 from pretrain.config.models import AnyModelConfig
@@ -147,67 +147,6 @@ class DataSection(Section):
         """Whether any corpus is at a URL."""
         corpora = [entry.corpus for entry in self.train] + [entry.corpus for entry in self.validation]
         return any("://" in corpus for corpus in corpora)
-
-
-class RampUp(Section):
-    """A smaller global batch for the first steps."""
-
-    until_step: PositiveInt
-    """The first step that is no longer part of this entry; steps count from 0."""
-    global_batch_size: PositiveInt
-    """Rows per step over all ranks before `until_step`."""
-
-
-class BatchSection(Section):
-    """Batch sizes, in rows."""
-
-    global_batch_size: PositiveInt
-    """Rows per step over all ranks."""
-    micro_batch_size: PositiveInt | Literal["auto"] | None = None
-    """Rows per forward pass on a rank. `auto`: as many as fit into memory; on a GPU, the fastest of these sizes. null:
-    the rank's whole share of a step."""
-    ramp_up: list[RampUp] = []
-    """Smaller global batches for the first steps, in order."""
-
-    def rows(self, step: int) -> int:
-        """Rows of step `step` (from 0) over all ranks."""
-        for ramp in self.ramp_up:
-            if step < ramp.until_step:
-                return ramp.global_batch_size
-        return self.global_batch_size
-
-    def share(self, ranks: int) -> int:
-        """The most rows of a micro-batch: a rank's rows in any step are a multiple of it."""
-        return math.gcd(self.global_batch_size, *(ramp.global_batch_size for ramp in self.ramp_up)) // ranks
-
-    def micro_batch(self, ranks: int) -> int:
-        """Rows of a micro-batch; the most if they are still to be measured (`auto`)."""
-        return self.micro_batch_size if isinstance(self.micro_batch_size, int) else self.share(ranks)
-
-    def accumulation(self, ranks: int) -> int:
-        """Micro-batches of a rank in a step after the ramp-up. `auto` counts as 2: it is measured later."""
-        rows = max(1, self.global_batch_size // ranks)
-        return 2 if self.micro_batch_size == "auto" else max(1, rows // max(1, self.micro_batch(ranks)))
-
-    def problems(self, ranks: int) -> list[str]:
-        """Why `ranks` ranks can't share the batches, one line for each reason."""
-        sizes = {f"batch.ramp_up.{i}.global_batch_size": one.global_batch_size for i, one in enumerate(self.ramp_up)}
-        sizes["batch.global_batch_size"] = self.global_batch_size
-        if uneven := {key: rows for key, rows in sizes.items() if rows % ranks}:
-            return [f"{key}: {rows} rows can't be divided evenly among {ranks} ranks" for key, rows in uneven.items()]
-        micro_batch, share = self.micro_batch(ranks), self.share(ranks)
-        if share % micro_batch == 0:
-            return []
-        ramp = " in each step of the ramp-up" if self.ramp_up else ""
-        return [f"batch.micro_batch_size: {micro_batch} doesn't divide a rank's share of {share} rows{ramp}"]
-
-    @model_validator(mode="after")
-    def _ramp_goes_up(self) -> "BatchSection":
-        steps = [ramp.until_step for ramp in self.ramp_up]
-        sizes = [*(ramp.global_batch_size for ramp in self.ramp_up), self.global_batch_size]
-        if steps != sorted(set(steps)) or sizes != sorted(sizes):
-            raise ValueError("ramp_up: until_step and global_batch_size must grow from one entry to the next")
-        return self
 
 
 class ComputeSection(Section):

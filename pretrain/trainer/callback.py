@@ -116,7 +116,7 @@ class Trainer:
             self._load(run.resume)
         if problem := choose_attention(run, engine.device):
             report.warn(problem)
-        self.plan = run.plan(micro_batch.choose(run, engine))
+        self.plan = micro_batch.choose(run, engine)
         self.layout = self.plan.layout
         self.state = self.before = run.train_state
         self.requested: dict[str, bool] = {}

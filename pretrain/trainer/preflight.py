@@ -8,6 +8,7 @@ from data_pipeline.corpus.manifest import FILE as MANIFEST
 from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
 from pretrain.run import lock, status
 from pretrain.trainer.validate import ValidatedRun, validate
 
@@ -55,7 +56,7 @@ def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
     missing = unbuilt(config, folder)
     for line in missing:
         print(f"warning: {line}; until then, rows and vocabulary aren't checked", file=sys.stderr)
-    if missing and (problems := config.batch.problems(ranks)):
+    if missing and (problems := BatchPlan(config.batch, ranks).problems()):
         raise UserError("\n".join(problems))
     return bool(missing)
 

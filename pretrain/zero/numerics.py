@@ -15,9 +15,9 @@ from data_pipeline.foundation.formatting import counted
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.optimizers import ConstantSchedule
-from pretrain.config.run_config import BatchSection
 from pretrain.zero.config import deepspeed_config, stage_on
 from pretrain.zero.construction import sharded
 from pretrain.zero.deepspeed_private import TESTED_VERSION, DeepSpeedEngine, deepspeed, forget_gradients
@@ -90,7 +90,7 @@ def check(config: RunConfig) -> None:
     many, sums may round: there `launch doctor --numerics` compares on two.
     """
     ranks = dist.get_world_size()
-    accumulation = min(config.batch.accumulation(ranks), _MOST_MICRO_BATCHES)
+    accumulation = min(BatchPlan(config.batch, ranks).usual_accumulation, _MOST_MICRO_BATCHES)
     if ranks & (ranks - 1) or ranks * accumulation > _MOST_SUMMANDS:
         return
     found = compare(config, accumulation)

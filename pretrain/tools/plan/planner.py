@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, replace
 from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
 from pretrain.hardware import cpu_speed as cpu
 from pretrain.hardware.gpus import Gpu
 from pretrain.models.flops import Sizes, flops_by_part
@@ -189,9 +190,9 @@ class Planner:
 
     def _share(self, gpus: int) -> int:
         """Rows of a GPU in the smallest step."""
-        if problems := self.config.batch.problems(gpus):
+        if problems := BatchPlan(self.config.batch, gpus).problems():
             raise UserError("\n".join(f"--gpus: {problem}; choose {self._near(gpus)}" for problem in problems))
-        return self.config.batch.micro_batch(gpus)
+        return BatchPlan(self.config.batch, gpus).micro_batch
 
     def _near(self, gpus: int) -> str:
         """The nearest numbers of GPUs that can share the batches."""
@@ -200,7 +201,7 @@ class Planner:
         return " or ".join(map(str, below + [one for one in sharing if one > gpus][:1]))
 
     def _can_share(self, gpus: int) -> bool:
-        return not self.config.batch.problems(gpus)
+        return not BatchPlan(self.config.batch, gpus).problems()
 
 
 def _without_offload(options: list[Option]) -> list[Option]:
