@@ -60,7 +60,7 @@ def _rows(run: ValidatedRun) -> Iterator[Batch]:
 
 
 def find_problem(config: ModelConfig, batches: Iterable[Batch], dtype: torch.dtype, device: torch.device) -> str | None:
-    """The problem with the kernels for the model of `config` in training on `batches`, in one line; None: there is none.
+    """The problem with the kernels for the model of `config` in training on `batches`, in one line, if there is one.
 
     Any exception is one, also of `batches`.
     """
