@@ -239,7 +239,7 @@ def test_files_hold_the_same_numbers(tmp_path):
     assert mse["validation_loss"]["deviation"] == pytest.approx(0.01)
     assert mse["comparison"]["t"] == pytest.approx(-2 * 3**0.5)
     assert mse["published"]["embedding_loss"] == 4.138e-9
-    rows = list(csv.DictReader(experiment_table.as_csv(RESULTS).splitlines()))
+    rows = list(csv.DictReader(results.as_csv(RESULTS).splitlines()))
     found = [(row["row"], row["seed"], float(row["validation_loss"])) for row in rows]
     assert found[3:5] == [("mse", "1", 3.38), ("mse", "2", 3.39)]
     cells = [[cell.strip() for cell in line.split("|")] for line in experiment_table.markdown(lines).splitlines()]
@@ -275,7 +275,7 @@ def test_a_group_may_compare_rows_by_another_metric(tmp_path):
     text = experiment_table.text(lines)
     assert "two, infilling/x in place of the validation loss" in text
     assert "1.515±0.007" in text
-    rows = list(csv.DictReader(experiment_table.as_csv(made).splitlines()))
+    rows = list(csv.DictReader(results.as_csv(made).splitlines()))
     assert [float(row["infilling/x"]) for row in rows] == pytest.approx([2.01, 2.02, 1.51, 1.52])
     ends = curves.picture(found, made).axes[1]
     assert ends.get_xlabel() == "step"

@@ -1,7 +1,5 @@
 """The table of an experiment: its rows in their groups, beside published values, for a terminal and for files."""
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -155,21 +153,6 @@ def markdown(lines: Sequence[Line]) -> str:
         rows.append([f"**{title}**", *[""] * (len(_HEADINGS) - 1)])
         rows += [[cell.strip() for cell in cells] for cells in block]
     return "\n".join([*tables.markdown(_HEADINGS, rows), "", _NOTE, ""])
-
-
-def as_csv(results: Sequence[Result]) -> str:
-    """One line a run, for other programs' statistics."""
-    stream = io.StringIO()
-    names = [name for name in Result.__dataclass_fields__ if name not in ("curve", "others")]
-    others = sorted({name for result in results for name in result.others})
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*names, *others])
-    for result in results:
-        curves = [result.curve_of(name) for name in others]
-        writer.writerow(
-            [*(getattr(result, name) for name in names), *(curve[-1][1] if curve else "" for curve in curves)]
-        )
-    return stream.getvalue()
 
 
 def _count(number: int | None) -> str:

@@ -6,10 +6,10 @@ from pathlib import Path
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.formatting import counted
 from pretrain.evaluation.record import png
-from pretrain.tools.experiment import curves, experiment_file, experiment_table, mlflow_parent, speedrun
+from pretrain.tools.experiment import curves, experiment_file, experiment_table, mlflow_parent
 from pretrain.tools.experiment.launches import Trained, at_once_and_threads, train_all
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
-from pretrain.tools.experiment.results import Result, results
+from pretrain.tools.experiment.results import Result, as_csv, results
 
 
 def experiment(
@@ -35,8 +35,7 @@ def experiment(
     ended = results(runs, filter(None, (group.metric for group in found.groups)))
     files, lines = write(found, ended, out)
     losses = {line.row: line.validation_loss.mean for line in lines if line.validation_loss}
-    text = experiment_table.text(lines) if found.speedrun is None else speedrun.text(found, ended)
-    return conclude(trained, runs, losses, files, text, out)
+    return conclude(trained, runs, losses, files, experiment_table.text(lines), out)
 
 
 def conclude(
@@ -64,8 +63,7 @@ def write(
     """Writes the files of the table; returns them and the table's lines."""
     lines = experiment_table.lines(found, results)
     write_json(out / "table.json", {"name": found.name, "rows": experiment_table.as_json(lines)})
-    table = experiment_table.markdown(lines) if found.speedrun is None else speedrun.markdown(found, results)
-    write_bytes(out / "table.md", table.encode())
-    write_bytes(out / "runs.csv", experiment_table.as_csv(results).encode())
+    write_bytes(out / "table.md", experiment_table.markdown(lines).encode())
+    write_bytes(out / "runs.csv", as_csv(results).encode())
     write_bytes(out / "curves.png", png(curves.picture(found, results)))
     return [out / name for name in ("table.json", "table.md", "runs.csv", "curves.png")], lines

@@ -25,43 +25,10 @@ class Spread:
 
     def __str__(self) -> str:
         """ "3.290±0.010" """
-        return f"{self.mean:.3f}" + ("" if self.deviation is None else f"±{self.deviation:.3f}")
+        return self.rounded(3)
 
-
-@dataclass(frozen=True)
-class Welch:
-    """The difference of two means whose runs scatter differently, its standard error and degrees of freedom (1947)."""
-
-    difference: float
-    error: float
-    degrees_of_freedom: float
-
-    @classmethod
-    def of(cls, first: Spread, second: Spread) -> "Welch | None":
-        """first − second; None where either is of one run. A value without scatter is Spread(value, 0.0, 2)."""
-        if first.deviation is None or second.deviation is None:
-            return None
-        squares = [(one.deviation or 0.0) ** 2 / one.number for one in (first, second)]
-        parts = [square**2 / (one.number - 1) for square, one in zip(squares, (first, second), strict=True)]
-        free = sum(squares) ** 2 / sum(parts) if any(parts) else math.inf
-        return cls(first.mean - second.mean, math.sqrt(sum(squares)), free)
-
-    @property
-    def p(self) -> float:
-        """The chance of a difference as low, if there were none: one-sided."""
-        from scipy.special import stdtr  # slow to import
-
-        if self.error == 0:
-            return float(self.difference >= 0)
-        return float(stdtr(self.degrees_of_freedom, self.difference / self.error))
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The difference's 95 % interval."""
-        from scipy.special import stdtrit  # slow to import
-
-        half = float(stdtrit(self.degrees_of_freedom, 0.975)) * self.error if self.error else 0.0
-        return self.difference - half, self.difference + half
+    def rounded(self, places: int) -> str:
+        return f"{self.mean:.{places}f}" + ("" if self.deviation is None else f"±{self.deviation:.{places}f}")
 
 
 @dataclass(frozen=True)
