@@ -100,7 +100,7 @@ def test_the_table_has_the_fastest_first_and_says_what_a_record_is():
 
 
 def test_the_command_reads_what_an_experiment_wrote(tmp_path, capsys):
-    made = runs(baseline=[(4.0 + seed / 100, 300.0) for seed in range(5)], narrow=[(3.5, 40.0), (3.51, 41.0)])
+    made = runs(baseline=[(4.0 + seed / 100, 300.0 + seed) for seed in range(5)], narrow=[(3.5, 40.0), (3.51, 41.0)])
     file = tmp_path / "runs.csv"
     file.write_text(as_csv(made))
     assert read_csv(file) == made
