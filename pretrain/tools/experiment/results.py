@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
@@ -81,7 +82,7 @@ def read_csv(path: Path) -> list[Result]:
     with path.open(encoding="utf-8", newline="") as lines:
         for line in csv.DictReader(lines):
             row, seed, steps = line.pop("row"), int(line.pop("seed")), int(line.pop("steps", "0"))
-            own = {key: _number(line.pop(key, "")) for key in _OWN[3:]}
+            own: dict[str, Any] = {key: _number(line.pop(key, "")) for key in _OWN[3:]}
             end, others = own["validation_loss"], {key: [(steps, float(value))] for key, value in line.items() if value}
             curve = [] if end is None else [(steps, end)]
             found.append(Result(row, seed, steps, curve=curve, others=others, **own))
