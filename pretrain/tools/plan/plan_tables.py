@@ -92,8 +92,8 @@ def _parts(planner: Planner, gpus: int) -> Iterator[str]:
     yield _table(f"Memory of a GPU, GiB of {memory:g}", _MEMORY, options)
     yield (
         f"Rows: the largest micro-batch within {planner.usable / GIB:.1f} GiB, {SAFE:.0%} of the memory but "
-        f"{RESERVED / GIB:g} GiB for CUDA and NCCL. Rec: layers recomputed (compute.activation_checkpointing). Acts: at "
-        "the peak of one row."
+        f"{RESERVED / GIB:g} GiB for CUDA and NCCL. Rec: layers recomputed (compute.activation_checkpointing). Acts: "
+        "of one row, at their peak."
     )
     if wrapper := config.wrapper:
         yield f"Not counted: what the wrapper {wrapper.name} adds."
@@ -136,9 +136,8 @@ def _price(planner: Planner, option: Option) -> str:
 
 
 def _table(title: str, columns: Columns, options: Sequence[Option]) -> str:
-    return "\n".join(
-        ["", title, *aligned([[*columns], *([cell(one) for cell in columns.values()] for one in options)]), ""]
-    )
+    cells = ([cell(option) for cell in columns.values()] for option in options)
+    return "\n".join(["", title, *aligned([[*columns], *cells])])
 
 
 def _duration(option: Option) -> str:

@@ -25,7 +25,7 @@ _COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # of a rank
 
 @dataclass(frozen=True)
 class Setting:
-    """What a plan compares. `offload`: what lies in host memory; only stage 3 shards weights, so only there they can."""
+    """What a plan compares. `offload`: what lies in host memory; weights can only at stage 3, which shards them."""
 
     stage: int
     offload: Offload
