@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import numpy as np
+from scipy.special import stdtr, stdtrit
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,6 @@ class Comparison:
 
     def resolution(self, comparisons: int) -> float | None:
         """The least difference with a p-value below 0.05 after it is adjusted for being one of `comparisons`."""
-        from scipy.special import stdtrit  # slow to import
-
         if self.error is None:
             return None
         return float(stdtrit(self.degrees_of_freedom, 1 - 0.025 / comparisons)) * self.error
@@ -92,8 +91,6 @@ def compare(rows: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str,
 
 
 def _comparison(difference: float, pairs: int, error: float, free: int) -> Comparison:
-    from scipy.special import stdtr, stdtrit  # slow to import
-
     if not free:
         return Comparison(difference, pairs)
     if error == 0:
