@@ -72,9 +72,7 @@ def compare(rows: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str,
     names = [baseline, *compared]
     seeds = sorted({seed for name in names for seed in rows[name]})
     cells = [(name, seed) for name in names for seed in rows[name]]
-    design = np.zeros((len(cells), len(names) + len(seeds)))
-    for number, (name, seed) in enumerate(cells):
-        design[number, [names.index(name), len(names) + seeds.index(seed)]] = 1
+    design = np.array([[float(one in (name, seed)) for one in (*names, *seeds)] for name, seed in cells])
     values = np.array([rows[name][seed] for name, seed in cells])
     inverse = np.linalg.pinv(design.T @ design)
     effects = inverse @ design.T @ values
