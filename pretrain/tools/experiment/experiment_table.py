@@ -58,7 +58,10 @@ def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
                     row == group.baseline,
                     [result.seed for result in finished],
                     finished[0].parameters if finished else None,
-                    *(_spread(finished, name) for name in _MEASURED),
+                    _spread(finished, "train_loss"),
+                    _spread(finished, "validation_loss"),
+                    _spread(finished, "embedding_loss"),
+                    _spread(finished, "effective_rank"),
                     compared.get(row),
                     experiment.published.get(row),
                     metric=group.metric,
@@ -69,9 +72,6 @@ def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
     tested = {number: p for number, p in p_values.items() if p is not None}
     adjusted = dict(zip(tested, holm([*tested.values()]), strict=True))
     return [replace(line, adjusted_p=adjusted.get(number)) for number, line in enumerate(found)]
-
-
-_MEASURED = ("train_loss", "validation_loss", "embedding_loss", "effective_rank")
 
 
 def _spread(results: Sequence[Result], name: str) -> Spread | None:

@@ -158,10 +158,10 @@ class Planner:
             raise UserError("\n".join(f"--gpus: {problem}; choose {self._near(gpus)}" for problem in problems))
         zero = self.config.deepspeed.zero_optimization
         moved = {*zero.offloaded_to("cpu"), *zero.offloaded_to("nvme")}
-        weights: Offload = "optimizer and weights" if "offload_param" in moved else "optimizer"
-        offload = [weights if stage == 3 else "optimizer" if moved else "none" for stage in (1, 2, 3)]
+        sharded: Offload = "optimizer and weights" if "offload_param" in moved else "optimizer"
+        offload: dict[int, Offload] = {1: "optimizer", 2: "optimizer", 3: sharded} if moved else {}
         return [
-            self._option(Setting(stage, offload[stage - 1] if moved else "none", checkpointing), gpus)
+            self._option(Setting(stage, offload.get(stage, "none"), checkpointing), gpus)
             for stage in (1, 2, 3)
             for checkpointing in (False, True)
         ]
