@@ -132,7 +132,8 @@ def _in_memory(planner: Planner, nodes: int) -> int:
 
 
 def _price(planner: Planner, option: Option) -> str:
-    return _duration(option) if planner.on_cpu else f"{_duration(option)}, ${option.cost:,.0f}"
+    least = "" if option.setting.offload == "none" else "at least "
+    return least + _duration(option) + ("" if planner.on_cpu else f", ${option.cost:,.0f}")
 
 
 def _table(title: str, columns: Columns, options: Sequence[Option]) -> str:
