@@ -108,7 +108,7 @@ class DataSection(Section):
     """Multiplies each corpus's weight by its size for training, within a limit and at a temperature. null: the weights
     alone decide."""
     weights_of: Literal["rows", "tokens"] = "rows"
-    """What the weights divide, and what sizes are counted in. `rows`: the rows. `tokens`: the tokens, so that a corpus
+    """The unit that weights divide and sizes are counted in. `rows`: the rows. `tokens`: the tokens, so that a corpus
     of short rows is drawn more often."""
     validation: list[ValidationCorpus] = []
     """The corpora whose held-out rows are evaluated."""
@@ -127,7 +127,7 @@ class DataSection(Section):
     prefetch: PositiveInt = 4
     """Micro-batches that each loader process prepares ahead."""
     on_damage: Literal["stop", "skip"] = "stop"
-    """What happens at a damaged block. `stop`: the run ends. `skip`: the block's rows get weight 0."""
+    """The reaction to a damaged block. `stop`: the run ends. `skip`: the block's rows get weight 0."""
     cache: CacheSection = CacheSection()
     """The cache for blocks of remote corpora."""
 
@@ -144,7 +144,7 @@ class DataSection(Section):
 
     @property
     def remote(self) -> bool:
-        """Whether any corpus is at a URL."""
+        """True if any corpus is at a URL."""
         corpora = [entry.corpus for entry in self.train] + [entry.corpus for entry in self.validation]
         return any("://" in corpus for corpus in corpora)
 
@@ -155,9 +155,9 @@ class ComputeSection(Section):
     compile: bool | None = None
     """Apply torch.compile to each layer. null: on GPUs."""
     attention: Literal["auto", "sdpa", "triton", "eager"] = "auto"
-    """What computes attention. `sdpa`: PyTorch's kernels, with biases and masks as their mask. `triton`: this project's
-    kernels, on GPUs. `eager`: two products with a softmax between them. `auto`: on a GPU `triton`, if a check at the
-    start finds the results of PyTorch's, else `sdpa`; on a CPU the faster of `sdpa` and `eager`."""
+    """The kernels of attention. `sdpa`: PyTorch's kernels, with biases and masks as their mask. `triton`: this
+    project's kernels, on GPUs. `eager`: two products with a softmax between them. `auto`: on a GPU `triton`, if a check
+    at the start finds the results of PyTorch's, else `sdpa`; on a CPU the faster of `sdpa` and `eager`."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
     less memory."""
@@ -183,7 +183,7 @@ class CheckpointSection(Section):
     """Steps from one checkpoint in the nodes' memory to the next, from which `launch` goes on after a failure. `auto`:
     as few as cost less than 1 % of the time. null: there are none."""
     on_failure: Literal["go_on", "stop"] = "go_on"
-    """What happens when a save fails, for instance on a full disk. `go_on`: training goes on until the next save.
+    """The reaction to a save that fails, for instance on a full disk. `go_on`: training goes on until the next save.
     `stop`: the run ends."""
     init_from: LocalPath | None = None
     """Where a new run's weights come from: a checkpoint, a run, or the output of `pretrain import`. null: random
@@ -200,7 +200,7 @@ class DistillationSection(Section):
     """
 
     name: Literal["distillation"]
-    """What the wrapper does."""
+    """The wrapper."""
     teacher: LocalPath
     """The teacher, a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the output of `pretrain
     import`. Its weights stay as they are."""
@@ -208,7 +208,7 @@ class DistillationSection(Section):
     """The weight of the divergence from the teacher; cross-entropy has the rest. 1: cross-entropy counts at EOS tokens
     alone."""
     temperature: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
-    """What the logits of both are divided by. Above 1, unlikely ids count for more."""
+    """The divisor of the logits of both. Above 1, unlikely ids count for more."""
     top_k: PositiveInt | None = None
     """How many of the teacher's likeliest ids keep their probabilities, which then sum to 1; those of all others become
     0. null: all ids."""
@@ -222,7 +222,7 @@ class SpikeSection(Section):
     window: Annotated[int, Field(ge=8)] = 128
     """Steps whose losses the mean and the standard deviation are taken from."""
     action: Literal["warn", "rewind"] = "warn"
-    """What happens at a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and goes
+    """The reaction to a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and goes
     on with the rows after the spike."""
     max_rewinds: PositiveInt = 3
     """The most rewinds of a run."""
@@ -279,7 +279,7 @@ class TrackingSection(Section):
 
 
 class TrainerSection(Section):
-    """What the trainer does besides training."""
+    """The trainer's work besides training."""
 
     profile: bool = False
     """Record the operators and kernels of steps 10 to 13 of each start in RUN/profile, for Perfetto."""
@@ -313,7 +313,7 @@ class RunConfig(Section):
     schedule: AnySchedule = CosineSchedule()
     """The learning rate over the steps of the run."""
     wrapper: DistillationSection | None = None
-    """What stands around the model in training and changes its loss. null: nothing."""
+    """A wrapper of the model that changes its loss in training. null: there is none."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()
@@ -327,7 +327,7 @@ class RunConfig(Section):
     evaluation: list[AnyHookSettings] = []
     """Evaluations during the run, by hooks."""
     trainer: TrainerSection = TrainerSection()
-    """What the trainer does besides training."""
+    """The trainer's work besides training."""
     callbacks: list[CallbackSection] = []
     """Callbacks of one's own, called around each step."""
     tracking: TrackingSection = TrackingSection()

@@ -199,7 +199,7 @@ def _item(field: FieldInfo) -> str:
 
 
 def _default(section: type[Section], key: str) -> str:
-    """What holds if the key is left out. Other keys that are left out may decide it, as `profile` does in cleaning."""
+    """The value if the key is left out. Other keys that are left out may decide it, as `profile` does in cleaning."""
     field = section.model_fields[key]
     if field.is_required():
         return "**required**"
@@ -245,13 +245,13 @@ def _tags(section: type[Section]) -> list[tuple[str, str]]:
 
 
 def _is_tag(field: FieldInfo) -> bool:
-    """Whether the field names the kind of its section: it has one value, and a default."""
+    """True if the field names the kind of its section: it has one value, and a default."""
     one_value = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
     return one_value and field.default is not PydanticUndefined
 
 
 def _tagged(field: FieldInfo) -> bool:
-    """Whether there are several kinds of this section."""
+    """True if there are several kinds of this section."""
     return len(_classes(field.annotation)) > 1
 
 

@@ -154,7 +154,7 @@ def _small_charts(curves: Curves, width: int) -> Iterator[Text]:
 
 
 def _samples(run_dir: Path, width: int) -> Iterator[Text]:
-    """What the model wrote at the last step of the table."""
+    """The texts that the model wrote at the last step of the table."""
     rows = record.table(record.directory(run_dir) / "samples.json")
     if not rows:
         return

@@ -1,4 +1,4 @@
-"""What is checked before the ranks of a run start: every problem is reported once, before each rank would."""
+"""Checks before the ranks of a run start: every problem is reported once, before each rank would."""
 
 import sys
 from pathlib import Path
@@ -49,7 +49,7 @@ def preflight(
 
 
 def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
-    """Whether corpora are missing, so that `preflight` can't check the run yet; it says so on stderr.
+    """True if corpora are missing, so that `preflight` can't check the run yet; it says so on stderr.
 
     Raises UserError if `ranks` can't share the batches, which no corpus decides.
     """
@@ -62,7 +62,7 @@ def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
 
 
 def is_finished(run: ValidatedRun) -> bool:
-    """Whether nothing is left to do, which it says; else the ranks resume, if from an earlier checkpoint."""
+    """True if nothing is left to do, which it says; else the ranks resume, if from an earlier checkpoint."""
     if run.finished and run.resume and is_valid(run.resume):
         print(run.nothing_left)
         return True

@@ -63,7 +63,7 @@ class ValidatedRun:
 
     @property
     def origin(self) -> checkpoint_index.Origin:
-        """What every checkpoint of this run records about it."""
+        """The facts about this run that each of its checkpoints records."""
         return checkpoint_index.Origin(
             run=self.directory,
             rank=self.rank,
@@ -359,7 +359,7 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
 
 
 def _divides(objective: Objective, length: int) -> bool:
-    """Whether rows of so many tokens can be cut for `objective`."""
+    """True if rows of so many tokens can be cut for `objective`."""
     return not objective.columns and length % objective.raw_length == 0
 
 

@@ -1,4 +1,4 @@
-"""Whether DeepSpeed trains as a plain loop does, with a run's settings and on the ranks of this process group.
+"""The check that DeepSpeed trains as a plain loop does, with a run's settings and on the ranks of this process group.
 
 Both train a small model whose arithmetic is exact: after each step their weights must be equal to the bit.
 """
@@ -102,7 +102,7 @@ def check(config: RunConfig) -> None:
 
 
 def _described(config: RunConfig, accumulation: int) -> str:
-    """What the comparison was made with, for a report."""
+    """The settings of the comparison, for a report."""
     ranks, zero = dist.get_world_size(), config.deepspeed.zero_optimization
     parts = [
         f"DeepSpeed {deepspeed.__version__}",
@@ -116,7 +116,7 @@ def _described(config: RunConfig, accumulation: int) -> str:
 
 
 def _wrong(engine: DeepSpeedEngine, expected: PlainStep) -> str:
-    """What isn't as expected after a step; empty if all is."""
+    """The differences from the expected state after a step; empty if there are none."""
     differences = list(_differences(engine, expected))
     shown = [str(difference) for difference in differences[:_SHOWN]]
     if len(differences) > _SHOWN:

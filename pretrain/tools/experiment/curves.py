@@ -44,8 +44,8 @@ def _draw_curves(axes: "Axes", experiment: Experiment, results: Sequence[Result]
 
 
 def _draw_ends(axes: "Axes", group: Group, results: Sequence[Result]) -> None:
-    """What rows end with, minus their baseline's end with the same seed: a dot for each seed and a bar for their mean,
-    the lowest row on top."""
+    """The last values of rows, minus their baseline's end with the same seed: a dot for each seed and a bar for their
+    mean, the lowest row on top."""
     ends = {row: ends_by_seed(results, row, group.metric) for row in group.rows}
     base = ends[group.baseline]
     differences = {row: [end[seed] - base[seed] for seed in end.keys() & base.keys()] for row, end in ends.items()}

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 class Published(Section):
-    """What a publication reports of a row."""
+    """A publication's numbers of a row."""
 
     row: str
     """The row, by the name of its run file without .yaml."""
@@ -35,13 +35,14 @@ class Group(Section):
     """Rows that are compared with one of them."""
 
     title: str
-    """What the group asks, above its rows in the table and its panel in the picture."""
+    """The group's question, above its rows in the table and its panel in the picture."""
     baseline: str
     """The row that the others are compared with."""
     rows: Annotated[list[str], Field(min_length=1)]
     """The names of run files without .yaml, in the order of the table. A row may stand in several groups."""
     metric: str | None = None
-    """What rows are compared by, as metrics are named: `infilling/NAME/bits_per_byte`. null: the validation loss."""
+    """The metric that rows are compared by, under its own name: `infilling/NAME/bits_per_byte`. null: the validation
+    loss."""
 
     @model_validator(mode="after")
     def _baseline_is_a_row(self) -> "Group":
@@ -58,7 +59,7 @@ class ExperimentFile(Section):
     groups: list[Group] = []
     """Which rows are compared. Rows in no group are compared with the first of them."""
     published: list[Published] = []
-    """What a publication reports, which the table has beside the rows."""
+    """A publication's numbers, which the table has beside the rows."""
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,11 @@ class PlannedRun:
 
     @property
     def log(self) -> Path:
-        """What its launcher prints."""
+        """The output of its launcher."""
         return self.directory.with_name(f"{self.directory.name}.log")
 
     def follows(self, other: "PlannedRun") -> bool:
-        """Whether it starts from weights of the other run."""
+        """True if it starts from weights of the other run."""
         start = self.config.checkpoint.init_from
         return start is not None and Path(start).absolute().is_relative_to(other.directory.absolute())
 

@@ -1,4 +1,4 @@
-"""What the runs of an experiment have reached, from their own files."""
+"""The results of an experiment's runs, from their own files."""
 
 import csv
 import io

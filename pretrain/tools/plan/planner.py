@@ -1,4 +1,4 @@
-"""What a run takes on GPUs of one kind: the largest micro-batch that fits, the time at a stated MFU, and the cost.
+"""The needs of a run on GPUs of one kind: the largest micro-batch that fits, the time at a stated MFU, and the cost.
 
 A collective takes the time of its bytes at `EFFICIENCY` of the slowest link on its way. What it takes to begin one, and
 to pass from GPU to GPU, isn't counted: steps of many small messages, as of stage 3 on hundreds of GPUs, take longer.

@@ -1,4 +1,5 @@
-"""What DeepSpeed ZeRO keeps on a rank and sends: weights, in the model's precision and in fp32, moments, gradients.
+"""The tensors that DeepSpeed ZeRO keeps on a rank and sends: weights, in the model's precision and in fp32, moments,
+gradients.
 
 Read in DeepSpeed 0.19.8's source (`bf16_optimizer.py`, `zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients
 accumulated and reduced in fp32, as this project sets it, and checked in the tests against what DeepSpeed allocates.
@@ -25,7 +26,8 @@ _COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # of a rank
 
 @dataclass(frozen=True)
 class Setting:
-    """What a plan compares. `offload`: what lies in host memory; weights can only at stage 3, which shards them."""
+    """A setting that a plan compares. `offload`: the tensors in host memory; weights can only at stage 3, which shards
+    them."""
 
     stage: int
     offload: Offload
@@ -105,7 +107,7 @@ class States:
 
     @property
     def lasting(self) -> int:
-        """What a GPU holds at every moment of a step."""
+        """The bytes that a GPU holds at every moment of a step."""
         return self.weights + self.master_weights + self.moments + self.gradients
 
     def peak(self, activations: int) -> int:
@@ -122,7 +124,7 @@ def zero_keys(zero: ZeroSection) -> dict[str, Any]:
 
 
 def states(parameters: Parameters, setting: Setting, ranks: int, precision: str, zero: ZeroSection) -> States:
-    """What a rank keeps. `zero`: the run file's `deepspeed.zero_optimization`, for the sizes of buckets."""
+    """The tensors that a rank keeps. `zero`: the run file's `deepspeed.zero_optimization`, for the sizes of buckets."""
     keys, width = zero_keys(zero), 2 if precision == "bf16" else FP32
     stage, offload = setting.stage, setting.offload
     count, largest, bucket = parameters.count, max(parameters.sizes), keys["reduce_bucket_size"]
