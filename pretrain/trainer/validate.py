@@ -359,7 +359,7 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
 
 
 def _divides(objective: Objective, length: int) -> bool:
-    """True if rows of so many tokens can be cut for `objective`."""
+    """True if rows of `length` tokens can be cut for `objective`."""
     return not objective.columns and length % objective.raw_length == 0
 
 
