@@ -17,6 +17,7 @@ from launch.head import NodeRanks, StopRequests, stop_requests
 from launch.protocol import StartRanks
 from launch.rank_commands import node_options
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
 from pretrain.run import rank_logs
 from pretrain.trainer.preflight import is_finished, move_aside, preflight
 
@@ -67,7 +68,7 @@ def _ranks(nodes: Sequence[Node]) -> int:
 def _usable(config: RunConfig, left: list[Node], least: int | None) -> list[Node]:
     """As many of the nodes as can share the run's batches; none if these are fewer than `least`."""
     for number in range(len(left), (least or len(left) + 1) - 1, -1):
-        if not config.batch.problems(_ranks(left[:number])):
+        if not BatchPlan(config.batch, _ranks(left[:number])).problems():
             return left[:number]
     return []
 

@@ -53,7 +53,7 @@ def rouge(kind: str, answers: Answers, references: References) -> float:
 
     Sentences of rougeLsum are lines. Of several references, the one with the largest F1 counts.
     """
-    from rouge_score.rouge_scorer import RougeScorer  # loads nltk: two seconds
+    from rouge_score.rouge_scorer import RougeScorer  # loads nltk, which takes a second
 
     scorer = RougeScorer([kind], use_stemmer=True)
     return _mean_of_best(lambda answer, right: scorer.score(right, answer)[kind].fmeasure, answers, references)

@@ -61,7 +61,7 @@ class Tracker:
 
     @property
     def connects(self) -> bool:
-        """Whether MLflow's client is imported or feeds for the first time, which takes seconds of the processor."""
+        """True if MLflow's client is imported or feeds for the first time, which takes seconds of the processor."""
         return self._feeding is not None and self._feeding.connects
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
