@@ -9,13 +9,13 @@ import os
 import socket
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.foundation.signals import caught
 from launch import rank_commands
-from launch.protocol import BeginAttempt, Connection, Event, Handshake, StartProgram, StartRanks
+from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks
 from launch.rank_processes import RankProcesses
 from pretrain.checkpoint import left_in_memory
 from pretrain.hardware.machine import count_gpus, free_port, network_interface_to
@@ -86,7 +86,6 @@ class _NodeProcesses:
         self.started: list[RankProcesses] = []
         self.connection, self._index = connection, index
         self.idle = True  # until the head asks for something
-        self._standby: RankProcesses | None = None
         self._request: StartRanks | None = None  # the last one
 
     def obey(self, message: dict[str, Any]) -> None:
@@ -101,12 +100,7 @@ class _NodeProcesses:
             if self._request is None:
                 left_in_memory.remove_left()
             self._request = StartRanks(**message["ranks"])
-            if self._request.standby:
-                self._standby = self._ranks(self._request)
-            else:
-                self.started.append(self._ranks(self._request))
-        elif "begin" in message:
-            self._begin(BeginAttempt(**message["begin"]))
+            self.started.append(self._ranks(self._request))
         elif "end_ranks" in message:
             heartbeats: dict[int, Heartbeat] = {}
             for processes in self.started:
@@ -122,22 +116,9 @@ class _NodeProcesses:
             print(f"{socket.gethostname()}: {kept}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        for processes in [*self.started, *([self._standby] if self._standby else [])]:
+        for processes in self.started:
             processes.end()
-        self.started, self._standby = [], None
-
-    def _begin(self, attempt: BeginAttempt) -> None:
-        standby, self._standby = self._standby, None
-        environment = {**attempt.environment, rank_logs.SUPERVISED: attempt.logs}
-        _wait_for(Path(attempt.logs))
-        if standby and standby.waits:
-            standby.begin(environment, self._log(attempt.logs))
-            self.started.append(standby)
-        elif self._request:
-            if standby:
-                standby.end()
-            request = replace(self._request, logs=attempt.logs, environment=attempt.environment, standby=False)
-            self.started.append(self._ranks(request))
+        self.started.clear()
 
     def _ranks(self, request: StartRanks) -> RankProcesses:
         logs = Path(request.logs)
@@ -150,21 +131,8 @@ class _NodeProcesses:
             command = rank_commands.rank(request.arguments)
         else:
             command = rank_commands.deepspeed(request.deepspeed, request.arguments)
-        run = logs.parent.parent
-        log = self._log(request.logs)
-        return RankProcesses(
-            command,
-            environment,
-            request.ranks,
-            log,
-            standby=request.standby,
-            run=run,
-            hang_seconds=request.hang_seconds,
-        )
-
-    def _log(self, logs: str) -> Path:
-        """The launcher's."""
-        return Path(logs) / f"launcher-{self._index}.log"
+        run, log = logs.parent.parent, logs / f"launcher-{self._index}.log"
+        return RankProcesses(command, environment, request.ranks, log, run=run, hang_seconds=request.hang_seconds)
 
     def _network(self) -> dict[str, str]:
         # by default gloo takes the address of the host's name, which is often a loopback one

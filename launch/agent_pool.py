@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from data_pipeline.foundation.processes import Process, ProcessGroup
-from launch.protocol import BeginAttempt, Connection, Event, Handshake, StartProgram, StartRanks, handshake
+from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks, handshake
 from pretrain.run.heartbeat import Heartbeat
 
 _SECONDS_TO_CONNECT, _SECONDS_TO_END, _POLL_SECONDS = 300.0, 90.0, 0.1
@@ -34,10 +34,6 @@ class Agent:
     def start_ranks(self, request: StartRanks) -> None:
         self.ranks = request.ranks
         self._connection.send({"ranks": asdict(request)})
-
-    def begin(self, logs: str, environment: dict[str, str]) -> None:
-        """Lets the ranks that it has started on standby go on."""
-        self._connection.send({"begin": asdict(BeginAttempt(logs, environment))})
 
     def start_program(self, request: StartProgram) -> None:
         self._connection.send({"program": asdict(request)})

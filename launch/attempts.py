@@ -1,7 +1,6 @@
 """The attempts of a run under one head: after one that has failed, the next begins by itself."""
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -63,9 +62,6 @@ class Ranks(Protocol):
     def start(self, logs: Path, environment: dict[str, str]) -> Sequence[NodeRanks]:
         """Starts an attempt's ranks, which write their logs to `logs`, with `environment` added to theirs."""
 
-    def prepare(self) -> None:
-        """Starts processes for the next attempt, which wait until it starts."""
-
     def leave_out(self, lost: Sequence[str]) -> bool:
         """Has the next attempt begin without the nodes `lost`; returns whether the others may go on."""
 
@@ -116,8 +112,6 @@ class _Attempts:
         if self.failures:
             down = time.time() - self.failures[-1].ended
             print(f"training again, {down:.1f} s after the failure", file=sys.stderr, flush=True)
-        if self._faults.restarts:
-            self._ranks.prepare()
 
     def end_after(self, attempt: Attempt) -> Ended | None:
         """How the run has ended with `attempt`; None, after a while, if another attempt follows."""
@@ -200,12 +194,3 @@ def _wait(seconds: float, attempt: Attempt, requests: StopRequests) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not requests.signals:
         time.sleep(_POLL_SECONDS)
-
-
-def standby_began(waiting: Path, logs: Path) -> bool:
-    """Makes the log directory of a standby that of an attempt; returns whether that worked."""
-    try:
-        os.rename(waiting, logs)  # noqa: PTH104 (over an empty directory)
-    except OSError:
-        return False
-    return True

@@ -1,6 +1,5 @@
 """Ranks on this machine, started by DeepSpeed's launcher."""
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted
 from launch import rank_commands
-from launch.attempts import Run, run_attempts, standby_began
+from launch.attempts import Run, run_attempts
 from launch.head import LAUNCHERS_LOG, NodeRanks, stop_requests
 from launch.rank_processes import RankProcesses
 from pretrain.checkpoint import left_in_memory
@@ -58,55 +57,23 @@ class LocalRanks:
     def __init__(self, run: Run, config: RunConfig, ranks: int, environment: dict[str, str]):
         self._run, self._ranks, self._environment = run, ranks, environment
         self._directory, self._hang_seconds = Path(config.run.directory), config.faults.hang_seconds
-        self._standby: RankProcesses | None = None
-        self._waiting: Path | None = None  # the logs of the standby
 
     def ready(self) -> bool:
         return True
 
     def start(self, logs: Path, environment: dict[str, str]) -> Sequence[NodeRanks]:
-        environment = {**environment, rank_logs.SUPERVISED: str(logs)}
-        standby, waiting = self._standby, self._waiting
-        if standby and waiting and standby.waits and standby_began(waiting, logs):
-            self._standby = self._waiting = None
-            standby.begin({**environment, "MASTER_PORT": str(free_port())}, logs / LAUNCHERS_LOG)
-            return [standby]
-        self._drop_standby()
-        return [self._processes({**self._environment, **environment}, logs)]
-
-    def prepare(self) -> None:
-        self._waiting = rank_logs.standby_directory(self._directory)
-        if self._waiting:
-            environment = {**self._environment, rank_logs.SUPERVISED: str(self._waiting)}
-            self._standby = self._processes(environment, self._waiting, standby=True)
+        environment = {**self._environment, **environment, rank_logs.SUPERVISED: str(logs)}
+        options = rank_commands.node_options({"localhost": self._ranks}, 0, _LOOPBACK, free_port())
+        command, log = rank_commands.deepspeed(options, self._run.arguments), logs / LAUNCHERS_LOG
+        hang = self._hang_seconds
+        return [RankProcesses(command, environment, self._ranks, log, run=self._directory, hang_seconds=hang)]
 
     def leave_out(self, lost: Sequence[str]) -> bool:
         return False  # this machine is the only one
-
-    def _processes(self, environment: dict[str, str], logs: Path, standby: bool = False) -> RankProcesses:
-        options = rank_commands.node_options({"localhost": self._ranks}, 0, _LOOPBACK, free_port())
-        command = rank_commands.deepspeed(options, self._run.arguments)
-        return RankProcesses(
-            command,
-            environment,
-            self._ranks,
-            logs / LAUNCHERS_LOG,
-            standby=standby,
-            run=self._directory,
-            hang_seconds=self._hang_seconds,
-        )
-
-    def _drop_standby(self) -> None:
-        if self._standby:
-            self._standby.end()
-        if self._waiting:
-            shutil.rmtree(self._waiting, ignore_errors=True)
-        self._standby = self._waiting = None
 
     def __enter__(self) -> "LocalRanks":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._drop_standby()
         if kept := left_in_memory.release(self._directory):
             print(kept, file=sys.stderr, flush=True)

@@ -1,6 +1,5 @@
 """A run on several nodes: an agent on each, and attempt after attempt as long as enough nodes are left."""
 
-import shutil
 import socket
 import sys
 import time
@@ -12,12 +11,11 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
 from launch.agent_pool import Agent, AgentPool
-from launch.attempts import Ended, Run, run_attempts, standby_began
+from launch.attempts import Ended, Run, run_attempts
 from launch.head import NodeRanks, StopRequests, stop_requests
 from launch.protocol import StartRanks
 from launch.rank_commands import node_options
 from pretrain.config import RunConfig
-from pretrain.run import rank_logs
 from pretrain.trainer.preflight import is_finished, move_aside, preflight
 
 _WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and can't be reached: it may start anew
@@ -79,7 +77,6 @@ class AgentRanks:
         self._run, self._config, self._nodes, self._access = run, config, nodes, access
         self._requests = requests
         self._pool: AgentPool | None = None
-        self._waiting: Path | None = None  # the logs of the standby
         self._reached = False  # whether all nodes have been reached before
 
     @property
@@ -126,19 +123,20 @@ class AgentRanks:
     def start(self, logs: Path, environment: dict[str, str]) -> Sequence[NodeRanks]:
         address, port = self._access.master(self._agents[0])
         environment = {**environment, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        if self._waiting and standby_began(self._waiting, logs):
-            self._waiting = None
-            for agent in self._agents:
-                agent.begin(str(logs), environment)
-        else:
-            self._start(logs, environment)
+        per_rank, ranks = self._access.agent_per_rank, {node.name: node.ranks for node in self._nodes}
+        for number, (agent, node) in enumerate(zip(self._agents, self._where, strict=True)):
+            agent.start_ranks(
+                StartRanks(
+                    ranks=1 if per_rank else node.ranks,
+                    local_ranks=node.ranks,
+                    logs=str(logs),
+                    deepspeed=None if per_rank else node_options(ranks, number, address, port),
+                    arguments=self._run.arguments,
+                    environment=environment,
+                    hang_seconds=self._config.faults.hang_seconds,
+                )
+            )
         return self._agents
-
-    def prepare(self) -> None:
-        self._waiting = rank_logs.standby_directory(Path(self._config.run.directory))
-        if self._waiting:
-            address, port = self._access.master(self._agents[0])
-            self._start(self._waiting, {"MASTER_ADDR": address, "MASTER_PORT": str(port)}, standby=True)
 
     def leave_out(self, lost: Sequence[str]) -> bool:
         self._close(run_goes_on=True)  # the others' agents too: they start anew with the ranks of fewer nodes
@@ -152,30 +150,10 @@ class AgentRanks:
             print(f"going on with {remaining}", file=sys.stderr, flush=True)
         return bool(self._nodes)
 
-    def _start(self, logs: Path, environment: dict[str, str], standby: bool = False) -> None:
-        per_rank, ranks = self._access.agent_per_rank, {node.name: node.ranks for node in self._nodes}
-        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        for number, (agent, node) in enumerate(zip(self._agents, self._where, strict=True)):
-            agent.start_ranks(
-                StartRanks(
-                    ranks=1 if per_rank else node.ranks,
-                    local_ranks=node.ranks,
-                    logs=str(logs),
-                    deepspeed=None if per_rank else node_options(ranks, number, address, port),
-                    arguments=self._run.arguments,
-                    environment=environment,
-                    standby=standby,
-                    hang_seconds=self._config.faults.hang_seconds,
-                )
-            )
-
     def _close(self, run_goes_on: bool = False) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close(run_goes_on)
-        if self._waiting:
-            shutil.rmtree(self._waiting, ignore_errors=True)
-            self._waiting = None
 
     def __enter__(self) -> "AgentRanks":
         return self

@@ -377,28 +377,6 @@ def test_that_all_ranks_are_stopped_is_noticed(tmp_path, capfd):
     assert " makes no progress, and its process is stopped (SIGSTOP)" in capfd.readouterr().err
 
 
-@each("happened", ["kill -KILL $$", "kill -STOP $$"])
-def test_a_standby_whose_rank_is_gone_or_stopped_does_not_wait(tmp_path, happened):
-    scripts = [f"{once('go')}; touch {tmp_path}/now; {happened}", NEVER_STOPS]
-    launcher = [
-        sys.executable,
-        "-S",
-        "-c",
-        LAUNCHER,
-        json.dumps(["", *(wrapped(["sh", "-c", one]) for one in scripts)]),
-    ]
-    (tmp_path / "go").unlink(missing_ok=True)
-    environment = {**os.environ, rank_logs.SUPERVISED: str(tmp_path)}
-    standby = RankProcesses(launcher, environment, 2, tmp_path / "launcher.log", standby=True)
-    try:
-        assert standby.waits
-        (tmp_path / "go").touch()
-        while standby.waits:
-            time.sleep(0.05)
-    finally:
-        standby.end()
-
-
 def test_the_cause_of_a_failure_is_shown_before_what_rank_0_says_because_of_it(tmp_path):
     ranks = f"echo at work; {OVER[1]}; echo Traceback of a consequence; exit 1", f"{once('rank-00000.log')}; exit 3"
     done = subprocess.run(supervisor(tmp_path, *ranks), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
