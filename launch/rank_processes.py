@@ -44,10 +44,6 @@ class RankProcesses:
     be, so that none would say so. `heartbeats` has the last ones, once the ranks have been ended.
     """
 
-    name = ""
-    lost: str | None = None
-    quiet = False
-
     def __init__(
         self,
         command: list[str],
@@ -154,9 +150,6 @@ class RankProcesses:
             rank: Heartbeat(0, 0, silent, silent, None, any(map(_is_stopped, _children(wrapper))))
             for wrapper, rank in self._wrappers.items()
         }
-
-    def wait(self) -> None:
-        """Returns at once: `end` has waited."""
 
 
 class _Output:
