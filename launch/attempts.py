@@ -71,24 +71,7 @@ def _launch(run: Run, config: RunConfig, setup: ValidatedRun, nodes: list[Node],
     if run.fresh:
         move_aside(setup)
     with stop_requests(setup.directory) as requests, Nodes(run, config, nodes, access, requests) as reached:
-        return _run_attempts(_Attempts(reached, run, config, requests))
-
-
-def _run_attempts(attempts: "_Attempts") -> Ended:
-    """Makes attempts until the run ends, or fails in a way that another attempt wouldn't mend."""
-    while True:
-        try:
-            if not attempts.nodes.ready():
-                print(NOTHING_STARTED, file=sys.stderr, flush=True)
-                return Ended(STOPPED, attempts.requests.by_scheduler)
-            attempt = attempts.watched()
-        except FailedError as error:
-            if not attempts.failures:
-                raise
-            print(error, file=sys.stderr, flush=True)
-            return Ended(1, True)
-        if ended := attempts.end_after(attempt):
-            return ended
+        return _Attempts(reached, run, config, requests).until_over()
 
 
 class _Attempts:
@@ -96,16 +79,32 @@ class _Attempts:
 
     def __init__(self, nodes: Nodes, run: Run, config: RunConfig, requests: StopRequests):
         self.failures: list[AttemptRecord] = []
-        self.nodes, self.requests, self._run = nodes, requests, run
+        self._nodes, self._run, self._requests = nodes, run, requests
         self._faults, self._directory = config.faults, Path(config.run.directory)
         self._began = time.monotonic()
 
-    def watched(self) -> Attempt:
+    def until_over(self) -> Ended:
+        """Makes attempts until the run ends, or fails in a way that another attempt wouldn't mend."""
+        while True:
+            try:
+                if not self._nodes.ready():
+                    print(NOTHING_STARTED, file=sys.stderr, flush=True)
+                    return Ended(STOPPED, self._requests.by_scheduler)
+                attempt = self._watched()
+            except FailedError as error:
+                if not self.failures:
+                    raise
+                print(error, file=sys.stderr, flush=True)
+                return Ended(1, True)
+            if ended := self.end_after(attempt):
+                return ended
+
+    def _watched(self) -> Attempt:
         """Makes an attempt, and waits until it has ended. Raises FailedError if a node can't start its ranks."""
         return watch(
             self._start,
             self._directory,
-            self.requests,
+            self._requests,
             self._faults.dead_rank_seconds,
             self._on_training,
             another_follows=restarts.left(self.failures, self._faults.restarts, time.time()) > 0,
@@ -113,7 +112,7 @@ class _Attempts:
 
     def _start(self, logs: Path) -> list[Agent]:
         earlier = {restarts.EARLIER: str(time.monotonic() - self._began)} if self.failures else {}
-        return self.nodes.start(logs, earlier)
+        return self._nodes.start(logs, earlier)
 
     def _on_training(self) -> None:
         if self.failures:
@@ -122,7 +121,7 @@ class _Attempts:
 
     def end_after(self, attempt: Attempt) -> Ended | None:
         """How the run has ended with `attempt`; None, after a while, if another attempt follows."""
-        requests, directory = self.requests, self._directory
+        requests, directory = self._requests, self._directory
         code = result(attempt, directory, requests)
         recorded = record(attempt, code, directory)
         with contextlib.suppress(OSError):  # a full disk is reported by others
@@ -131,10 +130,10 @@ class _Attempts:
             return Ended(code, code == STOPPED and _interrupted(self._run, directory, requests))
         self.failures.append(recorded)
         if attempt.lost:
-            if not self.nodes.leave_out(list(attempt.lost)):
+            if not self._nodes.leave_out(list(attempt.lost)):
                 return self._failed(recorded, "", interrupted=True)
         elif node := restarts.faulty_again(self.failures):
-            if self._run.min_nodes is None or not self.nodes.leave_out([node]):
+            if self._run.min_nodes is None or not self._nodes.leave_out([node]):
                 return self._failed(recorded, _without(node))
         elif (reason := restarts.refusal(self.failures, self._faults.restarts)) is not None:
             return self._failed(recorded, reason)

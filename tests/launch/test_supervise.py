@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,18 +18,18 @@ import pytest
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.signals import STOP_SIGNALS
-from launch import head, local, multi_node, protocol, rank_wrapper
-from launch.agent_pool import AgentPool
+from launch import agent, attempts, head, protocol, rank_wrapper
+from launch.agent import node_options
+from launch.agent_pool import Agent, AgentPool
 from launch.attempt import Attempt, first_failed
-from launch.attempts import Ended, Run
-from launch.head import NodeRanks, result, stop_requests, supervise, watch
-from launch.multi_node import Access, Node
-from launch.rank_commands import node_options
+from launch.attempts import Ended
+from launch.head import result, stop_requests, watch
+from launch.nodes import Access, Node, Run
 from launch.rank_processes import RankProcesses, with_own_gpus, wrapped
 from pretrain.run import heartbeat, rank_logs
 from pretrain.run.status import Status
 from tests.launch import shell_ranks
-from tests.launch.shell_ranks import DONE, LAUNCHER, supervised
+from tests.launch.shell_ranks import DONE, LAUNCHER, agent_with, supervise, supervised
 from tests.pretrain.runs import run_file
 from tests.tables import each
 
@@ -272,9 +271,10 @@ def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
     commands = [wrapped(["sh", "-c", script]) for script in (last, first)]
     launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", *commands])]
 
-    def start(logs: Path) -> list[NodeRanks]:
+    def start(logs: Path) -> list[Agent]:
         (tmp_path / "stop").touch()
-        return [RankProcesses(launcher, {**os.environ, rank_logs.SUPERVISED: str(logs)}, 2, logs / "launcher.log")]
+        environment = {**os.environ, rank_logs.SUPERVISED: str(logs)}
+        return [agent_with(RankProcesses(launcher, environment, 2, logs / "launcher.log"))]
 
     with stop_requests(tmp_path) as requests:
         attempt = watch(start, tmp_path, requests, 3600, another_follows=True)
@@ -366,9 +366,9 @@ def test_that_all_ranks_are_stopped_is_noticed(tmp_path, capfd):
     commands = [wrapped([sys.executable, "-c", STOPS])] * 2
     launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", *commands])]
 
-    def start(logs: Path) -> list[NodeRanks]:
+    def start(logs: Path) -> list[Agent]:
         environment = {**os.environ, rank_logs.SUPERVISED: str(logs)}
-        return [RankProcesses(launcher, environment, 2, logs / "launcher.log", hang_seconds=0.5)]
+        return [agent_with(RankProcesses(launcher, environment, 2, logs / "launcher.log", hang_seconds=0.5))]
 
     with stop_requests(tmp_path) as requests:
         attempt = watch(start, tmp_path, requests, dead_rank_seconds=0.1)
@@ -455,7 +455,7 @@ def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_
 
     access = Access(start, False, "127.0.0.1", lambda first: ("127.0.0.1", 1))
     path = run_file(tmp_path, small_corpus)
-    assert multi_node.launch(Run(path, []), [Node("host", 1)], access) == Ended(75, interrupted)
+    assert attempts.launch(Run(path, []), [Node("host", 1)], access) == Ended(75, interrupted)
     assert "nothing was saved, and the same command starts the run again" in capfd.readouterr().err
     assert not (tmp_path / "run/logs").exists()
 
@@ -528,10 +528,15 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
 
 def test_ranks_of_one_machine_talk_over_loopback(small_corpus, tmp_path, monkeypatch):
     """Gloo takes connections from anybody, and by default at the address of the host's name."""
-    given = []
-    monkeypatch.setattr(local, "count_gpus", lambda: 0)
-    monkeypatch.setattr(local, "LocalRanks", lambda *arguments: given.append(arguments[-1]) or nullcontext())
-    monkeypatch.setattr(local, "run_attempts", lambda *_: Ended(0, False))
+    given: list[dict[str, str]] = []
+
+    class Started(RankProcesses):
+        def __init__(self, command: list[str], environment: dict[str, str], *arguments: object, **named: object):
+            given.append(environment)
+            super().__init__(["true"], environment, *arguments, **named)
+
+    monkeypatch.setattr(agent, "RankProcesses", Started)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert local.launch_local(Run(run_file(tmp_path, small_corpus), []), ranks=2) == 0
-    assert given[0]["GLOO_SOCKET_IFNAME"] == "lo"
+    path = run_file(tmp_path, small_corpus)
+    assert attempts.launch_local(Run(path, ["faults.restarts=0"]), ranks=2) == 1
+    assert [(one["GLOO_SOCKET_IFNAME"], one["MASTER_ADDR"]) for one in given] == [("lo", "127.0.0.1")]

@@ -26,8 +26,8 @@ import pytest
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from launch import rank_wrapper
-from launch.attempts import Run
-from launch.local import launch_local
+from launch.attempts import launch_local
+from launch.nodes import Run
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
