@@ -38,7 +38,7 @@ def _one_line(text: str) -> str:
 Line = Annotated[str, AfterValidator(_one_line)]
 
 
-def _variables(given: dict[str, str]) -> dict[str, str]:
+def _named(given: dict[str, str]) -> dict[str, str]:
     for name in given:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} can't be the name of an environment variable")
@@ -62,7 +62,7 @@ class ClusterConfig(Section):
     """The GPUs of a node."""
     interface: Line | None = None
     """The network interface that NCCL and gloo connect through. null: they choose."""
-    environment: Annotated[dict[str, str], AfterValidator(_variables)] = {}
+    environment: Annotated[dict[str, str], AfterValidator(_named)] = {}
     """Environment variables of the job."""
     modules: list[Line] = []
     """What `module load` loads."""
