@@ -14,6 +14,7 @@ from launch.head import result, stop_requests, watch
 from launch.rank_processes import RankProcesses, wrapped
 from pretrain.run import heartbeat, rank_logs
 
+TO_LAUNCHER = "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"
 DONE = f"touch ${heartbeat.DIRECTORY}/rank-$RANK.done"
 LAUNCHER = """
 import json, os, subprocess, sys
@@ -22,6 +23,12 @@ started = [subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}) for 
 print(words, flush=True)
 sys.exit(max([process.wait() for process in started]))
 """
+
+
+def told(kind: str, text: str) -> str:
+    """Has a rank tell something, as pretrain.run.outcome does."""
+    folder = f"${heartbeat.DIRECTORY}"
+    return f"printf '{text}' > {folder}/.$RANK.{kind}; mv {folder}/.$RANK.{kind} {folder}/rank-$RANK.{kind}"
 
 
 def agent_with(ranks: RankProcesses) -> Agent:

@@ -29,7 +29,7 @@ from launch.rank_processes import RankProcesses, with_own_gpus, wrapped
 from pretrain.run import heartbeat, rank_logs
 from pretrain.run.status import Status
 from tests.launch import shell_ranks
-from tests.launch.shell_ranks import DONE, LAUNCHER, agent_with, supervise, supervised
+from tests.launch.shell_ranks import DONE, LAUNCHER, TO_LAUNCHER, agent_with, supervise, supervised, told
 from tests.pretrain.runs import run_file
 from tests.tables import each
 
@@ -68,7 +68,7 @@ def supervisor(run: Path, *ranks: str) -> list[str]:
     return [sys.executable, "-m", shell_ranks.__name__, str(run), *ranks]
 
 
-TO_WRAPPER, TO_LAUNCHER = "kill -TERM $PPID", "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"
+TO_WRAPPER = "kill -TERM $PPID"
 STOPPING = "saving and stopping; a second signal ends the run at once, and steps since a checkpoint are lost\n"
 ABOVE = "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
 
@@ -181,12 +181,6 @@ def once(file: str) -> str:
 
 OVER = [once(f"rank-0000{rank}.exit") for rank in range(2)]  # waits for the end of a rank
 REPORTED = f"touch ${rank_logs.SUPERVISED}/reported"
-
-
-def told(kind: str, text: str) -> str:
-    """Has a rank tell something, as pretrain.run.outcome does."""
-    folder = f"${heartbeat.DIRECTORY}"
-    return f"printf '{text}' > {folder}/.$RANK.{kind}; mv {folder}/.$RANK.{kind} {folder}/rank-$RANK.{kind}"
 
 
 FAILED, FAULTY = told("failed", ""), told("faulty", "1")
