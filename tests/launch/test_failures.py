@@ -12,14 +12,14 @@ import pytest
 
 import launch.cli
 from pretrain.faults import restarts
-from pretrain.run import heartbeat, lock, rank_logs
+from pretrain.run import lock, rank_logs
 from tests.launch.shell_ranks import DONE, TO_LAUNCHER, told
 from tests.pretrain.runs import run_file
 from tests.tables import each
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/when-a-run-fails.md"
-TABLE = re.search(r"(?ms)^\| failure \|.*?\n\n", PAGE.read_text())
-ROWS = [tuple(cell.strip() for cell in row.split("|")[1:-1]) for row in TABLE[0].splitlines()[2:] if row] if TABLE else []
+TABLE = PAGE.read_text().split("| failure |")[1].partition("\n\n")[0]
+ROWS = [[cell.strip() for cell in row.split("|")[1:-1]] for row in TABLE.splitlines()[2:]]
 ATTEMPTS = {"yes": (1, 2), "once": (9, 2), "no": (9, 1)}  # how many of them fail, if asked to, and how many there are
 
 # The package that stands first on the path of ranks, since they start in its folder.
