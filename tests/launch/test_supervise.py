@@ -275,30 +275,6 @@ def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
         assert (attempt.codes, result(attempt, tmp_path, requests)) == ({1: 75, 0: 75}, 75)
 
 
-IS_STOPPED = "open(f'/proc/{open(pid).read().strip()}/stat').read().rpartition(')')[2].split()[0] == 'T'"
-HANGS = f"""
-import os, sys, time
-from pretrain.run import heartbeat, outcome
-pid = sys.argv[1]
-with heartbeat.beating(0):
-    while not (os.path.exists(pid) and {IS_STOPPED}):
-        time.sleep(0.05)
-    heartbeat.mark()
-    outcome.hung(0)
-    time.sleep(3600)
-"""
-
-
-def test_the_rank_that_is_stopped_before_its_first_heartbeat_is_blamed(tmp_path, capfd):
-    """The other beats, is further on, and reports that it makes no progress."""
-    (tmp_path / "hangs.py").write_text(HANGS)
-    hangs = f"exec {sys.executable} {tmp_path}/hangs.py {tmp_path}/pid"
-    stopped = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; kill -STOP $$; true"
-    assert supervised(tmp_path, hangs, stopped, dead_rank_seconds=1) == 1
-    said = "rank 1 makes no progress, and its process is stopped (SIGSTOP); 1 rank waited for it; its log: "
-    assert capfd.readouterr().err.startswith(said)
-
-
 BEATS = """
 import os, time
 from pathlib import Path
