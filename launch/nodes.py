@@ -14,6 +14,7 @@ from launch.agent_pool import Agent, AgentPool
 from launch.head import StopRequests
 from launch.protocol import StartRanks
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
 from pretrain.hardware.machine import free_port
 from pretrain.run import node_memory
 
@@ -79,7 +80,7 @@ def number_of_ranks(nodes: Sequence[Node]) -> int:
 def _usable(config: RunConfig, left: list[Node], least: int | None) -> list[Node]:
     """As many of the nodes as can share the run's batches; none if these are fewer than `least`."""
     for number in range(len(left), (least or len(left) + 1) - 1, -1):
-        if not config.batch.problems(number_of_ranks(left[:number])):
+        if not BatchPlan(config.batch, number_of_ranks(left[:number])).problems():
             return left[:number]
     return []
 

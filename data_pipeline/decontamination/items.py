@@ -10,7 +10,7 @@ from data_pipeline.foundation.paths import opening
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.jsonl import json_lines
 from data_pipeline.sources.recognition import refuse_other_format
-from data_pipeline.sources.record import Input, Intake
+from data_pipeline.sources.record import Input, ReadStats
 from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, too_long
 
 _SHOWN = 8  # names in a message
@@ -24,8 +24,8 @@ class Item:
     texts: list[str]
 
 
-class _Strict(Intake):
-    """An intake that refuses damage: what can't be read of an evaluation set can't be looked for."""
+class _Strict(ReadStats):
+    """Statistics that refuse damage: what can't be read of an evaluation set can't be looked for."""
 
     def damaged_between(self, position: str, reason: str) -> None:
         raise DamagedInput("", position, reason)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from data_pipeline.foundation.errors import UserError
 from pretrain import huggingface
@@ -52,8 +53,7 @@ def ctranslate2_engine(trained: TrainedModel, precision: str, settings: Generati
     """Raises UserError if CTranslate2 isn't installed, or can't run this model or these settings."""
     model = trained.model
     try:
-        from ctranslate2.converters import TransformersConverter
-        from transformers.utils import logging as transformers_logging
+        from ctranslate2.converters import TransformersConverter  # an extra, as is ctranslate2
     except ImportError:
         raise UserError(
             "--engine ctranslate2: it isn't installed; pip install 'encdec-pretrain[ctranslate2]'"

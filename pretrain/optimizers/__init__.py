@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # name: where its optimizer lives
 _OPTIMIZERS = {
-    "adamw": "pretrain.optimizers.adamw.adamw",
+    "adamw": "pretrain.optimizers.adamw_scale.adamw",
     "adamw_scale": "pretrain.optimizers.adamw_scale.AdamWScale",
     "adafactor": "pretrain.optimizers.adafactor.Adafactor",
     "muon": "pretrain.optimizers.muon.Muon",

@@ -14,8 +14,7 @@ from torch.optim import SGD
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
-from pretrain.models.loss import Losses
-from pretrain.models.model import Model
+from pretrain.models.model import Losses, Model
 
 ROWS, STEPS = 2, 3  # rows of a micro-batch; more steps would need more bits than fp32 has
 RATE = 1 / 4
@@ -102,7 +101,8 @@ def micro_batches(step: int, accumulation: int, ranks: int) -> list[list[Batch]]
 
 
 class PlainStep(NamedTuple):
-    """What a step of a plain loop gives, fp32: the gradient and the weights after it by name, the gradient's norm."""
+    """The results of a step of a plain loop, fp32: the gradient and the weights after it by name, the gradient's
+    norm."""
 
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]

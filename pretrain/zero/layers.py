@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.run_config import ComputeSection
 from pretrain.models.layers import fuse_linears
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 from pretrain.run import watchdog
 
 Forward = Callable[..., Tensor]
@@ -50,7 +50,7 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
 
 
 def compiles(compute: ComputeSection) -> bool:
-    """Whether layers are compiled: as configured, else on GPUs."""
+    """True if layers are compiled: as configured, else on GPUs."""
     on_gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
     return on_gpu if compute.compile is None else compute.compile
 

@@ -51,7 +51,7 @@ with heartbeat.beating(0):
 SSH = """#!/bin/sh
 for last; do :; done
 case "$*" in
-*" -G "*) echo hostname 127.0.0.1 ;;
+*"-G -- "*) echo hostname 127.0.0.1 ;;
 *" n3 "*) echo "ssh: connect to host n3 port 22: No route to host" >&2; exit 255 ;;
 *) exec sh -c "$last" ;;
 esac
@@ -119,7 +119,13 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     places = {"run": run, "folder": tmp_path, "python": sys.executable}
     first, second = (script.format(**places) for script in (first, second))
     script = SCRIPT.format(logs=rank_logs.SUPERVISED, failing=failing, first=first, second=second, done=DONE, run=run)
-    for name, content in {"pretrain/__main__.py": RANK, "rank.sh": script, "hangs/hangs.py": HANGS, "ssh": SSH}.items():
+    for name, content in {
+        "pretrain/__init__.py": "",
+        "pretrain/__main__.py": RANK,
+        "rank.sh": script,
+        "hangs/hangs.py": HANGS,
+        "ssh": SSH,
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     (tmp_path / "ssh").chmod(0o755)

@@ -12,6 +12,7 @@ from data_pipeline.foundation.config_file import load
 from launch.rank_processes import PROGRAM_REPORT
 from launch.tools.doctor.findings import REQUEST
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
     with process_group(1, given["seconds"], any_version=True) as (rank, _):
         from pretrain.zero import deepspeed_private, numerics  # DeepSpeed chooses its accelerator when it is imported
 
-        found = numerics.compare(config, config.batch.accumulation(given["ranks"]))
+        found = numerics.compare(config, BatchPlan(config.batch, given["ranks"]).usual_accumulation)
         tested = deepspeed_private.TESTED_VERSION
         other = deepspeed_private.deepspeed.__version__ != tested
         if rank == 0:
