@@ -37,13 +37,11 @@ def train(
     from data_pipeline.foundation.config_file import load
     from data_pipeline.loading import server
     from pretrain.config import RunConfig
-    from pretrain.run import outcome, rank_logs, standby
+    from pretrain.run import outcome, rank_logs
 
     settings = load(config, overrides or [], RunConfig)
     if settings.data.workers:
         server.fork()  # now, before PyTorch has threads
-    if standby.waited(settings.tracking.mlflow is not None):
-        settings = load(config, overrides or [], RunConfig)  # the file may have changed
     from pretrain.trainer.train import train as run  # slow to import, and not needed to refuse a wrong run file
 
     code = run(settings, stop_at_step, fresh)

@@ -7,7 +7,6 @@ parameter. When a run starts, `check` verifies this for its engine.
 """
 
 import contextlib
-import importlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -41,11 +40,6 @@ def check_version() -> None:
             f"deepspeed {deepspeed.__version__} is installed, but only {TESTED_VERSION} was tested: install that one "
             f"(constraints.txt), or run python -m pytest {_TESTS} and set TESTED_VERSION in {__name__}"
         )
-
-
-def import_what_engines_need() -> None:
-    """Imports what DeepSpeed imports only when it makes an engine."""
-    importlib.import_module("deepspeed.module_inject.auto_ep_layer")
 
 
 def load_no_extensions() -> None:

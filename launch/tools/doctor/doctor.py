@@ -14,9 +14,9 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from launch import hosts, slurm_head
 from launch.agent_pool import Agent, AgentPool
-from launch.config import ClusterConfig
-from launch.multi_node import Access, Node
+from launch.nodes import Access, Node
 from launch.protocol import Event, StartProgram
+from launch.slurm import ClusterConfig
 from launch.tools.doctor import all_reduce, numerics
 from launch.tools.doctor.all_reduce import Answers, RankGroup
 from launch.tools.doctor.checks import NODE_CHECKS, RUN_CHECKS, Check, failure, request
