@@ -33,7 +33,7 @@ def device_type() -> str:
 
 
 def _requested() -> str | None:
-    """What DS_ACCELERATOR says, if anything."""
+    """The value of DS_ACCELERATOR, if it has one."""
     requested = os.environ.get(ACCELERATOR) or None
     if requested not in (None, "cpu", "cuda"):
         raise UserError(f"{ACCELERATOR}: {requested!r}; expected cpu or cuda")
@@ -83,7 +83,7 @@ def _counted_by_driver() -> int:
 
 
 def cpu_multiplies_bf16(description: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU has instructions for products of bf16: AMX or AVX-512's on x86, those of Armv8.6."""
+    """True if this CPU has instructions for products of bf16: AMX or AVX-512's on x86, those of Armv8.6."""
     if not description.exists():
         return False
     flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", description.read_text(), re.MULTILINE)

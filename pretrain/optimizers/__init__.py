@@ -4,15 +4,22 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from pretrain.config.optimizers import AdamWConfig, OptimizerConfig
+from pretrain.config.optimizers import OptimizerConfig
 from pretrain.optimizers.adafactor import Adafactor
-from pretrain.optimizers.adamw_scale import AdamWScale
+from pretrain.optimizers.adamw_scale import AdamWScale, adamw
 from pretrain.optimizers.ema import keep_average
 from pretrain.optimizers.groups import parameter_groups
 from pretrain.optimizers.muon import Muon
+
+_OPTIMIZERS: dict[str, Callable[[ParamsT, Any], Optimizer]] = {
+    "adamw": adamw,
+    "adamw_scale": AdamWScale,
+    "adafactor": Adafactor,
+    "muon": Muon,
+}
 
 
 def build(model: nn.Module, config: OptimizerConfig) -> Optimizer:
@@ -21,16 +28,3 @@ def build(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     if config.ema_decay is not None:
         keep_average(optimizer, config.ema_decay)
     return optimizer
-
-
-def _adamw(groups: ParamsT, config: AdamWConfig) -> AdamW:
-    """AdamW (Loshchilov and Hutter 2019). It updates each element independently, so torch's own works under ZeRO."""
-    return AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
-
-
-_OPTIMIZERS: dict[str, Callable[[ParamsT, Any], Optimizer]] = {
-    "adamw": _adamw,
-    "adamw_scale": AdamWScale,
-    "adafactor": Adafactor,
-    "muon": Muon,
-}

@@ -14,9 +14,9 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from launch import hosts, slurm_head
 from launch.agent_pool import Agent, AgentPool
-from launch.config import ClusterConfig
-from launch.multi_node import Access, Node
+from launch.nodes import Access, Node
 from launch.protocol import StartProgram
+from launch.slurm import ClusterConfig
 from launch.tools.doctor import checks
 from launch.tools.doctor.checks import ALL_REDUCE, NODE_CHECKS, NUMERICS, RUN_FILE, Check
 from launch.tools.doctor.directory import locked_file

@@ -16,6 +16,7 @@ from data_pipeline.foundation.config_file import load
 from launch.tools.doctor.checks import ALL_REDUCE, NUMERICS
 from launch.tools.doctor.findings import Finding, Settings
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
 from pretrain.hardware.gpus import gpu_of_device
 from pretrain.hardware.machine import device_type, local_gpu
 from pretrain.zero.ranks import process_group
@@ -99,7 +100,7 @@ def numerics(settings: Settings) -> list[Finding]:
     with process_group(1, NUMERICS.seconds, any_version=True) as (rank, _):
         from pretrain.zero import deepspeed_private, numerics  # DeepSpeed chooses its accelerator when it is imported
 
-        found = numerics.compare(config, config.batch.accumulation(settings.all_ranks))
+        found = numerics.compare(config, BatchPlan(config.batch, settings.all_ranks).usual_accumulation)
         tested, used = deepspeed_private.TESTED_VERSION, deepspeed_private.deepspeed.__version__
         return [] if rank else [comparison(found.trained, found.wrong, tested if used != tested else None)]
 
