@@ -89,7 +89,7 @@ PLANTED: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "the disk is full": (WAITS, fails("OSError: [Errno 28] No space left on device"), WITHOUT_HOSTS),
     "a signal": (f"{ASKED}; {STOPPED}", f"kill -TERM {os.getpid()}; {ASKED}; {DONE}", WITHOUT_HOSTS),
     "two signals": (WAITS, f"kill -TERM {os.getpid()}; {ASKED}; kill -TERM {os.getpid()}; {WAITS}", WITHOUT_HOSTS),
-    "a node is lost": (
+    "a host is lost": (
         WAITS,
         f"{TO_LAUNCHER.replace('kill -TERM $parent', 'read -r _ _ _ agent _ < /proc/$parent/stat; kill -KILL $agent')}"
         f"; {WAITS}",
