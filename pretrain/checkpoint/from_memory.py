@@ -61,7 +61,7 @@ class _Held:
 
 
 def _held(node: Path, after: int) -> dict[_Key, _Held]:
-    """What `node` holds of checkpoints after that step. Each rank of a node checks its share of the files."""
+    """The checkpoints after that step in `node`. Each rank of a node checks its share of the files."""
     share = slice(int(os.environ["LOCAL_RANK"]), None, int(os.environ["LOCAL_SIZE"]))
     held = {}
     for step in (step for step in all_steps(node) if step > after):

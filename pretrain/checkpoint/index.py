@@ -24,7 +24,7 @@ from pretrain.run.train_state import TrainState
 
 FORMAT_VERSION = 2
 Identity = dict[str, Any]
-"""What identifies a run, as JSON has it: model, tokenizer, corpora, seed and optimizer."""
+"""The identity of a run, as JSON has it: model, tokenizer, corpora, seed and optimizer."""
 INDEX = "index.json"
 
 
@@ -36,7 +36,7 @@ class File:
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
     def matches(self, path: Path, progress: Callable[[], None]) -> bool:
-        """Whether `path` has this content. Calls `progress` as it is read."""
+        """True if `path` has this content. Calls `progress` as it is read."""
         return sha256(path, progress) == self.sha256
 
 
@@ -48,7 +48,7 @@ class MappedFile:
     xxh3: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
     def matches(self, path: Path, progress: Callable[[], None]) -> bool:
-        """Whether `path` has this content."""
+        """True if `path` has this content."""
         progress()
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             return xxhash.xxh3_128_hexdigest(mapped) == self.xxh3
@@ -56,7 +56,7 @@ class MappedFile:
 
 @dataclass(frozen=True)
 class Origin:
-    """What all checkpoints of `run` have in common, as seen by one of its ranks.
+    """The facts that all checkpoints of `run` have in common, as seen by one of its ranks.
 
     `mixture` gives the number of rows of each corpus before a position. `resumed`: the step that it has resumed from.
     """

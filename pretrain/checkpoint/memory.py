@@ -51,7 +51,7 @@ _MOST_BYTES = 1 << 30  # of a message
 
 
 def run_name(directory: Path) -> str | None:
-    """What tells a run from others that were in its directory, as RUN/checkpoints or a node's memory has it.
+    """The token that tells a run from others that were in its directory, as RUN/checkpoints or a node's memory has it.
 
     None if there were never checkpoints in memory.
     """
@@ -97,7 +97,7 @@ class MemoryCheckpoints:
         return name
 
     def _prepare(self, name: str) -> None:
-        """Writes what all checkpoints have in common, and removes those but the one that this run has resumed from."""
+        """Writes the files that all checkpoints share, and removes those but the one that this run has resumed from."""
         origin, common = self._origin, self._node / _COMMON
         for left in (common, *(self._node / "checkpoints").glob("*")):
             if origin.resumed is None or left != checkpoint_directory(self._node, origin.resumed):
@@ -109,7 +109,7 @@ class MemoryCheckpoints:
         write_json(self._node / _RUN_NAME, {"run": name})
 
     def due(self, step: int) -> bool:
-        """Whether this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
+        """True if this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
         stored = self._storing is None or not self._storing.is_alive()
         return self.problem is None and stored and step - self._step >= self._every
 
@@ -193,7 +193,7 @@ class MemoryCheckpoints:
         self._began = now
 
     def forget(self) -> None:
-        """Drops what is in memory: the run has gone back to a step before it."""
+        """Drops the checkpoints in memory: the run has gone back to a step before it."""
         self.close()
         dist.barrier()  # all ranks' files, and what other nodes keep of them, are stored
         for slot in self._slots:

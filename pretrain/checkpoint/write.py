@@ -58,7 +58,7 @@ def write_part(
 
 
 def header(tensors: Mapping[str, Tensor]) -> bytes:
-    """What a safetensors file begins with; `tensors` follow one after the other."""
+    """The beginning of a safetensors file; `tensors` follow one after the other."""
     about, end = {}, 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.nbytes
