@@ -162,5 +162,5 @@ def _write(
 
 
 def _is_view(tensor: Tensor) -> bool:
-    """Whether its storage holds more than the tensor."""
+    """True if its storage holds more than the tensor."""
     return tensor.untyped_storage().nbytes() > tensor.nbytes

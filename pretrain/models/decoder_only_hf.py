@@ -164,8 +164,8 @@ UNUSED_WINDOW = 4096
 class RotarySettings:
     """The settings of heads, windows and rotations in a model of transformers, `model` in messages.
 
-    `windows`: whether layers may have one. `two_bases`: whether these layers have a rotary base of their own. `scalar`:
-    whether `query_pre_attn_scalar` counts; in other models transformers ignores it.
+    `windows`: true if layers may have one. `two_bases`: true if these layers have a rotary base of their own. `scalar`:
+    true if `query_pre_attn_scalar` counts; in other models transformers ignores it.
     """
 
     model: str

@@ -109,7 +109,7 @@ def _stack_to_hf(config: T5GemmaConfig, stack: StackConfig, name: str) -> Json:
 
 
 def stack_to_hf(config: Gemma, stack: StackConfig, rotary: RotarySettings) -> Json:
-    """What both versions have in common."""
+    """The keys that both versions have."""
     return {
         "vocab_size": config.padded_vocab_size,
         **rotary.to_theirs(config, stack, stack.num_layers),

@@ -93,7 +93,7 @@ class MlflowFeeder:
             return self._client.get_experiment_by_name(name).experiment_id
 
     def _state(self, experiment_id: str) -> FeedState:
-        """What MLflow has of the run, which is created if MLflow lacks it."""
+        """The part of the run that MLflow has, which is created if MLflow lacks it."""
         found = self._client.search_runs([experiment_id], f"tags.{_RUN_KEY} = '{self.run.key}'", max_results=1)
         started, tags = int(self.run.started * 1000), {_RUN_KEY: self.run.key}
         run = found[0] if found else self._client.create_run(experiment_id, started, tags, self.run.run_name)

@@ -1,4 +1,4 @@
-"""What metrics are called in MLflow.
+"""The names of metrics in MLflow.
 
 MLflow's page of a run sorts its sections by name, and a section is all of a name before its last slash. So losses come
 first, then evaluations, and seconds and sizes last; each name of metrics.jsonl is taken apart by the first pattern that

@@ -85,7 +85,7 @@ class LoggedCheckpoint:
 
 @dataclass
 class FeedState:
-    """What MLflow has of a run.
+    """The part of a run that MLflow has.
 
     `offsets`: bytes of each file of metrics, by its path in the run directory. `files`: [mtime_ns, bytes] of each
     upload. `checkpoints`: by the name of the checkpoint's directory.

@@ -61,7 +61,7 @@ class Tracker:
 
     @property
     def connects(self) -> bool:
-        """Whether MLflow's client is imported or feeds for the first time, which takes seconds of the processor."""
+        """True if MLflow's client is imported or feeds for the first time, which takes seconds of the processor."""
         return self._feeding is not None and self._feeding.connects
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -110,8 +110,8 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
         raise UserError(f"{run_dir}: the run was started without tracking.mlflow.uri; give one to sync to")
     if MASK in uri:
         raise UserError(f"{run_dir}: the password of {uri} isn't recorded; give --uri with it")
-    feeder = _feeder(run_dir, run, uri)
     try:
+        feeder = _feeder(run_dir, run, uri)
         sent = feeder.feed()
         feeder.finish()
     except Exception as error:
@@ -143,14 +143,14 @@ class _FeedingThread:
         return self._complete
 
     def _work(self) -> None:
-        failing, pause, last_try = False, SECONDS_BETWEEN_FEEDS, None
+        failing, pause, last_try, feeder = False, SECONDS_BETWEEN_FEEDS, None, None
         self._closing.wait(SECONDS_BEFORE_FEEDS)
-        feeder = _feeder(*self._of_the_feeder)
         while not self._closed.is_set():
             closing = self._closing.is_set()
             if closing and last_try is None:
                 last_try = time.monotonic() + SECONDS_FOR_A_RETURN
             try:
+                feeder = feeder or _feeder(*self._of_the_feeder)
                 feeder.feed()
                 if closing:
                     feeder.finish()

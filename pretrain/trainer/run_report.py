@@ -67,7 +67,7 @@ class RunReport:
         return attempt
 
     def connects_to_mlflow(self) -> bool:
-        """Whether this rank's processor also makes the first connection to MLflow now."""
+        """True if this rank's processor also makes the first connection to MLflow now."""
         return self._tracker is not None and self._tracker.connects
 
     def announce(self, parameters: int, layout: BatchLayout) -> None:
@@ -200,7 +200,7 @@ def _naming_directory(directory: Path) -> Iterator[None]:
 
 
 def _skipped_and_speed(metrics: dict[str, float], steps: int) -> str:
-    """What is left out where nobody measures it. `steps` are left."""
+    """The parts that are left out where nobody measures them. `steps` are left."""
     skipped = f"{number:.0f} skipped  " if (number := metrics.get("train/skipped_steps")) else ""
     if "train/steps_per_second" not in metrics:
         return skipped

@@ -341,6 +341,14 @@ def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, c
     assert points(client, tmp_path, "loss") == [(step, step) for step in range(100)]
 
 
+def test_a_run_trains_on_where_mlflow_cannot_be_imported(tmp_path, uri, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "pretrain.tracking.feeder", None)
+    with start(tmp_path, uri) as tracker:
+        tracker.log(1, {"loss": 1.0})
+    assert len(read_metrics(tmp_path)) == 1
+    assert any("training goes on, will try again" in message for message in caplog.messages)
+
+
 def test_sync_that_fails_says_so(tmp_path):
     with start(tmp_path, None) as tracker:
         tracker.log(1, {"loss": 1.0})
