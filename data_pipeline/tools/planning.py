@@ -134,18 +134,18 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     units = {"tokenizer": 1, "minhash-clusters": 1, "evaluation-sets": 1}
     units["documents"] = sum(_units(unit[0], config) for unit in shared(files, config))
     trained = 0.0 if config.tokenizer.path else min(text, config.tokenizer.sample_bytes)
+    pieces = found.pieces if config.tokenizer.path else config.tokenizer.vocab_size
+    longer = 1 + _LONGER * math.log2(max(1.0, pieces / max(1, found.pieces)))
 
     stages = []
     for one in found.stages:
         grown = growths.get(one.name, growth)
         core_seconds = grown * one.megabytes / (one.megabytes_per_core_second or math.inf)
-        disk = grown * 1e6 * one.written_megabytes
+        disk = grown * 1e6 * one.written_megabytes / (longer if one.name.startswith(("tokens", "shards")) else 1.0)
         if one.name == "tokenizer":
             core_seconds, disk = _training(found, one.core_seconds, trained), 1e6 * one.written_megabytes
         at_once = min(workers, units.get(one.name, max(1, math.ceil(text / config.characters_per_part))))
         stages.append(StageForecast(one.name, grown * one.megabytes, core_seconds, core_seconds / at_once, disk))
-    pieces = found.pieces if config.tokenizer.path else config.tokenizer.vocab_size
-    longer = 1 + _LONGER * math.log2(max(1.0, pieces / max(1, found.pieces)))
     tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())
     held_out = config.split.validation_fraction
     ray_start = 0.0 if small else sum(one.ray_start_seconds or 0.0 for one in found.stages)
