@@ -96,8 +96,8 @@ def _flip_a_weight(here: Here) -> None:
 
 def _flip_in_memory(_: Here) -> None:
     """Flips a bit of this rank's newest checkpoint in memory, then dies."""
-    slots = Path(os.environ["PRETRAIN_NODE_DIRECTORY"]).glob(f"rank-{int(os.environ['RANK']):05d}.*/shard.json")
-    newest = max(slots, key=lambda shard: shard.stat().st_mtime).with_name("0.bin")
+    checkpoints = Path(os.environ["PRETRAIN_NODE_DIRECTORY"]) / "checkpoints"
+    newest = max(checkpoints.glob(f"step-*/rank-{int(os.environ['RANK']):05d}.safetensors"))
     with newest.open("r+b") as file:
         byte = file.read(1)[0]
         file.seek(0)

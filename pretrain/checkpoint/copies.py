@@ -4,33 +4,79 @@ Nothing but the optimizer's next step changes the state. So the copy is made bes
 and that step waits for it: on a GPU in a stream of its own, on a CPU in the thread that then writes the checkpoint.
 """
 
+import contextlib
+import mmap
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pretrain.checkpoint.pinned import pinned_like
 from pretrain.checkpoint.table import Piece
 from pretrain.checkpoint.tensors import PARAMETER
+from pretrain.checkpoint.write import header
+from pretrain.optimizers.flat_buffers import Fragment
 from pretrain.run import watchdog
-from pretrain.zero.deepspeed_private import in_memory, optimizer_state, swapped, wrapped
+from pretrain.zero.deepspeed_private import flat_buffers, loaded, optimizer_state, swapped, wrapped
 from pretrain.zero.engine import Engine
 from pretrain.zero.optimizer import factored_state
+
+
+class _Pages(mmap.mmap):
+    """Pages that the GPU may read and write by itself until they are freed, once they are locked."""
+
+    _runtime: Any = None
+    _address = 0
+
+    def lock(self, address: int, runtime: Any) -> None:
+        """Locks the pages, which begin at `address`. Raises MemoryError where the system allows no more."""
+        code = int(runtime.cudaHostRegister(address, len(self), 0))
+        if code:
+            raise MemoryError(f"cudaHostRegister: error {code} for {len(self):,} bytes (ulimit -l, memory of the node)")
+        self._runtime, self._address = runtime, address
+
+    def __del__(self) -> None:
+        if self._address:
+            self._runtime.cudaHostUnregister(self._address)
+
+
+def host_memory(size: int, page_locked: bool = False, path: Path | None = None, runtime: Any = None) -> Tensor:
+    """`size` bytes (size,) on the host: of this process alone, or the content of a new file in a memory file system.
+
+    PyTorch's own page-locked memory rounds up to a power of two: 1.5 GB take 2.1 GB. `runtime`: CUDA's, by default
+    PyTorch's. Raises OSError if the file system is full, MemoryError where the system locks no more pages; those of a
+    file then stay as they are.
+    """
+    if path is None:
+        pages = _Pages(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:
+        with path.open("x+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # else a write to a full file system would be a SIGBUS
+            pages = _Pages(file.fileno(), size)
+    whole = torch.frombuffer(pages, dtype=torch.uint8)
+    if page_locked:
+        if path is None:
+            pages.madvise(mmap.MADV_DONTFORK)  # else a write after a fork would move a page away from under the GPU
+        with contextlib.suppress(*[MemoryError] if path else []):
+            pages.lock(whole.data_ptr(), runtime or torch.cuda.cudart())
+    return whole
 
 
 @dataclass
 class Copy:
     """This rank's state: tensors by "STATE/NAME", complete after `finish`, and the fragments that they hold.
 
-    `seconds`: how long training has waited for it.
+    `image`: the bytes of a safetensors file of the tensors. `seconds`: how long training has waited for the copy.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     pieces: dict[str, Piece] = field(default_factory=dict)
+    image: Tensor = field(default_factory=lambda: torch.empty(0))
     seconds: float = 0.0
     _pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (to, from)
     _done: threading.Event = field(default_factory=threading.Event)
@@ -75,41 +121,35 @@ class Copy:
         self.seconds += time.perf_counter() - started
 
 
-def _host_tensor(like: Tensor) -> Tensor:
-    return pinned_like(like) if like.device.type == "cuda" else torch.empty(like.shape, dtype=like.dtype)
-
-
 class HostCopies:
     """Copies an engine's state again and again to the same host memory: fresh memory costs more than the copy.
 
-    `allocate` makes a tensor on the host of the shape and dtype of the one that it gets.
+    The memory has the content of a safetensors file. `allocate` makes it: so many bytes, page-locked if a GPU copies.
     """
 
-    def __init__(self, engine: Engine, allocate: Callable[[Tensor], Tensor] = _host_tensor):
+    def __init__(self, engine: Engine, allocate: Callable[[int, bool], Tensor] = host_memory):
         self._engine, self._current, self._allocate = engine, Copy(), allocate
-        self._memory: dict[tuple[Any, str], Tensor] = {}
+        self._image, self._shapes = torch.empty(0), dict[str, list[int]]()
+        self._tensors: dict[str, Tensor] = {}
         self._current.finish()
         wrapped(engine.deepspeed).register_step_pre_hook(lambda *_: self._current.wait())
 
     def take(self) -> Copy:
-        """Begins a copy. The one before must not be used any more."""
+        """Begins a copy. The one before must not be used any more. Raises OSError if there is too little memory."""
         copy, deepspeed = Copy(), self._engine.deepspeed
         state, factored = optimizer_state(deepspeed), factored_state(deepspeed)
         scalars: dict[str, list[Tensor]] = {}
-        for number, owned in enumerate(in_memory(deepspeed)):
-            watchdog.alive()
-            if not owned:
-                continue
-            buffer = owned[0].buffer
+        shapes: dict[str, list[int]] = {}
+        whole: dict[str, Tensor] = {}
+        buffers = [(buffer.tensor, [one for one in buffer.fragments if one.size]) for buffer in flat_buffers(deepspeed)]
+        for buffer, owned in buffers:
             slots = state.get(buffer, {})
             names = [name for name, value in slots.items() if value.dim()]
-            copied = {}
-            for name, value in [(PARAMETER, buffer.data), *((name, slots[name]) for name in names)]:
-                copied[name] = self._host_tensor(number, name, value)
-                copy.add(copied[name], value.detach(), at_once=swapped(deepspeed, number))
+            single = {name: value for name, value in slots.items() if not value.dim()}
+            shapes |= {f"{name}/{one.name}": [one.size] for name in (PARAMETER, *names) for one in owned}
             for fragment in owned:
-                whole = factored.get(fragment.name, {}) if fragment.start == 0 else {}
-                single = {name: value for name, value in slots.items() if not value.dim()}
+                others = factored.get(fragment.name, {}) if fragment.start == 0 else {}
+                whole |= {f"{name}/{fragment.name}": value for name, value in others.items()}
                 scalars[fragment.name] = list(single.values())
                 copy.pieces[fragment.name] = Piece(
                     start=fragment.start,
@@ -117,22 +157,49 @@ class HostCopies:
                     shape=list(fragment.shape),
                     scalars=dict.fromkeys(single, 0.0),
                     states=names,
-                    whole=list(whole),
+                    whole=list(others),
                 )
-                for name, values in copied.items():
-                    copy.tensors[f"{name}/{fragment.name}"] = fragment.view(values)
-                for name, value in whole.items():
-                    on_host = copy.tensors[f"{name}/{fragment.name}"] = self._host_tensor(fragment.name, name, value)
-                    copy.add(on_host, value, at_once=False)
         _set_scalars(copy.pieces, scalars)
+        self._lay_out(shapes | {name: list(value.shape) for name, value in whole.items()}, buffers[0][0].is_cuda)
+        copy.image, copy.tensors = self._image, dict(self._tensors)
+        for number, (buffer, owned) in enumerate(buffers):
+            watchdog.alive()
+            at_once = swapped(deepspeed, number)
+            with loaded(deepspeed, number):
+                for name in (PARAMETER, *copy.pieces[owned[0].name].states) if owned else ():
+                    values = buffer.data if name == PARAMETER else state[buffer][name].detach()
+                    for first, size in _adjacent(owned):
+                        to = copy.tensors[f"{name}/{first.name}"].as_strided([size], [1])
+                        copy.add(to, values.narrow(0, first.offset, size), at_once)
+        for name, value in whole.items():
+            copy.add(copy.tensors[name], value, at_once=False)
         copy.begin(self._engine.device)
         self._current = copy
         return copy
 
-    def _host_tensor(self, owner: int | str, name: str, value: Tensor) -> Tensor:
-        if (owner, name) not in self._memory:
-            self._memory[owner, name] = self._allocate(value)
-        return self._memory[owner, name]
+    def _lay_out(self, shapes: dict[str, list[int]], page_locked: bool) -> None:
+        """Has memory for tensors of these shapes, which an optimizer may change in its first step."""
+        if shapes == self._shapes:
+            return
+        like = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        beginning = bytearray(header(like))
+        self._image = self._allocate(len(beginning) + sum(one.nbytes for one in like.values()), page_locked)
+        self._image[: len(beginning)] = torch.frombuffer(beginning, dtype=torch.uint8)
+        values = self._image[len(beginning) :].view(torch.float32).split([one.numel() for one in like.values()])
+        self._tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), values, strict=True)}
+        self._shapes = shapes
+
+
+def _adjacent(fragments: list[Fragment]) -> list[tuple[Fragment, int]]:
+    """The fragments of a buffer, those with nothing between them put together: the first, and the size of all."""
+    runs: list[tuple[Fragment, int]] = []
+    for one in fragments:
+        first, size = runs[-1] if runs else (one, 0)
+        if size and one.offset == first.offset + size:
+            runs[-1] = (first, size + one.size)
+        else:
+            runs.append((one, one.size))
+    return runs
 
 
 def _set_scalars(pieces: dict[str, Piece], scalars: dict[str, list[Tensor]]) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes
 
-SHARD = "shard.json"  # the description of a slot of a checkpoint in memory, written last
 _LONGEST = 4096  # bytes of `latest`
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # exactly one name for each step
 

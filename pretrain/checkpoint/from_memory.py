@@ -1,43 +1,26 @@
-"""Makes a checkpoint of what the memory of the nodes holds, when a run starts again."""
+"""Finds a newer checkpoint in the memory of the nodes when a run starts again."""
 
 import logging
-import mmap
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-import xxhash
-from torch import Tensor
 
-from data_pipeline.foundation.atomic import commit, temporary_path
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.json_file import read_json
+from data_pipeline.foundation.atomic import commit, flush, sha256, temporary_path
+from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import memory
 from pretrain.checkpoint.choose import damage_on_any_rank
-from pretrain.checkpoint.directory import SHARD, all_steps, checkpoint_directory, set_latest
-from pretrain.checkpoint.index import File
-from pretrain.checkpoint.memory import MemoryRun, Shard
-from pretrain.checkpoint.shared_files import Place
-from pretrain.checkpoint.write import write_index, write_part
+from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_latest
+from pretrain.checkpoint.index import INDEX, File, MappedFile
 from pretrain.run import node_memory, watchdog
-from pretrain.zero.ranks import communication_device, from_rank_0
+from pretrain.zero.ranks import communication_device, from_rank_0, of_all_ranks
 
 logger = logging.getLogger(__name__)
-_Key = tuple[str, int]  # an attempt and a step
-
-
-@dataclass(frozen=True)
-class _Held:
-    """What a node holds of a run: shards by attempt, step and rank, and the newest checkpoint made of such before."""
-
-    attempt: MemoryRun
-    shards: dict[tuple[_Key, int], Path] = field(default_factory=dict)
-    made: int = -1
+_Key = tuple[int, str]  # a step, and the checksum of its index: attempts may differ
 
 
 def newer(run: Path, resume: Path | None, rank: int, ranks: int) -> Path | None:
@@ -45,132 +28,80 @@ def newer(run: Path, resume: Path | None, rank: int, ranks: int) -> Path | None:
 
     On one node, the checkpoint stays in memory. With several, it goes to the run directory, which they all see.
     """
-    local, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_SIZE"])
-    name = from_rank_0(memory.run_name(run))
+    name = from_rank_0(memory.run_name(run / "checkpoints"))
     node = node_memory.given()
-    held: list[_Held | None] = [None] * ranks
-    dist.all_gather_object(held, _held(node, name) if node and name and local == 0 else None)
-    nodes = {number: one for number, one in enumerate(held) if one is not None}  # by their first ranks
-    on_disk = checkpoint_index.read(resume).step if resume else -1
-    complete = _complete(nodes)
-    key = max(complete, key=lambda one: one[1], default=("", -1))
-    made = nodes[0].made if per_node == ranks and 0 in nodes else -1
-    if max(key[1], made) <= on_disk:
-        return resume
-    root = node if per_node == ranks and node else run
-    found = checkpoint_directory(root, max(key[1], made))
-    if key[1] > made:
-        mine = {shard: first for shard, first in complete[key].items() if first == rank - local}
-        paths = [nodes[first].shards[key, shard] for shard, first in mine.items() if shard % per_node == local]
-        temporary = temporary_path(found, key[0][:8])
-        written: list[dict[str, File]] = [{}] * ranks
-        dist.all_gather_object(written, _written(temporary, paths))
-        if rank == min(complete[key].values()):
-            assert node is not None
-            files = {name: file for one in written for name, file in one.items()}
-            _complete_checkpoint(node, temporary, found, files, nodes[rank].shards[key, _any(mine)], root == run)
-        dist.barrier()
-    if damage := damage_on_any_rank(found, rank, ranks, communication_device()):
-        logger.warning("%s; resuming from %s", damage, resume or "the start")
-        return resume
-    return found
-
-
-def _any(shards: Mapping[int, int]) -> int:
-    return next(iter(shards))
-
-
-def _held(node: Path, name: str) -> _Held | None:
-    """What this node holds of the run `name`."""
-    try:
-        attempt = read_json(node / memory.ATTEMPT, MemoryRun)
-    except (FileNotFoundError, FailedError):
-        return None
-    if attempt.run != name:  # of a run that was in this directory before
+    if node and (name is None or memory.run_name(node) != name):  # of a run that was in this directory before
         shutil.rmtree(node / "checkpoints", ignore_errors=True)
-        return None
-    shards = {}
-    for path in node.glob(f"rank-*/{SHARD}"):
-        try:
-            shard = read_json(path, Shard)
-            if shard.token == attempt.token and not _damage(path.parent, shard):
-                shards[(shard.token, shard.train_state.step), shard.rank] = path.parent
-        except (FileNotFoundError, FailedError):
+        node = None
+    on_disk = checkpoint_index.read(resume).step if resume else -1
+    held = of_all_ranks(_held(node, on_disk) if node else {})
+    for key in sorted({key for one in held for key in one}, reverse=True):
+        where: dict[str, int] = {}
+        for holder, one in enumerate(held):
+            where |= {name: holder for name in one[key].sound if name not in where} if key in one else {}
+        if any(key in one and len(where) < one[key].files for one in held):
             continue
-    return _Held(attempt, shards, max(all_steps(node), default=-1))
+        if int(os.environ["LOCAL_SIZE"]) == ranks and node:
+            found = checkpoint_directory(node, key[0])
+        else:
+            found = _on_disk(run, node, key[0], where, rank)
+        if damage := damage_on_any_rank(found, rank, ranks, communication_device()):
+            logger.warning("%s", damage)
+        else:
+            return found
+    return resume
 
 
-def _damage(slot: Path, shard: Shard) -> bool:
-    if shard.checksum != shard.own_checksum():
-        return True
-    for number, checksum in enumerate(shard.files):
-        watchdog.alive()
-        if xxhash.xxh3_128_hexdigest(_mapped(slot, number)) != checksum:
-            return True
-    return False
+@dataclass(frozen=True)
+class _Held:
+    """The number of a checkpoint's files, and those that a rank has found sound on its node."""
+
+    files: int
+    sound: list[str]
 
 
-def _mapped(slot: Path, number: int) -> mmap.mmap:
-    with (slot / f"{number}.bin").open("r+b") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+def _held(node: Path, after: int) -> dict[_Key, _Held]:
+    """The checkpoints after that step in `node`. Each rank of a node checks its share of the files."""
+    share = slice(int(os.environ["LOCAL_RANK"]), None, int(os.environ["LOCAL_SIZE"]))
+    held = {}
+    for step in (step for step in all_steps(node) if step > after):
+        directory = checkpoint_directory(node, step)
+        try:
+            files = checkpoint_index.read(directory).files
+            sound = [name for name in sorted(files)[share] if _is_sound(directory / name, files[name])]
+            held[step, sha256(directory / INDEX)] = _Held(len(files), sound)
+        except UserError as error:
+            logger.warning("%s", error)
+    return held
 
 
-def _complete(nodes: Mapping[int, _Held]) -> dict[_Key, dict[int, int]]:
-    """The states that are held whole: for each rank's shard, the first rank of a node that has it."""
-    sizes = {one.attempt.token: one.attempt.world_size for one in nodes.values()}
-    where: dict[_Key, dict[int, int]] = {}
-    for first, one in nodes.items():
-        for key, rank in one.shards:
-            where.setdefault(key, {}).setdefault(rank, first)
-    return {key: found for key, found in where.items() if len(found) == sizes[key[0]]}
+def _is_sound(path: Path, expected: File | MappedFile) -> bool:
+    if not path.is_file():  # as those of other nodes' ranks
+        return False
+    sound = path.stat().st_size == expected.bytes and expected.matches(path, watchdog.alive)
+    if not sound:
+        logger.warning("%s: damaged: its checksum differs from %s's", path, INDEX)
+    return sound
 
 
-def _written(directory: Path, slots: list[Path]) -> dict[str, File]:
-    """Writes the shards in `slots` as parts of a checkpoint; returns the descriptions of their files."""
+def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int], rank: int) -> Path:
+    """Copies a checkpoint to `run`, each file by the rank that `where` names; its new path."""
+    final = checkpoint_directory(run, step)
+    temporary = from_rank_0(temporary_path(final))
     files: dict[str, File] = {}
-    for slot in slots:
-        shard = read_json(slot / SHARD, Shard)
-        mapped = [_mapped(slot, number) for number in range(len(shard.files))]
-        tensors = {name: _tensor(mapped, place) for name, place in shard.tensors.items()}
-        files |= write_part(directory, shard.rank, tensors, shard.fragments, watchdog.alive)
-    return files
-
-
-def _tensor(mapped: list[mmap.mmap], place: Place) -> Tensor:
-    count = torch.Size(place.shape).numel()
-    if not count:
-        return torch.empty(place.shape)
-    flat = torch.frombuffer(mapped[place.file], dtype=torch.float32, count=count, offset=place.offset)
-    return flat.view(place.shape)
-
-
-def _complete_checkpoint(
-    node: Path, temporary: Path, final: Path, files: dict[str, File], slot: Path, on_disk: bool
-) -> None:
-    """Adds to the ranks' files what they have in common, and gives the checkpoint its name."""
-    attempt, shard = read_json(node / memory.ATTEMPT, MemoryRun), read_json(slot / SHARD, Shard)
-    shutil.copytree(node / memory.COMMON, temporary, dirs_exist_ok=True)
-    state = shard.train_state
-    write_index(
-        temporary,
-        files,
-        step=state.step,
-        position=state.position,
-        consumed=shard.consumed,
-        skipped=state.skipped,
-        health=state.health,
-        unlogged=state.unlogged,
-        callbacks=state.callbacks,
-        config_fingerprint=attempt.config_fingerprint,
-        identity=attempt.identity,
-        world_size=attempt.world_size,
-        zero_stage=attempt.zero_stage,
-    )
-    shutil.rmtree(final, ignore_errors=True)  # of the same step, from an attempt before; it wasn't valid
-    commit(temporary, final)
-    if on_disk:
-        set_latest(final.parent.parent, state.step)
-        return
-    for step in all_steps(node):
-        if step != state.step:
-            shutil.rmtree(checkpoint_directory(node, step), ignore_errors=True)
+    for name in [name for name, holder in where.items() if holder == rank]:
+        assert node
+        watchdog.alive()
+        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(checkpoint_directory(node, step) / name, temporary / name)
+        flush(temporary / name)
+        files[name] = File((temporary / name).stat().st_size, sha256(temporary / name, watchdog.alive))
+    files = dict(sorted((name, file) for one in of_all_ranks(files) for name, file in one.items()))
+    if node and rank == min(where.values()):
+        index = checkpoint_index.read(checkpoint_directory(node, step))
+        (temporary / INDEX).write_text(replace(index, files={**files}).as_json())
+        shutil.rmtree(final, ignore_errors=True)  # of the same step, from an attempt before; it wasn't valid
+        commit(temporary, final)
+        set_latest(run, step)
+    dist.barrier()
+    return final

@@ -1,21 +1,10 @@
-"""What runs have left in the memory of this node when they ended. Imports no PyTorch, since launchers use it."""
+"""The checkpoints that ended runs have left in the memory of this node. Imports no PyTorch, since launchers use it."""
 
-import contextlib
-import json
 import shutil
 from pathlib import Path
 
-from pretrain.checkpoint.directory import SHARD, all_steps
+from pretrain.checkpoint.directory import all_steps
 from pretrain.run import node_memory
-
-
-def newest_in_memory(node: Path) -> int:
-    """The newest step that `node`, a run's directory in memory, has of any rank; 0 if none."""
-    steps = all_steps(node)
-    for shard in node.glob(f"rank-*/{SHARD}"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            steps.append(int(json.loads(shard.read_bytes())["train_state"]["step"]))
-    return max(steps, default=0)
 
 
 def release(run: Path) -> str | None:
@@ -26,7 +15,7 @@ def release(run: Path) -> str | None:
     node = node_memory.path(run)
     if node is None or not node.exists():
         return None
-    step, on_disk = newest_in_memory(node), max(all_steps(run), default=0)
+    step, on_disk = max(all_steps(node), default=0), max(all_steps(run), default=0)
     if step <= on_disk:
         shutil.rmtree(node, ignore_errors=True)
         return None
@@ -37,5 +26,5 @@ def release(run: Path) -> str | None:
 def remove_left() -> None:
     """Removes what runs of this user have left that were killed, unless it is newer than their checkpoints on disk."""
     for node, run in node_memory.unused():
-        if run is None or not run.is_dir() or newest_in_memory(node) <= max(all_steps(run), default=0):
+        if run is None or not run.is_dir() or max(all_steps(node), default=0) <= max(all_steps(run), default=0):
             shutil.rmtree(node, ignore_errors=True)

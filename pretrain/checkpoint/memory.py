@@ -1,90 +1,68 @@
 """Checkpoints in the memory of each node, taken every few steps: after a failure, a run goes on from the newest.
 
-Each rank copies its state into files of a memory file system on its own node. It has two slots and fills one after the
-other, so that one is whole at any moment. A slot counts once its shard.json is there, which names the step and has
-checksums. Ranks take the same steps: they agree beside the sums that they exchange in each step anyway.
+They are those that `save.py` writes, below the node's directory in a memory file system. A rank's file of tensors stays
+mapped, so that the state is copied right into it. Each rank has two such files and fills one after the other: at any
+moment a whole checkpoint is there. Ranks take the same steps, since they agree beside the sums that they exchange in
+each step anyway. When the state of all of them is copied, the first rank of each node gives the checkpoint its name.
 
-A node that is lost takes its memory with it. So on several nodes, each rank also sends its slot to a rank of the next
-node, which keeps it beside its own (Wang et al. 2023, Gemini).
+A node that is lost takes its memory with it. So on several nodes, each rank also sends its files to a rank of the next
+node, which keeps them beside its own (Wang et al. 2023, Gemini).
 """
 
-import json
+import contextlib
 import os
 import shutil
 import threading
 import time
 import uuid
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 import xxhash
+from torch import Tensor
 
 from data_pipeline import tokenizer
-from data_pipeline.foundation.atomic import write_json
+from data_pipeline.foundation.atomic import sha256, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from pretrain.checkpoint import CONFIG
+from pretrain.checkpoint import CONFIG, rank_file
 from pretrain.checkpoint.buffers import model_buffers, write_buffers
-from pretrain.checkpoint.copies import Copy, HostCopies
-from pretrain.checkpoint.directory import SHARD
-from pretrain.checkpoint.index import Identity, Origin
-from pretrain.checkpoint.replicas import Replicas, several_nodes
-from pretrain.checkpoint.shared_files import Place, SharedFiles, slot_directory
-from pretrain.checkpoint.table import Piece
+from pretrain.checkpoint.copies import Copy, HostCopies, host_memory
+from pretrain.checkpoint.directory import all_steps, checkpoint_directory
+from pretrain.checkpoint.index import File, MappedFile, Origin
+from pretrain.checkpoint.save import union
+from pretrain.checkpoint.table import Table
+from pretrain.checkpoint.write import write_run_index
+from pretrain.run import node_memory
 from pretrain.run.train_state import TrainState
 from pretrain.zero.deepspeed_private import in_memory
 from pretrain.zero.engine import Engine
-from pretrain.zero.ranks import from_rank_0, on_rank_0
+from pretrain.zero.ranks import of_all_ranks, on_rank_0
 
-COMMON, ATTEMPT = "common", "attempt.json"
 _RUN_NAME = "memory.json"
+_COMMON = "common"
 _SLOTS = 2
 _SHARE = 0.01  # of a step's time that a checkpoint may take on average
+_MOST_BYTES = 1 << 30  # of a message
 
 
-@dataclass(frozen=True)
-class Shard:
-    """The content of shard.json: the state of one rank after a step.
+def run_name(directory: Path) -> str | None:
+    """The token that tells a run from others that were in its directory, as RUN/checkpoints or a node's memory has it.
 
-    `files` has the checksums of the slot's files, `checksum` is that of everything else here.
+    None if there were never checkpoints in memory.
     """
-
-    token: str
-    rank: int
-    train_state: TrainState
-    consumed: list[int]
-    fragments: dict[str, Piece]
-    tensors: dict[str, Place]
-    files: list[str]
-    checksum: str = ""
-
-    def own_checksum(self) -> str:
-        """What `checksum` is unless a bit has flipped since the shard was written."""
-        return xxhash.xxh3_128_hexdigest(json.dumps(asdict(replace(self, checksum=""))).encode())
-
-
-@dataclass(frozen=True)
-class MemoryRun:
-    """What all shards of an attempt have in common; `token` names the attempt, `run` its run."""
-
-    run: str
-    token: str
-    world_size: int
-    zero_stage: int
-    identity: Identity
-    config_fingerprint: str
-
-
-def run_name(run: Path) -> str | None:
-    """What tells this run from others that were in its directory; None if it never had checkpoints in memory."""
-    found = read_valid_json(run / "checkpoints" / _RUN_NAME, dict[str, str])
+    found = read_valid_json(directory / _RUN_NAME, dict[str, str])
     return found.get("run") if found else None
 
 
 def memory_bytes(engine: Engine) -> int:
     """About the bytes that checkpoints in memory take for this rank: its parameters and two moments, in each slot."""
     elements = sum(fragment.size for owned in in_memory(engine.deepspeed) for fragment in owned)
-    copies = 2 if several_nodes() else 1  # those of another node's rank too
+    copies = 2 if _several_nodes() else 1  # those of another node's rank too
     return copies * _SLOTS * 3 * 4 * elements
 
 
@@ -98,42 +76,40 @@ class MemoryCheckpoints:
     def __init__(self, engine: Engine, origin: Origin, node: Path, every: int | str):
         self._engine, self._origin, self._node = engine, origin, node
         self._auto, self._every = every == "auto", 1 if every == "auto" else int(every)
-        self._token = from_rank_0(uuid.uuid4().hex)
-        self._run = on_rank_0(self._named_run)
+        self._first_of_node = int(os.environ["LOCAL_RANK"]) == 0
         self._slots: list[_Slot] = []
         self._number = self._step = 0
         self._storing: _Storing | None = None
         self._began = time.monotonic()
         self.problem: str | None = None
-        if int(os.environ["LOCAL_RANK"]) == 0:
-            self._describe()
-        self._replicas = Replicas(node) if several_nodes() else None
+        name = on_rank_0(self._name_run)
+        if self._first_of_node:
+            self._prepare(name)
+        self._neighbours = _neighbours() if _several_nodes() else None
+        self._group = dist.new_group(backend="gloo")  # for threads of their own
         dist.barrier()  # before the first slot is made
 
-    def _named_run(self) -> str:
-        run = self._origin.run
-        if (name := run_name(run)) is None:
-            name = uuid.uuid4().hex
-            (run / "checkpoints").mkdir(exist_ok=True)
-            write_json(run / "checkpoints" / _RUN_NAME, {"run": name})
+    def _name_run(self) -> str:
+        checkpoints = self._origin.run / "checkpoints"
+        if (name := run_name(checkpoints)) is None:
+            checkpoints.mkdir(exist_ok=True)
+            write_json(checkpoints / _RUN_NAME, {"run": (name := uuid.uuid4().hex)})
         return name
 
-    def _describe(self) -> None:
-        """Writes what all ranks' shards have in common, on each node."""
-        origin, here = self._origin, self._node / COMMON
-        for left in (here, *self._node.glob("rank-*")):  # of the attempt before, from which this one has resumed
-            shutil.rmtree(left, ignore_errors=True)
-        here.mkdir(parents=True)
-        tokenizer.save(origin.tokenizer, here)
-        shutil.copyfile(origin.run / CONFIG, here / CONFIG)
-        write_buffers(model_buffers(self._engine.deepspeed.module), here)
-        described = MemoryRun(
-            self._run, self._token, origin.ranks, origin.zero_stage, origin.identity, origin.config_fingerprint
-        )
-        write_json(self._node / ATTEMPT, asdict(described))
+    def _prepare(self, name: str) -> None:
+        """Writes the files that all checkpoints share, and removes those but the one that this run has resumed from."""
+        origin, common = self._origin, self._node / _COMMON
+        for left in (common, *(self._node / "checkpoints").glob("*")):
+            if origin.resumed is None or left != checkpoint_directory(self._node, origin.resumed):
+                shutil.rmtree(left, ignore_errors=True)
+        common.mkdir(parents=True)
+        tokenizer.save(origin.tokenizer, common)
+        shutil.copyfile(origin.run / CONFIG, common / CONFIG)
+        write_buffers(model_buffers(self._engine.deepspeed.module), common)
+        write_json(self._node / _RUN_NAME, {"run": name})
 
     def due(self, step: int) -> bool:
-        """Whether this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
+        """True if this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
         stored = self._storing is None or not self._storing.is_alive()
         return self.problem is None and stored and step - self._step >= self._every
 
@@ -146,20 +122,67 @@ class MemoryCheckpoints:
             self.problem = self._storing.problem
             self._adjust(self._storing.seconds)
         if len(self._slots) < _SLOTS:
-            self._slots.append(_Slot(self._engine, self._node, self._origin.rank, len(self._slots), self._replicas))
+            self._slots.append(_Slot(self._engine, self._node, self._origin.rank, len(self._slots)))
         slot = self._slots[self._number % _SLOTS]
         self._number, self._step = self._number + 1, train_state.step
-        slot.invalidate()
+        copy = Copy()
         try:
+            slot.withdraw()
             copy = slot.copies.take()
         except OSError as error:
             self.problem = f"{self._node}: {error.strerror}: no further checkpoints in memory"
-            return
-        consumed = self._origin.mixture.consumed(train_state.position)
-        shard = Shard(self._token, self._origin.rank, train_state, consumed, {}, {}, [])
-        self._storing = _Storing(slot, copy, shard)
+        self._storing = _Storing(copy, lambda: self._store(slot, copy, train_state))
         self._storing.seconds += time.perf_counter() - started
         self._storing.start()
+
+    def _store(self, slot: "_Slot", copy: Copy, train_state: TrainState) -> None:
+        """Completes the copy, and a checkpoint of it if that of each rank is complete. Called in a thread."""
+        copy.finish()
+        rank, files, problem = self._origin.rank, {}, self.problem
+        try:
+            files = slot.describe(rank, copy) if problem is None else {}
+        except OSError as error:
+            problem = f"{self._node}: {error.strerror}: no further checkpoints in memory"
+        told: list[Any] = [None] * self._origin.ranks
+        dist.all_gather_object(told, (problem, files, train_state if rank == 0 else train_state.skipped), self._group)
+        if problem := next((one for one, *_ in told if one is not None), None):
+            raise RuntimeError(problem)
+        files = {name: file for _, of_rank, _ in told for name, file in of_rank.items()}
+        if self._neighbours:
+            self._exchange(slot, files)
+        state: TrainState = told[0][2]
+        final = checkpoint_directory(self._node, state.step)
+        if self._first_of_node:
+            shutil.copytree(self._node / _COMMON, slot.directory, dirs_exist_ok=True)
+            state = replace(state, skipped=union([state.skipped, *(skipped for *_, skipped in told[1:])]))
+            write_run_index(slot.directory, files, self._origin, state)
+            slot.directory.rename(final)
+            for step in all_steps(self._node)[:-_SLOTS]:
+                shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
+        slot.place = final
+
+    def _exchange(self, slot: "_Slot", files: Mapping[str, File | MappedFile]) -> None:
+        """Sends this rank's files to a rank of the next node, and receives those that this rank keeps."""
+        assert self._neighbours
+        to, sources = self._neighbours
+        tables: dict[int, Tensor] = {}
+        received: list[tuple[int, Tensor]] = []
+        for source in sources:
+            tables[source] = torch.empty(files[f"{rank_file(source)}.json"].bytes, dtype=torch.uint8)
+            tensors = slot.file(source, files[f"{rank_file(source)}.safetensors"].bytes)
+            received += [(source, part) for part in (tables[source], *tensors.split(_MOST_BYTES))]
+        table = bytearray((slot.directory / f"{rank_file(self._origin.rank)}.json").read_bytes())
+        sent = [torch.frombuffer(table, dtype=torch.uint8), *slot.files[self._origin.rank].split(_MOST_BYTES)]
+        pending: list[Any] = [dist.isend(part, to, self._group, tag=number) for number, part in enumerate(sent)]
+        numbers: Counter[int] = Counter()
+        for source, part in received:
+            pending.append(dist.irecv(part, source, self._group, tag=numbers[source]))
+            numbers[source] += 1
+        for one in pending:
+            one.wait()
+        for source, described in tables.items():
+            (slot.directory / f"{rank_file(source)}.json").write_bytes(described.numpy().tobytes())
+        dist.barrier(self._group)
 
     def _adjust(self, seconds: float) -> None:
         """Sets the number of steps between checkpoints from the cost of the last one."""
@@ -170,13 +193,16 @@ class MemoryCheckpoints:
         self._began = now
 
     def forget(self) -> None:
-        """Drops what is in memory: the run has gone back to a step before it."""
+        """Drops the checkpoints in memory: the run has gone back to a step before it."""
         self.close()
-        dist.barrier()  # all ranks' slots, and what other nodes keep of them, are stored
-        if int(os.environ["LOCAL_RANK"]) == 0:
-            for shard in self._node.glob(f"rank-*/{SHARD}"):
-                shard.unlink()
-            shutil.rmtree(self._node / "checkpoints", ignore_errors=True)  # made of such at a start
+        dist.barrier()  # all ranks' files, and what other nodes keep of them, are stored
+        for slot in self._slots:
+            with contextlib.suppress(OSError):
+                slot.withdraw()
+        dist.barrier()
+        if self._first_of_node:
+            for step in all_steps(self._node):
+                shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
         dist.barrier()
         self._step = 0
 
@@ -186,45 +212,69 @@ class MemoryCheckpoints:
 
 
 class _Slot:
-    """A slot of this rank: its memory, and what copies the rank's state there."""
+    """One of the files that this rank fills by turns, beside those that it keeps for ranks of another node.
 
-    def __init__(self, engine: Engine, node: Path, rank: int, number: int, replicas: Replicas | None):
-        directory = slot_directory(node, rank, number)
-        directory.mkdir(parents=True)
-        self.directory, self._files = directory, SharedFiles(directory)
-        self._number, self._replicas = number, replicas
-        self.copies = HostCopies(engine, self._files.tensor)
+    They are in `directory`, and then in the checkpoint that they are a part of: `place` says where.
+    """
 
-    def invalidate(self) -> None:
-        (self.directory / SHARD).unlink(missing_ok=True)
+    def __init__(self, engine: Engine, node: Path, rank: int, number: int):
+        self.directory = self.place = node / "checkpoints" / f".slot-{number}"
+        self.files: dict[int, Tensor] = {}  # the bytes of tensors' files by rank, mapped
+        self.copies = HostCopies(engine, lambda size, page_locked: self.file(rank, size, page_locked))
 
-    def commit(self, shard: Shard, copy: Copy) -> None:
-        shard = replace(
-            shard,
-            fragments=copy.pieces,
-            tensors={name: self._files.place(tensor) for name, tensor in copy.tensors.items()},
-            files=self._files.checksums(),
-        )
-        described = json.dumps(asdict(replace(shard, checksum=shard.own_checksum()))).encode()
-        (self.directory / f".{SHARD}").write_bytes(described)
-        (self.directory / f".{SHARD}").rename(self.directory / SHARD)
-        if self._replicas:
-            self._replicas.exchange(self._number, self._files.files, described)
+    def file(self, rank: int, size: int, page_locked: bool = False) -> Tensor:
+        """The file of the tensors of `rank`. Raises OSError if there is too little memory."""
+        if rank not in self.files or self.files[rank].numel() != size:
+            path = self.directory / f"{rank_file(rank)}.safetensors"
+            path.unlink(missing_ok=True)
+            self.files[rank] = host_memory(size, page_locked, path)
+        return self.files[rank]
+
+    def withdraw(self) -> None:
+        """Takes the files from the checkpoint that they are a part of, which is none any more."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for rank in self.files:
+            name = f"{rank_file(rank)}.safetensors"
+            (self.place / name).rename(self.directory / name)
+        self.place = self.directory
+
+    def describe(self, rank: int, copy: Copy) -> dict[str, File | MappedFile]:
+        """Writes the table of this rank's fragments; returns the descriptions of its files, by name."""
+        table = self.directory / f"{rank_file(rank)}.json"
+        Table(copy.pieces).write(table)
+        tensors = MappedFile(copy.image.numel(), xxhash.xxh3_128_hexdigest(copy.image.numpy().data))
+        return {f"{rank_file(rank)}.safetensors": tensors, table.name: File(table.stat().st_size, sha256(table))}
 
 
 class _Storing(threading.Thread):
-    """Completes the copy of a rank's state and commits its slot. `seconds`: what it has cost so far."""
+    """Stores a copy of a rank's state. `seconds`: what it has cost so far; `problem`: why it couldn't."""
 
-    def __init__(self, slot: _Slot, copy: Copy, shard: Shard):
+    def __init__(self, copy: Copy, store: Callable[[], None]):
         super().__init__(name="memory checkpoint", daemon=True)
         self.seconds = 0.0
         self.problem: str | None = None
-        self._slot, self._copy, self._shard = slot, copy, shard
+        self._copy, self._store = copy, store
 
     def run(self) -> None:
-        self._copy.finish()
         try:
-            self._slot.commit(self._shard, self._copy)
+            self._store()
         except (OSError, RuntimeError, ValueError) as error:  # no room, or a rank is gone, or this rank's group
             self.problem = " ".join(str(error).split())
         self.seconds += self._copy.seconds + time.thread_time()
+
+
+def _several_nodes() -> bool:
+    return int(os.environ["LOCAL_SIZE"]) < dist.get_world_size()
+
+
+def _neighbours() -> tuple[int, list[int]]:
+    """The rank of the next node that keeps this rank's files, and the ranks whose files this rank keeps."""
+    names = of_all_ranks(node_memory.node_name())
+    nodes = list(dict.fromkeys(names))
+    ranks = {node: [rank for rank, name in enumerate(names) if name == node] for node in nodes}
+    to: dict[int, int] = {}
+    for number, node in enumerate(nodes):
+        following = ranks[nodes[(number + 1) % len(nodes)]]
+        to |= {rank: following[index % len(following)] for index, rank in enumerate(ranks[node])}
+    own = dist.get_rank()
+    return to[own], [rank for rank, keeper in to.items() if keeper == own]

@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,12 @@ from pretrain.checkpoint.copies import Copy, HostCopies
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_latest
 from pretrain.checkpoint.index import File, Origin
 from pretrain.checkpoint.table import Table
-from pretrain.checkpoint.write import unfinished, write_index, write_part
+from pretrain.checkpoint.write import unfinished, write_part, write_run_index
 from pretrain.config.run_config import CheckpointSection
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.zero.engine import Engine
-from pretrain.zero.ranks import from_rank_0
+from pretrain.zero.ranks import from_rank_0, of_all_ranks
 
 _POLL_SECONDS, _POLL_SECONDS_PER_RANK = 0.02, 0.001  # the files of many ranks make a long list
 _ROUND_SECONDS = 1.0
@@ -77,7 +77,7 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether the current save has failed on this rank. `wait` then ends it on all ranks."""
+        """True if the current save has failed on this rank. `wait` then ends it on all ranks."""
         return self._writing is not None and self._writing.error is not None
 
     def start(self, train_state: TrainState, weights: str | None = None) -> Saved | None:
@@ -90,7 +90,7 @@ class Saver:
         self._number += 1
         final = checkpoint_directory(self._origin.run, train_state.step)
         temporary = temporary_path(final, f"{self._token}-{self._number}")
-        train_state = replace(train_state, skipped=_union(train_state.skipped))
+        train_state = replace(train_state, skipped=union(of_all_ranks(train_state.skipped)))
         self._copies = self._copies or HostCopies(self._engine)
         copy = self._copies.take()
         buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
@@ -205,7 +205,7 @@ class _Writing(threading.Thread):
             self._decided.set()
 
     def advanced(self) -> bool:
-        """Whether the save has made progress since the last call."""
+        """True if the save has made progress since the last call."""
         before, self._seen = self._seen, (self._phases, _disk_blocks(self._unfinished))
         return self._seen != before
 
@@ -254,22 +254,7 @@ class _Writing(threading.Thread):
                 self._advance()
             if awaited and self.abort.wait(_POLL_SECONDS + origin.ranks * _POLL_SECONDS_PER_RANK):
                 raise FailedError(_ABORTED)
-        index = write_index(
-            self.temporary,
-            files,
-            step=self.train_state.step,
-            position=self.train_state.position,
-            consumed=origin.mixture.consumed(self.train_state.position),
-            skipped=self.train_state.skipped,
-            config_fingerprint=origin.config_fingerprint,
-            identity=origin.identity,
-            world_size=origin.ranks,
-            zero_stage=origin.zero_stage,
-            health=self.train_state.health,
-            unlogged=self.train_state.unlogged,
-            callbacks=self.train_state.callbacks,
-            weights=self._weights,
-        )
+        index = write_run_index(self.temporary, files, origin, self.train_state, self._weights)
         self.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
         # from an attempt that got this far, before the run was resumed from an earlier checkpoint
         replaced = self.final.rename(temporary_path(self.final)) if self.final.exists() else None
@@ -313,9 +298,7 @@ def _outdated(steps: list[int], step: int, settings: CheckpointSection, resumed:
     return [one for one in done[: -settings.keep_last] if one != resumed and (not every or one % every)]
 
 
-def _union(skipped: list[Skipped]) -> list[Skipped]:
+def union(by_rank: Iterable[list[Skipped]]) -> list[Skipped]:
     """The blocks that any rank has skipped. Each rank meets only the damage in its own share of the rows."""
-    by_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(by_rank, skipped)
     by_offset = {(one.corpus, one.shard, one.offset): one for blocks in by_rank for one in blocks}
     return [by_offset[key] for key in sorted(by_offset)]

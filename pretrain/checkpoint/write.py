@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_path, flush
 from pretrain.checkpoint import rank_file
-from pretrain.checkpoint.index import INDEX, File, Index, files_below
+from pretrain.checkpoint.index import INDEX, File, Index, MappedFile, Origin, files_below
 from pretrain.checkpoint.table import Piece, Table
+from pretrain.run.train_state import TrainState
 
 _BYTES_AT_A_TIME = 1 << 22
 _DTYPES = {
@@ -56,37 +57,69 @@ def write_part(
     return {path.name: file}
 
 
+def header(tensors: Mapping[str, Tensor]) -> bytes:
+    """The beginning of a safetensors file; `tensors` follow one after the other."""
+    about, end = {}, 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        about[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(about, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
 def _write_tensors(path: Path, tensors: dict[str, Tensor], progress: Callable[[], None]) -> File:
     """Writes a safetensors file and computes its sha256 on the way, so that nothing is read back."""
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so all are aligned
-    header, end = {}, 0
-    for name in names:
-        start, end = end, end + tensors[name].nbytes
-        about = {"dtype": _DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape)}
-        header[name] = {**about, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    digest, beginning = hashlib.sha256(), memoryview(struct.pack("<Q", len(text)) + text)
+    ordered = {name: tensors[name] for name in names}
+    digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
-        for content in itertools.chain([beginning], map(_bytes, (tensors[name] for name in names))):
+        for content in itertools.chain([memoryview(header(ordered))], map(_bytes, ordered.values())):
+            size += len(content)
             for begin in range(0, len(content), _BYTES_AT_A_TIME):
                 block = content[begin : begin + _BYTES_AT_A_TIME]
                 digest.update(block)
                 file.write(block)
                 progress()
-    return File(8 + len(text) + end, digest.hexdigest())
+    return File(size, digest.hexdigest())
 
 
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def write_index(directory: Path, parts: dict[str, File], **values: Any) -> Index:
+def write_run_index(
+    directory: Path,
+    parts: Mapping[str, File | MappedFile],
+    origin: Origin,
+    train_state: TrainState,
+    weights: str | None = None,
+) -> Index:
+    """`write_index` for a run that stands at `train_state`. `weights`: their fingerprint."""
+    return write_index(
+        directory,
+        parts,
+        step=train_state.step,
+        position=train_state.position,
+        consumed=origin.mixture.consumed(train_state.position),
+        skipped=train_state.skipped,
+        config_fingerprint=origin.config_fingerprint,
+        identity=origin.identity,
+        world_size=origin.ranks,
+        zero_stage=origin.zero_stage,
+        health=train_state.health,
+        unlogged=train_state.unlogged,
+        callbacks=train_state.callbacks,
+        weights=weights,
+    )
+
+
+def write_index(directory: Path, parts: Mapping[str, File | MappedFile], **values: Any) -> Index:
     """Writes the index, the last file of a checkpoint, with the other `values` of `Index`.
 
     `parts` describes the tensors' files, which are not read again.
     """
-    files = parts | files_below(directory, but=parts)
+    files = {**parts, **files_below(directory, but=parts)}
     index = Index(files=dict(sorted(files.items())), **values)
     with atomic_path(directory / INDEX) as path:
         path.write_text(index.as_json())

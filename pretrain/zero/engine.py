@@ -77,7 +77,7 @@ class Engine:
         self.before_update: Callable[[], None] = lambda: None
         """Called in each step when its gradients are there, and before the weights change."""
         self.applied = False
-        """Whether the last step changed the weights: a step without a finite gradient is skipped."""
+        """True if the last step changed the weights: a step without a finite gradient is skipped."""
         self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
         self._counts: Counter[str] = Counter()  # of what they are means over
 
@@ -188,7 +188,7 @@ class Engine:
             self.deepspeed.train()
 
     def has_finite_loss(self, batch: Batch) -> bool:
-        """Whether the losses of a micro-batch are finite on every rank. All ranks must call this together."""
+        """True if the losses of a micro-batch are finite on every rank. All ranks must call this together."""
         wrong = torch.stack([~torch.isfinite(values).all() for values in self.losses(batch).values()]).any().int()
         dist.all_reduce(wrong)
         return not int(wrong)

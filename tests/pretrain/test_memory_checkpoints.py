@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 import xxhash
 
+from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.config_file import load
+from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
 from pretrain.run import node_memory
 from pretrain.run.metrics_file import read_metrics
@@ -39,58 +42,59 @@ def trained(path: Path, stop: int | None) -> Any:
         return train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), stop)
 
 
-Slots = dict[tuple[int, int], Path]  # by rank and step
+def rank_1(folder: Path, step: int) -> Path:
+    """What rank 1 has in memory of a step."""
+    return folder / f"node/checkpoints/step-{step:08d}/rank-00001.safetensors"
 
 
-def slots(folder: Path) -> Slots:
-    found = {}
-    for path in (folder / "node").glob("rank-*/shard.json"):
-        shard = json.loads(path.read_text())
-        found[shard["rank"], shard["train_state"]["step"]] = path.parent
-    return found
-
-
-def nothing(folder: Path, found: Slots) -> None:
-    assert set(found) == {(0, 5), (0, 6), (1, 5), (1, 6)}
-
-
-def a_flipped_bit(folder: Path, found: Slots) -> None:
-    path = found[1, 6] / "0.bin"
+def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 4
     path.write_bytes(content)
 
 
-def a_flipped_bit_in_the_description(folder: Path, found: Slots) -> None:
-    path = found[1, 6] / "shard.json"
-    shard = json.loads(path.read_text())
-    max(shard["tensors"].values(), key=lambda place: place["offset"])["offset"] ^= 64
-    path.write_text(json.dumps(shard))
+def nothing(folder: Path) -> None:
+    pass
 
 
-def weights_that_are_not_finite(folder: Path, found: Slots) -> None:
+def a_flipped_bit(folder: Path) -> None:
+    flip(rank_1(folder, 6))
+
+
+def a_flipped_bit_in_the_description(folder: Path) -> None:
+    flip(rank_1(folder, 6).with_name("index.json"))
+
+
+def weights_that_are_not_finite(folder: Path) -> None:
     """They were so when they were copied: the checksums agree."""
-    slot = found[1, 6]
-    shard = json.loads((slot / "shard.json").read_text())
-    content = bytearray((slot / "0.bin").read_bytes())
-    content[:4] = struct.pack("<f", math.nan)
-    (slot / "0.bin").write_bytes(content)
-    shard["files"][0] = xxhash.xxh3_128_hexdigest(bytes(content))
-    shard["checksum"] = xxhash.xxh3_128_hexdigest(json.dumps({**shard, "checksum": ""}).encode())
-    (slot / "shard.json").write_text(json.dumps(shard))
+    path = rank_1(folder, 6)
+    content = bytearray(path.read_bytes())
+    (header,) = struct.unpack("<Q", content[:8])
+    content[8 + header : 12 + header] = struct.pack("<f", math.nan)
+    path.write_bytes(content)
+    index = json.loads(path.with_name("index.json").read_text())
+    index["files"][path.name]["xxh3"] = xxhash.xxh3_128_hexdigest(bytes(content))
+    index["checksum"] = fingerprint({key: value for key, value in index.items() if key != "checksum"})
+    path.with_name("index.json").write_text(json.dumps(index))
 
 
-def a_rank_without_memory(folder: Path, found: Slots) -> None:
+def a_rank_lost_between_copies(folder: Path) -> None:
+    """It had taken its file from the older checkpoint, and had not completed the newer one."""
+    checkpoints = rank_1(folder, 6).parent.rename(folder / "node/checkpoints/.slot-1").parent
+    assert [path.name for path in checkpoints.glob("step-*")] == ["step-00000005"]
+
+
+def a_rank_without_memory(folder: Path) -> None:
     for step in (5, 6):
-        shutil.rmtree(found[1, step])
+        rank_1(folder, step).unlink()
 
 
-def lost_descriptions(folder: Path, found: Slots) -> None:
-    (found[0, 6] / "shard.json").write_text("{")
-    (found[1, 5] / "shard.json").unlink()
+def lost_descriptions(folder: Path) -> None:
+    rank_1(folder, 6).with_name("index.json").write_text("{")
+    rank_1(folder, 5).with_suffix(".json").unlink()
 
 
-def memory_of_another_run(folder: Path, found: Slots) -> None:
+def memory_of_another_run(folder: Path) -> None:
     (folder / "run/checkpoints/memory.json").unlink()
 
 
@@ -99,7 +103,8 @@ FIRST_STEPS = {
     nothing: 7,
     a_flipped_bit: 6,
     a_flipped_bit_in_the_description: 6,
-    weights_that_are_not_finite: 5,
+    weights_that_are_not_finite: 6,
+    a_rank_lost_between_copies: 6,
     a_rank_without_memory: 5,
     lost_descriptions: 5,
     memory_of_another_run: 5,
@@ -113,7 +118,11 @@ def test_a_run_goes_on_from_the_newest_sound_step_with_the_same_losses(small_cor
     for path in (cut, whole):
         (path.parent / "node").mkdir()
     assert on_ranks(2, each, trained, [(cut, 6), (whole, None)]) == [[75, 0]] * 2
-    shutil.rmtree(cut.parent / "run/checkpoints/step-00000006")
+    on_disk, held = (StoredTensors(cut.parent / place / "checkpoints/step-00000006") for place in ("run", "node"))
+    for name in on_disk.shapes:
+        for state in (PARAMETER, *on_disk.states(name)):
+            assert torch.equal(held.whole(state, name), on_disk.whole(state, name)), (state, name)
+    shutil.rmtree(on_disk.directory)
     (cut.parent / "run/checkpoints/latest").write_text("step-00000004\n")
     copies = {}
     for happened in FIRST_STEPS:
@@ -121,7 +130,7 @@ def test_a_run_goes_on_from_the_newest_sound_step_with_the_same_losses(small_cor
         shutil.copytree(cut.parent, folder)
         copies[happened] = folder / "run.yaml"
         copies[happened].write_text(cut.read_text().replace(str(cut.parent), str(folder)))
-        happened(folder, slots(folder))
+        happened(folder)
     codes = on_ranks(2, each, trained, [(path, None) for path in copies.values()], seconds=280)
     assert codes == [[0] * len(copies)] * 2
     for happened, path in copies.items():

@@ -1,6 +1,5 @@
 """The directory of a run in the memory of a node: whose it may be, and how long it stays."""
 
-import json
 import os
 from pathlib import Path
 
@@ -47,10 +46,8 @@ def held(run: Path, step: int) -> Path:
     node = node_memory.for_ranks(run).parent
     for ranks in node.glob("ranks-*"):
         ranks.rmdir()
-    (node / "rank-00000.0").mkdir()
-    (node / "rank-00000.0/shard.json").write_text(json.dumps({"train_state": {"step": step}}))
-    (node / "rank-00000.1").mkdir()
-    (node / "rank-00000.1/shard.json").write_text("{")
+    (node / f"checkpoints/step-{step:08d}").mkdir(parents=True)
+    (node / "checkpoints/.slot-1").mkdir()
     return node
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.checkpoint.pinned import pinned_like
+from pretrain.checkpoint.copies import host_memory
 
 
 class Runtime:
@@ -35,23 +35,21 @@ def mapped(address: int) -> bool:
 def test_no_more_is_locked_than_is_needed():
     """1.5 · 2²⁰ + 1 bytes: a power of two would be 2²¹."""
     runtime = Runtime()
-    found = pinned_like(torch.empty(3 * 2**19 + 1, dtype=torch.uint8, device="meta"), runtime)
+    found = host_memory(3 * 2**19 + 1, True, runtime=runtime)
+    assert found.shape == (3 * 2**19 + 1,)
     assert runtime.registered == {found.data_ptr(): 3 * 2**19 + 1}
-    matrix = pinned_like(torch.empty(1024, 513, dtype=torch.float32, device="meta"), runtime)
-    assert (matrix.shape, matrix.dtype) == ((1024, 513), torch.float32)
-    assert runtime.registered[matrix.data_ptr()] == 4 * 1024 * 513
-    assert torch.equal(matrix.fill_(3.0), torch.full((1024, 513), 3.0))
+    assert torch.equal(found.fill_(3), torch.full((3 * 2**19 + 1,), 3, dtype=torch.uint8))
 
 
 def test_memory_is_unlocked_before_it_is_given_back():
     """Not while a view of it lives. The runtime is asked while the pages are still there."""
     runtime = Runtime()
-    found = pinned_like(torch.empty(2**20, device="meta"), runtime)
+    found = host_memory(2**22, True, runtime=runtime)
     part = found[5:7]
     del found
     gc.collect()
     assert len(runtime.registered) == 1
-    part.fill_(1.0)
+    part.fill_(1)
     del part
     gc.collect()
     assert runtime.registered == {}
@@ -59,4 +57,10 @@ def test_memory_is_unlocked_before_it_is_given_back():
 
 def test_a_refusal_says_how_much_was_asked_for():
     with pytest.raises(MemoryError, match="4,194,304 bytes"):
-        pinned_like(torch.empty(2**20, device="meta"), Runtime(error=2))
+        host_memory(2**22, True, runtime=Runtime(error=2))
+
+
+def test_a_file_in_memory_is_used_even_if_its_pages_can_not_be_locked(tmp_path):
+    found = host_memory(5000, True, tmp_path / "file", Runtime(error=2))
+    found.fill_(7)
+    assert (tmp_path / "file").read_bytes() == bytes([7]) * 5000

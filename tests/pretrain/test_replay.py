@@ -330,4 +330,4 @@ def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(s
         checkpoints = tmp_path / str(every) / "run/checkpoints"
         assert (checkpoints / "latest").read_text() == f"step-{latest:08d}\n"
         assert sorted(one.name for one in checkpoints.glob("unsound-*")) == aside
-        assert not list((tmp_path / str(every) / "node").glob("rank-*/shard.json"))
+        assert not list((tmp_path / str(every) / "node").glob("checkpoints/step-*"))
