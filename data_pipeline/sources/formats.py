@@ -26,7 +26,7 @@ from data_pipeline.sources.wikipedia import dump as wikipedia
 def _counting_lost_records(declared: str, reader: ReadFunction) -> ReadFunction:
     def read(file: Input, intake: Intake) -> Iterator[Record]:
         if declared in _SHIPPED:
-            refuse_other_format(file, declared)
+            refuse_other_format(file, declared, intake)
         try:
             yield from reader(file, intake)
         except CorruptMember as damage:

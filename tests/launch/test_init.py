@@ -179,6 +179,9 @@ def make(kind: str) -> None:
         (folder / "a.json").write_text("\n".join(map(json.dumps, rows)))
     elif kind == "array":
         (folder / "a.json").write_text(json.dumps(rows, indent=1))
+    elif kind == "nested":
+        nested = [{"id": row["id"], "doc": {"title": row["title"], "text": row["body"]}} for row in rows]
+        (folder / "a.json").write_text("\n".join(map(json.dumps, nested)))
     elif kind == "parquet":
         (folder / "README.md").write_text("# A data set")
         pq.write_table(pa.Table.from_pylist(rows), folder / "train-00000-of-00001.parquet")
@@ -195,6 +198,7 @@ def make(kind: str) -> None:
         ("csv", ["csv"], "body"),
         ("json", ["json"], "body"),
         ("array", ["json"], "body"),
+        ("nested", ["json"], "doc.text"),
         ("saved", ["arrow"], "body"),
         ("splits", ["arrow", "arrow"], "body"),
         ("parquet", ["parquet"], "body"),
