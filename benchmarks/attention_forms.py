@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pretrain.functional.attention import attend
 from pretrain.functional.attention_bias import toeplitz
-from pretrain.models.attention_masks import logit_bias
+from pretrain.models.attention import logit_bias
 from pretrain.models.t5 import RelativePositionBias
 
 LIMIT = """On a CPU softmax, the sum with the bias and its gradient pass over (rows, heads, queries, keys), which no

@@ -34,7 +34,7 @@ from data_pipeline.dedup.config import SubstringsConfig
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.formats import READERS
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
@@ -52,7 +52,7 @@ FILES = {
 
 
 def read(source: str) -> list[Record]:
-    return list(READERS[source](Input(str(FILES[source])), Intake()))
+    return list(READERS[source](Input(str(FILES[source])), ReadStats()))
 
 
 def size(path: Path) -> int:

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import ModelConfig
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 
 LIMIT = """The three products with the matrix of 50,265 × 768 take most of the time, in fp32 more than nine tenths, and
 are the same on all sides where every position has a target. The rest is two passes of exponentials over the logits, a

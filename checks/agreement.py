@@ -21,7 +21,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import build, parse
-from pretrain.models.loss import shift_right
+from pretrain.models.model import shift_right
 from tests.pretrain.exported import in_transformers, pairs_of_gradients, randomise
 from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.test_rotary_decoders import KINDS

@@ -37,7 +37,7 @@ from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.formats import READERS
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.text.tally import Tally
 
 DATA = Path(__file__).parent / "data"
@@ -102,15 +102,15 @@ def check(seed: int, number: int, only: str | None = None) -> str:
         stored = generator.choice((_cut, _flip, _overwrite))(generator, compress(base.content))
     else:
         stored = compress(damaged(generator, base.content))
-    records, intake, stopped = _read(base, stored)
+    records, stats, stopped = _read(base, stored)
     if base.format != "parquet":  # an unreadable row group is lost as a whole, and noted as such
-        dropped = sum(n for rule, n in intake.counters.items() if rule not in _INFORMATION)
-        noted = intake.counters["damaged"]
+        dropped = sum(n for rule, n in stats.counters.items() if rule not in _INFORMATION)
+        noted = stats.counters["damaged"]
         accounted = len(records) + dropped
         # if a file ends in damage, the record there was read too
-        assert accounted <= intake.counters["read"] <= accounted + noted + stopped, intake.counters
+        assert accounted <= stats.counters["read"] <= accounted + noted + stopped, stats.counters
     whole = compress(base.content)
-    if after and stored[:4] == whole[:4] and not stopped and not intake.damage:  # still known for an archive
+    if after and stored[:4] == whole[:4] and not stopped and not stats.damage:  # still known for an archive
         original, _, _ = _read(base, whole)
         assert records == original, "a changed archive gave other records without a word"
     for record in records:
@@ -118,17 +118,17 @@ def check(seed: int, number: int, only: str | None = None) -> str:
     return base.format
 
 
-def _read(base: Seed, stored: bytes) -> tuple[list[Record], Intake, bool]:
+def _read(base: Seed, stored: bytes) -> tuple[list[Record], ReadStats, bool]:
     path = f"memory://fuzz/{multiprocessing.current_process().pid}"
     with fsspec.open(path, "wb") as file:
         file.write(stored)
-    intake = Intake()
+    stats = ReadStats()
     records: list[Record] = []
     try:
-        records.extend(READERS[base.format](Input(path, options=dict(base.options)), intake))
+        records.extend(READERS[base.format](Input(path, options=dict(base.options)), stats))
     except DamagedInput:
-        return records, intake, True
-    return records, intake, False
+        return records, stats, True
+    return records, stats, False
 
 
 @cache

@@ -10,7 +10,7 @@ from data_pipeline.foundation.paths import opening
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.jsonl import json_lines
 from data_pipeline.sources.recognition import refuse_other_format
-from data_pipeline.sources.record import Input, Intake
+from data_pipeline.sources.record import Input, ReadStats
 from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, too_long
 
 _SHOWN = 8  # names in a message
@@ -24,8 +24,8 @@ class Item:
     texts: list[str]
 
 
-class _Strict(Intake):
-    """An intake that refuses damage: what can't be read of an evaluation set can't be looked for."""
+class _Strict(ReadStats):
+    """Statistics that refuse damage: what can't be read of an evaluation set can't be looked for."""
 
     def damaged_between(self, position: str, reason: str) -> None:
         raise DamagedInput("", position, reason)
@@ -40,7 +40,7 @@ def read_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
     readers = {"jsonl": _jsonl_items, "tsv": _tsv_items, "text": _text_items}
     try:
         with opening(path):
-            refuse_other_format(Input(path), evaluation_set.format, Intake())
+            refuse_other_format(Input(path), evaluation_set.format, ReadStats())
             yield from readers[evaluation_set.format](path, evaluation_set)
     except DamagedInput as error:
         context = f"format {evaluation_set.format} of evaluation set {evaluation_set.name!r}"

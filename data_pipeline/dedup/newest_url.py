@@ -16,13 +16,13 @@ _TIMESTAMP_BYTES = 24
 class NewestUrl(Step):
     """Of the pages with the same normalised URL, the newest stays; of equally new ones, that with the smallest URL md5.
 
-    In C4 pages that cleaning drops for their content also compete.
+    As in C4, pages that cleaning drops for their content are compared too.
     """
 
     name = "urls"
     order = 4
     columns = ("url", "timestamp", "target")
-    dropped_pages_compete = True
+    compares_dropped_pages = True
 
     @staticmethod
     def words(url: str, timestamp: str, kept: bool) -> tuple[int, ...]:

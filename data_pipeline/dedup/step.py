@@ -19,7 +19,7 @@ class Step:
     the number of words that rank them, smallest first. `columns` are the fields of documents that `gather` needs.
 
     `drops`: False for a step that only finds the places where the next one looks.
-    `dropped_pages_compete`: whether pages that cleaning dropped have keys too.
+    `compares_dropped_pages`: true if pages that cleaning dropped have keys too.
     `clusters`: whether buckets find pairs of documents (`Pairs`), of whose clusters one document stays.
     """
 
@@ -30,7 +30,7 @@ class Step:
     order: ClassVar[int] = 1
     columns: ClassVar[tuple[str, ...]] = ("id", "text", "url", "target")
     drops: ClassVar[bool] = True
-    dropped_pages_compete: ClassVar[bool] = False
+    compares_dropped_pages: ClassVar[bool] = False
     clusters: ClassVar[bool] = False
 
     def __init__(self, settings: Any = None):

@@ -39,8 +39,8 @@ class WrittenPart:
     """A part in the result of its unit.
 
     `first_id` is the id of its first record: sorted by it, parts hold documents in the order of their ids. `documents`
-    counts them by split. `urls` is the file with the addresses of pages that cleaning dropped and that compete with
-    others of their URL, or "" if the config doesn't compare URLs.
+    counts them by split. `urls` is the file with the addresses of pages that cleaning dropped, which are compared
+    with others of their URL, or "" if the config doesn't compare URLs.
     """
 
     path: str

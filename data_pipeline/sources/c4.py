@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterator
 
 from data_pipeline.sources.jsonl import json_lines, string
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.text_lines import TextOptions
 
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?Z?")
 
 
-def read(file: Input, intake: Intake) -> Iterator[Record]:
+def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """Every line's text, url and timestamp; the ordinal is the line's index.
 
     Copies of C4 differ: some have timestamps without "T" and "Z", `date` instead of `timestamp`, or only a text. All
@@ -20,14 +20,14 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         {"text":"Hello.","timestamp":"2019-04-25 12:57:54","url":"https://a.org/"}
           ->  Record(0, "Hello.", "https://a.org/", timestamp="2019-04-25T12:57:54Z")
     """
-    for number, line in json_lines(file, intake, TextOptions(**file.options)):
+    for number, line in json_lines(file, stats, TextOptions(**file.options)):
         try:
             text, url = string(line, "text"), string(line, "url", required=False)
             timestamp = string(line, "timestamp", required=False) or string(line, "date", required=False)
         except ValueError as error:
-            intake.damaged(f"line {number}", f"expected a JSON object with a text: {error}")
+            stats.damaged(f"line {number}", f"expected a JSON object with a text: {error}")
             continue
         if text.strip():
             yield Record(number - 1, text, url, timestamp=_TIMESTAMP.sub(r"\1T\2Z", timestamp, count=1))
         else:
-            intake.counters["empty"] += 1
+            stats.counters["empty"] += 1

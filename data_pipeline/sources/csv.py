@@ -7,7 +7,7 @@ from typing import Annotated, BinaryIO
 from pydantic import Field
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.record import Input, Intake, Record, record_of
+from data_pipeline.sources.record import Input, ReadStats, Record, record_of
 from data_pipeline.sources.tables import Columns
 from data_pipeline.sources.text_lines import TextOptions, decode, open_text, too_long
 
@@ -21,7 +21,7 @@ class Options(Columns, TextOptions):
     """The character between columns: `";"` in exports of many spreadsheets, `"\\t"` in .tsv files."""
 
 
-def read(file: Input, intake: Intake) -> Iterator[Record]:
+def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     r"""A record for every row with a text; the ordinal is the row's index. Quoted fields may have line breaks.
 
     Counts `read` (rows that aren't blank) and `empty` (blank texts, dropped). A row with more or fewer fields than the
@@ -58,10 +58,10 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                     continue
                 if len(row) != len(header):
                     damage = f"{len(row)} fields, but the header has {len(header)}"
-            intake.counters["read"] += 1
+            stats.counters["read"] += 1
             if damage:
-                intake.damaged(f"line {first}", damage)
-            elif record := record_of(ordinal, {field: row[index] for field, index in columns.items()}, intake):
+                stats.damaged(f"line {first}", damage)
+            elif record := record_of(ordinal, {field: row[index] for field, index in columns.items()}, stats):
                 yield record
             ordinal += 1
 

@@ -14,7 +14,7 @@ from data_pipeline.foundation.plugins import offered
 from data_pipeline.sources import c4, csv, json_array, jsonl, pairs, plain_text, tables, wet, wikiextractor
 from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.recognition import refuse_other_format
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.source import ReadFunction, Source
 from data_pipeline.sources.tables import Columns
 from data_pipeline.sources.text_lines import RecordOptions, TextOptions
@@ -24,30 +24,30 @@ from data_pipeline.sources.wikipedia import dump as wikipedia
 
 
 def _counting_lost_records(declared: str, reader: ReadFunction) -> ReadFunction:
-    def read(file: Input, intake: Intake) -> Iterator[Record]:
+    def read(file: Input, stats: ReadStats) -> Iterator[Record]:
         if declared in _SHIPPED:
-            refuse_other_format(file, declared, intake)
+            refuse_other_format(file, declared, stats)
         try:
-            yield from reader(file, intake)
+            yield from reader(file, stats)
         except CorruptMember as damage:
-            raise _with_lost_records(damage, file, intake, reader) from None
+            raise _with_lost_records(damage, file, stats, reader) from None
 
     return read
 
 
-def _with_lost_records(damage: CorruptMember, file: Input, intake: Intake, reader: ReadFunction) -> CorruptMember:
+def _with_lost_records(damage: CorruptMember, file: Input, stats: ReadStats, reader: ReadFunction) -> CorruptMember:
     """The damage with the number of records that it costs, which are counted as read and as damaged.
 
     They are counted in the content that can't be trusted, up to the last byte that can be decompressed.
     """
-    unverified, position = Intake(), damage.position
+    unverified, position = ReadStats(), damage.position
     try:
         deque(reader(replace(file, verified=False), unverified), maxlen=0)
     except DamagedInput as again:
         position = again.position  # to the byte
-    lost = max(0, unverified.counters["read"] - intake.counters["read"])
-    intake.counters["read"] += lost
-    intake.counters["damaged"] += lost
+    lost = max(0, unverified.counters["read"] - stats.counters["read"])
+    stats.counters["read"] += lost
+    stats.counters["damaged"] += lost
     left_out = f"{counted(lost, 'record')} left out, as far as they can be counted, with all that follows in the file"
     return CorruptMember(damage.path, position, f"{damage.reason}; which byte is wrong can't be known; {left_out}")
 

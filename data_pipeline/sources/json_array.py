@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import jsonl
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.text_lines import open_text
 
 _CHUNK = 1 << 18
@@ -14,7 +14,7 @@ _OUTSIDE = re.compile(rb'["\[\]{},]')  # what matters outside of a string, and i
 _INSIDE = re.compile(rb'\\(?s:.)?|"')
 
 
-def read(file: Input, intake: Intake) -> Iterator[Record]:
+def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """A record for every object with a text; the ordinal is its index in the array, or the line's.
 
     An array is read an element at a time. Counts and damage are as in `jsonl.read`. Raises `DamagedInput` for an array
@@ -23,18 +23,20 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         [{"text":"Hello.","url":"https://a.org/"}]  ->  Record(0, "Hello.", "https://a.org/")
     """
     options = jsonl.Options(**file.options)
-    unit, found = objects(file, intake, options)
-    yield from jsonl.records(found, unit, options, intake)
+    unit, found = objects(file, stats, options)
+    yield from jsonl.records(found, unit, options, stats)
 
 
-def objects(file: Input, intake: Intake, options: jsonl.Options) -> tuple[str, Iterator[tuple[int, dict[str, object]]]]:
+def objects(
+    file: Input, stats: ReadStats, options: jsonl.Options
+) -> tuple[str, Iterator[tuple[int, dict[str, object]]]]:
     """What messages call an object of the file, "element" or "line", and every object with its number, from 1."""
     with open_text(file, options, verified=False) as stream:
         while (begins := stream.read(1)) and begins in b"\xef\xbb\xbf \t\r\n":
             pass
     if begins != b"[":
-        return "line", jsonl.json_lines(file, intake, options)
-    return "element", jsonl.parsed(_numbered(file, options), "element", intake, options)
+        return "line", jsonl.json_lines(file, stats, options)
+    return "element", jsonl.parsed(_numbered(file, options), "element", stats, options)
 
 
 def _numbered(file: Input, options: jsonl.Options) -> Iterator[tuple[int, bytes | None]]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from data_pipeline.sources.record import FieldNames, Input, Intake, Record, record_of
+from data_pipeline.sources.record import FieldNames, Input, ReadStats, Record, record_of
 from data_pipeline.sources.text_lines import RecordOptions, TextOptions, numbered_lines, open_text, too_long
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
@@ -15,7 +15,7 @@ class Options(FieldNames, TextOptions):
     """Names of the keys. "meta.url" is the key `url` of the object under `meta`; "" leaves the field empty."""
 
 
-def read(file: Input, intake: Intake) -> Iterator[Record]:
+def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     r"""A record for every object with a text; the ordinal is the line's index. All other keys may be absent or null.
 
     Counts `read` (lines that aren't blank) and `empty` (blank texts, dropped). A line without the expected object is
@@ -24,11 +24,11 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         {"text":"Hello.","url":"https://a.org/"}\n  ->  Record(0, "Hello.", "https://a.org/")
     """
     options = Options(**file.options)
-    yield from records(json_lines(file, intake, options), "line", options, intake)
+    yield from records(json_lines(file, stats, options), "line", options, stats)
 
 
 def records(
-    objects: Iterable[tuple[int, dict[str, object]]], unit: str, options: Options, intake: Intake
+    objects: Iterable[tuple[int, dict[str, object]]], unit: str, options: Options, stats: ReadStats
 ) -> Iterator[Record]:
     """The records of `objects`, each with its number from 1; `unit` is what messages call it."""
     names = {field: name for field in FieldNames.model_fields if (name := getattr(options, field)) and field != "text"}
@@ -37,9 +37,9 @@ def records(
             row = strings(found, {"text": options.text})
             row |= {field: string(found, name, required=False) for field, name in names.items()}
         except ValueError as error:
-            intake.damaged(f"{unit} {number}", str(error))
+            stats.damaged(f"{unit} {number}", str(error))
             continue
-        if record := record_of(number - 1, row, intake):
+        if record := record_of(number - 1, row, stats):
             yield record
 
 
@@ -49,32 +49,32 @@ def begins_object(file: Input, options: TextOptions) -> bool:
         return stream.read(1) == b"{"
 
 
-def json_lines(file: Input, intake: Intake, options: TextOptions) -> Iterator[tuple[int, dict[str, object]]]:
+def json_lines(file: Input, stats: ReadStats, options: TextOptions) -> Iterator[tuple[int, dict[str, object]]]:
     """The number and object of every line. Counts `read`. Blank lines are skipped, others noted as damage."""
     with open_text(file, options) as stream:
-        yield from parsed(numbered_lines(stream, options.max_record_bytes), "line", intake, options)
+        yield from parsed(numbered_lines(stream, options.max_record_bytes), "line", stats, options)
 
 
 def parsed(
-    lines: Iterable[tuple[int, bytes | None]], unit: str, intake: Intake, options: RecordOptions
+    lines: Iterable[tuple[int, bytes | None]], unit: str, stats: ReadStats, options: RecordOptions
 ) -> Iterator[tuple[int, dict[str, object]]]:
     """The number and object of every line or element, as `json_lines`; None is one that is too long."""
     for number, line in lines:
         if line is not None and not line.strip():
             continue
-        intake.counters["read"] += 1
+        stats.counters["read"] += 1
         if line is None:
-            intake.damaged(f"{unit} {number}", too_long(options))
+            stats.damaged(f"{unit} {number}", too_long(options))
             continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            intake.damaged(f"{unit} {number}", f"expected a JSON object: {error}")
+            stats.damaged(f"{unit} {number}", f"expected a JSON object: {error}")
             continue
         if isinstance(record, dict):
             yield number, record
         else:
-            intake.damaged(f"{unit} {number}", f"expected a JSON object, found a JSON {type(record).__name__}")
+            stats.damaged(f"{unit} {number}", f"expected a JSON object, found a JSON {type(record).__name__}")
 
 
 def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from data_pipeline.sources.jsonl import begins_object, json_lines, string, strings
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, open_text, too_long
 
 
@@ -28,7 +28,7 @@ class Options(TextOptions):
     """Text put before every input, such as `"translate English to German: "`."""
 
 
-def read(file: Input, intake: Intake) -> Iterator[Record]:
+def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     r"""Every pair, with the input as `text`; the ordinal is the line's index.
 
     Counts `read` (lines that aren't blank), `empty_input` and `empty_target` (pairs that lack one, dropped). A line
@@ -40,38 +40,38 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     options = Options(**file.options)
     is_json = begins_object(file, options) if options.layout == "auto" else options.layout == "jsonl"
     pairs = _jsonl if is_json else _tsv
-    for pair in pairs(file, intake, options):
+    for pair in pairs(file, stats, options):
         if not pair.text.strip():
-            intake.counters.drop("empty_input", pair.target)
+            stats.counters.drop("empty_input", pair.target)
         elif not pair.target.strip():
-            intake.counters.drop("empty_target", pair.text)
+            stats.counters.drop("empty_target", pair.text)
         else:
             pair.text = options.prefix + pair.text
             yield pair
 
 
-def _tsv(file: Input, intake: Intake, options: Options) -> Iterator[Record]:
+def _tsv(file: Input, stats: ReadStats, options: Options) -> Iterator[Record]:
     with open_text(file, options) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if line is not None and not line.strip(b" "):
                 continue
-            intake.counters["read"] += 1
+            stats.counters["read"] += 1
             if line is None:
-                intake.damaged(f"line {number}", too_long(options))
+                stats.damaged(f"line {number}", too_long(options))
                 continue
             try:
                 source, *targets = decode(line).split("\t")
             except ValueError as error:
-                intake.damaged(f"line {number}", str(error))
+                stats.damaged(f"line {number}", str(error))
                 continue
             if len(targets) == 1:
                 yield Record(number - 1, source, target=targets[0])
             else:
-                intake.damaged(f"line {number}", f"expected input, tab, target, found {len(targets)} tabs")
+                stats.damaged(f"line {number}", f"expected input, tab, target, found {len(targets)} tabs")
 
 
-def _jsonl(file: Input, intake: Intake, options: Options) -> Iterator[Record]:
-    for number, pair in json_lines(file, intake, options):
+def _jsonl(file: Input, stats: ReadStats, options: Options) -> Iterator[Record]:
+    for number, pair in json_lines(file, stats, options):
         try:
             several = isinstance(pair.get(options.targets), list)
             targets = _strings(pair, options.targets) if several else []
@@ -80,7 +80,7 @@ def _jsonl(file: Input, intake: Intake, options: Options) -> Iterator[Record]:
             source, target = found["inputs"], next(iter(targets), "") if several else found["targets"]
             choices = _strings(pair, options.choices) if options.choices in pair else []
         except ValueError as error:
-            intake.damaged(f"line {number}", str(error))
+            stats.damaged(f"line {number}", str(error))
             continue
         yield Record(number - 1, source, target=target, targets=targets, choices=choices)
 

@@ -6,7 +6,7 @@ from typing import BinaryIO, Literal
 
 from pydantic import Field
 
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, open_text, too_long
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -32,7 +32,7 @@ class Options(TextOptions):
         return min(_MOST_TOGETHER, max(1, _TOGETHER // self.max_document_bytes))
 
 
-def read(file: Input, intake: Intake) -> Iterator[Record]:
+def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     r"""Every file, paragraph or line that isn't blank; the ordinal is its index among those.
 
     Counts `read`. A record that isn't in the encoding, or is longer than `max_record_bytes`, is damage.
@@ -43,14 +43,14 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     samples = {"document": _documents, "paragraph": _paragraphs, "line": _lines}[options.sample_by]
     with open_text(file, options) as stream:
         for ordinal, (position, sample) in enumerate(samples(stream, options)):
-            intake.counters["read"] += 1
+            stats.counters["read"] += 1
             if sample is None:
-                intake.damaged(position, too_long(options))
+                stats.damaged(position, too_long(options))
                 continue
             try:
                 text = decode(sample.removeprefix(_BYTE_ORDER_MARK) if ordinal == 0 else sample)
             except ValueError as error:
-                intake.damaged(position, str(error))
+                stats.damaged(position, str(error))
             else:
                 yield Record(ordinal, text)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.sources.compression.decompress import decompressed, has_no_checksum, open_file
-from data_pipeline.sources.record import Input, Intake
+from data_pipeline.sources.record import Input, ReadStats
 
 _HEAD = 1 << 18  # bytes of content to look at
 _KEYS_SHOWN = 8
@@ -55,7 +55,7 @@ def look_of(path: str) -> Look | None:
     return _look(_heads(path)[1])
 
 
-def refuse_other_format(file: Input, declared: str, intake: Intake) -> None:
+def refuse_other_format(file: Input, declared: str, stats: ReadStats) -> None:
     """Raises `DamagedInput` if the first bytes of the file belong to another format than `declared`.
 
     Without this check, any file could be read as plain text or tab-separated pairs, and a JSON array as JSON Lines.
@@ -64,7 +64,7 @@ def refuse_other_format(file: Input, declared: str, intake: Intake) -> None:
     if file.start:
         return
     stored, content = _heads(file.path)
-    intake.unchecked = has_no_checksum(stored) or _UNCHECKED.match(content) is not None
+    stats.unchecked = has_no_checksum(stored) or _UNCHECKED.match(content) is not None
     if (look := _look(content)) and look.certain and declared not in look.formats:
         raise DamagedInput(file.path, "byte 0", f"declared as {declared}, but looks like {look}")
 

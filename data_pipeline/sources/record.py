@@ -69,8 +69,8 @@ class Record:
 
 
 @dataclass(slots=True)
-class Intake:
-    """A reader's notes on one input: `counters` by rule ("read" counts every record), and `damage`.
+class ReadStats:
+    """What a reader counts in one input: `counters` by rule ("read" counts every record), and `damage`.
 
     `damage` lists the parts that can't be used while the rest of the file can. The first hundred
     are kept, but "damaged" counts every record lost. A reader that can't continue raises DamagedInput instead.
@@ -107,11 +107,11 @@ class FieldNames(Section):
     """Column or key of the timestamp, by which `dedup.urls` chooses the newest page."""
 
 
-def record_of(ordinal: int, row: Mapping[str, str], intake: Intake) -> Record | None:
+def record_of(ordinal: int, row: Mapping[str, str], stats: ReadStats) -> Record | None:
     """The record of a row, whose values are named as in `FieldNames`; None for one without text, which is counted."""
     text = row.get("text", "")
     if not text.strip():
-        intake.counters["empty"] += 1
+        stats.counters["empty"] += 1
         return None
     url, title, timestamp, language = (row.get(name, "") for name in ("url", "title", "timestamp", "language"))
     return Record(ordinal, text, url, title, timestamp, language)

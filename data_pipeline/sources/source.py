@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 
-ReadFunction = Callable[[Input, Intake], Iterator[Record]]
+ReadFunction = Callable[[Input, ReadStats], Iterator[Record]]
 
 
 class Source:
@@ -15,6 +15,6 @@ class Source:
     options: ClassVar[type[Section]] = Section
 
     @staticmethod
-    def read(file: Input, intake: Intake) -> Iterator[Record]:
-        """Every record of `file`, whose `options` have the settings. Notes on what is damaged go to `intake`."""
+    def read(file: Input, stats: ReadStats) -> Iterator[Record]:
+        """Every record of `file`, whose `options` have the settings. Notes on what is damaged go to `stats`."""
         raise NotImplementedError

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from data_pipeline.foundation.errors import DamagedInput, UserError, one_line
 from data_pipeline.foundation.progress import advance
 from data_pipeline.sources.compression.decompress import open_for_random_access
-from data_pipeline.sources.record import FieldNames, Input, Intake, Record, record_of
+from data_pipeline.sources.record import FieldNames, Input, ReadStats, Record, record_of
 
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: in the names of columns
 _PARQUET, _IPC_FILE = b"PAR1", b"ARROW1"  # how the files begin; an IPC stream doesn't
@@ -50,17 +50,17 @@ class _Lost(NamedTuple):
 _Rows = Sequence[tuple] | _Lost
 
 
-def read_parquet(file: Input, intake: Intake) -> Iterator[Record]:
+def read_parquet(file: Input, stats: ReadStats) -> Iterator[Record]:
     """The records of a Parquet file."""
-    return _read(_ParquetTable, file, intake)
+    return _read(_ParquetTable, file, stats)
 
 
-def read_arrow(file: Input, intake: Intake) -> Iterator[Record]:
+def read_arrow(file: Input, stats: ReadStats) -> Iterator[Record]:
     """The records of an Arrow IPC stream or file."""
-    return _read(_ArrowTable, file, intake)
+    return _read(_ArrowTable, file, stats)
 
 
-def _read(kind: "type[_ParquetTable] | type[_ArrowTable]", file: Input, intake: Intake) -> Iterator[Record]:
+def _read(kind: "type[_ParquetTable] | type[_ArrowTable]", file: Input, stats: ReadStats) -> Iterator[Record]:
     """A record for every row with a text, a batch at a time; the ordinal is the row's index.
 
     Counts `read` (rows) and `empty` (null or blank texts, dropped). A row that isn't UTF-8 is damage. If part of a row
@@ -81,13 +81,13 @@ def _read(kind: "type[_ParquetTable] | type[_ArrowTable]", file: Input, intake: 
         try:
             for rows in table.rows(list(columns.values())):
                 if isinstance(rows, _Lost):
-                    intake.damaged(f"rows {ordinal} to {ordinal + rows.rows - 1}, {rows.where}", rows.reason)
-                    intake.counters["damaged"] += rows.rows - 1
-                    intake.counters["read"] += rows.rows
+                    stats.damaged(f"rows {ordinal} to {ordinal + rows.rows - 1}, {rows.where}", rows.reason)
+                    stats.counters["damaged"] += rows.rows - 1
+                    stats.counters["read"] += rows.rows
                     ordinal += rows.rows
                     continue
                 for row in rows:
-                    if record := _record(ordinal, dict(zip(columns, row, strict=True)), intake):
+                    if record := _record(ordinal, dict(zip(columns, row, strict=True)), stats):
                         yield record
                     ordinal += 1
         except _UNREADABLE as error:
@@ -197,14 +197,14 @@ def _checked(array: pa.Array) -> pa.Array:
     return array
 
 
-def _record(ordinal: int, row: dict[str, object], intake: Intake) -> Record | None:
-    intake.counters["read"] += 1
+def _record(ordinal: int, row: dict[str, object], stats: ReadStats) -> Record | None:
+    stats.counters["read"] += 1
     try:
         values = {field: text for field, value in row.items() if (text := _text(value)) is not None}
     except (ValueError, OverflowError, KeyError) as error:  # bytes, years and time zones that Python doesn't have
-        intake.damaged(f"row {ordinal}", one_line(error))
+        stats.damaged(f"row {ordinal}", one_line(error))
         return None
-    return record_of(ordinal, values, intake)
+    return record_of(ordinal, values, stats)
 
 
 def _text(value: object) -> str | None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.warc.records import WarcOptions, warc_records
 
 
-def read(file: Input, intake: Intake) -> Iterator[Record]:
+def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """Every page that has an address, text and a date; the ordinal is the index among all records of the archive.
 
     Counts `read` (pages), `undecodable` (pages with bytes that aren't UTF-8, which become U+FFFD), and each dropped
@@ -23,25 +23,25 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
           ->  Record(1, "Content-rich", "http://a.org/", timestamp="2019-07-17T12:15:59Z")
     """
     options = WarcOptions(**file.options)
-    for record in warc_records(file, intake, "conversion", options):
+    for record in warc_records(file, stats, "conversion", options):
         # the standard of WARC 1.0 shows the URL in brackets, by mistake
         url = record.headers.get("warc-target-uri", "").strip("<>")
         timestamp = record.headers.get("warc-date", "")
-        text = _decode(record.block, intake)
+        text = _decode(record.block, stats)
         missing = dropped(url, text, timestamp)
         if missing:
-            intake.counters.drop(missing, f"{url} {text[:200]}")
+            stats.counters.drop(missing, f"{url} {text[:200]}")
             continue
         language = record.headers.get("warc-identified-content-language", "").partition(",")[0].strip()
         yield Record(record.ordinal, text, url, timestamp=timestamp, language=language)
 
 
-def _decode(block: bytes, intake: Intake) -> str:
+def _decode(block: bytes, stats: ReadStats) -> str:
     r"""b"na\xefve"  ->  "na\ufffdve" """
     try:
         return block.decode()
     except UnicodeDecodeError:
-        intake.counters["undecodable"] += 1
+        stats.counters["undecodable"] += 1
         return block.decode(errors="replace")
 
 

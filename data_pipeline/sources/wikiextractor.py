@@ -6,7 +6,7 @@ from dataclasses import replace
 from xml.sax.saxutils import unescape
 
 from data_pipeline.sources import jsonl
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, open_text, too_long
 
 # Quotation marks in titles aren't escaped: only the end of the line ends a title.
@@ -15,7 +15,7 @@ _END = b"</doc>"
 _QUOTES = {"&quot;": '"', "&#39;": "'", "&#x27;": "'"}
 
 
-def read(file: Input, intake: Intake) -> Iterator[Record]:
+def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """The text of every article, without the title that WikiExtractor repeats as its first line.
 
     The ordinal is the article's index. Counts `read` and `empty` (a title and no text, dropped). Damage is: an article
@@ -27,7 +27,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
     """
     options = TextOptions(**file.options)
     if jsonl.begins_object(file, options):
-        yield from jsonl.read(replace(file, options=options.model_dump()), intake)
+        yield from jsonl.read(replace(file, options=options.model_dump()), stats)
         return
     ordinal, body, size, stray = -1, list[bytes](), 0, False
     start: re.Match[bytes] | None = None  # of the article being read
@@ -36,19 +36,19 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if opening := line is not None and _START.fullmatch(line):
                 if start:
-                    intake.damaged(position, "the next article begins before its </doc>")
+                    stats.damaged(position, "the next article begins before its </doc>")
                 start, position, body, size = opening, f"line {number}", [], 0
                 ordinal += 1
-                intake.counters["read"] += 1
+                stats.counters["read"] += 1
                 stray = False
             elif start and line == _END:
                 if size > options.max_record_bytes:
-                    intake.damaged(position, too_long(options))
+                    stats.damaged(position, too_long(options))
                 else:
                     try:
-                        record = _record(ordinal, start, body, intake)
+                        record = _record(ordinal, start, body, stats)
                     except ValueError as error:
-                        intake.damaged(position, str(error))
+                        stats.damaged(position, str(error))
                     else:
                         if record:
                             yield record
@@ -61,19 +61,19 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
                     body.append(line)
             elif (line is None or line.strip()) and not stray:
                 stray = True  # one note for consecutive stray lines
-                intake.counters["read"] += 1
-                intake.damaged(f"line {number}", 'expected <doc id="…" url="…" title="…">')
+                stats.counters["read"] += 1
+                stats.damaged(f"line {number}", 'expected <doc id="…" url="…" title="…">')
     if start:
-        intake.damaged(position, "the file ends before its </doc>")
+        stats.damaged(position, "the file ends before its </doc>")
 
 
-def _record(ordinal: int, start: re.Match[bytes], body: list[bytes], intake: Intake) -> Record | None:
+def _record(ordinal: int, start: re.Match[bytes], body: list[bytes], stats: ReadStats) -> Record | None:
     """The article, or None if it has no text. Raises ValueError for one that isn't UTF-8."""
     if body and body[0].strip() == start[2].strip():
         body = body[1:]
     text = decode(b"\n".join(body)).strip()
     if not text:
-        intake.counters["empty"] += 1
+        stats.counters["empty"] += 1
         return None
     # Its option --html-safe, on by default, escapes the text; earlier versions leave titles as the dump escapes them.
     url, title = (unescape(decode(value), _QUOTES) for value in start.groups())

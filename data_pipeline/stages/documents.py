@@ -25,7 +25,7 @@ from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.recognition import look_of
-from data_pipeline.sources.record import Damage, Input, Intake, Range, Record
+from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally, most_common
 from data_pipeline.text.urls import normalize_url
@@ -49,8 +49,8 @@ class DocumentsSpec:
     """Inputs of one source, and how they become documents.
 
     `name` is the source's. `split` is `CorpusConfig.ratio_of`, and `by_position` whether the end of each input is held
-    out. `part` names the first part, which is written to `folder`; `urls`: whether the addresses of dropped pages that
-    compete with others are written beside it.
+    out. `part` names the first part, which is written to `folder`; `urls`: true if the addresses of dropped pages,
+    which deduplication compares with others, are written beside it.
     """
 
     inputs: list[InputSpec]
@@ -76,7 +76,7 @@ class InputResult:
     """What was read of one input: its `documents` that cleaning kept, its `damaged` records, and its `damage`.
 
     The first range of a file has the `bytes` and `sha256` of the whole file, computed while the file is read. If the
-    file is read in ranges, the unit of the first range reads the rest again for the sha256. `unchecked`: see `Intake`.
+    file is read in ranges, the unit of the first range reads the rest again for the sha256. `unchecked`: see `ReadStats`.
     """
 
     file: str
@@ -258,12 +258,12 @@ def _write_input(
 ) -> InputResult:
     if file.killed:
         return InputResult(file.file, file.range, "unreadable", 0, 0, [Damage("a place unknown", file.killed)])
-    intake = Intake(counters=counts)
+    stats = ReadStats(counters=counts)
     before, documents = Counter(counts), 0
     damage: list[Damage] = []
     corrupt = False
     try:
-        for record, document, may_be_newest in _pages(spec, file, clean, intake, holes):
+        for record, document, may_be_newest in _pages(spec, file, clean, stats, holes):
             parts.add(file.file, record, document, may_be_newest)
             documents += document is not None
     except DamagedInput as error:
@@ -274,14 +274,14 @@ def _write_input(
     except UserError as error:  # the file was removed, or can't be read
         damage.append(Damage("the start", str(error)))
     read, damaged, truncated = (counts[rule] - before[rule] for rule in ("read", "damaged", "truncated_xml"))
-    found = [*damage, *intake.damage]
+    found = [*damage, *stats.damage]
     unreadable = bool(found) and read <= damaged
     if unreadable and not corrupt:  # else its format isn't what is wrong
         position, reason = found[0]
         found[0] = Damage(position, f"{reason}{_advice(spec, file, reason)}")
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
     status = "unreadable" if unreadable else "truncated" if truncated else status
-    return InputResult(file.file, file.range, status, documents, damaged, found, unchecked=intake.unchecked)
+    return InputResult(file.file, file.range, status, documents, damaged, found, unchecked=stats.unchecked)
 
 
 def _advice(spec: DocumentsSpec, file: InputSpec, reason: str) -> str:
@@ -294,7 +294,7 @@ def _advice(spec: DocumentsSpec, file: InputSpec, reason: str) -> str:
 
 
 def _pages(
-    spec: DocumentsSpec, file: InputSpec, clean: Cleaner, intake: Intake, holes: Counter[str]
+    spec: DocumentsSpec, file: InputSpec, clean: Cleaner, stats: ReadStats, holes: Counter[str]
 ) -> Iterator[tuple[Record, Document | None, bool]]:
     """Each page of one input, the document made from it, if any, and whether it may be the newest page of its URL.
 
@@ -302,20 +302,20 @@ def _pages(
     left one in a sentence.
     """
     splits = Splits(spec, file)
-    for record in read_records(spec, file, intake):
+    for record in read_records(spec, file, stats):
         split, text = splits.of_next(record), text_of(record, spec.format, holes)
         if not text.strip():
-            intake.counters.drop("empty", record.title or record.url or record.text)
+            stats.counters.drop("empty", record.title or record.url or record.text)
             continue
-        too_long = intake.counters["too_long"]
-        document = clean_record(record, text, split, clean, spec, file, intake.counters)
-        may_be_newest = bool(record.url and not record.target and intake.counters["too_long"] == too_long)
+        too_long = stats.counters["too_long"]
+        document = clean_record(record, text, split, clean, spec, file, stats.counters)
+        may_be_newest = bool(record.url and not record.target and stats.counters["too_long"] == too_long)
         yield record, document, may_be_newest
 
 
-def read_records(spec: DocumentsSpec, file: InputSpec, intake: Intake) -> Iterator[Record]:
+def read_records(spec: DocumentsSpec, file: InputSpec, stats: ReadStats) -> Iterator[Record]:
     """The records of one input, before cleaning."""
-    return READERS[spec.format](Input(file.path, *file.range, spec.options), intake)
+    return READERS[spec.format](Input(file.path, *file.range, spec.options), stats)
 
 
 class Splits:
@@ -358,7 +358,7 @@ def _characters(spec: DocumentsSpec, file: InputSpec) -> int:
     """Characters of the input's records, up to damage if it can't be read on."""
     characters = 0
     with contextlib.suppress(DamagedInput, UserError):  # reported when the documents are made
-        for record in read_records(spec, file, Intake()):
+        for record in read_records(spec, file, ReadStats()):
             characters += len(record.text) + len(record.target)
     return characters
 

@@ -80,7 +80,7 @@ def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
     step = step_of(spec.step, spec.dedup)
     keys = Keys(step.group, step.order)
     documents = _left(corpus, spec, list(step.columns))
-    if step.dropped_pages_compete:
+    if step.compares_dropped_pages:
         pages = read_documents(corpus, spec.part.urls, ["url", "timestamp"])
         documents = chain(documents, ((NO_DOCUMENT, page) for page in pages))
     repeated = None

@@ -15,8 +15,7 @@ from data_pipeline.loading.batches import Batch
 from pretrain import models, optimizers
 from pretrain.config.optimizers import OptimizerConfig
 from pretrain.models import ModelConfig
-from pretrain.models.loss import Head
-from pretrain.models.model import Model
+from pretrain.models.model import Head, Model
 from pretrain.optimizers.groups import kinds
 
 LOGITS = "logits"

@@ -47,7 +47,7 @@ class ModelConfig(Section):
     # settings that matter to random weights alone
     initial_only: ClassVar[frozenset[str]] = frozenset({"init_std", "init_output_std"})
 
-    # of a package's family: the arguments of `pretrain.models.families.Family` besides the class of its settings
+    # of a package's family: the arguments of `pretrain.models.Family` besides the class of its settings
     offers: ClassVar[Mapping[str, Any]] = {}
 
     family: str

@@ -14,8 +14,7 @@ from pretrain.config.evaluation import AttentionSettings
 from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.functional.attention import recording_weights
 from pretrain.models.attention import Attention
-from pretrain.models.loss import shift_right
-from pretrain.models.model import Model
+from pretrain.models.model import Model, shift_right
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,8 +20,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, validation_batches
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.collectives import Collectives
-from pretrain.models.loss import recording_hits
-from pretrain.models.model import Model
+from pretrain.models.model import Model, recording_hits
 from pretrain.run import watchdog
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from data_pipeline.objectives.in_one_row import InOneRow
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.objectives.text_to_text import TextToText
 from data_pipeline.sources.formats import READERS
-from data_pipeline.sources.record import Input, Intake
+from data_pipeline.sources.record import Input, ReadStats
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS
@@ -215,17 +215,17 @@ def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
 
 def _file_questions(settings: TextToTextSettings) -> list[Question]:
     """The pairs of a file, with all right answers and choices. Raises UserError if there is none, or a damaged line."""
-    intake = Intake()
+    stats = ReadStats()
     file = Input(str(settings.file), options={"prefix": settings.prefix})
     try:
-        records = list(islice(READERS["pairs"](file, intake), settings.rows))
+        records = list(islice(READERS["pairs"](file, stats), settings.rows))
     except DamagedInput as error:
         raise UserError(str(error)) from None
-    if intake.damage:
-        position, reason = intake.damage[0]
+    if stats.damage:
+        position, reason = stats.damage[0]
         raise UserError(f"{settings.file}: {position}: {reason}")
     if not records:
-        raise UserError(f"{settings.file}: has no pair; {intake.counters['read']} lines without input or target")
+        raise UserError(f"{settings.file}: has no pair; {stats.counters['read']} lines without input or target")
     questions = [Question(one.text, one.targets or [one.target], one.choices) for one in records]
     return _with_choices(questions, settings)
 

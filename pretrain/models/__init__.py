@@ -1,10 +1,15 @@
-"""Model families, each reading like its paper.
+"""The model families. One entry holds everything that the rest of the project needs to know about a family.
 
-Nothing here imports torch before `build` or `outline` is called: a run file is validated in milliseconds.
+Classes and modules are given by name and imported when needed, so that a run file is checked without torch.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
 from pretrain.config.models import (
-    AnyModelConfig,
+    OFFERED,
     AutoregressiveConfig,
     BartConfig,
     DecoderOnlyConfig,
@@ -17,24 +22,70 @@ from pretrain.config.models import (
     T5GemmaConfig,
     VanillaConfig,
 )
-from pretrain.models.families import FAMILIES, Family, build, outline, parse
 
-__all__ = [
-    "FAMILIES",
-    "AnyModelConfig",
-    "AutoregressiveConfig",
-    "BartConfig",
-    "DecoderOnlyConfig",
-    "DoubleDecoderConfig",
-    "EncoderOnlyConfig",
-    "Family",
-    "ModelConfig",
-    "ModernConfig",
-    "T5Config",
-    "T5Gemma2Config",
-    "T5GemmaConfig",
-    "VanillaConfig",
-    "build",
-    "outline",
-    "parse",
-]
+if TYPE_CHECKING:
+    from pretrain.models.model import Model
+
+_HERE = "pretrain.models"
+_DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2", "denoising", "text_to_text")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family.
+
+    - `config`: the class of its settings. `model`: the class of the model, with its module.
+    - `adapter`: the module with its `HF_MODELS`, models of transformers; None: the one of the model.
+    - `objectives`: the objectives whose batches the model accepts.
+    - `generates`: answers to an input, continuations of it, or None.
+    - `inputs_begin_with_bos`: an encoder input is bos … eos rather than … eos.
+    """
+
+    config: type[ModelConfig]
+    model: str
+    adapter: str | None = None
+    objectives: tuple[str, ...] = _DENOISING
+    generates: Literal["answers", "continuations"] | None = "answers"
+    inputs_begin_with_bos: bool = False
+
+
+def _causal(config: type[ModelConfig], model: str, adapter: str | None = None) -> Family:
+    return Family(config, model, adapter, ("causal_lm", "causal_infilling", "in_one_row"), "continuations")
+
+
+FAMILIES: dict[str, Family] = {
+    "t5": Family(T5Config, f"{_HERE}.t5.T5", f"{_HERE}.t5_hf"),
+    "bart": Family(BartConfig, f"{_HERE}.bart.Bart", inputs_begin_with_bos=True),
+    "t5gemma": Family(T5GemmaConfig, f"{_HERE}.t5gemma.T5Gemma"),
+    "t5gemma2": Family(T5Gemma2Config, f"{_HERE}.t5gemma2.T5Gemma2"),
+    "modern": Family(ModernConfig, f"{_HERE}.modern.Modern"),
+    "vanilla": Family(VanillaConfig, f"{_HERE}.vanilla.Vanilla"),
+    "autoregressive": _causal(
+        AutoregressiveConfig, f"{_HERE}.autoregressive.Autoregressive", f"{_HERE}.autoregressive_hf"
+    ),
+    "double_decoder": _causal(DoubleDecoderConfig, f"{_HERE}.double_decoder.DoubleDecoder"),
+    "decoder_only": _causal(DecoderOnlyConfig, f"{_HERE}.decoder_only.DecoderOnly", f"{_HERE}.decoder_only_hf"),
+    "encoder_only": Family(
+        EncoderOnlyConfig, f"{_HERE}.encoder_only.EncoderOnly", objectives=("masked_lm",), generates=None
+    ),
+}
+FAMILIES |= {name: Family(config, **config.offers) for name, config in OFFERED.items()}
+
+
+def parse(values: Mapping[str, object]) -> ModelConfig:
+    """Parses a config whose `family` is one of FAMILIES. Raises pydantic's ValidationError."""
+    return FAMILIES[str(values["family"])].config.model_validate(values)
+
+
+def build(config: ModelConfig) -> "Model":
+    """Builds the model that `config` describes; its weights are drawn from torch's default generator."""
+    module, name = FAMILIES[config.family].model.rsplit(".", 1)
+    return getattr(import_module(module), name)(config)
+
+
+def outline(config: ModelConfig) -> "Model":
+    """Builds the model on the meta device: all names and whole shapes, no weights."""
+    import torch  # takes seconds: a run file is checked without it
+
+    with torch.device("meta"):
+        return build(config)

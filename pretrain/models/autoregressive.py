@@ -18,11 +18,9 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, Heads
 from pretrain.functional.attention_bias import Pattern, visible
 from pretrain.functional.numerics import at_least_fp32
-from pretrain.models.attention import KeyValueCache
-from pretrain.models.attention_masks import AttentionInputs, AttentionMask, logit_bias, positions_from
+from pretrain.models.attention import AttentionInputs, AttentionMask, KeyValueCache, logit_bias, positions_from
 from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear, one_use
-from pretrain.models.loss import Head, Losses
-from pretrain.models.model import Model
+from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions, rotary_embedding
 from pretrain.models.stacks import EncoderLayer, LayerConfig, ResidualLayer
 

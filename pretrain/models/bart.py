@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import BartConfig
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.state_dict_adapter import (

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import DecoderOnlyConfig
-from pretrain.models.attention import KeyValueCache
-from pretrain.models.attention_masks import AttentionInputs, real_positions
+from pretrain.models.attention import AttentionInputs, KeyValueCache, real_positions
 from pretrain.models.layers import Embedding, scaled_embeddings
-from pretrain.models.loss import Head, Losses
-from pretrain.models.model import Model
+from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
 from pretrain.models.stacks import Encoder, LayerConfig
 

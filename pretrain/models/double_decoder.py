@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from pretrain.config.models import DoubleDecoderConfig, ModelConfig
 from pretrain.functional.attention_bias import masked, visible
 from pretrain.functional.device_copies import to_device
-from pretrain.models.attention import KeysAndValues, KeyValueCache
-from pretrain.models.attention_masks import (
+from pretrain.models.attention import (
     AttentionInputs,
     AttentionMask,
+    KeysAndValues,
+    KeyValueCache,
     positions_from,
     real_positions,
     self_attention_mask,
 )
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
-from pretrain.models.loss import Head, Losses
-from pretrain.models.model import Model
+from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import Rotary, rotary_embedding
 from pretrain.models.stacks import EncoderLayer, LayerConfig
 from pretrain.models.state_dict_adapter import Exported, Json, OwnCode, State

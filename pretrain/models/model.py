@@ -1,12 +1,26 @@
-"""The base class of all families."""
+"""The base class of all families, the output matrix, and the loss of each target token."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import ModelConfig
-from pretrain.models.loss import Losses
+from pretrain.functional.chunked_cross_entropy import CrossEntropy, chunked_cross_entropy
+from pretrain.functional.cross_entropy import indices_of_targets, token_losses
+from pretrain.functional.numerics import soft_capped
+from pretrain.kernels.matmul import linear
+from pretrain.models.layers import Linear
+
+_MOST_TARGETS = 7 / 8  # on a CPU, of all positions; to select more would cost more copies than it saves
+
+# Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is
+# the sum of their means over the labels that count. A loss of any other name is averaged over "labels". In training, a
+# loss without a gradient is only reported.
+Losses = dict[str, Tensor]
 
 
 class Model(nn.Module):
@@ -32,3 +46,106 @@ class Model(nn.Module):
     def num_parameters(self) -> int:
         """The number of trained scalars; a tied matrix counts once. If ZeRO-3 shards the model, use its `outline`."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, pad_id: int | None = None) -> Tensor:
+    """Decoder inputs for labels (batch, length): [5, 6, 1, -100] → [0, 5, 6, 1].
+
+    Ignored labels become `pad_id`, by default `start_id`: often padding starts the decoder.
+    Each example of a packed row has its own start: [5, 1, 6, 1] with segments [1, 1, 2, 2] → [0, 5, 0, 6].
+    """
+    pad_id = start_id if pad_id is None else pad_id
+    start = labels.new_full((labels.size(0), 1), start_id)
+    shifted = torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORE_INDEX, pad_id)], dim=1)
+    if segments is not None:
+        shifted[:, 1:].masked_fill_(segments[:, 1:] != segments[:, :-1], start_id)
+    return shifted
+
+
+_hits: list[Tensor] | None = None  # where `Head` leaves them
+
+
+@contextlib.contextmanager
+def recording_hits() -> Iterator[list[Tensor]]:
+    """Within the block, each forward pass of a model appends which targets are its likeliest ids.
+
+    A bool for each label, in the labels' shape, or for each label that counts. Training needs no such pass over the
+    logits, so models don't return it.
+    """
+    global _hits
+    before, _hits = _hits, []
+    try:
+        yield _hits
+    finally:
+        _hits = before
+
+
+class Head(Linear):
+    """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it.
+
+    `softcap`: logits stay within ± this; None: no limit. `multiplier`: a factor of the logits before biases are added
+    and they are capped (muP). `compiled`: torch.compile fuses the operations on logits, on GPUs.
+    """
+
+    compiled = False
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        std: float,
+        bias: bool = False,
+        softcap: float | None = None,
+        multiplier: float = 1.0,
+    ):
+        super().__init__(in_features, out_features, std, bias)
+        self.softcap, self.multiplier = softcap, multiplier
+
+    def forward(
+        self,
+        x: Tensor,
+        labels: Tensor | None = None,
+        config: ModelConfig | None = None,
+        target_indices: Tensor | None = None,
+    ) -> Tensor:
+        """Maps (…, d_model) to logits (…, vocabulary) or, given `labels` (…), to their losses (…).
+
+        Positions without a target are skipped; on a CPU, only where that saves time. `target_indices` are the indices
+        of the labels that count, among all labels; without them the host waits for the GPU to find them.
+        """
+        x = self.scaled(x)
+        if labels is None:
+            return self._logits(x)
+        assert config is not None
+        z_loss, label_smoothing = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
+        if x.is_cuda and _hits is None:
+            settings = CrossEntropy(z_loss, label_smoothing, self.softcap, self.compiled)
+            return chunked_cross_entropy(x, self.weight, self.offsets(x), labels, settings, target_indices)
+        indices = _indices_worth_selecting(labels)
+        selected = labels if indices is None else labels.flatten()[indices]
+        logits = self._logits(x if indices is None else x.flatten(0, -2).index_select(0, indices))
+        if _hits is not None:
+            _hits.append(logits.argmax(dim=-1) == selected)
+        losses = token_losses(logits, selected, z_loss, label_smoothing)
+        if indices is None:
+            return losses
+        return losses.new_zeros(labels.numel()).index_copy(0, indices, losses).view(labels.shape)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return soft_capped(linear(x, self.weight, self.offsets(x)), self.softcap)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """States (…, d_model) times the multiplier of the logits."""
+        return x if self.multiplier == 1.0 else x * self.multiplier
+
+    def offsets(self, x: Tensor) -> Tensor | None:
+        """(vocabulary,) The biases of the logits of states like `x`, or None."""
+        return self.bias
+
+
+def _indices_worth_selecting(labels: Tensor) -> Tensor | None:
+    """The indices of the labels that count, if these are few enough; a compiled graph has the same shapes for any."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    indices = indices_of_targets(labels)
+    return indices if len(indices) <= _MOST_TARGETS * labels.numel() else None

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pretrain.config.models import ModelConfig, ModernConfig
 from pretrain.functional.attention_bias import Window
-from pretrain.models.attention_masks import AttentionInputs, positions_from
+from pretrain.models.attention import AttentionInputs, positions_from
 from pretrain.models.layers import Embedding
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.state_dict_adapter import Exported, Json, OwnCode, State

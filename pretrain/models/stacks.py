@@ -9,19 +9,20 @@ from torch import Tensor, nn
 
 from pretrain.config.models import Heads, ModelConfig, Norm
 from pretrain.functional.attention_bias import Window
-from pretrain.models.attention import Attention, KeyValueCache, MemoryCache
-from pretrain.models.attention_masks import (
+from pretrain.models.attention import (
+    Attention,
     AttentionInputs,
     AttentionMask,
+    KeyValueCache,
     LayerMasks,
+    MemoryCache,
     before_only,
-    cross_attention_mask,
+    logit_bias,
     positions_from,
     self_attention_mask,
 )
 from pretrain.models.layers import Dropout, Embedding, FeedForward, normalisation, scaled_embeddings
-from pretrain.models.loss import Head, Losses, shift_right
-from pretrain.models.model import Model
+from pretrain.models.model import Head, Losses, Model, shift_right
 from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
@@ -289,8 +290,14 @@ class Decoder(Stack):
         positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
         x = self.add_positions(x, positions)
         positions, rotary, memory_rotary = self.cross_positions(positions, encoder_states, inputs)
-        cross_mask = cross_attention_mask(x, encoder_states, inputs)
-        cross_mask = cross_mask._replace(rotary=rotary, memory_rotary=memory_rotary)
+        bias = logit_bias(
+            x,
+            encoder_states.size(1),
+            key_mask=inputs.encoder_attention_mask,
+            query_segments=inputs.decoder_segment_ids,
+            key_segments=inputs.encoder_segment_ids,
+        )
+        cross_mask = AttentionMask(bias, rotary, memory_rotary=memory_rotary)
         masks = self.masks(x, keys, positions, causal=True, segments=inputs.decoder_segment_ids)
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, masks[i], cross_mask, cache[i] if cache else None)

@@ -19,7 +19,7 @@ from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import printable
 from pretrain.config.models import ModelConfig
-from pretrain.models.families import FAMILIES, outline
+from pretrain.models import FAMILIES, outline
 
 Json = dict[str, Any]
 State = dict[str, Tensor]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pretrain.config.models import Heads, T5Config
 from pretrain.models.layers import Embedding
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig, Stack
 
@@ -75,16 +75,6 @@ def _layer_config(config: T5Config) -> LayerConfig:
     )
 
 
-def _relative_attention_bias(config: T5Config, bidirectional: bool) -> RelativePositionBias:
-    return RelativePositionBias(
-        config.relative_attention_num_buckets,
-        config.relative_attention_max_distance,
-        config.num_heads,
-        bidirectional,
-        std=config.base_width**-0.5,
-    )
-
-
 def _output_std(config: T5Config) -> float:
     return config.init_output_std * (1.0 if config.scale_outputs else config.base_width**-0.5)
 
@@ -101,7 +91,9 @@ class T5Stack(Stack):
     def new_positions(self, config: T5Config) -> None:
         self.kind = config.positions
         if self.kind == "relative":
-            self.relative_attention_bias = _relative_attention_bias(config, self.bidirectional)
+            buckets, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
+            std, both = config.base_width**-0.5, self.bidirectional
+            self.relative_attention_bias = RelativePositionBias(buckets, distance, config.num_heads, both, std)
         elif self.kind == "alibi":
             self.linear_bias = LinearBias(config.num_heads, self.bidirectional)
         elif self.kind == "learned":

@@ -14,7 +14,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import Gemma, ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
 from pretrain.functional.attention_bias import Window
 from pretrain.models.layers import Embedding
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 from pretrain.models.rotary_hf import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
 from pretrain.models.state_dict_adapter import (

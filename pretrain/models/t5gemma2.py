@@ -16,10 +16,16 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import T5Gemma2Config
 from pretrain.functional.attention import attend
 from pretrain.functional.attention_bias import Window, masked, visible
-from pretrain.models.attention import Attention, KeysAndValues, KeyValueCache
-from pretrain.models.attention_masks import AttentionInputs, AttentionMask, positions_from
+from pretrain.models.attention import (
+    Attention,
+    AttentionInputs,
+    AttentionMask,
+    KeysAndValues,
+    KeyValueCache,
+    positions_from,
+)
 from pretrain.models.layers import Embedding, one_use
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 from pretrain.models.positions import rotary_embedding
 from pretrain.models.rotary_hf import HEADS, KEYS, RotarySettings
 from pretrain.models.stacks import Caches, Encoder, EncoderDecoder, LayerConfig, ResidualLayer, Stack

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pretrain.config.models import Heads, ModelConfig, PostNormConfig, VanillaConfig
 from pretrain.models.layers import Dropout, Embedding
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 from pretrain.models.positions import sinusoids
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
 from pretrain.models.state_dict_adapter import Exported, Json, OwnCode, State

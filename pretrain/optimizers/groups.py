@@ -14,7 +14,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import ModelConfig
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig, ParameterGroup
 from pretrain.models.layers import RMSNorm
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 
 _NORMS = (RMSNorm, nn.LayerNorm)
 

@@ -35,10 +35,9 @@ from pretrain.functional.cross_entropy import indices_of_targets, token_losses
 from pretrain.functional.numerics import at_least_fp32, soft_capped
 from pretrain.kernels.matmul import linear
 from pretrain.models import DecoderOnlyConfig, ModelConfig
-from pretrain.models.attention_masks import AttentionInputs
+from pretrain.models.attention import AttentionInputs
 from pretrain.models.decoder_only import DecoderOnly
-from pretrain.models.loss import Losses
-from pretrain.models.model import Model
+from pretrain.models.model import Losses, Model
 from pretrain.models.stacks import EncoderDecoder
 
 LOGITS_PER_CHUNK = 1 << 26  # of student and teacher; a few tensors of this size in fp32 exist at once

@@ -22,8 +22,7 @@ from data_pipeline.loading.batches import LABELS, Batch
 from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.functional.device_copies import OnHost, to_device
-from pretrain.models.loss import Losses
-from pretrain.models.model import Model
+from pretrain.models.model import Losses, Model
 from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private
 from pretrain.zero.config import deepspeed_config

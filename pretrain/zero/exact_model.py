@@ -14,8 +14,7 @@ from torch.optim import SGD
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
-from pretrain.models.loss import Losses
-from pretrain.models.model import Model
+from pretrain.models.model import Losses, Model
 
 ROWS, STEPS = 2, 3  # rows of a micro-batch; more steps would need more bits than fp32 has
 RATE = 1 / 4

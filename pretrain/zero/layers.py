@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.run_config import ComputeSection
 from pretrain.models.layers import fuse_linears
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 from pretrain.run import watchdog
 
 Forward = Callable[..., Tensor]

@@ -9,27 +9,27 @@ import pytest
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.formats import READERS
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from tests.conftest import C4_SAMPLE
 
 
-def read(source: str, path: Path, **options: Any) -> tuple[list[Record], Intake]:
-    intake = Intake()
-    return list(READERS[source](Input(str(path), options=options), intake)), intake
+def read(source: str, path: Path, **options: Any) -> tuple[list[Record], ReadStats]:
+    stats = ReadStats()
+    return list(READERS[source](Input(str(path), options=options), stats)), stats
 
 
-def read_bytes(source: str, path: Path, data: bytes, **options: Any) -> tuple[list[Record], Intake]:
+def read_bytes(source: str, path: Path, data: bytes, **options: Any) -> tuple[list[Record], ReadStats]:
     path.write_bytes(data)
     return read(source, path, **options)
 
 
-def read_until_damage(source: str, path: Path, **options: Any) -> tuple[list[Record], Intake, DamagedInput]:
+def read_until_damage(source: str, path: Path, **options: Any) -> tuple[list[Record], ReadStats, DamagedInput]:
     """The records that a reader yields before it raises DamagedInput, which it must."""
-    kept, intake = [], Intake()
-    records = READERS[source](Input(str(path), options=options), intake)
+    kept, stats = [], ReadStats()
+    records = READERS[source](Input(str(path), options=options), stats)
     with pytest.raises(DamagedInput) as damage:
         kept.extend(records)  # the records before the error
-    return kept, intake, damage.value
+    return kept, stats, damage.value
 
 
 def c4_pages() -> list[str]:

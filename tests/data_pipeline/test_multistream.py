@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.sources.record import Input, Intake, Range, Record
+from data_pipeline.sources.record import Input, Range, ReadStats, Record
 from data_pipeline.sources.wikipedia.dump import read
 from data_pipeline.sources.wikipedia.multistream import index_of, ranges
 from tests.conftest import SAMPLES
@@ -44,10 +44,10 @@ def dump(xml, tmp_path_factory) -> Path:
 def read_all(inputs: list[Input]) -> tuple[list[Record], Counter, list]:
     records, counters, damage = [], Counter(), []
     for file in inputs:
-        intake = Intake()
-        records += read(file, intake)
-        counters += intake.counters
-        damage += intake.damage
+        stats = ReadStats()
+        records += read(file, stats)
+        counters += stats.counters
+        damage += stats.damage
     return records, counters, damage
 
 
@@ -121,13 +121,13 @@ def test_a_corrupt_stream_costs_only_its_own_range(dump, tmp_path):
     path = tmp_path / "a.xml.bz2"
     path.write_bytes(data)
     for number, file in enumerate(inputs):
-        intake = Intake()
+        stats = ReadStats()
         damaged = Input(str(path), file.start, file.stop, file.first_ordinal)
         if number == 4:
             with pytest.raises(DamagedInput, match="corrupt bz2"):
-                list(read(damaged, intake))
+                list(read(damaged, stats))
         else:
-            assert list(read(damaged, intake)) == list(read(file, Intake()))
+            assert list(read(damaged, stats)) == list(read(file, ReadStats()))
 
 
 def test_a_file_of_one_stream_or_none_is_one_range(xml, tmp_path):

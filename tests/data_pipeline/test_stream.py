@@ -15,7 +15,7 @@ from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.compression import decompress as module
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.formats import READERS
-from data_pipeline.sources.record import Input, Intake
+from data_pipeline.sources.record import Input, ReadStats
 from tests.tables import each
 
 CONTENT = b"".join(b"line %d of some text\n" % number for number in range(300))
@@ -126,14 +126,14 @@ LINES = ["".join(f"{CHANCE.choice(words)} " for _ in range(30)) + str(number) fo
 STORED = "\n".join(LINES).encode()
 
 
-def kept(path: Path | str) -> tuple[list[str], Intake, str]:
+def kept(path: Path | str) -> tuple[list[str], ReadStats, str]:
     """The lines that the reader of plain text yields, and its damage."""
-    lines, intake = [], Intake()
+    lines, stats = [], ReadStats()
     try:
-        lines.extend(r.text for r in READERS["text"](Input(str(path), options={"sample_by": "line"}), intake))
+        lines.extend(r.text for r in READERS["text"](Input(str(path), options={"sample_by": "line"}), stats))
     except DamagedInput as damage:
-        return lines, intake, str(damage)
-    return lines, intake, ""
+        return lines, stats, str(damage)
+    return lines, stats, ""
 
 
 @each("compress, members", itertools.product(COMPRESSIONS, [1, 8]))
@@ -149,10 +149,10 @@ def test_no_altered_text_is_read_wherever_a_bit_is_flipped(tmp_path, compress, m
         damaged = bytearray(whole)
         damaged[chance.randrange(first, len(whole))] ^= 1 << chance.randrange(8)
         path.write_bytes(damaged)
-        lines, intake, damage = kept(path)
+        lines, stats, damage = kept(path)
         assert lines == LINES[: len(lines)]
         assert damage or len(lines) == len(LINES)
-        assert len(lines) + intake.counters["damaged"] <= intake.counters["read"]
+        assert len(lines) + stats.counters["damaged"] <= stats.counters["read"]
 
 
 @each("compress, buffered, place", itertools.product([gzip.compress, zstd], [1 << 26, 1000], ["local", "memory"]))
@@ -166,9 +166,9 @@ def test_a_member_that_fails_its_checksum_is_left_out_whole(tmp_path, monkeypatc
     for stored, lines, lost in ((first + second + first, LINES + LINES[:100], 0), (first + damaged, LINES[:100], 1100)):
         with fsspec.open(url, "wb") as file:
             file.write(stored)
-        found, intake, damage = kept(url)
+        found, stats, damage = kept(url)
         assert found == lines
-        assert (intake.counters["read"], intake.counters["damaged"]) == (len(lines) + lost, lost)
+        assert (stats.counters["read"], stats.counters["damaged"]) == (len(lines) + lost, lost)
     end = len(first) + len(damaged)
     checked = range(end - 8, end + 1)  # the checksum was compared here
     assert damage.startswith(f"{url}: damaged at bytes {len(first)} to ")

@@ -36,27 +36,27 @@ def test_what_pythons_writer_wrote_is_read_back(tmp_path, how):
     rows = [["id", "text", "url"], *([str(n), one, f"u{n}"] for n, one in enumerate(AWKWARD))]
     data = b"\xef\xbb\xbf" + as_csv(rows, **how)
     path = tmp_path / "a.csv.gz"
-    kept, intake = read_bytes("csv", path, gzip.compress(data), delimiter=how.get("delimiter", ","))
+    kept, stats = read_bytes("csv", path, gzip.compress(data), delimiter=how.get("delimiter", ","))
     assert kept == [Record(n, one, f"u{n}") for n, one in enumerate(AWKWARD)]
-    assert intake.counters == {"read": len(AWKWARD)}
+    assert stats.counters == {"read": len(AWKWARD)}
 
 
 def test_bad_rows_are_counted_with_their_line_and_the_next_is_read(tmp_path):
     rows = [b"text,url", b'"a', b'b",u', b"c", b'"d"e,u', b"", b"f\0,u", b" ,u", b"g" * 99 + b",u"]
     rows += [b"h\xe9,u", b"i,u,v", b"j,u"]
-    kept, intake = read_bytes("csv", tmp_path / "a", b"\n".join(rows), max_record_bytes=50)
+    kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), max_record_bytes=50)
     assert [(record.ordinal, record.text) for record in kept] == [(0, "a\nb"), (8, "j")]
-    assert intake.counters == {"read": 9, "damaged": 6, "empty": 1}
-    assert [position for position, _ in intake.damage] == [f"line {number}" for number in (4, 5, 7, 9, 10, 11)]
-    assert intake.damage[0].reason == "1 fields, but the header has 2"
+    assert stats.counters == {"read": 9, "damaged": 6, "empty": 1}
+    assert [position for position, _ in stats.damage] == [f"line {number}" for number in (4, 5, 7, 9, 10, 11)]
+    assert stats.damage[0].reason == "1 fields, but the header has 2"
 
 
 def test_a_quotation_that_never_ends_is_damage_not_memory(tmp_path):
     data = b'text\na\n"b\n' + b"c\n" * 1000
-    kept, intake = read_bytes("csv", tmp_path / "a", data, max_record_bytes=100)
-    assert (kept[0].text, intake.damage[0]) == ("a", ("line 3", "longer than max_record_bytes, 100"))
-    kept, intake = read_bytes("csv", tmp_path / "a", data)
-    assert ([record.text for record in kept], intake.counters["damaged"]) == (["a"], 1)
+    kept, stats = read_bytes("csv", tmp_path / "a", data, max_record_bytes=100)
+    assert (kept[0].text, stats.damage[0]) == ("a", ("line 3", "longer than max_record_bytes, 100"))
+    kept, stats = read_bytes("csv", tmp_path / "a", data)
+    assert ([record.text for record in kept], stats.counters["damaged"]) == (["a"], 1)
 
 
 def test_a_quotation_in_the_header_that_never_ends_is_damage_of_the_file(tmp_path):
@@ -82,19 +82,19 @@ def test_an_array_is_read_as_json_reads_it_wherever_its_pieces_end(tmp_path, how
         monkeypatch.setattr("data_pipeline.sources.json_array._CHUNK", size)
         if size == 1:
             data = json.dumps(objects[:4], **how).encode() + b" \n"
-        kept, intake = read_bytes("json", tmp_path / "a", data)
+        kept, stats = read_bytes("json", tmp_path / "a", data)
         assert kept == [Record(n, one, f"u{n}") for n, one in enumerate(AWKWARD[: len(json.loads(data))])]
-        assert intake.counters == {"read": len(kept)}
+        assert stats.counters == {"read": len(kept)}
 
 
 def test_bad_elements_are_counted_with_their_number_and_the_next_is_read(tmp_path):
     elements = [b'{"text": "a"}', b"3", b'{"text": 1}', b'{"text": "\xff"}', b'{"text" "b"}']
     elements.append(b'{"text": "%s"}' % (b"c" * 99))
     data = b"[" + b",".join([*elements, b'{"text": " "}', b'{"text": "d"}']) + b"]"
-    kept, intake = read_bytes("json", tmp_path / "a", data, max_record_bytes=50)
+    kept, stats = read_bytes("json", tmp_path / "a", data, max_record_bytes=50)
     assert kept == [Record(0, "a"), Record(7, "d")]
-    assert intake.counters == {"read": 8, "damaged": 5, "empty": 1}
-    assert [position for position, _ in intake.damage] == [f"element {number}" for number in range(2, 7)]
+    assert stats.counters == {"read": 8, "damaged": 5, "empty": 1}
+    assert [position for position, _ in stats.damage] == [f"element {number}" for number in range(2, 7)]
     assert read_bytes("json", tmp_path / "a", b" [ ] ")[0] == []
     lines = b'{"text": "a"}\n\n{"text": "b"}\n'
     assert read_bytes("json", tmp_path / "a", lines) == read_bytes("jsonl", tmp_path / "a", lines)
@@ -125,9 +125,9 @@ def arrow(path: Path, table: pa.Table, kind=pa.ipc.new_stream, rows: int = 2) ->
 def test_arrow_rows_become_records(tmp_path, kind):
     texts = ["a", None, " ", "b", "c"]
     table = pa.table({"url": [*"uvwx", None], "text": texts, "n": range(5)})
-    kept, intake = read("arrow", arrow(tmp_path / "a", table, kind))
+    kept, stats = read("arrow", arrow(tmp_path / "a", table, kind))
     assert kept == [Record(0, "a", "u"), Record(3, "b", "x"), Record(4, "c")]
-    assert intake.counters == {"read": 5, "empty": 2}
+    assert stats.counters == {"read": 5, "empty": 2}
 
 
 @each("kind", ["arrow", "parquet"])
@@ -171,8 +171,8 @@ def test_indices_out_of_a_dictionary_are_damage(tmp_path):
 
 def test_a_text_that_is_not_utf8_costs_its_row_alone(tmp_path):
     table = pa.table({"text": column(pa.string(), [0, 1, 2, 3], b"a\xffc")})
-    kept, intake = read("arrow", arrow(tmp_path / "a", table, rows=3))
-    assert ([record.text for record in kept], intake.damage[0].position) == (["a", "c"], "row 1")
+    kept, stats = read("arrow", arrow(tmp_path / "a", table, rows=3))
+    assert ([record.text for record in kept], stats.damage[0].position) == (["a", "c"], "row 1")
 
 
 @each("kind", ["arrow", "parquet"])
@@ -185,9 +185,9 @@ def test_times_that_python_does_not_have_cost_their_rows(tmp_path, kind):
         ("c", pa.table({"text": ["a"], "timestamp": zone}), []),
     ]:
         pq.write_table(table, tmp_path / name) if kind == "parquet" else arrow(tmp_path / name, table)
-        kept, intake = read(kind, tmp_path / name)
+        kept, stats = read(kind, tmp_path / name)
         assert [record.timestamp for record in kept] == left
-        assert (intake.counters["damaged"], intake.counters["read"]) == (1, len(table))
+        assert (stats.counters["damaged"], stats.counters["read"]) == (1, len(table))
 
 
 @each("kind", ["arrow", "parquet", "csv"])
@@ -215,7 +215,7 @@ def test_statistics_that_are_damaged_do_not_end_the_process(tmp_path):
 from pathlib import Path
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.sources.formats import READERS
-from data_pipeline.sources.record import Input, Intake
+from data_pipeline.sources.record import Input, ReadStats
 path = Path({str(tmp_path / "a")!r})
 data = path.read_bytes()
 for bit in range({8 * footer}, 8 * len(data)):
@@ -223,7 +223,7 @@ for bit in range({8 * footer}, 8 * len(data)):
     changed[bit // 8] ^= 1 << bit % 8
     path.write_bytes(changed)
     try:
-        list(READERS["parquet"](Input(str(path)), Intake()))
+        list(READERS["parquet"](Input(str(path)), ReadStats()))
     except UserError:
         pass
 """
@@ -265,8 +265,8 @@ def test_a_file_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, name,
         path.write_bytes(b"\x50\x2a\x4d\x18\2\0\0\0ab" + frame if name == "skippable.zst" else frame)
     else:
         path.write_bytes(gzip.compress(lines) if name == "a.gz" else lines)
-    kept, intake = read(kind, path)
-    assert (len(kept), intake.unchecked) == (9 if kind == "jsonl" else 198, unchecked)
+    kept, stats = read(kind, path)
+    assert (len(kept), stats.unchecked) == (9 if kind == "jsonl" else 198, unchecked)
 
 
 # --- what no reader reads

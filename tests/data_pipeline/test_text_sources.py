@@ -43,12 +43,12 @@ def test_a_line_longer_than_the_cap_is_damage_and_the_next_is_read(tmp_path, sou
     line = b"a\tb" if source in ("text", "pairs") else b'{"text": "a"}'
     long = line.replace(b"a", b"a" * 1_000_000)
     data = b"\n".join([line, long, line])
-    kept, intake = read_bytes(
+    kept, stats = read_bytes(
         source, tmp_path / "a", data, max_record_bytes=100, **(OF_LINES if source == "text" else {})
     )
     assert [record.ordinal for record in kept] == [0, 2]
-    assert intake.counters == {"read": 3, "damaged": 1}
-    assert intake.damage == [("line 2", "longer than max_record_bytes, 100")]
+    assert stats.counters == {"read": 3, "damaged": 1}
+    assert stats.damage == [("line 2", "longer than max_record_bytes, 100")]
 
 
 @each("length, kept, end", [(n, n == 10, end) for n in (10, 11, 12, 13) for end in (b"\n", b"\r\n", b"")])
@@ -62,9 +62,9 @@ def test_the_cap_is_exact(tmp_path, length, kept, end):
 
 @each("path", [DATA / f"olmo-c4-sample.0{number}.json.gz" for number in (1, 2, 3)])
 def test_real_records_with_a_date(path):
-    kept, intake = read("c4", path)
+    kept, stats = read("c4", path)
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    assert intake.counters == {"read": 10}
+    assert stats.counters == {"read": 10}
     assert [(record.text, record.url) for record in kept] == [(line["text"], line["url"]) for line in lines]
     assert all(record.timestamp.startswith(line["date"][:10] + "T") for record, line in zip(kept, lines, strict=True))
 
@@ -77,10 +77,10 @@ NO_RECORDS = [
 
 @each("source, line", itertools.product(["c4", "jsonl"], NO_RECORDS))
 def test_a_line_that_is_no_record_is_damage_at_its_number(tmp_path, source, line):
-    kept, intake = read_bytes(source, tmp_path / "a", b'{"text": "a"}\n' + line + b'\n\n{"text": " "}\n{"text": "b"}')
+    kept, stats = read_bytes(source, tmp_path / "a", b'{"text": "a"}\n' + line + b'\n\n{"text": " "}\n{"text": "b"}')
     assert kept == [Record(0, "a"), Record(4, "b")]
-    assert intake.counters == {"read": 4, "damaged": 1, "empty": 1}
-    assert intake.damage[0][0] == "line 2"
+    assert stats.counters == {"read": 4, "damaged": 1, "empty": 1}
+    assert stats.damage[0][0] == "line 2"
 
 
 # --- what is read from a whole file
@@ -210,31 +210,31 @@ LOST = {"read": 1, "damaged": 1}
     ],
 )
 def test_records_of_a_file(tmp_path, source, options, data, kept, counters, damaged):
-    found, intake = read_bytes(source, tmp_path / "a", data, **options)
+    found, stats = read_bytes(source, tmp_path / "a", data, **options)
     assert found == kept
-    assert intake.counters == counters
-    assert [position for position, _ in intake.damage] == damaged
+    assert stats.counters == counters
+    assert [position for position, _ in stats.damage] == damaged
 
 
 def test_notes_give_a_reason_or_an_example(tmp_path):
-    _, intake = read_bytes("pairs", tmp_path / "a", b"no tab\na\tb\n")
-    assert intake.damage == [("line 1", "expected input, tab, target, found 0 tabs")]
-    _, intake = read_bytes("pairs", tmp_path / "a", lines(*UNPAIRED))
-    assert intake.counters.examples["empty_target"] == ["c"]
+    _, stats = read_bytes("pairs", tmp_path / "a", b"no tab\na\tb\n")
+    assert stats.damage == [("line 1", "expected input, tab, target, found 0 tabs")]
+    _, stats = read_bytes("pairs", tmp_path / "a", lines(*UNPAIRED))
+    assert stats.counters.examples["empty_target"] == ["c"]
 
 
 def test_a_file_is_one_document_by_default_and_a_large_one_is_cut_at_blank_lines(tmp_path):
     verses = [f"{number} In the beginning\r\nwas the word {'é' * (number % 7)}.\r\n \r\n" for number in range(300)]
     data = "".join(verses).encode()
     assert [record.text for record in read_bytes("text", tmp_path / "a", data)[0]] == [data.decode()]
-    kept, intake = read_bytes("text", tmp_path / "a", data, max_document_bytes=1000)
+    kept, stats = read_bytes("text", tmp_path / "a", data, max_document_bytes=1000)
     assert "".join(record.text for record in kept) == data.decode()  # nothing is lost, moved or changed
     assert [record.ordinal for record in kept] == list(range(len(kept)))
     assert all(record.text.endswith("\r\n \r\n") for record in kept)
     sizes = [len(record.text.encode()) for record in kept]
     assert max(sizes) <= 1000
     assert min(sizes[:-1]) > 1000 - max(len(verse.encode()) for verse in verses)  # no piece ends before it must
-    assert intake.counters == {"read": len(kept)}
+    assert stats.counters == {"read": len(kept)}
 
 
 # --- Parquet
@@ -248,12 +248,12 @@ def table(path: Path, columns: dict, **options) -> Path:
 def test_parquet_rows_become_records(tmp_path):
     times = pa.array([0, None, 0, 0], pa.timestamp("s"))
     columns = {"text": ["a", None, " ", "b"], "url": ["u", "v", "w", None], "timestamp": times, "other": [1, 2, 3, 4]}
-    kept, intake = read("parquet", table(tmp_path / "a", columns, row_group_size=2))
+    kept, stats = read("parquet", table(tmp_path / "a", columns, row_group_size=2))
     assert kept == [
         Record(0, "a", "u", timestamp="1970-01-01T00:00:00"),
         Record(3, "b", timestamp="1970-01-01T00:00:00"),
     ]
-    assert intake.counters == {"read": 4, "empty": 2}
+    assert stats.counters == {"read": 4, "empty": 2}
 
 
 STRINGS = pa.array(["a", "b", "a"])
@@ -291,12 +291,12 @@ def test_a_damaged_row_group_costs_its_rows_alone(tmp_path):
     group = pq.ParquetFile(path).metadata.row_group(1).column(0)
     data = bytearray(path.read_bytes())
     data[group.data_page_offset + group.total_compressed_size - 20] ^= 0xFF  # in the text, behind the page's header
-    kept, intake = read_bytes("parquet", path, bytes(data))
+    kept, stats = read_bytes("parquet", path, bytes(data))
     assert [(record.ordinal, record.text) for record in kept] == [
         (number, texts[number]) for number in range(30) if not 10 <= number < 20
     ]
-    assert intake.counters == {"read": 30, "damaged": 10}
-    assert intake.damage[0][0] == "rows 10 to 19, row group 1"
+    assert stats.counters == {"read": 30, "damaged": 10}
+    assert stats.damage[0][0] == "rows 10 to 19, row group 1"
 
 
 @each("kind", ["parquet", "arrow"])
@@ -306,10 +306,10 @@ def test_a_row_that_is_not_utf8_is_damage(tmp_path, kind):
         table(tmp_path / "a", {"text": column})
     else:
         feather.write_feather(pa.table({"text": column}), tmp_path / "a", compression="uncompressed")
-    kept, intake = read(kind, tmp_path / "a")
+    kept, stats = read(kind, tmp_path / "a")
     assert [record.ordinal for record in kept] == [0, 2]
-    assert intake.counters == {"read": 3, "damaged": 1}
-    assert intake.damage[0][0] == "row 1"
+    assert stats.counters == {"read": 3, "damaged": 1}
+    assert stats.damage[0][0] == "row 1"
 
 
 GERMAN, CHINESE = "Die Größe der Straße ist schön, über Österreich. ", "我们今天去公园散步，天气很好。这是一本书。"
@@ -325,9 +325,9 @@ GERMAN, CHINESE = "Die Größe der Straße ist schön, über Österreich. ", "�
     ],
 )
 def test_text_that_is_not_utf8_is_refused_with_the_encoding_that_reads_it(tmp_path, text, encoding, looks_like):
-    kept, intake = read_bytes("text", tmp_path / "a", text.encode(encoding))
+    kept, stats = read_bytes("text", tmp_path / "a", text.encode(encoding))
     advice = f"; it looks like {looks_like}: set options: {{encoding: {looks_like}}}"
-    assert (kept, intake.counters["damaged"], intake.damage[0].reason.endswith(advice)) == ([], 1, True)
+    assert (kept, stats.counters["damaged"], stats.damage[0].reason.endswith(advice)) == ([], 1, True)
     assert [record.text for record in read("text", tmp_path / "a", encoding=looks_like)[0]] == [text]
 
 

@@ -28,8 +28,8 @@ def read_all(folder: Path, *responses: bytes, **options):
 
 def test_a_genuine_archive_of_2014():
     """The first response has no body and no type. The crawler truncated two others, which are still HTML."""
-    kept, intake = read("warc", DATA / "CC-MAIN-20140820021334-00006.warc")
-    assert intake.counters == {"read": 4, "not_html": 1}
+    kept, stats = read("warc", DATA / "CC-MAIN-20140820021334-00006.warc")
+    assert stats.counters == {"read": 4, "not_html": 1}
     wet, _ = read("wet", DATA / "CC-MAIN-20140820021334-00006.warc.wet")
     assert [(page.url, page.timestamp) for page in kept] == [(page.url, page.timestamp) for page in wet]
     assert "This image has been viewed 255" in kept[0].text
@@ -63,9 +63,9 @@ def test_main_text_of_a_genuine_page():
     ],
 )
 def test_character_sets(tmp_path, charset, headers):
-    [page], intake = read_all(tmp_path, response(PAGE.encode(charset), *headers))
+    [page], stats = read_all(tmp_path, response(PAGE.encode(charset), *headers))
     assert (page.text.strip(), page.title) == ("Größe and naïve cafés.", "A café")
-    assert intake.counters == {"read": 1}
+    assert stats.counters == {"read": 1}
 
 
 def test_the_character_set_may_stand_in_the_page(tmp_path):
@@ -76,9 +76,9 @@ def test_the_character_set_may_stand_in_the_page(tmp_path):
 
 def test_one_bad_byte_costs_one_character(tmp_path):
     body = PAGE.encode().replace(b"and", b"\x81\xff")
-    [page], intake = read_all(tmp_path, response(body, HTML))
+    [page], stats = read_all(tmp_path, response(body, HTML))
     assert page.text.strip() == "Größe \ufffd\ufffd naïve cafés."
-    assert intake.counters == {"read": 1, "undecodable": 1}
+    assert stats.counters == {"read": 1, "undecodable": 1}
 
 
 def chunked(body: bytes) -> bytes:
@@ -104,9 +104,9 @@ ENCODINGS = {
 def test_encodings_are_undone_and_headers_of_those_already_undone_are_ignored(tmp_path, transfer, encoding):
     headers = [HTML, f"Content-Encoding: {encoding.partition(',')[0]}", "Transfer-Encoding: chunked"]
     encoded = transfer(ENCODINGS[encoding](PAGE.encode()))
-    kept, intake = read_all(tmp_path, response(encoded, *headers), response(PAGE.encode(), *headers))
+    kept, stats = read_all(tmp_path, response(encoded, *headers), response(PAGE.encode(), *headers))
     assert [page.text.strip() for page in kept] == ["Größe and naïve cafés."] * 2
-    assert intake.counters == {"read": 2}
+    assert stats.counters == {"read": 2}
 
 
 @each("encoding", ["gzip", "deflate", "br", "zstd"])
@@ -114,25 +114,25 @@ def test_an_encoding_that_is_cut_off_is_damage_and_the_rest_goes_on(tmp_path, en
     headers = [HTML, f"Content-Encoding: {encoding}"]
     cut = ENCODINGS[encoding](PAGE.encode())[:-9]
     broken_chunks = chunked(ENCODINGS[encoding](PAGE.encode()))[:-9]
-    kept, intake = read_all(
+    kept, stats = read_all(
         tmp_path,
         response(cut, *headers),
         response(broken_chunks, *headers, "Transfer-Encoding: chunked"),
         response(PAGE.encode(), HTML),
     )
     assert [page.ordinal for page in kept] == [2]
-    assert intake.counters == {"read": 3, "damaged": 2}
-    assert [position.partition(" at")[0] for position, _ in intake.damage] == ["record 0", "record 1"]
+    assert stats.counters == {"read": 3, "damaged": 2}
+    assert [position.partition(" at")[0] for position, _ in stats.damage] == ["record 0", "record 1"]
 
 
 def test_a_small_body_that_unpacks_to_a_huge_one_is_damage(tmp_path):
     huge = gzip.compress(bytes(1 << 22))
-    _, intake = read_all(tmp_path, response(huge, HTML), max_record_bytes=1 << 20)
-    assert intake.counters == {"read": 1, "damaged": 1}
+    _, stats = read_all(tmp_path, response(huge, HTML), max_record_bytes=1 << 20)
+    assert stats.counters == {"read": 1, "damaged": 1}
 
 
 def test_what_is_dropped_is_counted(tmp_path):
-    _, intake = read_all(
+    _, stats = read_all(
         tmp_path,
         response(b"", "Location: /b", status="HTTP/1.1 301 Moved"),
         response(PAGE.encode(), HTML, status="HTTP/1.1 404 Not Found"),
@@ -142,4 +142,4 @@ def test_what_is_dropped_is_counted(tmp_path):
         response(b"<html><body><script>a()</script></body></html>", HTML),
         record(b"GET / HTTP/1.1\r\n\r\n", WARC_Type="request"),
     )
-    assert intake.counters == {"read": 6, "not_200": 3, "not_html": 2, "no_content": 1}
+    assert stats.counters == {"read": 6, "not_200": 3, "not_html": 2, "no_content": 1}

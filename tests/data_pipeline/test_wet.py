@@ -28,9 +28,9 @@ def record(block: bytes, digest: bool = True, **headers: str | None) -> bytes:
 
 
 def test_a_genuine_archive_of_2014():
-    kept, intake = read("wet", GENUINE)
-    assert intake.counters == {"read": 3}
-    assert intake.damage == []
+    kept, stats = read("wet", GENUINE)
+    assert stats.counters == {"read": 3}
+    assert stats.damage == []
     assert [(page.ordinal, len(page.text.encode())) for page in kept] == [(1, 629), (2, 626), (3, 1283)]
     url = "http://0pointer.de/photos/?gallery=Australia&photo=496"
     assert (kept[0].url, kept[0].timestamp) == (url, "2014-08-21T05:52:58Z")
@@ -38,8 +38,8 @@ def test_a_genuine_archive_of_2014():
 
 
 def test_a_genuine_compressed_archive_of_2024_names_the_language():
-    kept, intake = read("wet", DATA / "whirlwind.warc.wet.gz")
-    assert intake.counters == {"read": 1}
+    kept, stats = read("wet", DATA / "whirlwind.warc.wet.gz")
+    assert stats.counters == {"read": 1}
     assert (kept[0].url, kept[0].language) == ("https://an.wikipedia.org/wiki/Escopete", "spa")
     assert len(kept[0].text.encode()) == 4456  # its Content-Length
 
@@ -72,9 +72,9 @@ UNVERIFIED = record(b"a", WARC_Block_Digest="sha1:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAA
     ],
 )
 def test_records_of_an_archive(tmp_path, records, kept, counters, options):
-    found, intake = read_bytes("wet", tmp_path / "a", b"".join(records), **options)
+    found, stats = read_bytes("wet", tmp_path / "a", b"".join(records), **options)
     assert {page.ordinal: page.text for page in found} == kept
-    assert intake.counters == counters
+    assert stats.counters == counters
     assert {page.language for page in found} <= ({"eng"} if OTHER_LINES in records else {""})
 
 
@@ -107,13 +107,13 @@ def test_a_changed_bit_never_changes_a_text_or_loses_another_page(tmp_path):
         changed = bytearray(data)
         changed[place] ^= 1 << place % 8
         path.write_bytes(changed)
-        kept, intake = read("wet", path)
+        kept, stats = read("wet", path)
         texts = [page.text for page in kept]
         assert texts in (["First page.", "A second one.", "The last."], ["First page.", "The last."])
         if len(texts) == 2:
-            lacking = sum(intake.counters[rule] for rule in ("no_url", "no_timestamp"))
-            assert intake.counters["damaged"] + lacking == 1
-            assert intake.counters["read"] == 3
+            lacking = sum(stats.counters[rule] for rule in ("no_url", "no_timestamp"))
+            assert stats.counters["damaged"] + lacking == 1
+            assert stats.counters["read"] == 3
 
 
 LENGTHS = {"3": "doesn't lead", "400": "doesn't lead", "99999999999": "max_record_bytes", "x": "is 'x'", None: "is ''"}
@@ -122,10 +122,10 @@ LENGTHS = {"3": "doesn't lead", "400": "doesn't lead", "99999999999": "max_recor
 @each("length, reason", LENGTHS.items())
 def test_a_wrong_length_costs_one_record(tmp_path, length, reason):
     data = record(b"One page.") + record(b"Its length is wrong.", Content_Length=length) + record(b"Next.") * 3
-    kept, intake = read_bytes("wet", tmp_path / "a", data)
+    kept, stats = read_bytes("wet", tmp_path / "a", data)
     assert [page.text for page in kept] == ["One page."] + ["Next."] * 3
-    assert intake.counters == {"read": 5, "damaged": 1}
-    position, why = intake.damage[0]
+    assert stats.counters == {"read": 5, "damaged": 1}
+    position, why = stats.damage[0]
     assert position == f"record 1 at byte {len(record(b'One page.'))} of the content"
     assert reason in why
 
@@ -133,9 +133,9 @@ def test_a_wrong_length_costs_one_record(tmp_path, length, reason):
 def test_bytes_between_records_are_noted(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(record(b"a") + b"<html>\n" + record(b"b") + b"more\n")
-    kept, intake, damage = read_until_damage("wet", path)
+    kept, stats, damage = read_until_damage("wet", path)
     assert [page.text for page in kept] == ["a", "b"]
-    assert intake.damage[0][0].startswith("7 bytes before record 1 at byte ")
+    assert stats.damage[0][0].startswith("7 bytes before record 1 at byte ")
     assert damage.position == "the last 5 bytes"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.wikipedia.dump import read, url_title
 from data_pipeline.sources.wikipedia.redirects import is_redirect
 from tests.conftest import SAMPLES
@@ -34,10 +34,10 @@ def export(*pages: str, siteinfo: str = SITEINFO) -> bytes:
 
 @pytest.fixture
 def parse(tmp_path):
-    def parse(data: bytes) -> tuple[list[Record], Intake]:
-        path, intake = tmp_path / "a.xml", Intake()
+    def parse(data: bytes) -> tuple[list[Record], ReadStats]:
+        path, stats = tmp_path / "a.xml", ReadStats()
         path.write_bytes(data)
-        return list(read(Input(str(path)), intake)), intake
+        return list(read(Input(str(path)), stats)), stats
 
     return parse
 
@@ -69,9 +69,9 @@ EMPTY = page("A", "").replace("<text></text>", "<text deleted='deleted' />")
     ],
 )
 def test_articles_are_kept_and_other_pages_counted(parse, pages, kept, counters):
-    found, intake = parse(export(*pages))
+    found, stats = parse(export(*pages))
     assert {record.ordinal: record.title for record in found} == kept
-    assert intake.counters == {"read": len(pages), **Counter(counters.split())}
+    assert stats.counters == {"read": len(pages), **Counter(counters.split())}
 
 
 REDIRECTS = [
@@ -126,20 +126,20 @@ def test_language_is_the_exports_and_without_siteinfo_there_is_no_address_and_en
 def test_any_encoding(parse, encoding):
     declared = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>\n'
     xml = declared + export(page("À", "Größe &lt; " * 100_000)).decode()
-    kept, intake = parse(xml.encode(encoding))
+    kept, stats = parse(xml.encode(encoding))
     assert [(record.title, record.text) for record in kept] == [("À", "Größe < " * 100_000)]
-    assert not intake.damage
+    assert not stats.damage
 
 
 def test_concatenated_exports_are_read_one_after_the_other(parse):
     other = SITEINFO.replace("//it.", "//fr.").replace("Categoria", "Catégorie")
     first, second = export(page("Catégorie:A", "a")), export(page("Catégorie:A", "a"), page("B", "b"), siteinfo=other)
-    kept, intake = parse(first + b'\n<?xml version="1.0"?>\n' + second)
+    kept, stats = parse(first + b'\n<?xml version="1.0"?>\n' + second)
     assert [(record.ordinal, record.url) for record in kept] == [
         (0, "https://it.wikipedia.org/wiki/Cat%C3%A9gorie:A"),
         (2, "https://fr.wikipedia.org/wiki/B"),
     ]
-    assert intake.counters == {"read": 3, "not_article": 1}
+    assert stats.counters == {"read": 3, "not_article": 1}
 
 
 # --- damage
@@ -149,15 +149,15 @@ def test_a_cut_at_any_byte_of_the_xml_is_never_silent(parse):
     data = export(page("A", "a"), page("À", "à &amp; b", "<ns>0</ns>"))
     ends = [match.end() for match in re.finditer(b"</page>", data)]
     for length in range(data.index(b"<siteinfo>"), len(data)):
-        kept, intake = parse(data[:length])
+        kept, stats = parse(data[:length])
         whole = sum(end <= length for end in ends)
         begun = len(re.findall(rb"<page[\s>]", data[:length]))
         assert len(kept) == whole
         counted = {"read": begun, "damaged": begun - whole}  # the missing end of the export isn't a page
-        assert intake.counters == {"truncated_xml": 1, **{rule: n for rule, n in counted.items() if n}}
+        assert stats.counters == {"truncated_xml": 1, **{rule: n for rule, n in counted.items() if n}}
         reason = "the XML ends inside this page" if begun > whole else "the XML ends before </mediawiki>"
-        assert [note[1] for note in intake.damage] == [reason]
-        assert intake.damage[0][0].startswith(f"page {whole}")
+        assert [note[1] for note in stats.damage] == [reason]
+        assert stats.damage[0][0].startswith(f"page {whole}")
 
 
 BAD = [
@@ -169,25 +169,25 @@ BAD = [
 @each("bad", BAD)
 def test_after_a_bad_page_reading_goes_on_with_the_next(parse, bad):
     data = export(page("A", "a"), page("B", "BAD"), page("C", "c")).replace(b"BAD", bad)
-    kept, intake = parse(data)
+    kept, stats = parse(data)
     assert [(record.ordinal, record.title) for record in kept] == [(0, "A"), (2, "C")]
-    assert intake.counters == {"read": 3, "damaged": 1}
-    position, reason = intake.damage[0]
+    assert stats.counters == {"read": 3, "damaged": 1}
+    position, reason = stats.damage[0]
     assert position == f"page 1, byte {data.index(b'<page><title>B')} of the XML"
     assert reason.startswith("not well-formed XML")
 
 
 @each("data", [export(), b"<mediawiki/>", b"<mediawiki>\n</mediawiki>\n", export() + export()])
 def test_an_export_may_be_empty(parse, data):
-    kept, intake = parse(data)
-    assert (kept, list(intake.damage)) == ([], [])
+    kept, stats = parse(data)
+    assert (kept, list(stats.damage)) == ([], [])
 
 
 def test_a_page_without_its_end_and_bytes_between_pages(parse):
     lost_end = page("B", "b").removesuffix("</page>")
-    kept, intake = parse(export(page("A", "a"), lost_end, page("C", "c"), "junk", page("D", "d"), "<page></page>"))
+    kept, stats = parse(export(page("A", "a"), lost_end, page("C", "c"), "junk", page("D", "d"), "<page></page>"))
     assert [(record.ordinal, record.title) for record in kept] == [(0, "A"), (2, "C"), (3, "D")]
-    assert [reason for _, reason in intake.damage] == [
+    assert [reason for _, reason in stats.damage] == [
         "the next page begins before this one ends",
         "bytes between two pages that are no part of a MediaWiki export",
         "a page without a title",
@@ -220,7 +220,7 @@ def test_pages_before_a_corrupt_byte_of_the_compressed_file_are_read_first(tmp_p
     path = tmp_path / "a.xml.bz2"
     path.write_bytes(data)
     with pytest.raises(DamagedInput):
-        kept.extend(read(Input(str(path)), Intake()))
+        kept.extend(read(Input(str(path)), ReadStats()))
     assert [record.text for record in kept] == filler[: len(kept)]
     assert len(kept) > 300
 
@@ -244,12 +244,12 @@ def test_any_damage_costs_only_what_it_touches(parse):
                 del data[at : at + rng.randint(1, 80)]
             else:
                 data[at:at] = data[at : at + rng.randint(1, 80)]
-        kept, intake = parse(bytes(data))
+        kept, stats = parse(bytes(data))
         assert {f"T{n}" for n in range(5) if pages[n].encode() in data} <= set(titles(kept))
-        counters = intake.counters
+        counters = stats.counters
         dropped = counters["not_article"] + counters["redirect"] + counters["empty"]
         assert len(re.findall(rb"<page[\s/>]", data)) == counters["read"] == len(kept) + dropped + counters["damaged"]
-        assert counters["damaged"] <= len(intake.damage)
+        assert counters["damaged"] <= len(stats.damage)
 
 
 @pytest.mark.timing
@@ -257,16 +257,16 @@ def test_any_damage_costs_only_what_it_touches(parse):
 def test_time_is_linear_whatever_the_xml(parse, unit):
     data = b"<mediawiki><page><title>A</title><revision><text>" + unit * (1_000_000 // len(unit))
     start = time.process_time()
-    _, intake = parse(data)
+    _, stats = parse(data)
     assert time.process_time() - start < 5
-    assert intake.counters["damaged"]
+    assert stats.counters["damaged"]
 
 
 # --- real dumps
 
 
 def test_exports_of_schema_0_10_and_of_0_9_that_begins_with_a_comment():
-    new, old = Intake(), Intake()
+    new, old = ReadStats(), ReadStats()
     kept = list(read(Input(str(DATA / "enwiki-20171220.xml")), new))
     assert new.counters == {"read": 5, "not_article": 1}
     assert [(record.url, record.language) for record in kept if "Ville" in record.title] == [
@@ -279,15 +279,15 @@ def test_exports_of_schema_0_10_and_of_0_9_that_begins_with_a_comment():
 
 @each("path, pages", zip(ENWIKI, [728, 767], strict=True))
 def test_samples_hold_the_pages_their_licence_note_says(path, pages):
-    xml, intake = bz2.decompress(path.read_bytes()).decode(), Intake()
-    kept = list(read(Input(str(path)), intake))
+    xml, stats = bz2.decompress(path.read_bytes()).decode(), ReadStats()
+    kept = list(read(Input(str(path)), stats))
     names = re.findall("<title>(.*?)</title>", xml)
     namespaces = tuple(f"{name}:" for name in re.findall('<namespace key="(?!0")[^"]*">(.*?)</namespace>', xml))
     articles = [not name.startswith(namespaces) for name in names]
     redirects = [bool(re.match("(?i)#redirect", text)) for text in re.findall('<text xml:space="preserve">(.*)', xml)]
-    counters = intake.counters
+    counters = stats.counters
     assert counters["read"] == len(names) == len(redirects) == pages
     assert counters["not_article"] == articles.count(False)
     assert counters["redirect"] == sum(map(bool.__and__, articles, redirects))
     assert len(kept) == counters["read"] - counters["not_article"] - counters["redirect"]
-    assert not intake.damage
+    assert not stats.damage

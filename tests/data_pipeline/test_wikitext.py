@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.cleaning.wikitext.markup import plain_text
-from data_pipeline.sources.record import Input, Intake
+from data_pipeline.sources.record import Input, ReadStats
 from data_pipeline.sources.wikipedia.dump import read
 from tests.conftest import SAMPLES
 from tests.tables import each
@@ -165,7 +165,7 @@ RESIDUE = re.compile(
 
 
 def pages(path: Path) -> dict[str, str]:
-    return {record.title: record.text for record in read(Input(str(path)), Intake())}
+    return {record.title: record.text for record in read(Input(str(path)), ReadStats())}
 
 
 def test_pages_are_prose_without_residue():

@@ -9,8 +9,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain.models import build, parse
 from pretrain.models.encoder_only import EncoderOnly
-from pretrain.models.loss import shift_right
-from pretrain.models.model import Model
+from pretrain.models.model import Model, shift_right
 from pretrain.models.stacks import EncoderDecoder
 from tests.pretrain.exported import randomise
 

@@ -14,7 +14,7 @@ from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.models import DecoderOnlyConfig, build, stacks
-from pretrain.models.attention_masks import LayerMasks, before_only
+from pretrain.models.attention import LayerMasks, before_only
 from pretrain.tools.adapt.adapt_decoder import crosses_like_self
 from pretrain.tools.adapt.target_config import target
 from pretrain.tools.adapt.weight_origins import adapted

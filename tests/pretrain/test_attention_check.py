@@ -15,7 +15,7 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.functional import attention
 from pretrain.functional.attention import attend, eager, using
 from pretrain.functional.attention_bias import Pattern
-from pretrain.models.attention_masks import logit_bias
+from pretrain.models.attention import logit_bias
 from pretrain.trainer import attention_check, device_problems
 from pretrain.trainer.attention_check import choose_attention, find_problem
 from pretrain.trainer.validate import validate

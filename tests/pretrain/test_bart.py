@@ -6,7 +6,7 @@ import torch
 from pretrain.huggingface import load_state
 from pretrain.models import BartConfig, build
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.models.loss import shift_right
+from pretrain.models.model import shift_right
 from tests.pretrain.placed import placed
 from tests.tables import each
 

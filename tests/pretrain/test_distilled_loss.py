@@ -12,7 +12,7 @@ from pretrain.config.models import ModelConfig
 from pretrain.config.run_config import DistillationSection
 from pretrain.functional.cross_entropy import token_losses
 from pretrain.functional.numerics import soft_capped
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 from pretrain.trainer import distillation
 from tests.tables import each
 

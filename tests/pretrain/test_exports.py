@@ -23,7 +23,7 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.huggingface import export, hf_model_of, read
 from pretrain.models import FAMILIES, build, parse
-from pretrain.models.loss import shift_right
+from pretrain.models.model import shift_right
 from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import ONE_OF_EACH_FAMILY, as_at_the_start
 from tests.slow import slow

@@ -17,7 +17,7 @@ from pretrain.functional.dropout import drop
 from pretrain.models import build, layers
 from pretrain.models.attention import Attention
 from pretrain.models.layers import Dropout, FeedForward, RMSNorm, fuse_linears
-from pretrain.models.loss import shift_right
+from pretrain.models.model import shift_right
 from pretrain.models.t5 import T5, T5Config
 from pretrain.zero.layers import prepare_layers
 from tests.pretrain.rank_processes import on_ranks

@@ -33,7 +33,7 @@ from pretrain.evaluation.hook import Evaluation, Findings, StepHook
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
 from pretrain.models import build, parse
-from pretrain.models.loss import shift_right
+from pretrain.models.model import shift_right
 from pretrain.run.metrics_file import read_metrics
 from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked

@@ -16,7 +16,7 @@ from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.huggingface import export, import_, load_state, tokenizer_import
 from pretrain.models import T5Config, build
-from pretrain.models.loss import shift_right
+from pretrain.models.model import shift_right
 from tests.slow import slow
 from tests.tables import each
 

@@ -8,7 +8,7 @@ import torch
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface import load_state
 from pretrain.models import build
-from pretrain.models.loss import shift_right
+from pretrain.models.model import shift_right
 from tests.slow import slow
 from tests.tables import each
 

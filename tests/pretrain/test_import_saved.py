@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from data_pipeline.foundation.errors import UserError
 from pretrain.huggingface import load_state
 from pretrain.models import FAMILIES, build
-from pretrain.models.loss import shift_right
+from pretrain.models.model import shift_right
 from pretrain.models.state_dict_adapter import hf_models
 from tests.pretrain.exported import randomise
 from tests.tables import each

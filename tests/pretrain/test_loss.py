@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.functional import cross_entropy
 from pretrain.functional.cross_entropy import token_losses
-from pretrain.models.loss import shift_right
+from pretrain.models.model import shift_right
 from tests.tables import each
 
 

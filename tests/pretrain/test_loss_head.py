@@ -11,7 +11,7 @@ from data_pipeline.loading.device import with_target_indices
 from pretrain.config.models import ModelConfig
 from pretrain.functional import chunked_cross_entropy
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses
-from pretrain.models.loss import Head
+from pretrain.models.model import Head
 from tests.pretrain import loss_cases
 from tests.tables import each
 

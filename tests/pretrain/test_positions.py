@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain.functional.attention_bias import toeplitz
-from pretrain.models.attention_masks import positions_from
+from pretrain.models.attention import positions_from
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,

@@ -16,7 +16,7 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.huggingface import hf_model_of
 from pretrain.models import build, parse
-from pretrain.models.attention_masks import AttentionInputs
+from pretrain.models.attention import AttentionInputs
 from tests.data_pipeline.example_rows import VOCABULARY, ragged_rows
 from tests.tables import each
 

@@ -7,7 +7,7 @@ import pytest
 
 from data_pipeline.foundation.config_file import Section, load
 from pretrain import models
-from pretrain.models import AnyModelConfig
+from pretrain.config.models import AnyModelConfig
 from tests.tables import each
 
 FOLDER = Path(__file__).parents[2] / "configs/models"

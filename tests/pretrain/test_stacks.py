@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain.models import build, outline, parse
-from pretrain.models.attention_masks import AttentionInputs
+from pretrain.models.attention import AttentionInputs
 from pretrain.models.modern import ends_of_inputs, positions_in_segments
 from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import STACKS_OF_TODAY, ids

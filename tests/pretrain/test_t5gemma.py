@@ -13,7 +13,7 @@ from pretrain.functional.attention_bias import visible
 from pretrain.huggingface import hf_model_of, load_state
 from pretrain.models import T5Gemma2Config, build, outline, parse
 from pretrain.models.flops import Sizes, flops_by_part
-from pretrain.models.loss import shift_right
+from pretrain.models.model import shift_right
 from pretrain.models.t5gemma import encoder_window
 from pretrain.models.t5gemma2 import encoder_window as encoder_window_of_2
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretrain.models import AnyModelConfig, build
+from pretrain.config.models import AnyModelConfig
+from pretrain.models import build
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.trainer import matmul_speed as products_module
 from pretrain.trainer import throughput

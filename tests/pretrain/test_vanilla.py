@@ -9,8 +9,9 @@ import yaml
 from pydantic import TypeAdapter
 from torch import nn
 
-from pretrain.models import AnyModelConfig, VanillaConfig, build, outline
-from pretrain.models.loss import shift_right
+from pretrain.config.models import AnyModelConfig
+from pretrain.models import VanillaConfig, build, outline
+from pretrain.models.model import shift_right
 from tests.tables import each
 
 CONFIGS = Path(__file__).parents[2] / "configs/models"

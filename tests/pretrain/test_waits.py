@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.device import with_target_indices
 from pretrain.functional.device_copies import OnHost, to_device
-from pretrain.models import loss as loss_module
+from pretrain.models import model as model_module
 from pretrain.optimizers import flat_buffers
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
@@ -145,7 +145,7 @@ def test_a_step_waits_for_the_norm_alone(cases):
 def _waits_of_a_step(name: str, optimizer: str, stage: int) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_buffers, "IN_PARTS", frozenset())  # as on a GPU
-        patch.setattr(loss_module, "_indices_worth_selecting", lambda labels: None)
+        patch.setattr(model_module, "_indices_worth_selecting", lambda labels: None)
         settings = {"name": optimizer, "learning_rate": 1e-2, "gradient_clipping": 0.01}
         config = run_config(stage, {"vocab_size": 100, **MODELS[name]}, optimizer=settings, precision="bf16")
         engine = engine_of(config)

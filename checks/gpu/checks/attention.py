@@ -9,7 +9,7 @@ from checks.gpu.report import Report
 from pretrain.functional.attention import attend
 from pretrain.functional.attention_bias import MASKED, Window, toeplitz, visible
 from pretrain.functional.numerics import soft_capped
-from pretrain.models.attention_masks import logit_bias
+from pretrain.models.attention import logit_bias
 
 LENGTHS = (63, 64, 114, 128, 192, 320, 512)  # 64 and 192 leave 64 after tiles of 128
 OURS = ("causal", "bias", "bias and padding", "padding", "packed", "masked whole", "window", "soft cap")

@@ -15,7 +15,8 @@ from torch.profiler import ProfilerActivity
 from checks.gpu.report import Report
 from checks.gpu.workload import OPTIMIZERS, Workload, data_sheet_peak, free, product_rate, seconds_of
 from pretrain.kernels.matmul import linear
-from pretrain.models import attention, loss
+from pretrain.models import attention
+from pretrain.models import model as model_module
 from pretrain.zero.ranks import process_group
 
 MICRO_BATCHES = (64, 16, 32, 128)
@@ -263,8 +264,8 @@ def _without_loss() -> Iterator[None]:
         return column(linear(x, weight, bias))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss, "token_losses", column)  # on a CPU
-        patch.setattr(loss, "chunked_cross_entropy", of_states)  # on a GPU
+        patch.setattr(model_module, "token_losses", column)  # on a CPU
+        patch.setattr(model_module, "chunked_cross_entropy", of_states)  # on a GPU
         yield
 
 

@@ -15,7 +15,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from resiliparse.parse.html import HTMLTree
 
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.warc.records import WarcOptions, warc_records
 from data_pipeline.sources.wet import dropped
 
@@ -34,7 +34,7 @@ class Options(WarcOptions):
     """Leave out navigation, headers and footers. false: take all visible text, as WET files have it."""
 
 
-def read(file: Input, intake: Intake) -> Iterator[Record]:
+def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """The text of every HTML page fetched with status 200; the ordinal is the index among all records of the archive.
 
     Candidates for the character set come from the byte order mark, the HTTP header, the <meta> tag and the bytes
@@ -47,26 +47,26 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
           ->  Record(2, "Some text.", "http://a.org/", "A", "2019-07-17T12:15:59Z")
     """
     options = Options(**file.options)
-    for record in warc_records(file, intake, "response", options):
+    for record in warc_records(file, stats, "response", options):
         url = record.headers.get("warc-target-uri", "").strip("<>")
         timestamp = record.headers.get("warc-date", "")
         status, http, body = _parse_http(record.block)
         if status != 200:
-            intake.counters.drop("not_200", f"{status} {url}")
+            stats.counters.drop("not_200", f"{status} {url}")
             continue
         if http.get_content_type() not in ("text/html", "application/xhtml+xml"):
-            intake.counters.drop("not_html", f"{http.get_content_type()} {url}")
+            stats.counters.drop("not_html", f"{http.get_content_type()} {url}")
             continue
         try:
-            html = _text_of(_decoded(body, http, options.max_record_bytes), http, intake)
+            html = _text_of(_decoded(body, http, options.max_record_bytes), http, stats)
             tree = HTMLTree.parse(html)
             text = extract_plain_text(tree, main_content=options.main_content, alt_texts=False)
         except (ValueError, RuntimeError) as error:
-            intake.damaged(record.position, f"{url}: {error}")
+            stats.damaged(record.position, f"{url}: {error}")
             continue
         missing = dropped(url, text, timestamp)
         if missing:
-            intake.counters.drop(missing, f"{url} {text[:200]}")
+            stats.counters.drop(missing, f"{url} {text[:200]}")
             continue
         yield Record(record.ordinal, text, url, " ".join((tree.title or "").split()), timestamp)
 
@@ -153,7 +153,7 @@ def _unbrotlied(body: bytes, limit: int) -> bytes:
     return content
 
 
-def _text_of(body: bytes, headers: Message, intake: Intake) -> str:
+def _text_of(body: bytes, headers: Message, stats: ReadStats) -> str:
     declared = map_encoding_to_html5(headers.get_content_charset(""), fallback_utf8=False)
     candidates = [name for mark, name in _BYTE_ORDER_MARKS if body.startswith(mark)]
     candidates += [declared] if declared else []
@@ -161,5 +161,5 @@ def _text_of(body: bytes, headers: Message, intake: Intake) -> str:
     for encoding in candidates:
         with contextlib.suppress(UnicodeError, LookupError):
             return body.decode(encoding).removeprefix("\ufeff")
-    intake.counters["undecodable"] += 1
+    stats.counters["undecodable"] += 1
     return body.decode(candidates[0], errors="replace").removeprefix("\ufeff")

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.compression.decompress import open_stream
-from data_pipeline.sources.record import Input, Intake
+from data_pipeline.sources.record import Input, ReadStats
 from data_pipeline.sources.text_lines import RecordOptions, too_long
 
 _VERSION = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
@@ -46,7 +46,7 @@ class _TooLong(_Malformed):
     """A record longer than the limit. Its length may be right, so it matters only if its type is the one to read."""
 
 
-def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOptions) -> Iterator[WarcRecord]:
+def warc_records(file: Input, stats: ReadStats, record_type: str, options: WarcOptions) -> Iterator[WarcRecord]:
     """Every record of one type, each as long as its Content-Length says. Counts them under `read`.
 
     A record with a damaged header, length or digest is noted (and counted under `read` too, as its type may be lost),
@@ -64,7 +64,7 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
         while source.skip_to_record():
             position = f"record {ordinal} at byte {source.offset} of the content"
             if source.skipped and not end_unknown:
-                _note(intake, f"{source.skipped} bytes before {position}", "expected a line such as WARC/1.0")
+                _note(stats, f"{source.skipped} bytes before {position}", "expected a line such as WARC/1.0")
             end_unknown = False
             try:
                 headers = _headers(source)
@@ -74,17 +74,17 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
             except _TooLong as problem:
                 end_unknown = True
                 if matches:
-                    _note(intake, position, str(problem))
+                    _note(stats, position, str(problem))
             except _Malformed as problem:
                 end_unknown = True
-                _note(intake, position, str(problem))
+                _note(stats, position, str(problem))
             except EOFError as end:
                 raise DamagedInput(file.path, position, str(end)) from None
             else:
                 if matches:
-                    intake.counters["read"] += 1
+                    stats.counters["read"] += 1
                     if options.verify_digests and not _digest_holds(headers.get("warc-block-digest", ""), block):
-                        intake.damaged(position, "its content differs from its WARC-Block-Digest")
+                        stats.damaged(position, "its content differs from its WARC-Block-Digest")
                     else:
                         yield WarcRecord(ordinal, position, headers, block)
                 if source.cut:
@@ -102,9 +102,9 @@ def warc_records(file: Input, intake: Intake, record_type: str, options: WarcOpt
             raise DamagedInput(file.path, "its end", reason)
 
 
-def _note(intake: Intake, position: str, reason: str) -> None:
-    intake.counters["read"] += 1
-    intake.damaged(position, reason)
+def _note(stats: ReadStats, position: str, reason: str) -> None:
+    stats.counters["read"] += 1
+    stats.damaged(position, reason)
 
 
 class _Source:

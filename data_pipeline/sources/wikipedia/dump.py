@@ -12,7 +12,7 @@ from xml.parsers import expat
 from data_pipeline.cleaning.wikitext.namespaces import normalised_namespace
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.compression.byte_ranges import DamagedBeyond, chunks
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.wikipedia.page_tags import END, PAGE, ROOT, page_tags
 from data_pipeline.sources.wikipedia.redirects import is_redirect
 from data_pipeline.sources.wikipedia.xml_encoding import as_utf8
@@ -29,7 +29,7 @@ _CANONICAL_NAMESPACES = (
 _HIDDEN_KEYS = ("-2", "6", "14")  # numbers of the namespaces Media, File and Category
 
 
-def read(file: Input, intake: Intake) -> Iterator[Record]:
+def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """The wikitext of every article: namespace 0, no redirect, model wikitext, the page's last revision.
 
     The ordinal is the page's index among all pages of the file. Counts `read` (all pages) and the dropped pages:
@@ -43,7 +43,7 @@ def read(file: Input, intake: Intake) -> Iterator[Record]:
 
         <page><title>A b</title><ns>0</ns>…<text>'''A'''</text>…  ->  Record(0, "'''A'''", "https://…/wiki/A_b", "A b")
     """
-    reader = _Reader(file, intake)
+    reader = _Reader(file, stats)
     if file.start:
         reader.find_head()
     with closing(as_utf8(chunks(file))) as content:
@@ -102,8 +102,8 @@ def _parse_page(data: bytes | bytearray) -> _Page:
 class _Reader:
     """The state of reading an export: outside or inside `<mediawiki>`, in a page or between two."""
 
-    def __init__(self, file: Input, intake: Intake):
-        self._file, self._intake = file, intake
+    def __init__(self, file: Input, stats: ReadStats):
+        self._file, self._stats = file, stats
         self._site: _Site | None = None
         self._open = False  # inside <mediawiki>
         self._page: bytearray | None = None  # the page that is being read
@@ -170,8 +170,8 @@ class _Reader:
             self._end_between()
             if not self._open:
                 return
-            self._intake.damaged_between(f"page {self._ordinal}", "the XML ends before </mediawiki>")
-        self._intake.counters["truncated_xml"] = 1
+            self._stats.damaged_between(f"page {self._ordinal}", "the XML ends before </mediawiki>")
+        self._stats.counters["truncated_xml"] = 1
 
     def _add_between(self, data: bytes) -> None:
         self._between += data
@@ -191,7 +191,7 @@ class _Reader:
             if self._site is None or _ROOT_TAG.search(part):
                 part = self._begin_export(part)
             if _COMMENT.sub(b"", part).strip():
-                self._intake.damaged_between(
+                self._stats.damaged_between(
                     self._where(), "bytes between two pages that are no part of a MediaWiki export"
                 )
 
@@ -205,7 +205,7 @@ class _Reader:
         except ValueError as error:
             if self._site is None:
                 raise self._no_export(str(error)) from None
-            self._intake.damaged_between(self._where(), str(error))
+            self._stats.damaged_between(self._where(), str(error))
         self._open = not (root and root[0].endswith(b"/>"))
         return rest
 
@@ -217,7 +217,7 @@ class _Reader:
         except ValueError as problem:
             self._abandon_page(str(problem))
             return None
-        counters, site = self._intake.counters, self._site
+        counters, site = self._stats.counters, self._site
         ordinal, self._ordinal, self._page = self._ordinal, self._ordinal + 1, None
         counters["read"] += 1
         if not self._is_article(page):
@@ -234,8 +234,8 @@ class _Reader:
         return None
 
     def _abandon_page(self, reason: str) -> None:
-        self._intake.counters["read"] += 1
-        self._intake.damaged(self._where(), reason)
+        self._stats.counters["read"] += 1
+        self._stats.damaged(self._where(), reason)
         self._ordinal += 1
         self._page = None
 

@@ -11,7 +11,7 @@ from data_pipeline.dedup.steps import step_of
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.record import Intake, Record
+from data_pipeline.sources.record import ReadStats, Record
 from data_pipeline.stages.deduplication import Decided
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
 from data_pipeline.stages.part_readings import CHECKS, application, duplicates_of
@@ -115,7 +115,7 @@ def _as_read(spec: DocumentsSpec, file: InputSpec, ordinals: set[int]) -> Iterat
     recorder = DropRecorder()
     next_ordinal = file.range.first_ordinal
     clean, splits = Cleaner(spec.cleaning), Splits(spec, file)
-    records = read_records(spec, file, Intake(counters=recorder))
+    records = read_records(spec, file, ReadStats(counters=recorder))
     try:
         for record in records:
             split = splits.of_next(record)

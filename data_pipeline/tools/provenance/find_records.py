@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from data_pipeline.dedup.keys import hash64, smallest_keys
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.progress import track
-from data_pipeline.sources.record import Intake
+from data_pipeline.sources.record import ReadStats
 from data_pipeline.stages.documents import read_records
 from data_pipeline.text.urls import normalize_url
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
@@ -78,7 +78,7 @@ def _units_with(build: FinishedBuild, url: str) -> set[str]:
 def _ordinals_with(build: FinishedBuild, built: BuiltInput, url: str) -> set[int]:
     ordinals = set()
     try:
-        for record in read_records(*build.spec_of(built), Intake()):
+        for record in read_records(*build.spec_of(built), ReadStats()):
             if record.url and normalize_url(record.url) == url:
                 ordinals.add(record.ordinal)
     except DamagedInput:

@@ -20,7 +20,7 @@ from data_pipeline.sources import json_array, jsonl, tables
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.recognition import look_of
-from data_pipeline.sources.record import Input, Intake, Record
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.stages.documents import split_of
 from data_pipeline.tokenizer.training import largest_vocabulary
 
@@ -220,7 +220,7 @@ def _documents(file: InputFile) -> Iterator[tuple[str, str, int]]:
 
 def _texts(source: Source, file: InputFile) -> Iterator[tuple[Record, bytes]]:
     with suppress(DamagedInput):
-        records = READERS[source.format](Input(file.path, options=source.options), Intake())
+        records = READERS[source.format](Input(file.path, options=source.options), ReadStats())
         for record in records:
             text = record.text
             if source.format == "wikipedia":
@@ -338,7 +338,7 @@ def _first_line(path: str) -> str:
 def _names(kind: str, file: InputFile) -> list[str]:
     """The columns, or the keys of the first object, those of objects in it as `doc.text`."""
     if kind in ("json", "jsonl"):
-        first = next(iter(json_array.objects(Input(file.path), Intake(), jsonl.Options())[1]), (0, {}))[1]
+        first = next(iter(json_array.objects(Input(file.path), ReadStats(), jsonl.Options())[1]), (0, {}))[1]
         keys = [key for key, value in first.items() if not isinstance(value, dict)]
         return [*dict.fromkeys([*keys, *dict(jsonl.lengths_of_strings(first))])]
     return tables.names(file.path)
@@ -347,7 +347,7 @@ def _names(kind: str, file: InputFile) -> list[str]:
 def _length(kind: str, file: InputFile, options: dict[str, Any]) -> float:
     """The mean length of the strings in a column; 0 where they aren't any."""
     try:
-        records = list(itertools.islice(READERS[kind](Input(file.path, options=options), Intake()), 100))
+        records = list(itertools.islice(READERS[kind](Input(file.path, options=options), ReadStats()), 100))
     except StoreError:
         raise
     except UserError:
