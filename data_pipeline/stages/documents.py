@@ -76,7 +76,7 @@ class InputResult:
     """What was read of one input: its `documents` that cleaning kept, its `damaged` records, and its `damage`.
 
     The first range of a file has the `bytes` and `sha256` of the whole file, computed while the file is read. If the
-    file is read in ranges, the unit of the first range reads the rest again for the sha256. `unchecked`: see `ReadStats`.
+    file is read in ranges, the unit of the first range reads the rest again for the sha256. `unchecked`: `ReadStats`.
     """
 
     file: str
