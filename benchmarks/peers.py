@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.huggingface import hf_model_of
+from pretrain.huggingface import hf_model_of, to_hf
 from pretrain.huggingface.export import MODELLING_FILES
 from pretrain.models import build, parse
 from pretrain.models.flops import Sizes
@@ -94,7 +94,7 @@ def in_transformers(model: Model, folder: Path, **settings: Any) -> Any:
     From files, since transformers 5 ties the two matrices of any T5 that it builds from a config.
     """
     hf = hf_model_of(model.config)
-    exported = hf.to_hf(model.config, model.state_dict())
+    exported = to_hf(hf, model.config, model.state_dict())
     folder.mkdir(parents=True)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in exported.tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -14,8 +14,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.objectives.ul2 import UL2
 from pretrain.config import RunConfig
 from pretrain.hardware.gpus import gpu_named
-from pretrain.tools.plan.planner import Planner, Question
-from pretrain.tools.plan.row_lengths import resolve_rows
+from pretrain.tools.plan.planner import Planner, resolve_rows
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (
@@ -52,7 +51,7 @@ def planner(recipe: str, gpu: str) -> Planner:
     inputs, targets = corpora()[config.data.train[0].corpus].rows.objective.shape
     config, row, _ = resolve_rows(config, path, inputs, targets)
     kind = gpu_named(gpu)
-    return Planner(Question(config, row, gpu, kind, 8, kind.network, MFU, price=2.0))
+    return Planner(config, row, gpu, kind, 8, kind.network, MFU, price=2.0)
 
 
 def tokens(recipe: str) -> float:
@@ -66,7 +65,7 @@ def tokens(recipe: str) -> float:
 def hours(recipe: str, gpu: str, gpus: int) -> str:
     """Of the fastest setting that fits, "–" if none does."""
     found = planner(recipe, gpu).best(gpus)
-    if found is None or found.setting.offload != "none":
+    if found is None:
         return "–"
     return f"{found.hours:,.0f}" if found.hours >= 20 else f"{found.hours:.1f}"
 
@@ -74,7 +73,7 @@ def hours(recipe: str, gpu: str, gpus: int) -> str:
 def counted(recipe: str) -> list[str]:
     """The exact columns of a row of the table."""
     plan = planner(recipe, "a100-80gb")
-    batch, row = plan.config.batch.global_batch_size, plan.question.rows
+    batch, row = plan.config.batch.global_batch_size, plan.rows
     flops = sum(plan.flops.values()) * batch * plan.config.run.max_steps
     read = tokens(recipe)
     return [

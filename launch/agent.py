@@ -1,24 +1,33 @@
-"""The agent of a node: starts processes for the head, reports their events, and ends them when the head is gone.
+"""What a node does for the head: it starts processes, reports their events, and ends them once the head is gone.
 
-ssh or srun, which starts it, writes one line to its stdin: where the head listens, the token that admits the agent,
-and the environment of the user. No secret is on a command line.
+On the head's own machine, that happens in the head's process. On others an agent does it. ssh or srun, which starts
+the agent, writes one line to its stdin: where the head listens, the token that admits the agent, and the environment
+of the user. No secret is on a command line.
 """
 
+import base64
 import json
 import os
 import socket
 import sys
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.foundation.signals import caught
-from launch import rank_commands
-from launch.protocol import BeginAttempt, Connection, Event, Handshake, StartProgram, StartRanks
-from launch.rank_processes import RankProcesses
+from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks
+from launch.rank_processes import RankProcesses, with_own_gpus, wrapped
 from pretrain.checkpoint import left_in_memory
-from pretrain.hardware.machine import count_gpus, free_port, network_interface_to
+from pretrain.hardware.machine import (
+    ACCELERATOR,
+    VISIBLE,
+    count_gpus,
+    free_port,
+    network_interface_to,
+    threads_per_rank,
+)
 from pretrain.run import rank_logs, slurm
 from pretrain.run.heartbeat import Heartbeat
 
@@ -38,31 +47,25 @@ def agent() -> int:
         index = given["index"] if isinstance(given["index"], int) else int(os.environ[given["index"]])
         # before it connects: the head waits only a second for what comes first
         handshake = Handshake(given["token"], index, socket.gethostname(), count_gpus(), free_port())
-        connection = _connected(given["head"], handshake)
-        node, tries = _NodeProcesses(connection, index), 1
+        connection, tries = _connected(given["head"], handshake), 1
+        node = NodeProcesses(lambda: network_interface_to(connection.address), f"launcher-{index}.log")
         try:
             while True:
                 for message in connection.receive():
-                    if "end" in message:
-                        node.end()
-                        if not message["run_goes_on"]:
-                            node.forget()
-                        return 0
-                    try:
-                        node.obey(message)
-                    except FileNotFoundError as error:
-                        connection.send({"event": Event("refused", lines=(str(error),))})
+                    for answer in node.obey(message):
+                        connection.send(answer)
+                if node.ended:
+                    return 0
                 if connection.lost and node.idle and tries < _TRIES:
                     # on a busy machine, what it sent may have come later than the head waits
                     tries += 1
                     connection.close()
-                    node.connection = connection = _connected(given["head"], handshake)
+                    connection = _connected(given["head"], handshake)
                 if reason := connection.lost:
                     print(f"the head is lost: {reason}; ending its ranks", file=sys.stderr)
                     return 1
-                for processes in node.started:
-                    for event in processes.events():
-                        connection.send({"event": event})
+                for event in node.events():
+                    connection.send({"event": event})
                 if signals and node.started:
                     connection.send({"event": Event("signal", signals[0])})
                     signals.clear()
@@ -79,18 +82,21 @@ def _connected(head: list[Any], handshake: Handshake) -> Connection:
     return connection
 
 
-class _NodeProcesses:
-    """What the head has had this node start. `started` has the programs, and the ranks of the attempt that runs."""
+class NodeProcesses:
+    """What the head has had this node start. `started` has the programs, and the ranks of the attempt that runs.
 
-    def __init__(self, connection: Connection, index: int):
+    `interface` names the network interface of the ranks, None if gloo is to choose. The launcher's lines go to the file
+    `log` in the directory of the logs. `idle`: the head hasn't asked for anything yet; `ended`: it has asked to end.
+    """
+
+    def __init__(self, interface: Callable[[], str | None], log: str):
         self.started: list[RankProcesses] = []
-        self.connection, self._index = connection, index
-        self.idle = True  # until the head asks for something
-        self._standby: RankProcesses | None = None
-        self._request: StartRanks | None = None  # the last one
+        self.idle, self.ended = True, False
+        self._interface, self._log = interface, log
+        self._run: Path | None = None  # the directory of the run whose ranks it has started
 
-    def obey(self, message: dict[str, Any]) -> None:
-        """Does what a message asks for. Raises FileNotFoundError if the directory of the logs isn't there."""
+    def obey(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Does what a message asks for; returns the answer."""
         self.idle = False
         if "program" in message:
             program = StartProgram(**message["program"])
@@ -98,77 +104,54 @@ class _NodeProcesses:
             environment = {**self._network(), **os.environ, **program.environment}
             self.started.append(RankProcesses(command, environment, number=program.number))
         elif "ranks" in message:
-            if self._request is None:
-                left_in_memory.remove_left()
-            self._request = StartRanks(**message["ranks"])
-            if self._request.standby:
-                self._standby = self._ranks(self._request)
-            else:
-                self.started.append(self._ranks(self._request))
-        elif "begin" in message:
-            self._begin(BeginAttempt(**message["begin"]))
+            try:
+                self.started.append(self._ranks(StartRanks(**message["ranks"])))
+            except FileNotFoundError as error:
+                return [{"event": Event("refused", lines=(str(error),))}]
         elif "end_ranks" in message:
-            heartbeats: dict[int, Heartbeat] = {}
-            for processes in self.started:
-                processes.end()
-                heartbeats |= processes.heartbeats
-            self.started.clear()
-            shown = {rank: asdict(heartbeat) for rank, heartbeat in heartbeats.items()}
-            self.connection.send({"ended": shown, "port": free_port()})
+            shown = {rank: asdict(heartbeat) for rank, heartbeat in self.end().items()}
+            return [{"ended": shown, "port": free_port()}]
+        elif "end" in message:
+            self.end()
+            self.ended = True
+            # the run's last state stays in this node's memory if it is newer than what the disk has
+            if self._run and not message["run_goes_on"] and (kept := left_in_memory.release(self._run)):
+                return [{"kept": kept}]
+        return []
 
-    def forget(self) -> None:
-        """Removes what the run has left in this node's memory, unless it is newer than what the disk has."""
-        if self._request and (kept := left_in_memory.release(Path(self._request.logs).parent.parent)):
-            print(f"{socket.gethostname()}: {kept}", file=sys.stderr, flush=True)
+    def events(self) -> list[Event]:
+        """The events since the last call."""
+        return [event for processes in self.started for event in processes.events()]
 
-    def end(self) -> None:
-        for processes in [*self.started, *([self._standby] if self._standby else [])]:
+    def end(self) -> dict[int, Heartbeat]:
+        """Ends all processes; returns the last heartbeats of ranks."""
+        heartbeats: dict[int, Heartbeat] = {}
+        for processes in self.started:
             processes.end()
-        self.started, self._standby = [], None
-
-    def _begin(self, attempt: BeginAttempt) -> None:
-        standby, self._standby = self._standby, None
-        environment = {**attempt.environment, rank_logs.SUPERVISED: attempt.logs}
-        _wait_for(Path(attempt.logs))
-        if standby and standby.waits:
-            standby.begin(environment, self._log(attempt.logs))
-            self.started.append(standby)
-        elif self._request:
-            if standby:
-                standby.end()
-            request = replace(self._request, logs=attempt.logs, environment=attempt.environment, standby=False)
-            self.started.append(self._ranks(request))
+            heartbeats |= processes.heartbeats
+        self.started.clear()
+        return heartbeats
 
     def _ranks(self, request: StartRanks) -> RankProcesses:
+        """Raises FileNotFoundError if the directory of the logs isn't there."""
         logs = Path(request.logs)
+        if self._run is None:
+            self._run = logs.parent.parent
+            left_in_memory.remove_left()
         _wait_for(logs)
-        environment = self._network() | rank_commands.environment(count_gpus(), request.local_ranks)
-        environment |= request.environment
-        environment[rank_logs.SUPERVISED] = str(logs)
+        environment = self._network() | ranks_environment(count_gpus(), request.local_ranks)
+        environment |= {**request.environment, rank_logs.SUPERVISED: str(logs)}
         if request.deepspeed is None:
             environment |= slurm.rank_environment(environment) or _ALONE
-            command = rank_commands.rank(request.arguments)
+            command = _rank(request.arguments)
         else:
-            command = rank_commands.deepspeed(request.deepspeed, request.arguments)
-        run = logs.parent.parent
-        log = self._log(request.logs)
-        return RankProcesses(
-            command,
-            environment,
-            request.ranks,
-            log,
-            standby=request.standby,
-            run=run,
-            hang_seconds=request.hang_seconds,
-        )
-
-    def _log(self, logs: str) -> Path:
-        """The launcher's."""
-        return Path(logs) / f"launcher-{self._index}.log"
+            command = _deepspeed(request.deepspeed, request.arguments)
+        run, hang = self._run, request.hang_seconds
+        return RankProcesses(command, environment, request.ranks, logs / self._log, run=run, hang_seconds=hang)
 
     def _network(self) -> dict[str, str]:
         # by default gloo takes the address of the host's name, which is often a loopback one
-        interface = network_interface_to(self.connection.address)
+        interface = self._interface()
         return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
@@ -181,3 +164,40 @@ def _wait_for(logs: Path) -> None:
                 f"run.directory: {host} doesn't see {logs}; it must be on a file system of all nodes"
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _rank(arguments: list[str]) -> list[str]:
+    """One rank of `pretrain train` with `arguments`; its RANK and the like are in the environment."""
+    return wrapped(with_own_gpus([sys.executable, "-u", "-m", "pretrain", "train", *arguments]))
+
+
+def _deepspeed(options: list[str], arguments: list[str]) -> list[str]:
+    """DeepSpeed's launcher of the ranks of one machine, with the options of `node_options`.
+
+    The program `deepspeed --no_ssh` would start the same launcher, but import PyTorch and DeepSpeed twice before.
+    """
+    program = [sys.executable, "-u", "-m", "launch.deepspeed_launcher", *options]
+    return [*program, "--no_local_rank", "--quiet", "--no_python", *_rank(arguments)]
+
+
+def node_options(ranks: dict[str, int], node: int, address: str, port: int) -> list[str]:
+    """Options of DeepSpeed's launcher for the machine with number `node` of those in `ranks`: {name: number of ranks}.
+
+    The ranks meet at `address` and `port`.
+    """
+    world = json.dumps({name: list(range(number)) for name, number in ranks.items()})
+    encoded = base64.urlsafe_b64encode(world.encode()).decode()
+    return [f"--world_info={encoded}", f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}"]
+
+
+def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:
+    """This process's environment for `ranks` on this machine, which are on the CPU if it has no `gpus`.
+
+    Beside GPUs, the CPU has little to do unless the optimizer is offloaded; threads of all ranks on all cores would
+    still be in each other's way.
+    """
+    given = {name: value for name, value in os.environ.items() if name != VISIBLE}  # with_own_gpus restores it
+    threads = str(threads_per_rank(ranks))
+    if not gpus:
+        return {**given, ACCELERATOR: "cpu", "OMP_NUM_THREADS": threads}
+    return {"OMP_NUM_THREADS": threads, **given}

@@ -1,16 +1,23 @@
-"""The head's side of its agents: starts them, admits those that have the token, and reads their reports."""
+"""The head's side of its agents: starts them, admits those that have the token, and reads their reports.
+
+On the head's own machine its process does itself what an agent does elsewhere.
+"""
 
 import contextlib
 import json
 import os
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import Any
 
 from data_pipeline.foundation.processes import Process, ProcessGroup
-from launch.protocol import BeginAttempt, Connection, Event, Handshake, StartProgram, StartRanks, handshake
+from launch.agent import NodeProcesses
+from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks, handshake
+from pretrain.hardware.machine import count_gpus, free_port
 from pretrain.run.heartbeat import Heartbeat
 
 _SECONDS_TO_CONNECT, _SECONDS_TO_END, _POLL_SECONDS = 300.0, 90.0, 0.1
@@ -18,10 +25,38 @@ _SECONDS_TO_SHOW_THE_TOKEN, _MOST_UNKNOWN = 1.0, 64
 _LINES_OF_ERRORS = 3
 
 
-class Agent:
-    """One agent; the `NodeRanks` of its node, once ranks have been started there."""
+class _Here:
+    """The connection to `node`, whose processes this process itself starts: what it is asked for is done at once."""
 
-    def __init__(self, connection: Connection, handshake: Handshake, name: str):
+    address, quiet = "127.0.0.1", False
+
+    def __init__(self, node: NodeProcesses):
+        self._node = node
+        self._answers: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self._answers += self._node.obey(message)
+
+    def receive(self) -> list[dict[str, Any]]:
+        answers, self._answers = self._answers, []
+        return [*answers, *({"event": event} for event in self._node.events())]
+
+    @property
+    def lost(self) -> str | None:
+        return "it has ended" if self._node.ended else None
+
+    def close(self) -> None:
+        pass
+
+
+class Agent:
+    """One agent, with the `ranks` of its node once they have been started.
+
+    `heartbeats` has the ranks' last ones, once they have been ended. `lost`: why this node counts as lost, None while
+    it answers; `quiet`: it hasn't answered for a while, so that it may be lost.
+    """
+
+    def __init__(self, connection: Connection | _Here, handshake: Handshake, name: str):
         self.name, self.handshake, self.ranks = name, handshake, 0
         self.heartbeats: dict[int, Heartbeat] = {}
         self._connection, self._ends = connection, False  # whether it was asked to end its ranks
@@ -35,14 +70,11 @@ class Agent:
         self.ranks = request.ranks
         self._connection.send({"ranks": asdict(request)})
 
-    def begin(self, logs: str, environment: dict[str, str]) -> None:
-        """Lets the ranks that it has started on standby go on."""
-        self._connection.send({"begin": asdict(BeginAttempt(logs, environment))})
-
     def start_program(self, request: StartProgram) -> None:
         self._connection.send({"program": asdict(request)})
 
     def events(self) -> list[Event]:
+        """The events since the last call."""
         self._receive()
         events, self._events = self._events, []
         return events
@@ -56,12 +88,13 @@ class Agent:
         return self._connection.quiet
 
     def end(self) -> None:
-        """Asks it to end its ranks."""
+        """Asks it to kill every process of its ranks."""
         if self.lost is None:
             self._ends = True
             self._connection.send({"end_ranks": True})
 
     def wait(self) -> None:
+        """Waits until they have ended, or the node is lost."""
         deadline = time.monotonic() + _SECONDS_TO_END
         while self._ends and self._connection.lost is None and time.monotonic() < deadline:
             self._receive()
@@ -76,9 +109,10 @@ class Agent:
     def gone(self) -> None:
         """Waits until it has ended, or is lost."""
         deadline = time.monotonic() + _SECONDS_TO_END
+        self._receive()
         while self._connection.lost is None and time.monotonic() < deadline:
-            self._connection.receive()
             time.sleep(_POLL_SECONDS)
+            self._receive()
         self._connection.close()
 
     def _receive(self) -> None:
@@ -90,6 +124,9 @@ class Agent:
                 self._ends = False
                 self.heartbeats = {int(rank): Heartbeat(**one) for rank, one in message["ended"].items()}
                 self.handshake = replace(self.handshake, port=message["port"])
+            elif "kept" in message:
+                where = f"{self.handshake.host}: " if self.handshake.host else ""
+                print(f"{where}{message['kept']}", file=sys.stderr, flush=True)
 
 
 class AgentPool:
@@ -104,11 +141,16 @@ class AgentPool:
         self.problems: dict[str, str] = {}
         self._names = names
         self._token = secrets.token_hex(16)
-        self._server = socket.create_server((address, 0), backlog=len(names) + 16)
-        self._server.setblocking(False)
+        self._address = address
+        self._server: socket.socket | None = None
         self._unknown: dict[socket.socket, float] = {}  # connections, and until when they must show the token
         self._group = ProcessGroup(seconds_to_end=5.0)  # ssh and srun end by themselves once their agents have gone
         self._starters: list[tuple[Process, list[str]]] = []
+
+    def start_here(self) -> None:
+        """Has this process do what the only agent would. Its ranks meet on the loopback interface."""
+        node = NodeProcesses(lambda: "lo", "launcher.log")
+        self.agents[0] = Agent(_Here(node), Handshake("", 0, "", count_gpus(), free_port()), self._names[0])
 
     def start(self, command: list[str], names: list[str], index: int | str, environment: dict[str, str]) -> None:
         """Runs `command`, ssh or srun, which starts the agents `names`.
@@ -116,6 +158,9 @@ class AgentPool:
         Each has the number `index`, or that of the variable of this name in its environment. No secret is on a command
         line: stdin carries the token and the `environment`.
         """
+        if self._server is None:
+            self._server = socket.create_server((self._address, 0), backlog=len(self._names) + 16)
+            self._server.setblocking(False)
         given = {
             "head": self._server.getsockname()[:2],
             "token": self._token,
@@ -130,7 +175,8 @@ class AgentPool:
         """Waits until each agent has connected or has a problem, or until `give_up`."""
         deadline = time.monotonic() + seconds
         while (missing := self._missing()) and not give_up():
-            self._accept()
+            assert self._server is not None
+            self._accept(self._server)
             for connected in list(self._unknown):
                 self._admit_or_close(connected)
             for agent in self.agents.values():
@@ -148,11 +194,11 @@ class AgentPool:
         without = (name for index, name in enumerate(self._names) if index not in self.agents)
         return [name for name in without if name not in self.problems]
 
-    def _accept(self) -> None:
+    def _accept(self, server: socket.socket) -> None:
         """Accepts connections, as many as may be without a token at a time; the others wait in the kernel."""
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while len(self._unknown) < _MOST_UNKNOWN:
-                connected, _ = self._server.accept()
+                connected, _ = server.accept()
                 connected.setblocking(False)
                 self._unknown[connected] = time.monotonic() + _SECONDS_TO_SHOW_THE_TOKEN
 
@@ -184,5 +230,5 @@ class AgentPool:
         for agent in self.agents.values():
             agent.gone()
         self._group.end(number=None)
-        for connected in (*self._unknown, self._server):
+        for connected in (*self._unknown, *([self._server] if self._server else [])):
             connected.close()

@@ -10,6 +10,8 @@ from pathlib import Path
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.formatting import counted
 from launch.protocol import Event
+from pretrain.checkpoint.directory import all_steps
+from pretrain.faults.restarts import AttemptRecord
 from pretrain.run import rank_logs
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.status import Status
@@ -161,3 +163,33 @@ def how_it_ended(what: str, code: int) -> str:
 def last_words(attempt: Attempt, rank: int) -> Sequence[str]:
     """The last lines that a rank wrote."""
     return attempt.last_lines.get(rank) or rank_logs.last_lines(rank_logs.rank_log(attempt.logs, rank))
+
+
+def record(attempt: Attempt, code: int, run: Path) -> AttemptRecord:
+    """What `restarts` records of an attempt of `run` that came to the exit code `code`."""
+    outcomes = {0: "finished", STOPPED: "stopped", REFUSED: "refused"}
+    rank = first_failed(attempt) if code else None
+    exited = attempt.codes.get(rank) if rank is not None else None
+    by_signal = exited is not None and exited < 0 and rank not in attempt.failed
+    launcher = attempt.launcher.code if attempt.launcher and rank is None else 0
+    killed = bool(attempt.lost or rank in attempt.gone or by_signal or launcher < 0)
+    cause = ", ".join(f"node {name} was lost: {reason}" for name, reason in attempt.lost.items())
+    if not cause and code:
+        cause = how_it_failed(attempt, rank) if rank is not None else how_it_ended("DeepSpeed's launcher", launcher)
+    words = [line for line in last_words(attempt, rank) if line.strip()] if rank is not None and code else []
+    steps = [heartbeat.step for heartbeat in attempt.heartbeats.values()]
+    firsts = [one.first_step for one in attempt.heartbeats.values() if one.first_step is not None]
+    return AttemptRecord(
+        attempt=rank_logs.attempt(attempt.logs),
+        outcome=outcomes.get(code, "failed"),  # type: ignore[arg-type]
+        began=attempt.began,
+        ended=attempt.ended,
+        trained_from=attempt.read - min(firsts) if firsts else None,
+        step=max(steps, default=0) or None,
+        rank=rank,
+        cause=cause,
+        error=(rank_logs.refusal(attempt.logs) if code else None) or (words[-1].strip() if words else ""),
+        killed=killed,
+        checkpoint=max(all_steps(run), default=0),
+        faulty_node=attempt.faulty_node,
+    )

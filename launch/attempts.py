@@ -1,48 +1,29 @@
 """The attempts of a run under one head: after one that has failed, the next begins by itself."""
 
 import contextlib
-import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from data_pipeline.foundation.command import STOPPED
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.formatting import duration
-from launch.attempt import REFUSED, Attempt, first_failed, how_it_ended, how_it_failed, last_words
-from launch.head import NodeRanks, StopRequests, result, watch
-from pretrain.checkpoint.directory import all_steps
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.formatting import counted, duration
+from launch.agent_pool import Agent
+from launch.attempt import Attempt, record
+from launch.head import StopRequests, result, stop_requests, watch
+from launch.nodes import Access, Node, Nodes, Run, number_of_ranks, this_machine
 from pretrain.config import RunConfig
 from pretrain.faults import restarts
 from pretrain.faults.restarts import AttemptRecord
+from pretrain.hardware.machine import count_gpus
 from pretrain.run import rank_logs, status
 from pretrain.run.status import Status
+from pretrain.trainer.preflight import ValidatedRun, is_finished, move_aside, preflight, unchecked
 
 NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 _POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class Run:
-    """What to run. `fresh` moves the run in the run directory aside.
-
-    Without `min_nodes`, a run that has lost a node ends.
-    """
-
-    path: Path
-    overrides: list[str]
-    stop_at_step: int | None = None
-    fresh: bool = False
-    min_nodes: int | None = None
-
-    @property
-    def arguments(self) -> list[str]:
-        """Those of `pretrain train`."""
-        stop = ["--stop-at-step", str(self.stop_at_step)] if self.stop_at_step else []
-        return [str(self.path.absolute()), *self.overrides, *stop]
 
 
 @dataclass(frozen=True)
@@ -54,50 +35,71 @@ class Ended:
     interrupted: bool
 
 
-class Ranks(Protocol):
-    """Starts the ranks of one attempt after another."""
-
-    def ready(self) -> bool:
-        """Reaches the nodes; returns False if a signal came before. Raises FailedError if one can't be reached."""
-
-    def start(self, logs: Path, environment: dict[str, str]) -> Sequence[NodeRanks]:
-        """Starts an attempt's ranks, which write their logs to `logs`, with `environment` added to theirs."""
-
-    def prepare(self) -> None:
-        """Starts processes for the next attempt, which wait until it starts."""
-
-    def leave_out(self, lost: Sequence[str]) -> bool:
-        """Has the next attempt begin without the nodes `lost`; returns whether the others may go on."""
+def launch(run: Run, nodes: list[Node], access: Access) -> Ended:
+    """Makes attempts until the run ends, or loses a node and can't go on with the others."""
+    config = load(run.path, run.overrides, RunConfig)
+    setup = preflight(config, number_of_ranks(nodes), run.fresh, here=False, folder=run.path.parent)
+    return _launch(run, config, setup, nodes, access)
 
 
-def run_attempts(ranks: Ranks, run: Run, config: RunConfig, requests: StopRequests) -> Ended:
-    """Makes attempts until the run ends, or fails in a way that another attempt wouldn't mend."""
-    attempts = _Attempts(ranks, run, config, requests)
-    while True:
-        try:
-            if not ranks.ready():
-                print(NOTHING_STARTED, file=sys.stderr, flush=True)
-                return Ended(STOPPED, requests.by_scheduler)
-            attempt = attempts.watched()
-        except FailedError as error:
-            if not attempts.failures:
-                raise
-            print(error, file=sys.stderr, flush=True)
-            return Ended(1, True)
-        if ended := attempts.end_after(attempt):
-            return ended
+def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
+    """Makes attempts with `ranks` processes on this machine; returns the exit code of the run.
+
+    With `dry_run`, nothing is started, and corpora may be missing.
+    """
+    gpus = count_gpus()
+    if gpus and ranks and ranks > gpus:
+        has = f"this machine has {counted(gpus, 'GPU')}"
+        raise UserError(f"--ranks: {ranks}, but {has}; DS_ACCELERATOR=cpu in the environment trains on the CPU")
+    ranks = ranks or gpus or 1
+    config = load(run.path, run.overrides, RunConfig)
+    folder = run.path.parent
+    if dry_run and unchecked(config, ranks, folder):
+        return 0
+    setup = preflight(config, ranks, run.fresh, may_train=dry_run, folder=folder)
+    if dry_run:
+        step, steps = setup.train_state.step, config.run.max_steps
+        where = counted(ranks, "GPU" if gpus else "rank")
+        print(f"{run.path} is valid: {where}, {setup.directory}, steps {step:,} to {steps:,}; nothing was started")
+        return 0
+    return _launch(run, config, setup, *this_machine(ranks)).code
+
+
+def _launch(run: Run, config: RunConfig, setup: ValidatedRun, nodes: list[Node], access: Access) -> Ended:
+    if is_finished(setup):
+        return Ended(0, False)
+    if run.fresh:
+        move_aside(setup)
+    with stop_requests(setup.directory) as requests, Nodes(run, config, nodes, access, requests) as reached:
+        return _Attempts(reached, run, config, requests).until_over()
 
 
 class _Attempts:
     """The attempts of a run so far; `failures` has those that failed."""
 
-    def __init__(self, ranks: Ranks, run: Run, config: RunConfig, requests: StopRequests):
+    def __init__(self, nodes: Nodes, run: Run, config: RunConfig, requests: StopRequests):
         self.failures: list[AttemptRecord] = []
-        self._ranks, self._run, self._requests = ranks, run, requests
+        self._nodes, self._run, self._requests = nodes, run, requests
         self._faults, self._directory = config.faults, Path(config.run.directory)
         self._began = time.monotonic()
 
-    def watched(self) -> Attempt:
+    def until_over(self) -> Ended:
+        """Makes attempts until the run ends, or fails in a way that another attempt wouldn't mend."""
+        while True:
+            try:
+                if not self._nodes.ready():
+                    print(NOTHING_STARTED, file=sys.stderr, flush=True)
+                    return Ended(STOPPED, self._requests.by_scheduler)
+                attempt = self._watched()
+            except FailedError as error:
+                if not self.failures:
+                    raise
+                print(error, file=sys.stderr, flush=True)
+                return Ended(1, True)
+            if ended := self.end_after(attempt):
+                return ended
+
+    def _watched(self) -> Attempt:
         """Makes an attempt, and waits until it has ended. Raises FailedError if a node can't start its ranks."""
         return watch(
             self._start,
@@ -108,35 +110,33 @@ class _Attempts:
             another_follows=restarts.left(self.failures, self._faults.restarts, time.time()) > 0,
         )
 
-    def _start(self, logs: Path) -> Sequence[NodeRanks]:
+    def _start(self, logs: Path) -> list[Agent]:
         earlier = {restarts.EARLIER: str(time.monotonic() - self._began)} if self.failures else {}
-        return self._ranks.start(logs, earlier)
+        return self._nodes.start(logs, earlier)
 
     def _on_training(self) -> None:
         if self.failures:
             down = time.time() - self.failures[-1].ended
             print(f"training again, {down:.1f} s after the failure", file=sys.stderr, flush=True)
-        if self._faults.restarts:
-            self._ranks.prepare()
 
     def end_after(self, attempt: Attempt) -> Ended | None:
         """How the run has ended with `attempt`; None, after a while, if another attempt follows."""
         requests, directory = self._requests, self._directory
         code = result(attempt, directory, requests)
-        record = _record(attempt, code, directory)
+        recorded = record(attempt, code, directory)
         with contextlib.suppress(OSError):  # a full disk is reported by others
-            restarts.add(directory, record)
+            restarts.add(directory, recorded)
         if code != 1 or requests.stop_signal is not None or status.stop_requested(directory):
             return Ended(code, code == STOPPED and _interrupted(self._run, directory, requests))
-        self.failures.append(record)
+        self.failures.append(recorded)
         if attempt.lost:
-            if not self._ranks.leave_out(list(attempt.lost)):
-                return self._failed(record, "", interrupted=True)
+            if not self._nodes.leave_out(list(attempt.lost)):
+                return self._failed(recorded, "", interrupted=True)
         elif node := restarts.faulty_again(self.failures):
-            if self._run.min_nodes is None or not self._ranks.leave_out([node]):
-                return self._failed(record, _without(node))
+            if self._run.min_nodes is None or not self._nodes.leave_out([node]):
+                return self._failed(recorded, _without(node))
         elif (reason := restarts.refusal(self.failures, self._faults.restarts)) is not None:
-            return self._failed(record, reason)
+            return self._failed(recorded, reason)
         _wait(restarts.seconds_to_wait(self.failures), attempt, requests)
         return Ended(code, False) if requests.signals else None
 
@@ -147,35 +147,6 @@ class _Attempts:
         with contextlib.suppress(OSError):
             status.write(self._directory, Status("failed", record.attempt, record.checkpoint, reason=reason))
         return Ended(1, interrupted)
-
-
-def _record(attempt: Attempt, code: int, directory: Path) -> AttemptRecord:
-    outcomes = {0: "finished", STOPPED: "stopped", REFUSED: "refused"}
-    rank = first_failed(attempt) if code else None
-    exited = attempt.codes.get(rank) if rank is not None else None
-    by_signal = exited is not None and exited < 0 and rank not in attempt.failed
-    launcher = attempt.launcher.code if attempt.launcher and rank is None else 0
-    killed = bool(attempt.lost or rank in attempt.gone or by_signal or launcher < 0)
-    cause = ", ".join(f"node {name} was lost: {reason}" for name, reason in attempt.lost.items())
-    if not cause and code:
-        cause = how_it_failed(attempt, rank) if rank is not None else how_it_ended("DeepSpeed's launcher", launcher)
-    words = [line for line in last_words(attempt, rank) if line.strip()] if rank is not None and code else []
-    steps = [heartbeat.step for heartbeat in attempt.heartbeats.values()]
-    firsts = [one.first_step for one in attempt.heartbeats.values() if one.first_step is not None]
-    return AttemptRecord(
-        attempt=rank_logs.attempt(attempt.logs),
-        outcome=outcomes.get(code, "failed"),  # type: ignore[arg-type]
-        began=attempt.began,
-        ended=attempt.ended,
-        trained_from=attempt.read - min(firsts) if firsts else None,
-        step=max(steps, default=0) or None,
-        rank=rank,
-        cause=cause,
-        error=(rank_logs.refusal(attempt.logs) if code else None) or (words[-1].strip() if words else ""),
-        killed=killed,
-        checkpoint=max(all_steps(directory), default=0),
-        faulty_node=attempt.faulty_node,
-    )
 
 
 def _without(node: str) -> str:
@@ -200,12 +171,3 @@ def _wait(seconds: float, attempt: Attempt, requests: StopRequests) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not requests.signals:
         time.sleep(_POLL_SECONDS)
-
-
-def standby_began(waiting: Path, logs: Path) -> bool:
-    """Makes the log directory of a standby that of an attempt; returns whether that worked."""
-    try:
-        os.rename(waiting, logs)  # noqa: PTH104 (over an empty directory)
-    except OSError:
-        return False
-    return True

@@ -69,8 +69,8 @@ def local(
 
     The first Ctrl-C, SIGTERM or SIGUSR1 makes the run save and stop (exit code 75); the second kills it.
     """
-    from launch.attempts import Run
-    from launch.local import launch_local
+    from launch.attempts import launch_local
+    from launch.nodes import Run
 
     raise typer.Exit(launch_local(Run(config, overrides or [], stop_at_step, fresh), ranks, dry_run))
 
@@ -93,8 +93,8 @@ def hosts(
     import shlex
 
     from launch import hosts
-    from launch.attempts import Run
-    from launch.multi_node import launch
+    from launch.attempts import launch
+    from launch.nodes import Run
 
     nodes = hosts.read(hostfile)
     access = hosts.access(nodes, address, shlex.split(ssh))
@@ -137,8 +137,7 @@ def slurm_command(
     SIGUSR1 makes the job save and stop, and go back into the queue with --requeue. scancel also saves and stops.
     """
     from data_pipeline.foundation.config_file import load, sections
-    from launch.config import ClusterConfig
-    from launch.slurm import Job
+    from launch.slurm import ClusterConfig, Job
     from launch.slurm import submit as hand_over
     from launch.slurm_head import HeadJob
 
@@ -179,7 +178,7 @@ def stage(
 ) -> None:
     """Copy the corpora of a run to a disk of this node; the batch script of `launch slurm` calls it."""
     from data_pipeline.foundation.config_file import load
-    from launch.corpus_staging import stage as copy
+    from launch.slurm_head import stage as copy
     from pretrain.config import RunConfig
 
     copy(load(config, overrides or [], RunConfig), to)
@@ -211,7 +210,7 @@ def doctor(
     import shlex
 
     from data_pipeline.foundation.config_file import load
-    from launch.config import ClusterConfig
+    from launch.slurm import ClusterConfig
     from launch.tools.doctor import doctor as doctors
 
     if hostfile:

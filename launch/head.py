@@ -10,66 +10,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.signals import announce, caught
+from launch.agent_pool import Agent
 from launch.attempt import REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
 from launch.log_follower import Follower, show
-from launch.protocol import Event
-from launch.rank_processes import RankProcesses
 from pretrain.checkpoint.directory import all_steps
 from pretrain.checkpoint.left_in_memory import newest_in_memory
 from pretrain.run import node_memory, rank_logs, status
-from pretrain.run.heartbeat import Heartbeat
 
 _POLL_SECONDS = 0.1
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
 _SIGNS = ("rank failed", "rank hung", "rank left", "wrapper killed")  # that a rank fails
-LAUNCHERS_LOG = "launcher.log"
 _SECONDS_FOR_THE_CAUSE = 0.3  # in which a rank that has died is told from those that failed because of it
 
 
-class NodeRanks(Protocol):
-    """The ranks of one node, `ranks` in number."""
-
-    name: str
-    ranks: int
-    heartbeats: dict[int, Heartbeat]  # the last ones, once the ranks have been ended
-
-    def events(self) -> list[Event]:
-        """The events since the last call."""
-
-    @property
-    def lost(self) -> str | None:
-        """Why this node counts as lost; None while it answers."""
-
-    @property
-    def quiet(self) -> bool:
-        """Whether it hasn't answered for a while, so that it may be lost."""
-
-    def end(self) -> None:
-        """Kills every process of the ranks, or asks the node to."""
-
-    def wait(self) -> None:
-        """Waits until they have ended, or the node is lost."""
-
-
-def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
-    """Runs `command` until its `ranks`, all on this machine, have ended; returns the exit code of `result`."""
-    with stop_requests(run) as requests:
-
-        def start(logs: Path) -> list[NodeRanks]:
-            supervised = {**environment, rank_logs.SUPERVISED: str(logs)}
-            return [RankProcesses(command, supervised, ranks, logs / LAUNCHERS_LOG)]
-
-        return result(watch(start, run, requests, dead_rank_seconds), run, requests)
-
-
 def watch(
-    start: Callable[[Path], Sequence[NodeRanks]],
+    start: Callable[[Path], Sequence[Agent]],
     run: Path,
     requests: "StopRequests",
     dead_rank_seconds: float,
@@ -109,7 +69,7 @@ def watch(
 
 def _until_ended(
     attempt: Attempt,
-    nodes: Sequence[NodeRanks],
+    nodes: Sequence[Agent],
     requests: "StopRequests",
     dead_rank_seconds: float,
     on_training: Callable[[], None],
@@ -147,7 +107,7 @@ def _until_ended(
             break
 
 
-def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signals: list[int], stopping: bool) -> bool:
+def _record(node: Agent, attempt: Attempt, left: dict[Agent, int], signals: list[int], stopping: bool) -> bool:
     """Records what a node reports; returns whether its ranks that are left won't end by themselves."""
     over = False
     for event in node.events():
@@ -183,13 +143,13 @@ def _record(node: NodeRanks, attempt: Attempt, left: dict[NodeRanks, int], signa
     return over
 
 
-def _node_of(rank: int, nodes: Sequence[NodeRanks]) -> str:
+def _node_of(rank: int, nodes: Sequence[Agent]) -> str:
     """The name of the node that has `rank`: nodes have their ranks in order."""
     owners = [node.name for node in nodes for _ in range(node.ranks)]
-    return owners[rank] or node_memory.node_name()
+    return owners[rank]
 
 
-def _lost(attempt: Attempt, nodes: Sequence[NodeRanks], left: dict[NodeRanks, int]) -> bool:
+def _lost(attempt: Attempt, nodes: Sequence[Agent], left: dict[Agent, int]) -> bool:
     """Names the nodes that no longer answer although they have ranks."""
     for node in nodes:
         if left[node] and (reason := node.lost) and node.name not in attempt.lost:

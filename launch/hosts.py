@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_pipeline.foundation.errors import UserError
 from launch.agent_pool import Agent, AgentPool
-from launch.multi_node import Access, Node, address_towards
+from launch.nodes import Access, Node, address_towards
 
 _LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d*)")
 _SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]

@@ -61,8 +61,8 @@ class StartRanks:
     """Asks an agent to start the `ranks` of its node, or its one rank of `local_ranks` on the node.
 
     `logs` is the directory of the attempt's logs, `deepspeed` the options of DeepSpeed's launcher (None: this rank
-    alone), `arguments` are those of `pretrain train`, `environment` changes the ranks'. On `standby`, they wait for
-    `BeginAttempt`. `hang_seconds`: the run's `faults.hang_seconds`.
+    alone), `arguments` are those of `pretrain train`, `environment` changes the ranks'. `hang_seconds`: the run's
+    `faults.hang_seconds`.
     """
 
     ranks: int
@@ -71,16 +71,7 @@ class StartRanks:
     deepspeed: list[str] | None
     arguments: list[str]
     environment: dict[str, str]
-    standby: bool = False
     hang_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class BeginAttempt:
-    """Lets the ranks that wait on an agent's node go on, with `environment` added to theirs and `logs` for theirs."""
-
-    logs: str
-    environment: dict[str, str]
 
 
 @dataclass(frozen=True)

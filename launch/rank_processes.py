@@ -20,7 +20,6 @@ from pretrain.run import heartbeat, node_memory, outcome, stop_signals, watchdog
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.outcome import Outcome
 from pretrain.run.rank_logs import SUPERVISED, last_lines, rank_log
-from pretrain.run.standby import GATE, Gate
 
 PROGRAM_REPORT = "report:"
 _LAST_LINES = 10
@@ -41,14 +40,9 @@ class RankProcesses:
     """Runs `command`, a launcher of `ranks` ranks or a program without any, and reports their events.
 
     The launcher's own lines go to `log` if the disk has room. Reports of a program, and its end, have its `number`.
-    On `standby`, the ranks wait until `begin`. `run` is the directory of their run. A rank whose process is stopped for
-    `hang_seconds` hangs; all of them may be, so that none would say so. `heartbeats` has the last ones, once the ranks
-    have been ended.
+    `run` is the directory of the ranks' run. A rank whose process is stopped for `hang_seconds` hangs; all of them may
+    be, so that none would say so. `heartbeats` has the last ones, once the ranks have been ended.
     """
-
-    name = ""
-    lost: str | None = None
-    quiet = False
 
     def __init__(
         self,
@@ -57,7 +51,6 @@ class RankProcesses:
         ranks: int = 0,
         log: Path | None = None,
         number: int = 0,
-        standby: bool = False,
         run: Path | None = None,
         hang_seconds: float | None = None,
     ):
@@ -69,9 +62,6 @@ class RankProcesses:
         environment = {**environment, heartbeat.DIRECTORY: str(self._directory)}
         if run and (node := node_memory.path(run)):
             environment[node_memory.DIRECTORY] = str(node)
-        self._gate = Gate(self._directory / "gate") if standby else None
-        if self._gate:
-            environment[GATE] = str(self._gate.path)
         self._group = ProcessGroup()
         self._launcher = self._group.start(command, environment, output="pipe", tied=True, signals_blocked=True)
         self._output = _Output(log)
@@ -79,21 +69,7 @@ class RankProcesses:
         self._wrappers: dict[int, int] = {}  # those whose ranks haven't ended, by process
         self._known: set[str] = set()  # files of outcomes
         self._done: set[int] = set()
-        self._early: list[Event] = []  # of a standby
         self._launcher_ended = self._all_ended = self._trains = False
-
-    @property
-    def waits(self) -> bool:
-        """Whether all ranks of a standby wait: its launcher runs, none has ended, and none is stopped."""
-        self._early += self._news()
-        children = [child for wrapper in self._wrappers for child in _children(wrapper)]
-        return self._launcher.code is None and not self._early and not any(map(_is_stopped, children))
-
-    def begin(self, environment: Mapping[str, str], log: Path) -> None:
-        """Lets the ranks of a standby go on, with `environment` added to theirs; the launcher's lines go to `log`."""
-        assert self._gate is not None
-        self._output.log = log
-        self._gate.open(environment)
 
     def events(self) -> list[Event]:
         """The events since the last call; the launcher's end comes after all its reports."""
@@ -165,8 +141,6 @@ class RankProcesses:
             rank: replace(one, silent=max(one.silent, silent.get(rank, 0.0))) for rank, one in last.items()
         }
         self._group.kill()
-        if self._gate:
-            self._gate.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _without_heartbeat(self) -> dict[int, Heartbeat]:
@@ -176,9 +150,6 @@ class RankProcesses:
             rank: Heartbeat(0, 0, silent, silent, None, any(map(_is_stopped, _children(wrapper))))
             for wrapper, rank in self._wrappers.items()
         }
-
-    def wait(self) -> None:
-        """Returns at once: `end` has waited."""
 
 
 class _Output:

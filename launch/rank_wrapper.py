@@ -18,10 +18,8 @@ def main(logs: str, outcomes: str, rank: int, command: list[str]) -> int:
 
     Tells the supervisor, in files below `outcomes` (pretrain/run/outcome.py), that it has started and how it ended.
     """
-    directory: int | None = None
     with contextlib.suppress(OSError):  # then the output goes to the launcher's stdout
-        directory = os.open(logs, os.O_RDONLY | os.O_DIRECTORY)  # its name changes when a standby becomes an attempt
-        opened = os.open(f"rank-{rank:05d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644, dir_fd=directory)
+        opened = os.open(f"{logs}/rank-{rank:05d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, 1)
         os.dup2(opened, 2)
     _tell(outcomes, rank, STARTED, f"{os.getppid()} {os.getpid()}")
@@ -29,7 +27,7 @@ def main(logs: str, outcomes: str, rank: int, command: list[str]) -> int:
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     exit_code = code if code >= 0 else _SIGNAL - code
     with contextlib.suppress(OSError):
-        written = os.open(f"rank-{rank:05d}.exit", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=directory)
+        written = os.open(f"{logs}/rank-{rank:05d}.exit", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.write(written, f"{exit_code}\n".encode())  # for people; a full disk may lose it
     _tell(outcomes, rank, ENDED, f"{os.getpid()} {code}")
     return exit_code

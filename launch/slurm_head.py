@@ -1,27 +1,41 @@
-"""The head of a SLURM job: what its batch script calls on the first node of the allocation."""
+"""The head of a SLURM job: what its batch script calls on the first node of the allocation.
 
+It copies corpora to the disks of nodes, trains, or builds a corpus with Ray on each node.
+"""
+
+import contextlib
 import os
+import re
+import secrets
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.processes import ProcessGroup
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.formatting import human_size
+from data_pipeline.foundation.locks import lock
+from data_pipeline.foundation.processes import Process, ProcessGroup
 from data_pipeline.foundation.signals import announce, caught
-from launch import corpus_staging, multi_node, slurm_build
 from launch.agent_pool import Agent, AgentPool
-from launch.attempts import NOTHING_STARTED, Ended, Run
-from launch.multi_node import Access, Node
+from launch.attempts import NOTHING_STARTED, Ended, launch
+from launch.nodes import Access, Node, Run, address_towards
 from pretrain.config import RunConfig
 from pretrain.run import slurm
 
 PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: never a folder `launch` of the working directory
 _SECONDS_TO_BE_REQUEUED = 120.0
+_SECONDS_TO_START, _SECONDS_TO_STOP, _POLL_SECONDS = 180.0, 30.0, 0.2
+_LAST_LINES = 5
+_RAY = "from ray.scripts.scripts import main; main()"
+_NOT_FOR_TRAINING = ("documents", ".stages")
 
 
 @dataclass(frozen=True)
@@ -64,7 +78,7 @@ def head(job: HeadJob) -> int:
     if job.is_run:
         ended = _train(job, [Node(name, job.per_node) for name in names])
     else:
-        ended = slurm_build.build_corpus([str(job.path), *job.overrides], names, number, job.srun, job.container)
+        ended = _build_corpus([str(job.path), *job.overrides], names, number, job.srun, job.container)
     if job.requeue and ended.interrupted:
         _requeue(number)
     return ended.code
@@ -89,7 +103,7 @@ def access(
         return slurm.node_address(first.name), slurm.master_port(os.environ["SLURM_JOB_ID"])
 
     # the way to any other node shows on which of this node's networks the nodes are
-    address = multi_node.address_towards(slurm.node_address(nodes[-1].name))
+    address = address_towards(slurm.node_address(nodes[-1].name))
     return Access(start, agent_per_rank, address, master)
 
 
@@ -102,10 +116,10 @@ def _train(job: HeadJob, nodes: list[Node]) -> Ended:
     if job.stage:
         each_node = ["srun", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", "--overlap", *job.srun, *job.container]
         before.append([*each_node, *PYTHON, "stage", "--to", str(job.stage), *job.file])
-        copies = corpus_staging.overrides(load(run.path, run.overrides, RunConfig), job.stage)
+        copies = overrides_of_copies(load(run.path, run.overrides, RunConfig), job.stage)
         run = replace(run, overrides=[*run.overrides, *copies])
     reached = access(nodes, job.srun, job.container, {}, job.agent_per_rank)
-    return _run_before(before) or multi_node.launch(run, nodes, reached)
+    return _run_before(before) or launch(run, nodes, reached)
 
 
 def _run_before(commands: list[list[str]]) -> Ended | None:
@@ -137,3 +151,106 @@ def _requeue(job: str) -> None:
         print(f"scontrol requeue {job}: {' '.join(done.stderr.split())}", file=sys.stderr)
         return
     time.sleep(_SECONDS_TO_BE_REQUEUED)  # SLURM ends this process; an exit of its own would end the job
+
+
+def overrides_of_copies(config: RunConfig, directory: Path) -> list[str]:
+    """The overrides that make a run read the copies in `directory`. Remote corpora have a cache of their own."""
+    return [f"{key}.corpus={_copy_of(directory, corpus)}" for key, corpus in _corpora(config)]
+
+
+def stage(config: RunConfig, directory: Path) -> None:
+    """Copies what is not in `directory` yet, except remote corpora. Raises FailedError if a file can't be copied.
+
+    A file counts as copied if its size and time agree. Copies appear whole; one process of a node copies at a time.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / "lock").open("a") as file:
+            lock(file, f"{directory}: jobs that copy to it at the same time may spoil each other's files", wait=True)
+            for corpus in dict.fromkeys(corpus for _, corpus in _corpora(config)):
+                _copy(Path(corpus), _copy_of(directory, corpus))
+    except OSError as error:
+        raise FailedError(f"stage: {error.filename or directory}: {error.strerror}") from None
+
+
+def _copy(corpus: Path, copy: Path) -> None:
+    copied = 0
+    for source in sorted(path for path in corpus.rglob("*") if path.is_file()):
+        name = source.relative_to(corpus)
+        target = copy / name
+        if name.parts[0] in _NOT_FOR_TRAINING or _same(source, target):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp")
+        shutil.copy2(source, temporary)
+        temporary.replace(target)
+        copied += source.stat().st_size
+    print(f"{corpus} -> {copy}: {human_size(copied)} copied", flush=True)
+
+
+def _same(source: Path, target: Path) -> bool:
+    if not target.exists():
+        return False
+    there, here = source.stat(), target.stat()
+    return (there.st_size, there.st_mtime_ns) == (here.st_size, here.st_mtime_ns)
+
+
+def _corpora(config: RunConfig) -> list[tuple[str, str]]:
+    """(key, corpus) for each corpus of a run that isn't remote."""
+    found = [
+        *((f"data.train.{number}", entry.corpus) for number, entry in enumerate(config.data.train)),
+        *((f"data.validation.{number}", entry.corpus) for number, entry in enumerate(config.data.validation)),
+    ]
+    return [(key, corpus) for key, corpus in found if "://" not in corpus]
+
+
+def _copy_of(directory: Path, corpus: str) -> Path:
+    """The directory of a corpus's copy: different for corpora with the same last name."""
+    return directory / re.sub(r"[^A-Za-z0-9._-]", "-", str(Path(corpus).absolute()).strip("/"))
+
+
+def _build_corpus(arguments: Sequence[str], names: list[str], job: str, srun: list[str], container: list[str]) -> Ended:
+    """Starts Ray on the nodes `names`, builds the corpus with the `arguments` of the command, and ends Ray.
+
+    The build begins on the first node; the others take part as soon as their Ray is up. SIGUSR1, SLURM's warning, ends
+    the build, which can be resumed at any moment. So do SIGTERM and SIGINT. Raises FailedError if Ray ends on a node.
+    """
+    host, port = slurm.node_address(names[0]), slurm.master_port(job)
+    cpus = os.environ.get("SLURM_CPUS_ON_NODE")
+    # Ray answers only those who send its token, which nobody outside this job has
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with caught() as received, ProcessGroup() as group:  # srun forwards SIGTERM to Ray, which ends its processes
+        for number, name in enumerate(names):
+            where = ["--head", f"--port={port}", "--include-dashboard=false"] if number == 0 else []
+            where = where or [f"--address={host}:{port}"]
+            options = [*where, "--block", "--disable-usage-stats", *([f"--num-cpus={cpus}"] if cpus else [])]
+            on_node = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--overlap", "--cpu-bind=none", *srun]
+            ray = group.start([*on_node, *container, sys.executable, "-c", _RAY, "start", *options], output="file")
+            if number == 0:
+                _wait_for_head(ray, host, port, received)
+        process = group.start(
+            [sys.executable, "-m", "data_pipeline", "build", *arguments, f"ray.address={host}:{port}"]
+        )
+        if ended := group.watch(stop=lambda: received):
+            if ended is not process:
+                raise _ended(ended)
+            return Ended(ended.code or 0, False)
+        process.send_signal(signal.SIGINT)
+        process.wait(_SECONDS_TO_STOP)
+    return Ended(STOPPED, received[0] == signal.SIGUSR1)
+
+
+def _wait_for_head(ray: Process, host: str, port: int, received: list[int]) -> None:
+    """Waits until Ray's head listens, or a signal comes. Raises FailedError if it doesn't start."""
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while not received:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), _POLL_SECONDS):
+            return
+        if ray.code is not None or time.monotonic() > deadline:
+            raise _ended(ray)
+        time.sleep(_POLL_SECONDS)
+
+
+def _ended(ray: Process) -> FailedError:
+    code = "doesn't start" if ray.code is None else f"ended with exit code {ray.code}"
+    return FailedError(f"ray: {code}: {'; '.join(ray.last_lines(_LAST_LINES))}")

@@ -112,8 +112,7 @@ def _happen(planted: Planted, here: Here) -> None:
 
 
 def _attempt() -> int:
-    name = Path(os.environ["PRETRAIN_SUPERVISED"]).name
-    return 2 if name == "standby" else int(name.rpartition("-")[2])  # a standby imports before its attempt begins
+    return int(Path(os.environ["PRETRAIN_SUPERVISED"]).name.rpartition("-")[2])
 
 
 def turn_clock(planted: Planted) -> None:

@@ -13,10 +13,8 @@ from data_pipeline.foundation.json_file import read_json
 from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment.results import Result
 
 ROOT = Path(__file__).parents[2]
-_OWN = [name for name in Result.__dataclass_fields__ if name not in ("row", "seed", "steps", "curve", "others")]
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -30,23 +28,6 @@ def printed(path: Path) -> list[list[str]]:
     if path.suffix == ".csv":
         return [list(row.values()) for row in rows_of(path)]
     return [row for one in read_json(path, dict[str, Any])["tables"] for row in one["rows"]]
-
-
-def results_of(path: Path) -> list[Result]:
-    """The runs that `pretrain experiment` wrote into runs.csv. Metrics beside its own are ends without a curve."""
-    found = []
-    for row in rows_of(path):
-        name, seed, steps = row.pop("row"), int(row.pop("seed")), int(row.pop("steps", "0"))
-        own = {key: _number(row.pop(key, "")) for key in _OWN}
-        others = {key: [(steps, float(value))] for key, value in row.items() if value}
-        end = own["validation_loss"]
-        curve = [] if end is None else [(steps, end)]
-        found.append(Result(**own, row=name, seed=seed, steps=steps, curve=curve, others=others))
-    return found
-
-
-def _number(text: str) -> float | int | None:
-    return None if not text else int(text) if text.isdigit() else float(text)
 
 
 def curves_of(folder: Path, row: str) -> list[dict[str, list[tuple[int, float]]]]:

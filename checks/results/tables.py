@@ -23,18 +23,18 @@ from checks.results.data import (
     number,
     p_value,
     power,
-    results_of,
     rows_of,
     spread,
 )
 from checks.results.pages import Rows
 from data_pipeline.foundation.json_file import read_json
+from experiments import speedrun
 from experiments.ladder.compared import Other
 from pretrain.models import outline, parse
-from pretrain.tools.experiment import experiment_file, speedrun
+from pretrain.tools.experiment import experiment_file
 from pretrain.tools.experiment.experiment_file import Experiment, Group
 from pretrain.tools.experiment.experiment_table import Line, lines
-from pretrain.tools.experiment.results import Result, ends_by_seed
+from pretrain.tools.experiment.results import Result, ends_by_seed, read_csv
 from pretrain.tools.experiment.statistics import compare, holm
 
 TABLES: dict[str, Callable[[Path], Rows]] = {}
@@ -62,7 +62,7 @@ def _values(results: list[Result], row: str, name: str) -> list[float | None]:
 
 def _compared(name: str, path: Path, group: int = 0) -> Iterator[tuple[Line, list[str], list[Result]]]:
     """A group's rows with the cells `end`, Δ and p, p adjusted for all comparisons of the experiment's table."""
-    experiment, results = _experiment(name), results_of(path)
+    experiment, results = _experiment(name), read_csv(path)
     for line in lines(experiment, results):
         chosen: Group = experiment.groups[group]
         if line.group == chosen.title:
@@ -116,7 +116,7 @@ def _comparison_rates(folder: Path) -> Iterator[list[str | None]]:
 
 @table("comparison-runs")
 def _comparison_runs(folder: Path) -> Iterator[list[str]]:
-    results = results_of(folder / "comparison/runs.csv")
+    results = read_csv(folder / "comparison/runs.csv")
     for row in dict.fromkeys(result.row for result in results):
         runs = [result for result in results if result.row == row]
         tokens, seconds = (fmean(_values(results, row, name)) for name in ("tokens", "processor_seconds"))
@@ -177,7 +177,7 @@ def _bart_enwik8(folder: Path) -> Iterator[list[str | None]]:
 
 @table("babylm-runs")
 def _babylm_runs(folder: Path) -> Iterator[list[str]]:
-    for one in results_of(folder / "babylm/runs.csv"):
+    for one in read_csv(folder / "babylm/runs.csv"):
         yield [
             str(one.seed),
             number(one.validation_loss, 3),
@@ -202,8 +202,8 @@ def _babylm_pairs(folder: Path) -> Iterator[list[str]]:
 
 def _track(folder: Path, track: str, rows: tuple[str, str]) -> Iterator[list[str]]:
     """The two `rows` of a track as its judge has them."""
-    results = [run for run in results_of(folder / "speedrun" / track / "runs.csv") if run.row in rows]
-    return speedrun.rows(speedrun.attempts(experiment_file.read(ROOT / "configs/speedrun" / track), results))
+    results = [run for run in read_csv(folder / "speedrun" / track / "runs.csv") if run.row in rows]
+    return speedrun.rows(speedrun.judged(speedrun.TRACKS[track], results))
 
 
 @table("speedrun-mini")
@@ -218,7 +218,7 @@ def _speedrun_small(folder: Path) -> Iterator[list[str]]:
 
 @table("speedrun-mini-tuning")
 def _speedrun_mini_tuning(folder: Path) -> Iterator[list[str]]:
-    losses = {run.row: run.validation_loss for run in results_of(folder / "speedrun/mini/tuning.csv")}
+    losses = {run.row: run.validation_loss for run in read_csv(folder / "speedrun/mini/tuning.csv")}
     for width, batch in ((128, 16), (128, 32), (96, 16), (96, 32)):
         found = [losses.get(f"width-{width}-batch-{batch}-rate-{rate}") for rate in ("0.75", "1.5", "3", "6")]
         yield [str(width), str(batch), *("" if loss is None else number(loss, 3) for loss in found)]
@@ -226,7 +226,7 @@ def _speedrun_mini_tuning(folder: Path) -> Iterator[list[str]]:
 
 @table("speedrun-input-use")
 def _input_use(folder: Path) -> Iterator[list[str | None]]:
-    results = results_of(folder / "speedrun/input-use/runs.csv")
+    results = read_csv(folder / "speedrun/input-use/runs.csv")
     order = ["t5-adamw", "t5-muon", "t5-long-spans", "modern-long-spans", "t5gemma2-long-spans", "t5gemma2-muon"]
     order += ["t5gemma2-windows", "modern-windows-long-spans", "t5gemma2-windows-long-spans"]
     for row in order:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from punkt.data import english
+
 if TYPE_CHECKING:
     from nltk.tokenize.punkt import PunktSentenceTokenizer
 
@@ -48,8 +50,6 @@ def _ends_plainly(text: str, times: int) -> bool:
 
 @functools.cache
 def _kept_together() -> frozenset[str]:
-    from punkt.data import english  # takes 0.2 s
-
     return frozenset(english.ABBREV_TYPES) | {first for first, _ in english.COLLOCATIONS}
 
 
@@ -63,7 +63,6 @@ def _english() -> "PunktSentenceTokenizer":
     # Imported here because NLTK takes a second to import, and most pages don't need it.
     from nltk import redos
     from nltk.tokenize import punkt as nltk_punkt
-    from punkt.data import english
 
     # By default NLTK stops a regular expression after 5 s, so results would depend on the machine's load.
     redos.DEFAULT_TIMEOUT = None

@@ -4,8 +4,8 @@
 
 From the logs TRACK/ROW-seed-N.jsonl beside the pictures; a row without logs is left out. Lines are losses in training,
 thin for each seed and thick for their mean, dotted while a curriculum trains another objective than the track's. Points
-are the held-out losses at the end. The target is that of configs/speedrun/TRACK/experiment.yaml, or the mean held-out
-loss of the row that it names as the baseline.
+are the held-out losses at the end. The target is the mean held-out loss of the track's baseline, which
+experiments/speedrun.py names.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from checks.results.data import curves_of
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.formatting import counted
+from experiments import speedrun
 from pretrain.config import RunConfig
 from pretrain.evaluation.record import png
-from pretrain.tools.experiment import experiment_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,12 +51,8 @@ def held_out(log: Log) -> float:
 
 
 def target(track: str) -> float | None:
-    """The held-out loss to reach; None where the baseline has no logs yet."""
-    speedrun = experiment_file.read(CONFIGS / track).speedrun
-    assert speedrun is not None
-    if speedrun.target is not None:
-        return speedrun.target
-    losses = [held_out(log) for log in curves_of(RESULTS / track, speedrun.baseline or "")]
+    """The baseline's mean held-out loss; None where it has no logs yet."""
+    losses = [held_out(log) for log in curves_of(RESULTS / track, speedrun.TRACKS[track].baseline or "")]
     return fmean(losses) if losses else None
 
 

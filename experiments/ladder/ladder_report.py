@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from data_pipeline.foundation import tables
 from experiments.ladder.compared import Other
@@ -14,9 +14,6 @@ from experiments.ladder.rungs import Ladder, SizedRung
 from experiments.ladder.scaling_law import Law, fit
 from pretrain.tools.experiment.results import Result, ends_by_seed
 from pretrain.tools.experiment.statistics import Spread
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _HEADINGS = ("rung", "params", "steps", "tokens", "epochs", "FLOPs", "loss", "law")
 _SIGNS = {"flops": "C", "parameters": "N"}
@@ -148,14 +145,12 @@ class Report:
         tokens, flops = f"{rung.tokens:.3g}".replace("e+0", "e"), f"{rung.flops:.3g}".replace("e+", "e")
         return [name, f"{rung.parameters:,}", f"{rung.steps:,}", tokens, f"{rung.epochs:.2f}", flops, loss, law]
 
-    def picture(self) -> "Figure":
+    def picture(self) -> Figure:
         """Losses over the measure, the law through them, the prediction with its interval and what was reached.
 
         The axis of losses begins below the lowest, not at 0; where it cuts off an interval, the legend has that. A law
         that the rungs don't determine predicts nothing here.
         """
-        from matplotlib.figure import Figure  # slow to import
-
         ladder, law = self.ladder, self.law
         prediction = None if law is None or law.bounded else self.prediction
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")

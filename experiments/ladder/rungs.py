@@ -9,7 +9,7 @@ from data_pipeline.foundation.errors import UserError
 from experiments.ladder.ladder_file import LadderFile, Rung
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.tools.experiment.budget import Budget
+from pretrain.tools.experiment.budget import of_length
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_runs
 from pretrain.trainer.throughput import flops_per_step, rows_per_step
 from pretrain.trainer.validate import ValidatedRun, validate
@@ -95,7 +95,7 @@ def _sized(rung: Rung, setup: ValidatedRun, overrides: Sequence[str], tokens_per
     rows = steps * of_step
     flops = steps * flops_per_step(setup)  # of the run file's own length, whose curriculum is shortened in proportion
     text = sum(corpus.rows("train") for corpus in setup.training)
-    length = Budget(steps=steps).overrides(config)
+    length = of_length(config, steps)
     given = (*overrides, *rung.overrides, *length)
     return SizedRung(
         rung.name, parameters, steps, of_step, tokens_per_row, rows * tokens_per_row, flops, rows / text, given

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import least_squares
+from scipy.special import stdtrit
 
 _EXPONENTS = np.geomspace(0.01, 4.0, 61)  # where the search begins
 _CONFIDENCE = 0.95
@@ -47,8 +49,6 @@ def fit(x: Sequence[float], losses: Sequence[float]) -> Law:
     freedom (12.7 at four points, 4.3 at five) doesn't hide how little they determine. Raises ValueError for fewer than
     four.
     """
-    from scipy.optimize import least_squares  # slow to import
-
     if len(x) < 4:
         raise ValueError(f"{len(x)} points; three constants and their spread need four")
     unit = math.exp(float(np.mean(np.log(x))))
@@ -111,6 +111,4 @@ def _gradient(a: float, alpha: float, x: float) -> tuple[float, float, float]:
 
 
 def _t(degrees: int) -> float:
-    from scipy.special import stdtrit  # slow to import
-
     return float(stdtrit(degrees, (1 + _CONFIDENCE) / 2))

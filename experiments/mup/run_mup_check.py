@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
+
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
@@ -27,7 +29,6 @@ from pretrain.evaluation.record import png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def mup_check(path: Path, overrides: Sequence[str], widths: str | None, out: Path | None) -> int:
@@ -123,10 +124,8 @@ def as_json(
     }
 
 
-def picture(with_mup: Coordinates, without: Coordinates, rates: Transfer, rate: float) -> "Figure":
+def picture(with_mup: Coordinates, without: Coordinates, rates: Transfer, rate: float) -> Figure:
     """Activations after some steps over the width, with muP and without, and losses over the rate for each width."""
-    from matplotlib.figure import Figure  # slow to import
-
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     first, second, third = figure.subplots(1, 3)
     second.sharey(first)

@@ -32,7 +32,7 @@ def last_checkpoints(run: Path, number: int) -> list[Path]:
 
 
 def _identity(stored: StoredTensors) -> dict[str, object]:
-    """What weights of one model have in common."""
+    """The facts that weights of one model have in common."""
     model = stored.index.model
     return {
         **{f"model.{name}": value for name, value in model.architecture().items()},

@@ -37,7 +37,7 @@ def newest(run: Path) -> Path | None:
 
 
 def is_valid(directory: Path) -> bool:
-    """Whether every file of a checkpoint has the content that was written."""
+    """True if every file of a checkpoint has the content that was written."""
     return _damage(directory, lambda one: checkpoint_index.verify(one, checkpoint_index.read(one))) is None
 
 
@@ -53,7 +53,7 @@ def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") ->
 
 
 def damage_on_any_rank(directory: Path, rank: int, ranks: int, device: "torch.device") -> str | None:
-    """What is wrong with a checkpoint, of which each rank verifies its share; all must call it together."""
+    """The damage of a checkpoint, of which each rank verifies its share; all must call it together."""
     import torch  # takes a second
     import torch.distributed as dist
 

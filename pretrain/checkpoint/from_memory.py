@@ -33,7 +33,8 @@ _Key = tuple[str, int]  # an attempt and a step
 
 @dataclass(frozen=True)
 class _Held:
-    """What a node holds of a run: shards by attempt, step and rank, and the newest checkpoint made of such before."""
+    """The part of a run that a node holds: shards by attempt, step and rank, and the newest checkpoint made of such
+    before."""
 
     attempt: MemoryRun
     shards: dict[tuple[_Key, int], Path] = field(default_factory=dict)
@@ -81,7 +82,7 @@ def _any(shards: Mapping[int, int]) -> int:
 
 
 def _held(node: Path, name: str) -> _Held | None:
-    """What this node holds of the run `name`."""
+    """The part of the run `name` that this node holds."""
     try:
         attempt = read_json(node / memory.ATTEMPT, MemoryRun)
     except (FileNotFoundError, FailedError):

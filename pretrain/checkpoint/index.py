@@ -22,7 +22,7 @@ from pretrain.run.train_state import TrainState
 
 FORMAT_VERSION = 2
 Identity = dict[str, Any]
-"""What identifies a run, as JSON has it: model, tokenizer, corpora, seed and optimizer."""
+"""The identity of a run, as JSON has it: model, tokenizer, corpora, seed and optimizer."""
 INDEX = "index.json"
 
 
@@ -36,7 +36,7 @@ class File:
 
 @dataclass(frozen=True)
 class Origin:
-    """What all checkpoints of `run` have in common, as seen by one of its ranks.
+    """The facts that all checkpoints of `run` have in common, as seen by one of its ranks.
 
     `mixture` gives the number of rows of each corpus before a position. `resumed`: the step that it has resumed from.
     """

@@ -1,4 +1,4 @@
-"""What runs have left in the memory of this node when they ended. Imports no PyTorch, since launchers use it."""
+"""The checkpoints that ended runs have left in the memory of this node. Imports no PyTorch, since launchers use it."""
 
 import contextlib
 import json

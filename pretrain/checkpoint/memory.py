@@ -59,13 +59,13 @@ class Shard:
     checksum: str = ""
 
     def own_checksum(self) -> str:
-        """What `checksum` is unless a bit has flipped since the shard was written."""
+        """The value of `checksum` unless a bit has flipped since the shard was written."""
         return xxhash.xxh3_128_hexdigest(json.dumps(asdict(replace(self, checksum=""))).encode())
 
 
 @dataclass(frozen=True)
 class MemoryRun:
-    """What all shards of an attempt have in common; `token` names the attempt, `run` its run."""
+    """The facts that all shards of an attempt have in common; `token` names the attempt, `run` its run."""
 
     run: str
     token: str
@@ -76,7 +76,8 @@ class MemoryRun:
 
 
 def run_name(run: Path) -> str | None:
-    """What tells this run from others that were in its directory; None if it never had checkpoints in memory."""
+    """The token that tells this run from others that were in its directory; None if it never had checkpoints in
+    memory."""
     found = read_valid_json(run / "checkpoints" / _RUN_NAME, dict[str, str])
     return found.get("run") if found else None
 
@@ -133,7 +134,7 @@ class MemoryCheckpoints:
         write_json(self._node / ATTEMPT, asdict(described))
 
     def due(self, step: int) -> bool:
-        """Whether this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
+        """True if this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
         stored = self._storing is None or not self._storing.is_alive()
         return self.problem is None and stored and step - self._step >= self._every
 

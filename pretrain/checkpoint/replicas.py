@@ -76,7 +76,7 @@ class Replicas:
 
 
 def several_nodes() -> bool:
-    """Whether the ranks are on more than one node."""
+    """True if the ranks are on more than one node."""
     return int(os.environ["LOCAL_SIZE"]) < dist.get_world_size()
 
 

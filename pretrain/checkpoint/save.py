@@ -77,7 +77,7 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether the current save has failed on this rank. `wait` then ends it on all ranks."""
+        """True if the current save has failed on this rank. `wait` then ends it on all ranks."""
         return self._writing is not None and self._writing.error is not None
 
     def start(self, train_state: TrainState, weights: str | None = None) -> Saved | None:
@@ -205,7 +205,7 @@ class _Writing(threading.Thread):
             self._decided.set()
 
     def advanced(self) -> bool:
-        """Whether the save has made progress since the last call."""
+        """True if the save has made progress since the last call."""
         before, self._seen = self._seen, (self._phases, _disk_blocks(self._unfinished))
         return self._seen != before
 

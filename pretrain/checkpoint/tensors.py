@@ -168,7 +168,7 @@ def _parameter_shapes(config: models.ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _damage(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
-    """What is wrong with a stored tensor. `elements` is None for a state with a shape of its own.
+    """The damage of a stored tensor, if there is any. `elements` is None for a state with a shape of its own.
 
     A parameter must be `finite`. A second moment may overflow; its element then no longer changes.
     """

@@ -193,8 +193,6 @@ def export(
     ] = False,
 ) -> None:
     """Write a directory that Hugging Face transformers can load, with a model card."""
-    if register is not None and encoder_only:
-        raise UserError("--register: an encoder by itself doesn't generate text, so it couldn't be served")
     from pretrain.checkpoint.choose import checkpoint_in
 
     directory = checkpoint_in(checkpoint)
@@ -202,13 +200,10 @@ def export(
     from pretrain import huggingface
     from pretrain.huggingface.card import lineage
 
-    family, registration = trained.model.config.family, None
+    registration = None
     if register is not None:
-        from pretrain.models import FAMILIES
         from pretrain.tracking.registry import Registration
 
-        if FAMILIES[family].generates is None:
-            raise UserError(f"--register: models of the family {family} don't generate text, so none could be served")
         registration = Registration.of(directory, register, uri)
     usage = huggingface.export(
         trained.model.state_dict(),
@@ -223,7 +218,7 @@ def export(
     if registration is not None:
         model = registration.register(out)
         print(f"{model} is registered. Next: MLFLOW_TRACKING_URI={masked(registration.uri)} \\")
-        print(f"  mlflow models serve --env-manager local -m {model}")
+        print(f"  mlflow artifacts download -u {model} -d {register}")
 
 
 @app.command(epilog="Example: pretrain average runs/quickstart averaged --last 2")

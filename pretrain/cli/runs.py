@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -38,13 +37,11 @@ def train(
     from data_pipeline.foundation.config_file import load
     from data_pipeline.loading import server
     from pretrain.config import RunConfig
-    from pretrain.run import outcome, rank_logs, standby
+    from pretrain.run import outcome, rank_logs
 
     settings = load(config, overrides or [], RunConfig)
     if settings.data.workers:
         server.fork()  # now, before PyTorch has threads
-    if standby.waited(settings.tracking.mlflow is not None):
-        settings = load(config, overrides or [], RunConfig)  # the file may have changed
     from pretrain.trainer.train import train as run  # slow to import, and not needed to refuse a wrong run file
 
     code = run(settings, stop_at_step, fresh)
@@ -132,23 +129,14 @@ def plan(
     nodes = nodes or -(-gpus // GPUS_PER_NODE)
     if gpus % nodes:
         raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
-    from rich.console import Console
-
     from pretrain.tools.plan import plan_tables
-    from pretrain.tools.plan.planner import Planner, Question
-    from pretrain.tools.plan.row_lengths import resolve_rows
+    from pretrain.tools.plan.planner import Planner, resolve_rows
 
     settings, row, corpus_file = resolve_rows(settings, config, inputs, targets)
     mfu = mfu or (cpu.share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
-    network = network or kind.network
-    question = Question(settings, row, gpu, kind, gpus // nodes, network, mfu, price, days, corpus_file)
-    planner = Planner(question)
-    if json_:
-        print(json.dumps(plan_tables.as_json(planner, gpus), indent=1))
-        return
-    show = plan_tables.show_cpu if on_cpu else plan_tables.show
-    show(planner, gpus, Console(width=None if sys.stdout.isatty() else plan_tables.WIDTH))
+    planner = Planner(settings, row, gpu, kind, gpus // nodes, network or kind.network, mfu, price, days, corpus_file)
+    print(json.dumps(plan_tables.as_json(planner, gpus), indent=1) if json_ else plan_tables.text(planner, gpus))
 
 
 @app.command(epilog="Example: pretrain reference optimizer.learning_rate")

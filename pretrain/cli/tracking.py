@@ -16,15 +16,12 @@ def dashboard(
     uri: Annotated[
         str, path_option("--uri", "MLflow's store, if no run is given.", paths.mlflow_uri)
     ] = "sqlite:///runs/mlflow.db",
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="The first port to try; the next free one is used.")
-    ] = 5000,
-    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Another free one is taken if it is in use.")] = 5000,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
     from pretrain.tracking.dashboard import dashboard as serve
 
-    serve(run_dir, uri, port, browser)
+    serve(run_dir, uri, port)
 
 
 @app.command(epilog="Example: pretrain watch runs/quickstart")

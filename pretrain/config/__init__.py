@@ -1,4 +1,4 @@
-"""What a run's file says: `RunConfig` with its sections, those of evaluations, and the keys that DeepSpeed gets."""
+"""The run file: `RunConfig` with its sections, those of evaluations, and the keys that DeepSpeed gets."""
 
 from pretrain.config.run_config import RunConfig
 

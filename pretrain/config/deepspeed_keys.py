@@ -169,8 +169,8 @@ class ZeroSection(PassedOn):
     refused: ClassVar[Mapping[str, str]] = _ZERO_REFUSED
 
     stage: Annotated[int, Field(strict=True), AfterValidator(_stage)] = 2
-    """What is sharded. 1: the optimizer's state. 2: gradients too. 3: parameters too; on one rank, if nothing is
-    offloaded, 3 is 2."""
+    """The tensors that are sharded. 1: the optimizer's state. 2: gradients too. 3: parameters too; on one rank, if
+    nothing is offloaded, 3 is 2."""
     allgather_bucket_size: NonNegativeInt = 500_000_000
     """Stages 1 and 2: elements gathered at a time."""
     allgather_partitions: bool = True

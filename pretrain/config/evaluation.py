@@ -31,17 +31,18 @@ _INPUTS_ARE_TARGETS = ("causal_lm", "causal_infilling", "full_lm", "in_one_row",
 
 
 class HookSettings(Section):
-    """What all hooks have. A subclass adds `hook`, a Literal with its name as the default, and `implementation`."""
+    """The settings of all hooks. A subclass adds `hook`, a Literal with its name as the default, and
+    `implementation`."""
 
     implementation: ClassVar[str]
     """The hook's class as "package.module.Class", imported when training begins. See `pretrain.evaluation.hook`."""
     needs_corpus: ClassVar[bool] = True
-    """Whether the hook reads the held-out rows of `data.validation`."""
+    """True if the hook reads the held-out rows of `data.validation`."""
     in_training: ClassVar[bool] = False
-    """Whether the hook measures training steps: a checkpoint has none."""
+    """True if the hook measures training steps: a checkpoint has none."""
 
     hook: str
-    """What is evaluated."""
+    """The name of the hook."""
     every_steps: PositiveInt = 500
     """Steps from one evaluation to the next."""
     budget_seconds: PositiveFloat | None = 60.0
@@ -81,7 +82,7 @@ class LossBreakdownSettings(HookSettings):
 
 
 class InputUseSettings(HookSettings):
-    """What the input is worth: the held-out loss with the right input, with another row's, and without any."""
+    """The worth of the input: the held-out loss with the right input, with another row's, and without any."""
 
     implementation: ClassVar[str] = "pretrain.evaluation.input_use.InputUse"
 
@@ -168,7 +169,8 @@ class NormsSettings(HookSettings):
 
 
 class SamplesSettings(HookSettings):
-    """What the model writes: blanks in held-out sentences that it fills, or their beginnings that it continues."""
+    """Texts that the model writes: blanks in held-out sentences that it fills, or their beginnings that it
+    continues."""
 
     implementation: ClassVar[str] = "pretrain.evaluation.samples.Samples"
 
@@ -188,7 +190,7 @@ class TextToTextSettings(HookSettings):
 
     hook: Literal["text_to_text"] = "text_to_text"
     metrics: Annotated[list[AnswerMetric], Field(min_length=1)] = ["exact_match"]
-    """What is measured. All are from 0 to 1, but `bleu` and `chrf` from 0 to 100."""
+    """The metrics. All are from 0 to 1, but `bleu` and `chrf` from 0 to 100."""
     corpus: str | None = None
     """The held-out corpus whose pairs are answered, by its name in metrics. null: each that has pairs."""
     file: LocalPath | None = None
@@ -222,17 +224,17 @@ class TextToTextSettings(HookSettings):
 
     @property
     def name(self) -> str:
-        """What the pairs of `file` are called in metrics."""
+        """The name of the pairs of `file` in metrics."""
         return Path(self.file or "").name.partition(".")[0]
 
     @property
     def ranks(self) -> bool:
-        """Whether choices are ranked."""
+        """True if choices are ranked."""
         return any(name.startswith("rank_") for name in self.metrics)
 
     @property
     def writes(self) -> bool:
-        """Whether answers are written."""
+        """True if answers are written."""
         return any(not name.startswith("rank_") for name in self.metrics)
 
     def longest_answer(self, longest_target: int) -> int:

@@ -184,7 +184,7 @@ class Schedule(Section):
     `warmup: constant`."""
 
     def problems(self, max_steps: int) -> list[str]:
-        """What doesn't fit into a run of `max_steps`."""
+        """The settings that don't fit into a run of `max_steps`, one line for each."""
         return []
 
 

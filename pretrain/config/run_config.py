@@ -1,6 +1,5 @@
 """The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -19,6 +18,7 @@ from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.objectives.registry import TrainingObjective
 from pretrain.config import schedules
+from pretrain.config.batch import BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
 from pretrain.config.models import AnyModelConfig
@@ -108,7 +108,7 @@ class DataSection(Section):
     """Multiplies each corpus's weight by its size for training, within a limit and at a temperature. null: the weights
     alone decide."""
     weights_of: Literal["rows", "tokens"] = "rows"
-    """What the weights divide, and what sizes are counted in. `rows`: the rows. `tokens`: the tokens, so that a corpus
+    """The unit that weights divide and sizes are counted in. `rows`: the rows. `tokens`: the tokens, so that a corpus
     of short rows is drawn more often."""
     validation: list[ValidationCorpus] = []
     """The corpora whose held-out rows are evaluated."""
@@ -127,7 +127,7 @@ class DataSection(Section):
     prefetch: PositiveInt = 4
     """Micro-batches that each loader process prepares ahead."""
     on_damage: Literal["stop", "skip"] = "stop"
-    """What happens at a damaged block. `stop`: the run ends. `skip`: the block's rows get weight 0."""
+    """The reaction to a damaged block. `stop`: the run ends. `skip`: the block's rows get weight 0."""
     cache: CacheSection = CacheSection()
     """The cache for blocks of remote corpora."""
 
@@ -144,70 +144,9 @@ class DataSection(Section):
 
     @property
     def remote(self) -> bool:
-        """Whether any corpus is at a URL."""
+        """True if any corpus is at a URL."""
         corpora = [entry.corpus for entry in self.train] + [entry.corpus for entry in self.validation]
         return any("://" in corpus for corpus in corpora)
-
-
-class RampUp(Section):
-    """A smaller global batch for the first steps."""
-
-    until_step: PositiveInt
-    """The first step that is no longer part of this entry; steps count from 0."""
-    global_batch_size: PositiveInt
-    """Rows per step over all ranks before `until_step`."""
-
-
-class BatchSection(Section):
-    """Batch sizes, in rows."""
-
-    global_batch_size: PositiveInt
-    """Rows per step over all ranks."""
-    micro_batch_size: PositiveInt | Literal["auto"] | None = None
-    """Rows per forward pass on a rank. `auto`: as many as fit into memory; on a GPU, the fastest of these sizes. null:
-    the rank's whole share of a step."""
-    ramp_up: list[RampUp] = []
-    """Smaller global batches for the first steps, in order."""
-
-    def rows(self, step: int) -> int:
-        """Rows of step `step` (from 0) over all ranks."""
-        for ramp in self.ramp_up:
-            if step < ramp.until_step:
-                return ramp.global_batch_size
-        return self.global_batch_size
-
-    def share(self, ranks: int) -> int:
-        """The most rows of a micro-batch: a rank's rows in any step are a multiple of it."""
-        return math.gcd(self.global_batch_size, *(ramp.global_batch_size for ramp in self.ramp_up)) // ranks
-
-    def micro_batch(self, ranks: int) -> int:
-        """Rows of a micro-batch; the most if they are still to be measured (`auto`)."""
-        return self.micro_batch_size if isinstance(self.micro_batch_size, int) else self.share(ranks)
-
-    def accumulation(self, ranks: int) -> int:
-        """Micro-batches of a rank in a step after the ramp-up. `auto` counts as 2: it is measured later."""
-        rows = max(1, self.global_batch_size // ranks)
-        return 2 if self.micro_batch_size == "auto" else max(1, rows // max(1, self.micro_batch(ranks)))
-
-    def problems(self, ranks: int) -> list[str]:
-        """Why `ranks` ranks can't share the batches, one line for each reason."""
-        sizes = {f"batch.ramp_up.{i}.global_batch_size": one.global_batch_size for i, one in enumerate(self.ramp_up)}
-        sizes["batch.global_batch_size"] = self.global_batch_size
-        if uneven := {key: rows for key, rows in sizes.items() if rows % ranks}:
-            return [f"{key}: {rows} rows can't be divided evenly among {ranks} ranks" for key, rows in uneven.items()]
-        micro_batch, share = self.micro_batch(ranks), self.share(ranks)
-        if share % micro_batch == 0:
-            return []
-        ramp = " in each step of the ramp-up" if self.ramp_up else ""
-        return [f"batch.micro_batch_size: {micro_batch} doesn't divide a rank's share of {share} rows{ramp}"]
-
-    @model_validator(mode="after")
-    def _ramp_goes_up(self) -> "BatchSection":
-        steps = [ramp.until_step for ramp in self.ramp_up]
-        sizes = [*(ramp.global_batch_size for ramp in self.ramp_up), self.global_batch_size]
-        if steps != sorted(set(steps)) or sizes != sorted(sizes):
-            raise ValueError("ramp_up: until_step and global_batch_size must grow from one entry to the next")
-        return self
 
 
 class ComputeSection(Section):
@@ -216,9 +155,9 @@ class ComputeSection(Section):
     compile: bool | None = None
     """Apply torch.compile to each layer. null: on GPUs."""
     attention: Literal["auto", "sdpa", "triton", "eager"] = "auto"
-    """What computes attention. `sdpa`: PyTorch's kernels, with biases and masks as their mask. `triton`: this project's
-    kernels, on GPUs. `eager`: two products with a softmax between them. `auto`: on a GPU `triton`, if a check at the
-    start finds the results of PyTorch's, else `sdpa`; on a CPU the faster of `sdpa` and `eager`."""
+    """The kernels of attention. `sdpa`: PyTorch's kernels, with biases and masks as their mask. `triton`: this
+    project's kernels, on GPUs. `eager`: two products with a softmax between them. `auto`: on a GPU `triton`, if a check
+    at the start finds the results of PyTorch's, else `sdpa`; on a CPU the faster of `sdpa` and `eager`."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
     less memory."""
@@ -244,7 +183,7 @@ class CheckpointSection(Section):
     """Steps from one checkpoint in the nodes' memory to the next, from which `launch` goes on after a failure. `auto`:
     as few as cost less than 1 % of the time. null: there are none."""
     on_failure: Literal["go_on", "stop"] = "go_on"
-    """What happens when a save fails, for instance on a full disk. `go_on`: training goes on until the next save.
+    """The reaction to a save that fails, for instance on a full disk. `go_on`: training goes on until the next save.
     `stop`: the run ends."""
     init_from: LocalPath | None = None
     """Where a new run's weights come from: a checkpoint, a run, or the output of `pretrain import`. null: random
@@ -261,7 +200,7 @@ class DistillationSection(Section):
     """
 
     name: Literal["distillation"]
-    """What the wrapper does."""
+    """The wrapper."""
     teacher: LocalPath
     """The teacher, a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the output of `pretrain
     import`. Its weights stay as they are."""
@@ -269,7 +208,7 @@ class DistillationSection(Section):
     """The weight of the divergence from the teacher; cross-entropy has the rest. 1: cross-entropy counts at EOS tokens
     alone."""
     temperature: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
-    """What the logits of both are divided by. Above 1, unlikely ids count for more."""
+    """The divisor of the logits of both. Above 1, unlikely ids count for more."""
     top_k: PositiveInt | None = None
     """How many of the teacher's likeliest ids keep their probabilities, which then sum to 1; those of all others become
     0. null: all ids."""
@@ -283,7 +222,7 @@ class SpikeSection(Section):
     window: Annotated[int, Field(ge=8)] = 128
     """Steps whose losses the mean and the standard deviation are taken from."""
     action: Literal["warn", "rewind"] = "warn"
-    """What happens at a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and goes
+    """The reaction to a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and goes
     on with the rows after the spike."""
     max_rewinds: PositiveInt = 3
     """The most rewinds of a run."""
@@ -340,7 +279,7 @@ class TrackingSection(Section):
 
 
 class TrainerSection(Section):
-    """What the trainer does besides training."""
+    """The trainer's work besides training."""
 
     profile: bool = False
     """Record the operators and kernels of steps 10 to 13 of each start in RUN/profile, for Perfetto."""
@@ -374,7 +313,7 @@ class RunConfig(Section):
     schedule: AnySchedule = CosineSchedule()
     """The learning rate over the steps of the run."""
     wrapper: DistillationSection | None = None
-    """What stands around the model in training and changes its loss. null: nothing."""
+    """A wrapper of the model that changes its loss in training. null: there is none."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()
@@ -388,7 +327,7 @@ class RunConfig(Section):
     evaluation: list[AnyHookSettings] = []
     """Evaluations during the run, by hooks."""
     trainer: TrainerSection = TrainerSection()
-    """What the trainer does besides training."""
+    """The trainer's work besides training."""
     callbacks: list[CallbackSection] = []
     """Callbacks of one's own, called around each step."""
     tracking: TrackingSection = TrackingSection()

@@ -1,7 +1,6 @@
 """Metrics of answers beside their references, by the names that `evaluation` of a run file uses.
 
-BLEU and chrF are sacrebleu's, ROUGE is rouge-score's: their scores can be compared with published ones. Both are
-imported when a run needs them: they load nltk and tables of words.
+BLEU and chrF are sacrebleu's, ROUGE is rouge-score's: their scores can be compared with published ones.
 """
 
 import re
@@ -10,6 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 Answers = Sequence[str]
 References = Sequence[Sequence[str]]  # of each answer, one or more
@@ -38,15 +40,11 @@ def squad_f1(answers: Answers, references: References) -> float:
 def bleu(answers: Answers, references: References) -> float:
     """BLEU of the corpus, from 0 to 100 (Papineni et al. 2002), by sacrebleu with its defaults (13a, exponential
     smoothing)."""
-    from sacrebleu.metrics.bleu import BLEU
-
     return BLEU().corpus_score(list(answers), _streams(references)).score
 
 
 def chrf(answers: Answers, references: References) -> float:
     """chrF2 of the corpus, from 0 to 100 (Popović 2015), by sacrebleu with its defaults (6 characters, no words)."""
-    from sacrebleu.metrics.chrf import CHRF
-
     return CHRF().corpus_score(list(answers), _streams(references)).score
 
 
@@ -55,7 +53,7 @@ def rouge(kind: str, answers: Answers, references: References) -> float:
 
     Sentences of rougeLsum are lines. Of several references, the one with the largest F1 counts.
     """
-    from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.rouge_scorer import RougeScorer  # loads nltk, which takes a second
 
     scorer = RougeScorer([kind], use_stemmer=True)
     return _mean_of_best(lambda answer, right: scorer.score(right, answer)[kind].fmeasure, answers, references)

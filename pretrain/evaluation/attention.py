@@ -12,6 +12,7 @@ from data_pipeline.loading.batches import Batch
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import AttentionSettings
 from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.evaluation.record import new_figure
 from pretrain.functional.attention import recording_weights
 from pretrain.models.attention import Attention
 from pretrain.models.model import Model, shift_right
@@ -119,11 +120,9 @@ def attention_figure(pattern: Pattern, title: str) -> "Figure":
 
     Black is the panel's strongest weight, which its title says: in early training all weights are small.
     """
-    from matplotlib.figure import Figure  # takes half a second
-
     layers, heads, queries, keys = pattern.weights.shape
     width, height = (max(_INCHES, _INCHES_PER_TOKEN * count) for count in (keys, queries))
-    figure = Figure(figsize=(min(width * heads + 1.5, 40), min(height * layers + 1.5, 40)), layout="constrained")
+    figure = new_figure(min(width * heads + 1.5, 40), min(height * layers + 1.5, 40))
     figure.suptitle(title)
     panels = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
     for layer in range(layers):

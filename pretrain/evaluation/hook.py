@@ -98,7 +98,7 @@ class Evaluation:
         """This rank's held-out batches of `corpus`, each row once over all ranks; fewer once the budget is spent.
 
         `rows`: the most rows over all ranks, up to a whole batch. Rows that pad the last batches have labels of -100
-        alone. `shift`: in the place of each row is the one so many further on, counted in a circle.
+        alone. `shift`: each row is replaced by the one `shift` rows further on, counted in a circle.
         """
         data = self.held_out
         left = rows

@@ -12,6 +12,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import LossBreakdownSettings
 from pretrain.evaluation.hook import Evaluation, Findings, Row
+from pretrain.evaluation.record import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,10 +110,8 @@ def _bins(by: str, sums: Tensor) -> Iterator[Bin]:
 
 def _figure(bins: list[Bin], title: str) -> "Figure":
     """Bars of loss, one panel for each way of grouping, with the accuracy above each bar."""
-    from matplotlib.figure import Figure  # takes half a second
-
     ways = list(dict.fromkeys(one.by for one in bins))
-    figure = Figure(figsize=(4.5 * max(len(ways), 1), 3.5), layout="constrained")
+    figure = new_figure(4.5 * max(len(ways), 1), 3.5)
     figure.suptitle(f"{title}: loss, and accuracy above the bars")
     for number, by in enumerate(ways, 1):
         axes = figure.add_subplot(1, len(ways), number)

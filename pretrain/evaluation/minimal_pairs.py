@@ -159,7 +159,7 @@ class SentencePrompts:
 
 
 def blanks(ids: Sequence[int], vocabulary: Vocabulary, words: int) -> Iterator[tuple[int, int]]:
-    """The blanks (start, end) of up to so many neighbouring words; each word is in as many of them."""
+    """The blanks (start, end) of up to `words` neighbouring words; each word is in that many of them."""
     starts = [0, *(place for place in range(1, len(ids)) if vocabulary.word_starts[ids[place]]), len(ids)]
     for first in range(1 - words, len(starts) - 1):
         yield starts[max(first, 0)], starts[min(first + words, len(starts) - 1)]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pretrain.config.evaluation import NormsSettings
 from pretrain.evaluation.hook import Evaluation, Findings, Row
+from pretrain.evaluation.record import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,13 +127,10 @@ def norms_figure(rows: Sequence[Row]) -> "Figure":
 
     Of more than 200 steps, evenly spaced ones are shown.
     """
-    from matplotlib.colors import LogNorm  # takes half a second
-    from matplotlib.figure import Figure  # takes half a second
-
     steps = sorted({row["step"] for row in rows})
     steps = [steps[index] for index in torch.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).long().tolist()]
     layers = list(dict.fromkeys(row["layer"] for row in rows))
-    figure = Figure(figsize=(11, 2.2 + 0.32 * len(layers)), layout="constrained")
+    figure = new_figure(11, 2.2 + 0.32 * len(layers))
     figure.suptitle(f"norms of each layer, up to step {steps[-1]}")
     panels = figure.subplots(2, 2, squeeze=True).flatten()
     for axes, (kind, title) in zip(panels, _PANELS.items(), strict=True):
@@ -144,7 +142,8 @@ def norms_figure(rows: Sequence[Row]) -> "Figure":
         if not finite:
             continue
         low, high = min(finite), max(finite)
-        drawn_cells = axes.imshow(cells, aspect="auto", norm=LogNorm(low, max(high, low * 1.01)), interpolation="none")
+        shades = {"norm": "log", "vmin": low, "vmax": max(high, low * 1.01)}
+        drawn_cells = axes.imshow(cells, aspect="auto", interpolation="none", **shades)
         axes.set_yticks(range(len(shown)), shown, fontsize=7)
         ticks = sorted({round(index * (len(steps) - 1) / 4) for index in range(5)})
         axes.set_xticks(ticks, [f"{steps[tick]:,}" for tick in ticks], fontsize=7)

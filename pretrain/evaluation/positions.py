@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from pretrain.config.evaluation import PositionsSettings
 from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.evaluation.record import new_figure
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.t5 import RelativePositionBias
 
@@ -45,24 +46,20 @@ def similarities(positions: LearnedPositions) -> torch.Tensor:
 
 
 def _similarities(positions: LearnedPositions, title: str) -> "Figure":
-    from matplotlib.figure import Figure  # takes half a second
-
-    figure = Figure(figsize=(5, 4.2), layout="constrained")
+    figure = new_figure(5, 4.2)
     axes = figure.add_subplot(title=f"cosine of positions: {title}", xlabel="position", ylabel="position")
     figure.colorbar(axes.imshow(similarities(positions), cmap="RdBu_r", vmin=-1, vmax=1))
     return figure
 
 
 def _curves(bias: RelativePositionBias, title: str) -> "Figure":
-    from matplotlib.figure import Figure  # takes half a second
-
     farthest = 2 * bias.max_distance
     first = farthest if bias.bidirectional else 0
     # the diagonals of as many queries as keys, from the farthest key before a query to the farthest after it
     length = farthest + 1 + first
     distances = torch.arange(-farthest, first + 1)
     row = bias(length, length)[:, length - 1 + distances].float().cpu()
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = new_figure(6, 4)
     axes = figure.add_subplot(title=title, xlabel="key position − query position", ylabel="bias of the logit")
     for head, values in enumerate(row):
         axes.plot(distances, values, label=f"head {head}", linewidth=1)

@@ -52,6 +52,13 @@ def _write(path: Path, rows: "Sequence[Row]") -> None:
     write_json(path, {"columns": columns, "data": [[row.get(column) for column in columns] for row in rows]})
 
 
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure, in inches."""
+    from matplotlib.figure import Figure  # takes half a second, which a run without pictures needn't wait for
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def png(figure: "Figure") -> bytes:
     """The image of a figure."""
     buffer = io.BytesIO()

@@ -1,1 +1,1 @@
-"""What keeps a run alive and honest."""
+"""Checks and reactions that keep a run alive and honest."""

@@ -1,4 +1,4 @@
-"""Fingerprints of weights: whether every rank computes with the weights that the optimizer holds, and loads those that
+"""Fingerprints of weights show that every rank computes with the weights that the optimizer holds, and loads those that
 were saved.
 
 A tensor's fingerprint is two sums over its elements, read as integers, modulo 2**64: of the elements, and of each times
@@ -82,7 +82,7 @@ class Fingerprints:
         return self._judged(torch.stack(gathered).cpu(), shared=dtype == torch.float32)
 
     def _judged(self, right: Tensor, shared: bool) -> Finding | None:
-        """What the table (ranks, parameters) of those that agree with the optimizer's says."""
+        """The finding, from the table (ranks, parameters) of those that agree with the optimizer's."""
         agree, ranks = right.sum(dim=0), right.size(0)
         if bool((agree == ranks).all()):
             return None

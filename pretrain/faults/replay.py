@@ -51,7 +51,7 @@ def interval(setting: int | Literal["auto"] | None, micro_batches: int, ranks: i
 class Replay:
     """Replays a step every `every` steps, and the first one after a start; None: none. All ranks call it together.
 
-    `repeats`: whether the device repeats its arithmetic to the bit. `found`: what the last replay has found. `clean`:
+    `repeats`: true if the device repeats its arithmetic to the bit. `found`: what the last replay has found. `clean`:
     the step up to which nothing was found; later checkpoints of this run may hold wrong sums if something is found.
     """
 
@@ -175,7 +175,7 @@ class Replay:
         return _difference(one, other) > _SPREADS * self._spread
 
     def _judged(self, repeated: Tensor, by_next: Tensor) -> Finding | None:
-        """What the gradients (ranks, parameters) say that differ on one rank, and between a rank and the one after it.
+        """The finding, from the gradients (ranks, parameters) that differ on one rank, and between a rank and the next.
 
         A rank that doesn't repeat itself is named. So is the one that all differences between two ranks have in common;
         of two ranks, and after a single difference, it can't be told.
@@ -216,7 +216,7 @@ def next_of(arithmetic: Sequence[str]) -> list[int]:
 
 
 def _arithmetic(rank: int, machines: Sequence[Machine]) -> str:
-    """What decides how a rank rounds: two ranks with the same of it have the same results."""
+    """The facts that decide how a rank rounds: two ranks with the same of it have the same results."""
     device, threads = place(rank, machines)[1].partition(": ")[2] or place(rank, machines)[1], torch.get_num_threads()
     return f"{device}, {threads} threads, PyTorch {torch.__version__}, {os.uname().machine}"
 

@@ -1,4 +1,4 @@
-"""Whether a failed attempt of a run is followed by another, and RUN/attempts.jsonl, the record of all attempts."""
+"""The decision whether another attempt follows a failed one, and RUN/attempts.jsonl, the record of all attempts."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ class AttemptRecord:
     faulty_node: str = ""
 
     def same_failure(self, other: "AttemptRecord") -> bool:
-        """Whether both failed at the same step, or both before one, with the same error."""
+        """True if both failed at the same step, or both before one, with the same error."""
         return (self.step, self._kind) == (other.step, other._kind)
 
     @property

@@ -22,11 +22,11 @@ Cause = Literal["device", "loader", "store"]
 
 @dataclass(frozen=True)
 class Slow:
-    """What is slow: the device or the loader of `rank`, or the store, which all ranks wait for (`rank` None).
+    """The slow part: the device or the loader of `rank`, or the store, which all ranks wait for (`rank` None).
 
     - `factor`: of a device, its time of compute by the others'; of a loader and the store, a step's time by that
       without the wait for rows.
-    - `sure`: whether `factor` stands out from the noise of the steps.
+    - `sure`: true if `factor` stands out from the noise of the steps.
     """
 
     cause: Cause
@@ -38,15 +38,15 @@ class Slow:
 def compared(times: np.ndarray, remote: bool) -> list[Slow]:
     """Each rank in each respect, by `times` (steps, ranks, 3) in seconds: `DATA`, `COMPUTE` and `WHOLE`.
 
-    `remote`: whether rows come from a remote store. One rank alone has nothing to be compared with.
+    `remote`: true if rows come from a remote store. One rank alone has nothing to be compared with.
     """
     store = [_store(times)] if remote else []
     return store if times.shape[1] == 1 else [*_devices(times), *_loaders(times), *store]
 
 
 def named(found: list[Slow], factor: float, before: Slow | None) -> Slow | None:
-    """What to name as slow by `factor`, if anything. What was named `before` is kept until it is as fast as others, or
-    something else is slower by as much again."""
+    """The part to name as slow by `factor`, if any. The one that was named `before` is kept until it is as fast as
+    others, or something else is slower by as much again."""
     new = max((one for one in found if one.sure), key=lambda one: one.factor, default=None)
     if new and new.factor < factor**_NAMED:
         new = None

@@ -27,7 +27,7 @@ _EVERY = 4  # steps from one exchange to the next
 class Stragglers:
     """Watches the ranks of a run on `machines`; `factor` None: doesn't.
 
-    `folder`: of the run's tables. `remote`: whether rows come from a remote store, which may be slow too. `busy`:
+    `folder`: of the run's tables. `remote`: true if rows come from a remote store, which may be slow too. `busy`:
     whether rank 0 now does more than train; its steps then don't count.
     """
 

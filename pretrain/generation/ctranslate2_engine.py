@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from data_pipeline.foundation.errors import UserError
 from pretrain import huggingface
@@ -22,7 +23,7 @@ class CTranslate2:
     """A converted model: from ids of inputs to ids of answers. `precision`: of weights, float32 or int8."""
 
     def __init__(self, converted: Path, precision: str, settings: GenerationSettings):
-        import ctranslate2
+        import ctranslate2  # an extra
 
         threads = torch.get_num_threads()
         self._translator = ctranslate2.Translator(
@@ -52,8 +53,7 @@ def ctranslate2_engine(trained: TrainedModel, precision: str, settings: Generati
     """Raises UserError if CTranslate2 isn't installed, or can't run this model or these settings."""
     model = trained.model
     try:
-        from ctranslate2.converters import TransformersConverter
-        from transformers.utils import logging as transformers_logging
+        from ctranslate2.converters import TransformersConverter  # an extra
     except ImportError:
         raise UserError(
             "--engine ctranslate2: it isn't installed; pip install 'encdec-pretrain[ctranslate2]'"

@@ -1,1 +1,1 @@
-"""What describes machines and their devices."""
+"""Descriptions of machines and their devices."""

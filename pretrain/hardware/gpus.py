@@ -1,4 +1,4 @@
-"""What the data sheets say of GPUs: arithmetic, memory and links. Doesn't import PyTorch."""
+"""The data sheets of GPUs: arithmetic, memory and links. Doesn't import PyTorch."""
 
 import re
 from dataclasses import dataclass

@@ -8,6 +8,9 @@ import secrets
 import socket
 from pathlib import Path
 
+import psutil
+import pynvml
+
 from data_pipeline.foundation.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -30,7 +33,7 @@ def device_type() -> str:
 
 
 def _requested() -> str | None:
-    """What DS_ACCELERATOR says, if anything."""
+    """The value of DS_ACCELERATOR, if it has one."""
     requested = os.environ.get(ACCELERATOR) or None
     if requested not in (None, "cpu", "cuda"):
         raise UserError(f"{ACCELERATOR}: {requested!r}; expected cpu or cuda")
@@ -72,8 +75,6 @@ def _names_a_gpu(entry: str, kind: str, number: int) -> bool:
 
 def _counted_by_driver() -> int:
     """GPUs by NVML; 0 without the library or the driver."""
-    import pynvml  # takes 0.1 s, and is needed only where the driver keeps no files
-
     try:
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetCount()
@@ -82,7 +83,7 @@ def _counted_by_driver() -> int:
 
 
 def cpu_multiplies_bf16(description: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU has instructions for products of bf16: AMX or AVX-512's on x86, those of Armv8.6."""
+    """True if this CPU has instructions for products of bf16: AMX or AVX-512's on x86, those of Armv8.6."""
     if not description.exists():
         return False
     flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", description.read_text(), re.MULTILINE)
@@ -144,8 +145,6 @@ def free_port() -> int:
 
 def network_interface_to(address: str) -> str | None:
     """The network interface of this machine on the way to `address`; None for a loopback one or none."""
-    import psutil  # slow to import, and `launch --help` needs this module
-
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing
         own = probe.getsockname()[0]

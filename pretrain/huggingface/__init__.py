@@ -1,10 +1,12 @@
 """Export of models to Hugging Face transformers, and import.
 
-What differs between families stands beside their models, in `to_hf` and `from_hf`; here is what they share: files,
-shards, tokenizers, checks, the model card and, in `remote_code`, modelling files of models that transformers lacks.
+What differs between families stands beside their models, in `HF_MODELS`; here is what they share: names, files, shards,
+tokenizers, checks, the model card and, in `remote_code`, modelling files of models that transformers lacks.
 """
 
+from pretrain.huggingface.convert import from_hf, to_hf
 from pretrain.huggingface.export import export, hf_model_of
-from pretrain.huggingface.load import import_, import_yan, load_state, read
+from pretrain.huggingface.load import import_, load_state, read
+from pretrain.huggingface.yan import import_yan
 
-__all__ = ["export", "hf_model_of", "import_", "import_yan", "load_state", "read"]
+__all__ = ["export", "from_hf", "hf_model_of", "import_", "import_yan", "load_state", "read", "to_hf"]

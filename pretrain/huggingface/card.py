@@ -86,7 +86,7 @@ class Lineage:
 
     @property
     def flops(self) -> float | None:
-        """FLOPs of training, as `count_flops` does, with all rows at full length."""
+        """FLOPs of training by `count_flops`, with all rows at full length."""
         return sum(one.flops for one in self.corpora) if self.corpora and not self.missing_corpora else None
 
 

@@ -11,9 +11,10 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.huggingface import card, tokenizer_export
 from pretrain.huggingface.card import CTRANSLATE2, TRANSFORMERS, Lineage
+from pretrain.huggingface.convert import check, shapes, to_hf
 from pretrain.huggingface.load import CONFIG, GENERATION
 from pretrain.models import ModelConfig
-from pretrain.models.state_dict_adapter import Exported, HFModel, check, hf_models, shapes
+from pretrain.models.state_dict_adapter import Exported, HFModel, hf_models
 
 README = "README.md"
 PATTERN = "model{suffix}.safetensors"  # weights.WEIGHTS, or the files that weights.INDEX lists
@@ -91,7 +92,7 @@ def _exported(
         state, config = hf.ctranslate2(state, config)
         config = config.model_copy(update={"pad_vocab_to_multiple_of": 1})
         state = {name: state[name][: shape[0]] for name, shape in shapes(config).items()}
-    model = hf.to_hf(config, state)
+    model = to_hf(hf, config, state)
     if encoder_only and hf.encoder:
         model = hf.encoder.extract(model)
     bos = {"bos_token_id": tokenizer.vocabulary.bos}
@@ -161,5 +162,5 @@ def _write(
 
 
 def _is_view(tensor: Tensor) -> bool:
-    """Whether its storage holds more than the tensor."""
+    """True if its storage holds more than the tensor."""
     return tensor.untyped_storage().nbytes() > tensor.nbytes

@@ -1,4 +1,4 @@
-"""Import: a directory that transformers saved, or a checkpoint of Yan's own code, as a checkpoint of step 0."""
+"""Import: a directory that transformers saved, as a checkpoint of step 0."""
 
 import sys
 import warnings
@@ -15,22 +15,13 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from pretrain.checkpoint.initial import save_weights
 from pretrain.huggingface import tokenizer_import, weights
+from pretrain.huggingface.convert import from_hf
+from pretrain.huggingface.sizes import check_sizes, in_their_names, leaves
 from pretrain.models import FAMILIES, ModelConfig
-from pretrain.models.autoregressive_hf import read_yan
-from pretrain.models.state_dict_adapter import (
-    HFModel,
-    Json,
-    Shapes,
-    State,
-    check_sizes,
-    hf_models,
-    in_their_names,
-    leaves,
-)
+from pretrain.models.state_dict_adapter import HFModel, Json, Shapes, State, hf_models
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
@@ -56,20 +47,6 @@ def import_(path: Path, out: Path) -> ModelConfig:
     """
     config, state, tokenizer = read(path)
     save_weights(config, state, tokenizer, out)
-    return config
-
-
-def import_yan(path: Path, tokenizer: Path, out: Path) -> ModelConfig:
-    """Writes a checkpoint of step 0 from one of Yan's own code. `tokenizer`: a directory with GPT-2's files.
-
-    Raises UserError if the file is no such checkpoint, or the tokenizer isn't the model's.
-    """
-    weights.check_files(tokenizer)
-    model = Tokenizer(ByteLevelBPE.read(tokenizer))
-    config, state = read_yan(path, model.vocabulary.eos)
-    if config.vocab_size != model.size:
-        raise UserError(f"{path}: the model has {config.vocab_size} ids, the tokenizer {tokenizer} {model.size}")
-    save_weights(config, weights.in_fp32(state, path), model, out)
     return config
 
 
@@ -162,7 +139,7 @@ def _read_model(directory: Path) -> Imported:
         rejection = error
     tensors = {names[name]: tensor for name, tensor in weights.read(directory).items()}
     try:
-        config, state = hf.from_hf(settings, tensors)
+        config, state = from_hf(hf, settings, tensors)
     except KeyError as error:
         raise UserError(f"{path}: lacks {error}") from None
     except ValidationError as error:
@@ -216,7 +193,7 @@ def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Jso
 
 def _check_sizes(settings: Json, stored: Shapes, hf: HFModel, path: Path) -> None:
     try:
-        check_sizes(settings, stored, hf.all_keys)
+        check_sizes(settings, stored, None if hf.names is None else hf.all_keys)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

@@ -104,7 +104,7 @@ def _in_transformers(model: TextModel, directory: Path) -> tuple[tokenizers.Toke
 
 
 def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bool:
-    """Whether a sentinel is the model's blank. If `objective` isn't known, it is where the tokenizer has no mask.
+    """True if a sentinel is the model's blank. If `objective` isn't known, it is where the tokenizer has no mask.
 
     Of sentencepiece models alone: elsewhere transformers' mask token would no longer absorb the space before it.
     """

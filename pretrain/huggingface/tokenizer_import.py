@@ -148,7 +148,7 @@ def _saved(path: Path) -> Json:
 
 
 def is_gpt2s(saved: Json) -> bool:
-    """Whether the BPE in `saved` encodes text as GPT-2's does: as `byte_level_bpe` reads it."""
+    """True if the BPE in `saved` encodes text as GPT-2's does, which `byte_level_bpe` reads."""
     splits, model = saved["pre_tokenizer"] or {}, saved["model"]
     vocabulary = model["vocab"]
     return (

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def multiplies_bf16() -> bool:
-    """Whether PyTorch has fast products of bf16 on this CPU."""
+    """True if PyTorch has fast products of bf16 on this CPU."""
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

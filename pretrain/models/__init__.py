@@ -60,9 +60,7 @@ FAMILIES: dict[str, Family] = {
     "t5gemma2": Family(T5Gemma2Config, f"{_HERE}.t5gemma2.T5Gemma2"),
     "modern": Family(ModernConfig, f"{_HERE}.modern.Modern"),
     "vanilla": Family(VanillaConfig, f"{_HERE}.vanilla.Vanilla"),
-    "autoregressive": _causal(
-        AutoregressiveConfig, f"{_HERE}.autoregressive.Autoregressive", f"{_HERE}.autoregressive_hf"
-    ),
+    "autoregressive": _causal(AutoregressiveConfig, f"{_HERE}.autoregressive.Autoregressive"),
     "double_decoder": _causal(DoubleDecoderConfig, f"{_HERE}.double_decoder.DoubleDecoder"),
     "decoder_only": _causal(DecoderOnlyConfig, f"{_HERE}.decoder_only.DecoderOnly", f"{_HERE}.decoder_only_hf"),
     "encoder_only": Family(

@@ -18,11 +18,13 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, Heads
 from pretrain.functional.attention_bias import Pattern, visible
 from pretrain.functional.numerics import at_least_fp32
+from pretrain.models import outline
 from pretrain.models.attention import AttentionInputs, AttentionMask, KeyValueCache, logit_bias, positions_from
 from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear, one_use
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions, rotary_embedding
 from pretrain.models.stacks import EncoderLayer, LayerConfig, ResidualLayer
+from pretrain.models.state_dict_adapter import Json, State, own_code, vocabulary
 
 # One tuple per layer, the encoder's first: its self-attention and, in the decoder, its cross-attention. All of them
 # have the same length.
@@ -337,3 +339,30 @@ class Autoregressive(Model):
     def _next_positions(self, positions: Tensor) -> Tensor:
         assert self.position_embedding is not None, "checked with the config"
         return self.position_embedding(positions + 1)
+
+
+def _config_from_hf(settings: Json, tensors: State) -> Json:
+    """If transformers has saved the model again, the embedding loss's weights are gone; the config then drops it."""
+    ids = vocabulary(settings)
+    known = AutoregressiveConfig.model_fields.keys() & settings.keys()
+    config = AutoregressiveConfig.model_validate({name: settings[name] for name in known})
+    of_loss = {name for name in outline(config).state_dict() if name.startswith("embedding_loss.")}
+    gone = {"embedding_loss": None} if of_loss and of_loss.isdisjoint(tensors) else {}
+    return {**ids, **gone}
+
+
+HF_MODELS = (
+    own_code(
+        AutoregressiveConfig,
+        "autoregressive",
+        "autoregressive_encoder_decoder",
+        "AutoModelForCausalLM",
+        "AutoregressiveForCausalLM",
+        # with the weights of the embedding loss, for further training; transformers ignores these
+        r"embedding|position_embedding|lm_head|bridge\.(norm|linear)|final_norm|subtracted_norm|decoder\.\d+\.encoder_norm"
+        r"|embedding_loss\.(aggregation|embedding_norm|encoder_norm)",
+        fixed={"tie_word_embeddings": True},
+        config_from_hf=_config_from_hf,
+        last_norm=lambda config: {"none": "final_norm", "with_norm": "subtracted_norm"}.get(config.subtract_positions),
+    ),
+)

@@ -5,7 +5,6 @@ from N(0, 0.02²) or with another `init_std` (section 2.1). Where the paper leav
 """
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +21,9 @@ from pretrain.models.state_dict_adapter import (
     Exported,
     HFModel,
     Json,
+    Settings,
     State,
-    drop_copies,
-    from_hf_names,
-    hf_config,
-    meta_state,
     tensors_of,
-    to_hf_names,
-    to_ours,
-    to_theirs,
-    token_ids,
     vocabulary,
     within,
 )
@@ -113,10 +105,7 @@ HF_NAMES = {
     ),
     _BIAS: "final_logits_bias",
 }
-_COPIES = {
-    "model.shared.weight": ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
-}
-_SETTINGS = {
+_SETTINGS: Settings = {
     "d_model": "d_model",
     "d_ff": "encoder_ffn_dim",
     "num_heads": "encoder_attention_heads",
@@ -128,16 +117,16 @@ _SETTINGS = {
     "dropout_rate": "dropout",
     "attention_dropout_rate": "attention_dropout",
     "activation_dropout_rate": "activation_dropout",
+    "activation": Choice(
+        "activation_function",
+        {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"},
+        {"gelu_new": "gelu_tanh"},
+    ),
 }
-_ACTIVATION = Choice(
-    "activation_function", {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}, {"gelu_new": "gelu_tanh"}
-)
-_FIXED = {"is_encoder_decoder": True, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "tie_word_embeddings": True}
 
 
-def to_hf(config: BartConfig, state: Mapping[str, Tensor]) -> Exported:
-    """`BartForConditionalGeneration`."""
-    further = {
+def _config_to_hf(config: BartConfig) -> Json:
+    return {
         "decoder_start_token_id": config.decoder_start_id,
         "decoder_attention_heads": config.num_heads,
         "decoder_ffn_dim": config.d_ff,
@@ -145,16 +134,11 @@ def to_hf(config: BartConfig, state: Mapping[str, Tensor]) -> Exported:
         "normalize_embedding": True,
         "forced_eos_token_id": None,  # the default, 2, would end every text of the maximum length
     }
-    own = to_theirs(config, _SETTINGS), _ACTIVATION.to_hf(config.activation)
-    saved = hf_config(config, "bart", HF.class_name, *own, _FIXED, token_ids(config), further)
-    tensors = to_hf_names({**state, _BIAS: state[_BIAS][None]}, HF_NAMES, "embedding.weight")
-    return Exported(tensors, saved, token_ids(config, starts=True))
 
 
-def from_hf(settings: Json, tensors: State) -> tuple[BartConfig, State]:
+def _config_from_hf(settings: Json, tensors: State) -> Json:
     """Raises UserError if encoder and decoder differ in settings that are shared here."""
-    drop_copies(tensors, _COPIES)
-    values = {**vocabulary(settings), **to_ours(settings, _SETTINGS), "activation": _ACTIVATION.from_hf(settings)}
+    ours = vocabulary(settings)
     problems = [
         f"encoder_{key} is {settings[f'encoder_{key}']} and decoder_{key} is {settings[f'decoder_{key}']}"
         for key in ("attention_heads", "ffn_dim")
@@ -162,12 +146,8 @@ def from_hf(settings: Json, tensors: State) -> tuple[BartConfig, State]:
     ]
     if problems:
         raise UserError(f"encoder and decoder must have the same values for these settings: {'; '.join(problems)}")
-    config = BartConfig.model_validate(values)
-    state = meta_state(config, tensors)
-    state[_BIAS] = state[_BIAS][None]
-    tensors = {"final_logits_bias": torch.zeros(1, config.padded_vocab_size), **tensors}
-    found = from_hf_names(state, tensors, HF_NAMES, "embedding.weight")
-    return config, {**found, _BIAS: found[_BIAS][0]}
+    tensors.setdefault("final_logits_bias", torch.zeros(1, ours["vocab_size"]))
+    return ours
 
 
 def encoder_alone(exported: Exported) -> Exported:
@@ -180,19 +160,35 @@ def encoder_alone(exported: Exported) -> Exported:
     return Exported(tensors, {**exported.config, "architectures": ["BartEncoder"]})
 
 
-HF = HFModel(
-    "bart",
-    "BartForConditionalGeneration",
-    to_hf,
-    from_hf,
-    {**_SETTINGS, "activation": _ACTIVATION.key},
-    "bart",
-    fixed=_FIXED,
-    encoder_decoder=True,
-    begins=True,
-    ends=True,
-    last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
-    encoder=EncoderAlone("transformers.models.bart.modeling_bart.BartEncoder", encoder_alone),
-    ctranslate2=lambda state, config: (state, config),
+HF_MODELS = (
+    HFModel(
+        BartConfig,
+        "bart",
+        "BartForConditionalGeneration",
+        "bart",
+        _SETTINGS,
+        HF_NAMES,
+        _config_to_hf,
+        _config_from_hf,
+        copies={
+            "model.shared.weight": [
+                "model.encoder.embed_tokens.weight",
+                "model.decoder.embed_tokens.weight",
+                "lm_head.weight",
+            ]
+        },
+        fixed={
+            "is_encoder_decoder": True,
+            "encoder_layerdrop": 0.0,
+            "decoder_layerdrop": 0.0,
+            "tie_word_embeddings": True,
+        },
+        tensors_to_hf=lambda config, state: {**state, _BIAS: state[_BIAS][None]},
+        tensors_from_hf=lambda config, state: {**state, _BIAS: state[_BIAS][0]},
+        begins=True,
+        ends=True,
+        last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
+        encoder=EncoderAlone("transformers.models.bart.modeling_bart.BartEncoder", encoder_alone),
+        ctranslate2=lambda state, config: (state, config),
+    ),
 )
-HF_MODELS = (HF,)

@@ -4,29 +4,23 @@ GPT-2's matrices are transposed (`Conv1D`), and queries, keys and values share o
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.config.models import DecoderOnlyConfig
-from pretrain.models.rotary_hf import ACTIVATIONS, KEYS, RotarySettings
+from pretrain.config.models import DecoderOnlyConfig, Heads, LocalAndGlobal
 from pretrain.models.state_dict_adapter import (
     Choice,
-    Exported,
     HFModel,
     Json,
+    Settings,
     State,
-    drop_copies,
-    from_hf_names,
-    hf_config,
-    meta_state,
+    drop_tensors,
     tensors_of,
-    to_hf_names,
-    to_ours,
     to_theirs,
-    token_ids,
     vocabulary,
     within,
 )
@@ -54,51 +48,33 @@ _GPT2_NAMES = {
     ),
 }
 _GPT2_MASKS = (".attn.bias", ".attn.masked_bias")  # the published files have causal masks beside the weights
-_GPT2_SETTINGS = {
+_GPT2_ACTIVATION = Choice(
+    "activation_function",
+    {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"},
+    {"gelu_pytorch_tanh": "gelu_tanh"},
+)
+_GPT2_SETTINGS: Settings = {
     "d_model": "n_embd",
     "num_heads": "n_head",
     "num_layers": "n_layer",
     "max_positions": "n_positions",
     "layer_norm_epsilon": "layer_norm_epsilon",
     "dropout_rate": "resid_pdrop",  # that of residual branches
-}
-_GPT2_ACTIVATION = Choice(
-    "activation_function",
-    {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"},
-    {"gelu_pytorch_tanh": "gelu_tanh"},
-)
-_GPT2_FIXED = {
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
+    "activation": _GPT2_ACTIVATION,
 }
 
 
-def gpt2_to_hf(config: DecoderOnlyConfig, state: Mapping[str, Tensor]) -> Exported:
-    """`GPT2LMHeadModel`."""
-    further = {"n_inner": config.d_ff, "embd_pdrop": config.dropout_rate, "attn_pdrop": config.dropout_rate}
-    own = to_theirs(config, _GPT2_SETTINGS), _GPT2_ACTIVATION.to_hf(config.activation)
-    saved = hf_config(config, "gpt2", "GPT2LMHeadModel", *own, _GPT2_FIXED, token_ids(config), further)
-    return Exported(to_hf_names(_fused(state, config), _GPT2_NAMES, "embedding.weight"), saved, token_ids(config))
+def _gpt2_config_to_hf(config: DecoderOnlyConfig) -> Json:
+    return {"n_inner": config.d_ff, "embd_pdrop": config.dropout_rate, "attn_pdrop": config.dropout_rate}
 
 
-def gpt2_from_hf(settings: Json, tensors: State) -> tuple[DecoderOnlyConfig, State]:
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(_GPT2_MASKS)}
-    drop_copies(tensors, {"transformer.wte.weight": ["lm_head.weight"]})
-    config = DecoderOnlyConfig.model_validate(
-        {
-            **vocabulary(settings, pad_id=settings["eos_token_id"]),
-            **to_ours(settings, _GPT2_SETTINGS),
-            "activation": _GPT2_ACTIVATION.from_hf(settings),
-            "d_ff": settings["n_inner"] or 4 * settings["n_embd"],
-        }
-    )
-    state = _fused(meta_state(config, tensors), config)
-    return config, _split(from_hf_names(state, tensors, _GPT2_NAMES, "embedding.weight"), config)
+def _gpt2_config_from_hf(settings: Json, tensors: State) -> Json:
+    drop_tensors(tensors, lambda name: name.endswith(_GPT2_MASKS))
+    d_ff = settings["n_inner"] or 4 * settings["n_embd"]
+    return {**vocabulary(settings, pad_id=settings["eos_token_id"]), "d_ff": d_ff}
 
 
-def _fused(state: Mapping[str, Tensor], config: DecoderOnlyConfig) -> State:
+def _fused(config: DecoderOnlyConfig, state: Mapping[str, Tensor]) -> State:
     """A model without biases gets biases of zero: transformers' GPT-2 always has them."""
     fused = dict(state)
     for name, tensor in state.items():
@@ -109,7 +85,7 @@ def _fused(state: Mapping[str, Tensor], config: DecoderOnlyConfig) -> State:
     return _transposed(fused)
 
 
-def _split(state: State, config: DecoderOnlyConfig) -> State:
+def _split(config: DecoderOnlyConfig, state: State) -> State:
     parts = _transposed(state)
     for attention, kind in _attentions(config):
         chunks = parts.pop(f"{attention}.qkv.{kind}").chunk(3)
@@ -130,14 +106,25 @@ def _transposed(state: Mapping[str, Tensor]) -> State:
     }
 
 
-GPT2 = HFModel(
+_GPT2 = HFModel(
+    DecoderOnlyConfig,
     "gpt2",
     "GPT2LMHeadModel",
-    gpt2_to_hf,
-    gpt2_from_hf,
-    {**_GPT2_SETTINGS, "d_ff": "n_inner"},
     "GPT-2",
-    fixed=_GPT2_FIXED,
+    _GPT2_SETTINGS,
+    _GPT2_NAMES,
+    _gpt2_config_to_hf,
+    _gpt2_config_from_hf,
+    keys={"d_ff": "n_inner"},
+    copies={"transformer.wte.weight": ["lm_head.weight"]},
+    fixed={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    tensors_to_hf=_fused,
+    tensors_from_hf=_split,
     can_be={
         "positions": ("learned",),
         "subtract_positions": ("none",),
@@ -158,6 +145,107 @@ GPT2 = HFModel(
 )
 
 
+# --- heads, windows and rotations, also of T5Gemma ---
+
+ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
+HEADS = {
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "d_kv": "head_dim",
+}
+KEYS = {**HEADS, "num_key_value_heads": HEADS["kv_heads"], "num_layers": "num_hidden_layers"}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+UNUSED_WINDOW = 4096
+
+
+@dataclass(frozen=True)
+class RotarySettings:
+    """The settings of heads, windows and rotations in a model of transformers, `model` in messages.
+
+    `windows`: true if layers may have one. `two_bases`: true if these layers have a rotary base of their own. `scalar`:
+    true if `query_pre_attn_scalar` counts; in other models transformers ignores it.
+    """
+
+    model: str
+    windows: bool = True
+    two_bases: bool = False
+    scalar: bool = True
+
+    def to_theirs(self, config: LocalAndGlobal, stack: Heads, num_layers: int) -> Json:
+        """Raises UserError for widths of heads that the model can't have, and for a window of one token: transformers'
+        cache would show all tokens instead."""
+        if stack.d_model % stack.num_heads:
+            raise UserError(f"transformers has no {self.model} whose num_heads doesn't divide d_model")
+        theirs = to_theirs(stack, HEADS)
+        rotation = {"rope_type": "default", "rope_theta": config.rope_base}
+        theirs["rope_parameters"] = rotation
+        if self.two_bases:
+            local = config.window_rope_base or config.rope_base
+            theirs["rope_parameters"] = {GLOBAL: rotation, LOCAL: {**rotation, "rope_theta": local}}
+        if self.windows:
+            if config.sliding_window == 1:
+                raise UserError(
+                    "transformers can't generate with sliding_window: 1: its cache holds windows of 2 tokens or more"
+                )
+            # transformers makes the mask of a window even if no layer has one, which takes a number
+            theirs["sliding_window"] = config.sliding_window or UNUSED_WINDOW
+            theirs["layer_types"] = layer_types(config, num_layers)
+        if self.scalar:
+            theirs["query_pre_attn_scalar"] = stack.attention_scalar
+        return theirs
+
+    def to_ours(self, saved: Json) -> Json:
+        """Raises UserError for windows and rotations that our models don't have."""
+        ours = {**self.heads_to_ours(saved), **(windows_to_ours(saved) if self.windows else {})}
+        if not self.two_bases:
+            return {**ours, "rope_base": base_to_ours(saved["rope_parameters"])}
+        local, whole = (base_to_ours(saved["rope_parameters"][kind]) for kind in (LOCAL, GLOBAL))
+        differs = ours["sliding_window"] is not None and local != whole
+        return {**ours, "rope_base": whole, "window_rope_base": local if differs else None}
+
+    def heads_to_ours(self, saved: Json) -> Json:
+        """Our settings of heads; those that are as by default are None."""
+        width, heads, kv_heads, d_kv = (saved[HEADS[name]] for name in ("d_model", "num_heads", "kv_heads", "d_kv"))
+        ours = {
+            "d_model": width,
+            "d_ff": saved["intermediate_size"],
+            "num_heads": heads,
+            "num_key_value_heads": None if kv_heads == heads else kv_heads,
+            "head_dim": None if d_kv * heads == width else d_kv,
+        }
+        if self.scalar:
+            scalar = saved["query_pre_attn_scalar"]
+            ours["query_pre_attn_scalar"] = None if scalar == d_kv else scalar
+        return ours
+
+
+def layer_types(config: LocalAndGlobal, num_layers: int) -> list[str]:
+    return [GLOBAL if config.sees_all(layer) else LOCAL for layer in range(num_layers)]
+
+
+def windows_to_ours(saved: Json) -> Json:
+    """Raises UserError unless every n-th layer has full attention, and only these."""
+    types, window = saved["layer_types"], saved["sliding_window"]
+    every = types.index(GLOBAL) + 1 if GLOBAL in types else None
+    if LOCAL not in types:
+        return {"sliding_window": None, "full_attention_every": None}
+    found = LocalAndGlobal(sliding_window=window, full_attention_every=every)
+    if types != layer_types(found, len(types)):
+        raise UserError(f"layer_types: our models have {GLOBAL} in every n-th layer and {LOCAL} in the others")
+    return {"sliding_window": window, "full_attention_every": every}
+
+
+def base_to_ours(parameters: Json) -> float:
+    """The rotary base. Raises UserError for rotations that grow with the row otherwise than by position."""
+    if parameters["rope_type"] != "default":
+        raise UserError(
+            f"rope_parameters: rope_type is {parameters['rope_type']!r}, but our models have 'default' only"
+        )
+    return parameters["rope_theta"]
+
+
 # --- Llama, Qwen3, Gemma ---
 
 _SETTINGS = {
@@ -168,6 +256,11 @@ _SETTINGS = {
     "init_std": "initializer_range",
 }
 _CAPS = {"attention_softcap": "attn_logit_softcapping", "output_softcap": "final_logit_softcapping"}
+_OUTSIDE = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "lm_head.weight": "lm_head.weight",
+    "decoder.final_norm.weight": "model.norm.weight",
+}
 _MATRICES = {
     **{f"attention.{matrix}": f"self_attn.{matrix}_proj" for matrix in "qkvo"},
     "feed_forward.wi_0": "mlp.gate_proj",
@@ -208,57 +301,49 @@ def rotary_model(
     is_gemma, has_windows = can_be["norm"] == ("rms_around_one",), "sliding_window" not in can_be
     has_biases = "biases" not in can_be
     constants = {setting: values[0] for setting, values in can_be.items() if len(values) == 1}
-    settings_of = {**_SETTINGS, **{ours: theirs for ours, theirs in _CAPS.items() if ours not in can_be}}
-    activation = Choice("hidden_activation" if is_gemma else "hidden_act", ACTIVATIONS)
     rotary = RotarySettings(name, has_windows, "window_rope_base" not in can_be, scalar=is_gemma)
-    norms = _GEMMA_NORMS if is_gemma else _NORMS
-    names = {
-        **tensors_of(
-            {
-                "embedding": "model.embed_tokens",
-                "lm_head": "lm_head",
-                **within("decoder.layers.{}", "model.layers.{}", _QK_NORMS | norms),
-                "decoder.final_norm": "model.norm",
-            }
-        ),
-        **tensors_of(
-            within("decoder.layers.{}", "model.layers.{}", _MATRICES), "weight", *(("bias",) if has_biases else ())
-        ),
+    stack = {
+        **tensors_of(_QK_NORMS | (_GEMMA_NORMS if is_gemma else _NORMS)),
+        **tensors_of(_MATRICES, "weight", *(("bias",) if has_biases else ())),
     }
 
-    def to_hf(config: DecoderOnlyConfig, state: Mapping[str, Tensor]) -> Exported:
+    def config_to_hf(config: DecoderOnlyConfig) -> Json:
         further = rotary.to_theirs(config, config, config.num_layers)
         if has_biases:
             further |= {"attention_bias": config.biases, "mlp_bias": config.biases}
         if has_windows and not is_gemma:
             further |= {"use_sliding_window": config.sliding_window is not None}
-        own = to_theirs(config, settings_of), activation.to_hf(config.activation)
-        saved = hf_config(config, model_type, class_name, *own, dict(fixed), token_ids(config), further)
-        return Exported(to_hf_names(state, names, _tied(config.tie_embeddings)), saved, token_ids(config))
+        return further
 
-    def from_hf(settings: Json, tensors: State) -> tuple[DecoderOnlyConfig, State]:
-        if settings.get("tie_word_embeddings", True):
-            drop_copies(tensors, {"model.embed_tokens.weight": ["lm_head.weight"]})
-        values = {
+    def config_from_hf(settings: Json, tensors: State) -> Json:
+        ours = {
             **vocabulary(settings, pad_id=settings["eos_token_id"]),
-            **to_ours(settings, settings_of),
-            "activation": activation.from_hf(settings),
             **constants,
             **rotary.to_ours(settings),
         }
         if has_biases:
             if settings["attention_bias"] != settings["mlp_bias"]:
                 raise UserError("attention_bias and mlp_bias differ: our models have both kinds of biases or none")
-            values["biases"] = settings["attention_bias"]
-        config = DecoderOnlyConfig.model_validate(values)
-        return config, from_hf_names(meta_state(config, tensors), tensors, names, _tied(config.tie_embeddings))
+            ours["biases"] = settings["attention_bias"]
+        return ours
 
-    keys = {**settings_of, **KEYS}
-    return HFModel(model_type, class_name, to_hf, from_hf, keys, name, fixed=fixed, can_be=can_be)
-
-
-def _tied(tie_embeddings: bool) -> str | None:
-    return "embedding.weight" if tie_embeddings else None
+    return HFModel(
+        DecoderOnlyConfig,
+        model_type,
+        class_name,
+        name,
+        {
+            **_SETTINGS,
+            **{ours: theirs for ours, theirs in _CAPS.items() if ours not in can_be},
+            "activation": Choice("hidden_activation" if is_gemma else "hidden_act", ACTIVATIONS),
+        },
+        {**_OUTSIDE, **within("decoder.layers.{}", "model.layers.{}", stack)},
+        config_to_hf,
+        config_from_hf,
+        keys=KEYS,
+        fixed=fixed,
+        can_be=can_be,
+    )
 
 
 _NO_BIAS = {"attention_bias": False}
@@ -267,7 +352,7 @@ _QWEN3 = {**_PLAIN, "qk_norm": (True,), "biases": (False,)}
 _GEMMA2 = {**_GEMMA, "qk_norm": (False,), "window_rope_base": (None,)}
 _GEMMA3 = {**_GEMMA, "qk_norm": (True,), "attention_softcap": (None,)}
 HF_MODELS = (
-    GPT2,
+    _GPT2,
     rotary_model("Llama", "llama", "LlamaForCausalLM", _LLAMA, {}),
     rotary_model("Qwen3", "qwen3", "Qwen3ForCausalLM", _QWEN3, _NO_BIAS),
     rotary_model("Gemma 2", "gemma2", "Gemma2ForCausalLM", _GEMMA2, _NO_BIAS),

@@ -9,13 +9,13 @@ are drawn for each training step; in evaluation they are at equal distances.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.models import DoubleDecoderConfig, ModelConfig
+from pretrain.config.models import DoubleDecoderConfig
 from pretrain.functional.attention_bias import masked, visible
 from pretrain.functional.device_copies import to_device
 from pretrain.models.attention import (
@@ -31,7 +31,7 @@ from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import Rotary, rotary_embedding
 from pretrain.models.stacks import EncoderLayer, LayerConfig
-from pretrain.models.state_dict_adapter import Exported, Json, OwnCode, State
+from pretrain.models.state_dict_adapter import own_code
 from pretrain.models.t5gemma2 import MergedLayer
 
 _SHORTEST = 4  # tokens of a text that has blocks: boundaries are at 2 … length − 2
@@ -297,23 +297,14 @@ class DoubleDecoder(Model):
         return DoubleDecoderCache(self.config.num_encoder_layers, self.config.num_decoder_layers)
 
 
-_CODE = OwnCode(
-    "double_decoder",
-    "double_decoder",
-    DoubleDecoderConfig,
-    "AutoModelForCausalLM",
-    "DoubleDecoderForCausalLM",
-    {"tie_word_embeddings": True},
-    r"embedding|lm_head|(encoder|decoder)\.final_norm",
+HF_MODELS = (
+    own_code(
+        DoubleDecoderConfig,
+        "double_decoder",
+        "double_decoder",
+        "AutoModelForCausalLM",
+        "DoubleDecoderForCausalLM",
+        r"embedding|lm_head|(encoder|decoder)\.final_norm",
+        fixed={"tie_word_embeddings": True},
+    ),
 )
-
-
-def to_hf(config: DoubleDecoderConfig, state: Mapping[str, Tensor]) -> Exported:
-    return _CODE.to_hf(config, state, "embedding.weight")
-
-
-def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
-    return _CODE.from_hf(settings, tensors, "embedding.weight")
-
-
-HF_MODELS = (_CODE.model(to_hf, from_hf),)

@@ -21,19 +21,12 @@ from pretrain.models.positions import LearnedPositions
 from pretrain.models.stacks import EncoderLayer, LayerConfig
 from pretrain.models.state_dict_adapter import (
     Choice,
-    Exported,
     HFModel,
     Json,
+    Settings,
     State,
-    drop_copies,
-    from_hf_names,
-    hf_config,
-    meta_state,
+    drop_tensors,
     tensors_of,
-    to_hf_names,
-    to_ours,
-    to_theirs,
-    token_ids,
     vocabulary,
     within,
 )
@@ -211,15 +204,7 @@ BERT_NAMES = _hf_names(
 ROBERTA_NAMES = _hf_names(
     "roberta", "lm_head.bias", {"masked_lm.transform": "lm_head.dense", "masked_lm.norm": "lm_head.layer_norm"}
 )
-_BERT_COPIES = {
-    "bert.embeddings.word_embeddings.weight": ["cls.predictions.decoder.weight"],
-    "cls.predictions.bias": ["cls.predictions.decoder.bias"],
-}
-_ROBERTA_COPIES = {
-    "roberta.embeddings.word_embeddings.weight": ["lm_head.decoder.weight"],
-    "lm_head.bias": ["lm_head.decoder.bias"],
-}
-_SETTINGS = {
+_SETTINGS: Settings = {
     "d_model": "hidden_size",
     "d_ff": "intermediate_size",
     "num_heads": "num_attention_heads",
@@ -228,28 +213,43 @@ _SETTINGS = {
     "layer_norm_epsilon": "layer_norm_eps",
     "dropout_rate": "hidden_dropout_prob",  # that of hidden states
     "init_std": "initializer_range",
-}
-_ACTIVATION = Choice(
-    "hidden_act", {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}, {"gelu_pytorch_tanh": "gelu_tanh"}
-)
-_FIXED = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
+    "activation": Choice(
+        "hidden_act", {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}, {"gelu_pytorch_tanh": "gelu_tanh"}
+    ),
 }
 
 
-def to_hf(config: EncoderOnlyConfig, state: Mapping[str, Tensor]) -> Exported:
+def _config_to_hf(config: EncoderOnlyConfig) -> Json:
     """`BertForPreTraining`, or `BertForMaskedLM` without next sentences."""
-    further = {
+    return {
+        "architectures": ["BertForPreTraining" if config.next_sentence else "BertForMaskedLM"],
         "type_vocab_size": max(config.num_token_types, 1),
         "attention_probs_dropout_prob": config.dropout_rate,
     }
-    class_name = "BertForPreTraining" if config.next_sentence else "BertForMaskedLM"
-    own = to_theirs(config, _SETTINGS), _ACTIVATION.to_hf(config.activation)
-    saved = hf_config(config, "bert", class_name, *own, _FIXED, token_ids(config), further)
-    return Exported(to_hf_names(_with_token_types(config, state), BERT_NAMES, "embedding.weight"), saved)
+
+
+def _config_from_hf(settings: Json, tensors: State) -> Json:
+    """Without numbers of positions, and without the pooler if there is no classifier that would use it."""
+    next_sentence = "cls.seq_relationship.weight" in tensors
+    drop_tensors(tensors, lambda name: name.endswith(".position_ids") or (not next_sentence and ".pooler." in name))
+    ids = vocabulary(settings, pad_id=0)
+    if ids["eos_id"] is None:  # the published files name none
+        del ids["eos_id"]
+    return {**ids, "num_token_types": settings["type_vocab_size"], "next_sentence": next_sentence}
+
+
+def _roberta_config_from_hf(settings: Json, tensors: State) -> Json:
+    """RoBERTa (Liu et al. 2019), which is then exported as BERT.
+
+    Without the first positions, up to the id of padding: they belong to padding alone, which nothing attends to. Raises
+    UserError if the head has another activation than the layers: its own is always GELU.
+    """
+    positions, unused = "roberta.embeddings.position_embeddings.weight", (settings["pad_token_id"] or 0) + 1
+    if positions in tensors:
+        tensors[positions] = tensors[positions][unused:].contiguous()
+    if settings["hidden_act"] != "gelu":
+        raise UserError(f"hidden_act is {settings['hidden_act']!r}, but the head of RoBERTa has gelu")
+    return {**_config_from_hf(settings, tensors), "max_positions": settings["max_position_embeddings"] - unused}
 
 
 def _with_token_types(config: EncoderOnlyConfig, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -257,68 +257,41 @@ def _with_token_types(config: EncoderOnlyConfig, state: Mapping[str, Tensor]) ->
     return state if config.num_token_types else {**state, _TOKEN_TYPES: state[_POSITIONS].new_zeros(1, config.d_model)}
 
 
-def from_hf(settings: Json, tensors: State) -> tuple[EncoderOnlyConfig, State]:
-    return _from_hf(settings, _used(settings, tensors, _BERT_COPIES), BERT_NAMES)
-
-
-def from_roberta(settings: Json, tensors: State) -> tuple[EncoderOnlyConfig, State]:
-    """RoBERTa (Liu et al. 2019), which is then exported as BERT.
-
-    Without the first positions, up to the id of padding: they belong to padding alone, which nothing attends to. Raises
-    UserError if the head has another activation than the layers: its own is always GELU.
-    """
-    tensors = _used(settings, tensors, _ROBERTA_COPIES)
-    positions, unused = "roberta.embeddings.position_embeddings.weight", (settings["pad_token_id"] or 0) + 1
-    if positions in tensors:
-        tensors[positions] = tensors[positions][unused:].contiguous()
-    if settings["hidden_act"] != "gelu":
-        raise UserError(f"hidden_act is {settings['hidden_act']!r}, but the head of RoBERTa has gelu")
-    return _from_hf(settings, tensors, ROBERTA_NAMES, max_positions=settings["max_position_embeddings"] - unused)
-
-
-def _used(settings: Json, tensors: State, copies: Mapping[str, list[str]]) -> State:
-    """Without numbers of positions, and without the pooler if there is no classifier that would use it."""
-    next_sentence = "cls.seq_relationship.weight" in tensors
-    tensors = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not name.endswith(".position_ids") and (next_sentence or ".pooler." not in name)
-    }
-    drop_copies(tensors, copies)
-    return tensors
-
-
-def _from_hf(
-    settings: Json, tensors: State, names: Mapping[str, str], **others: int
-) -> tuple[EncoderOnlyConfig, State]:
-    ids = vocabulary(settings, pad_id=0)
-    if ids["eos_id"] is None:  # the published files name none
-        del ids["eos_id"]
-    config = EncoderOnlyConfig.model_validate(
-        {
-            **ids,
-            **to_ours(settings, _SETTINGS),
-            "activation": _ACTIVATION.from_hf(settings),
-            "num_token_types": settings["type_vocab_size"],
-            "next_sentence": "cls.seq_relationship.weight" in tensors,
-            **others,
-        }
-    )
-    state = _with_token_types(config, meta_state(config, tensors))
-    return config, from_hf_names(state, tensors, names, "embedding.weight")
-
-
-BERT = HFModel(
+_BERT = HFModel(
+    EncoderOnlyConfig,
     "bert",
     "BertForMaskedLM",
-    to_hf,
-    from_hf,
-    {**_SETTINGS, "num_token_types": "type_vocab_size"},
     "bert",
-    fixed=_FIXED,
+    _SETTINGS,
+    BERT_NAMES,
+    _config_to_hf,
+    _config_from_hf,
+    keys={"num_token_types": "type_vocab_size"},
+    copies={
+        "bert.embeddings.word_embeddings.weight": ["cls.predictions.decoder.weight"],
+        "cls.predictions.bias": ["cls.predictions.decoder.bias"],
+    },
+    fixed={
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    tensors_to_hf=_with_token_types,
     begins=True,
     ends=True,
     last_norm=lambda config: "masked_lm.norm",
 )
-ROBERTA = replace(BERT, model_type="roberta", class_name="RobertaForMaskedLM", from_hf=from_roberta, name="roberta")
-HF_MODELS = (BERT, ROBERTA)
+_ROBERTA = replace(
+    _BERT,
+    model_type="roberta",
+    class_name="RobertaForMaskedLM",
+    name="roberta",
+    names=ROBERTA_NAMES,
+    config_from_hf=_roberta_config_from_hf,
+    copies={
+        "roberta.embeddings.word_embeddings.weight": ["lm_head.decoder.weight"],
+        "lm_head.bias": ["lm_head.decoder.bias"],
+    },
+)
+HF_MODELS = (_BERT, _ROBERTA)

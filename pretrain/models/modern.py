@@ -6,19 +6,17 @@ input's end, and one matrix for both embeddings and the output. Its norms of que
 do, and values and the attention's output have none.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from pretrain.config.models import ModelConfig, ModernConfig
+from pretrain.config.models import ModernConfig
 from pretrain.functional.attention_bias import Window
 from pretrain.models.attention import AttentionInputs, positions_from
 from pretrain.models.layers import Embedding
 from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
-from pretrain.models.state_dict_adapter import Exported, Json, OwnCode, State
+from pretrain.models.state_dict_adapter import own_code
 from pretrain.models.t5gemma import layer_config
 
 
@@ -107,24 +105,15 @@ class Modern(EncoderDecoder):
         )
 
 
-_CODE = OwnCode(
-    "encoder_decoder",
-    "modern_encoder_decoder",
-    ModernConfig,
-    "AutoModelForSeq2SeqLM",
-    "ModernForConditionalGeneration",
-    {"is_encoder_decoder": True},
-    r"embedding|decoder_embedding|lm_head|(encoder|decoder)\.(positions|final_norm)",
+HF_MODELS = (
+    own_code(
+        ModernConfig,
+        "encoder_decoder",
+        "modern_encoder_decoder",
+        "AutoModelForSeq2SeqLM",
+        "ModernForConditionalGeneration",
+        r"embedding|decoder_embedding|lm_head|(encoder|decoder)\.(positions|final_norm)",
+        fixed={"is_encoder_decoder": True},
+        ends=True,
+    ),
 )
-_TIED = {"all": "embedding.weight", "output": "decoder_embedding.weight"}
-
-
-def to_hf(config: ModernConfig, state: Mapping[str, Tensor]) -> Exported:
-    return _CODE.to_hf(config, state, _TIED.get(config.tie_embeddings))
-
-
-def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
-    return _CODE.from_hf(settings, tensors, _TIED.get(str(settings["tie_embeddings"])))
-
-
-HF_MODELS = (_CODE.model(to_hf, from_hf, ends=True),)

@@ -13,15 +13,8 @@ from pretrain.models.state_dict_adapter import (
     HFModel,
     Json,
     State,
-    drop_copies,
-    from_hf_names,
-    hf_config,
-    meta_state,
+    drop_tensors,
     tensors_of,
-    to_hf_names,
-    to_ours,
-    to_theirs,
-    token_ids,
     vocabulary,
     within,
 )
@@ -67,12 +60,10 @@ _SETTINGS = {
 }
 # What transformers derives from `feed_forward_proj`; its own name for gated-gelu_new there is gated-gelu.
 _HF_FEED_FORWARD = Choice("feed_forward_proj", {"relu": "relu", "gated-gelu": "gated-gelu_new"})
-_FIXED = {"is_encoder_decoder": True}  # without it transformers' two attentions share one cache
 
 
-def to_hf(config: T5Config, state: Mapping[str, Tensor]) -> Exported:
-    """`T5ForConditionalGeneration`."""
-    further = {
+def _config_to_hf(config: T5Config) -> Json:
+    return {
         "decoder_start_token_id": config.decoder_start_id,
         "decoder_layers": config.num_decoder_layers,  # what transformers 5 sizes a decoder's cache by
         "feed_forward_proj": config.feed_forward,
@@ -80,33 +71,24 @@ def to_hf(config: T5Config, state: Mapping[str, Tensor]) -> Exported:
         # transformers 5 takes the first for the second, and unties where it finds two different matrices
         "tie_word_embeddings": config.scale_outputs,
     }
-    saved = hf_config(config, "t5", HF.class_name, to_theirs(config, _SETTINGS), _FIXED, token_ids(config), further)
-    tensors = to_hf_names(state, HF_NAMES, "embedding.weight" if config.tie_embeddings else None)
-    return Exported(tensors, saved, token_ids(config, starts=True))
 
 
-def from_hf(settings: Json, tensors: State) -> tuple[T5Config, State]:
+def _config_from_hf(settings: Json, tensors: State) -> Json:
     """With both matrices, or with one if embedding and output are equal.
 
     transformers 5 compares them too: its `tie_word_embeddings` doesn't say whether they are one.
     """
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_UNUSED)}
-    drop_copies(tensors, {_SHARED: ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]})
+    drop_tensors(tensors, lambda name: name.startswith(_UNUSED))
     if _SHARED not in tensors and _OUTPUT in tensors:
         tensors[_SHARED] = tensors[_OUTPUT]
     if _OUTPUT in tensors and torch.equal(tensors[_OUTPUT], tensors[_SHARED]):
         del tensors[_OUTPUT]
     feed_forward = ("gated-" if settings["is_gated_act"] else "") + settings["dense_act_fn"]
-    config = T5Config.model_validate(
-        {
-            **vocabulary(settings, pad_id=0),
-            **to_ours(settings, _SETTINGS),
-            "feed_forward": _HF_FEED_FORWARD.from_hf({_HF_FEED_FORWARD.key: feed_forward}),
-            "tie_embeddings": _OUTPUT not in tensors,
-        }
-    )
-    tied = "embedding.weight" if config.tie_embeddings else None
-    return config, from_hf_names(meta_state(config, tensors), tensors, HF_NAMES, tied)
+    return {
+        **vocabulary(settings, pad_id=0),
+        "feed_forward": _HF_FEED_FORWARD.from_hf(feed_forward),
+        "tie_embeddings": _OUTPUT not in tensors,
+    }
 
 
 def encoder_alone(exported: Exported) -> Exported:
@@ -131,18 +113,22 @@ def for_ctranslate2(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mapp
     return {**state, _OUTPUT: state[_OUTPUT] * config.d_model**0.5}, config.model_copy(update=changes)
 
 
-HF = HFModel(
-    "t5",
-    "T5ForConditionalGeneration",
-    to_hf,
-    from_hf,
-    _SETTINGS,
-    "T5",
-    fixed=_FIXED,
-    can_be={"positions": ("relative",)},
-    encoder_decoder=True,
-    ends=True,
-    encoder=EncoderAlone("T5EncoderModel", encoder_alone),
-    ctranslate2=for_ctranslate2,
+HF_MODELS = (
+    HFModel(
+        T5Config,
+        "t5",
+        "T5ForConditionalGeneration",
+        "T5",
+        _SETTINGS,
+        HF_NAMES,
+        _config_to_hf,
+        _config_from_hf,
+        copies={_SHARED: ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]},
+        # without it transformers' two attentions share one cache
+        fixed={"is_encoder_decoder": True},
+        can_be={"positions": ("relative",)},
+        ends=True,
+        encoder=EncoderAlone("T5EncoderModel", encoder_alone),
+        ctranslate2=for_ctranslate2,
+    ),
 )
-HF_MODELS = (HF,)

@@ -6,34 +6,14 @@ too. Cross-attention has no positions and sees the whole input. Where the author
 encoder's window, this follows transformers.
 """
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
 from data_pipeline.foundation.errors import UserError
-from pretrain.config.models import Gemma, ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
+from pretrain.config.models import Gemma, LocalAndGlobal, ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
 from pretrain.functional.attention_bias import Window
+from pretrain.models.decoder_only_hf import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
 from pretrain.models.layers import Embedding
 from pretrain.models.model import Head
-from pretrain.models.rotary_hf import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
-from pretrain.models.state_dict_adapter import (
-    Exported,
-    HFModel,
-    Json,
-    State,
-    drop_copies,
-    from_hf_names,
-    hf_config,
-    meta_state,
-    tensors_of,
-    to_hf_names,
-    to_ours,
-    to_theirs,
-    token_ids,
-    vocabulary,
-    within,
-)
+from pretrain.models.state_dict_adapter import HFModel, Json, State, tensors_of, to_ours, to_theirs, vocabulary, within
 
 
 def layer_config(
@@ -97,6 +77,7 @@ HF_STACK = {**within("layers.{}", "layers.{}", _LAYER), "final_norm": "norm"}
 HF_NAMES = tensors_of(
     {
         "embedding": "model.encoder.embed_tokens",
+        "lm_head": "lm_head.out_proj",
         **within("encoder", "model.encoder", HF_STACK),
         "decoder_embedding": "model.decoder.embed_tokens",
         **within("decoder", "model.decoder", HF_STACK),
@@ -113,13 +94,9 @@ _SHARED = {
 HF_FIXED = {"is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
-def to_hf(config: T5GemmaConfig, state: Mapping[str, Tensor]) -> Exported:
-    """`T5GemmaForConditionalGeneration`."""
+def _config_to_hf(config: T5GemmaConfig) -> Json:
     stacks = {name: _stack_to_hf(config, stack, name) for name, stack in config.stacks.items()}
-    own = {**stacks, "initializer_range": config.init_std}
-    dropout = to_theirs(config, HF_DROPOUT)
-    saved = hf_config(config, "t5gemma", HF.class_name, dropout, HF_FIXED, token_ids(config), own)
-    return Exported(to_hf_names(state, HF_NAMES, "decoder_embedding.weight"), saved, token_ids(config, starts=True))
+    return {**stacks, "initializer_range": config.init_std}
 
 
 def _stack_to_hf(config: T5GemmaConfig, stack: StackConfig, name: str) -> Json:
@@ -132,7 +109,7 @@ def _stack_to_hf(config: T5GemmaConfig, stack: StackConfig, name: str) -> Json:
 
 
 def stack_to_hf(config: Gemma, stack: StackConfig, rotary: RotarySettings) -> Json:
-    """What both versions have in common."""
+    """The keys that both versions have."""
     return {
         "vocab_size": config.padded_vocab_size,
         **rotary.to_theirs(config, stack, stack.num_layers),
@@ -160,21 +137,19 @@ def _padding(config: T5GemmaConfig) -> int:
     return spare[0]
 
 
-def from_hf(settings: Json, tensors: State) -> tuple[T5GemmaConfig, State]:
+def _config_from_hf(settings: Json, tensors: State) -> Json:
     """Raises UserError if the stacks differ in settings that are shared here."""
-    drop_copies(tensors, {"model.decoder.embed_tokens.weight": ["lm_head.out_proj.weight"]})
     encoder, decoder = (settings[stack] for stack in _STACKS)
     deeper = max(encoder, decoder, key=lambda stack: stack["num_hidden_layers"])
-    values = {
+    windows = windows_to_ours(deeper)
+    ours = {
         **decoder_vocabulary(settings, settings["pad_token_id"]),
-        **to_ours(settings, HF_DROPOUT),
         **{stack: _stack_from_hf(settings[stack]) for stack in _STACKS},
         "rope_base": base_to_ours(decoder["rope_parameters"]),
-        **windows_to_ours(deeper),
+        **windows,
         **to_ours(decoder, _SHARED),
         "output_softcap": decoder["final_logit_softcapping"],
     }
-    config = T5GemmaConfig.model_validate(values)
     keys = "vocab_size", "hidden_activation", "rope_parameters", "sliding_window", *_SHARED.values()
     refuse_differences(encoder, decoder, keys)
     if decoder["hidden_activation"] != HF_ACTIVATION:
@@ -182,9 +157,10 @@ def from_hf(settings: Json, tensors: State) -> tuple[T5GemmaConfig, State]:
     for stack in _STACKS:
         if settings[stack]["attention_bias"]:
             raise UserError(f"{stack}.attention_bias is true, but our T5Gemma has no biases")
-        if settings[stack]["layer_types"] != layer_types(config, settings[stack]["num_hidden_layers"]):
+        types = layer_types(LocalAndGlobal(**windows), settings[stack]["num_hidden_layers"])
+        if settings[stack]["layer_types"] != types:
             raise UserError("layer_types: encoder and decoder have their windows in different layers")
-    return config, from_hf_names(meta_state(config, tensors), tensors, HF_NAMES, "decoder_embedding.weight")
+    return ours
 
 
 def refuse_differences(encoder: Json, decoder: Json, keys: tuple[str, ...]) -> None:
@@ -206,16 +182,19 @@ def decoder_vocabulary(settings: Json, pad: int | None) -> Json:
     return {**ids, "bos_id": None if decoder["bos_token_id"] == pad else decoder["bos_token_id"]}
 
 
-HF = HFModel(
-    "t5gemma",
-    "T5GemmaForConditionalGeneration",
-    to_hf,
-    from_hf,
-    {**HF_DROPOUT, **KEYS, **_SHARED},
-    "T5Gemma",
-    fixed=HF_FIXED,
-    can_be={"window_rope_base": (None,)},
-    encoder_decoder=True,
-    ends=True,
+HF_MODELS = (
+    HFModel(
+        T5GemmaConfig,
+        "t5gemma",
+        "T5GemmaForConditionalGeneration",
+        "T5Gemma",
+        HF_DROPOUT,
+        HF_NAMES,
+        _config_to_hf,
+        _config_from_hf,
+        keys={**KEYS, **_SHARED},
+        fixed=HF_FIXED,
+        can_be={"window_rope_base": (None,)},
+        ends=True,
+    ),
 )
-HF_MODELS = (HF,)

@@ -7,7 +7,6 @@ embeddings and the output.
 """
 
 import re
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -24,25 +23,20 @@ from pretrain.models.attention import (
     KeyValueCache,
     positions_from,
 )
+from pretrain.models.decoder_only_hf import HEADS, KEYS, RotarySettings
 from pretrain.models.layers import Embedding, one_use
 from pretrain.models.model import Head
 from pretrain.models.positions import rotary_embedding
-from pretrain.models.rotary_hf import HEADS, KEYS, RotarySettings
 from pretrain.models.stacks import Caches, Encoder, EncoderDecoder, LayerConfig, ResidualLayer, Stack
 from pretrain.models.state_dict_adapter import (
-    Exported,
     HFModel,
     Json,
+    Shapes,
     State,
-    drop_copies,
-    from_hf_names,
-    hf_config,
-    meta_state,
+    drop_tensors,
     tensors_of,
-    to_hf_names,
     to_ours,
     to_theirs,
-    token_ids,
     within,
 )
 from pretrain.models.t5gemma import (
@@ -197,6 +191,7 @@ _EMBEDDING = f"{_TEXT}.embed_tokens.weight"
 HF_NAMES = tensors_of(
     {
         "embedding": f"{_TEXT}.embed_tokens",
+        "lm_head": "lm_head.out_proj",
         **within("encoder", _TEXT, HF_STACK),
         **within("decoder", "model.decoder", HF_STACK),
     }
@@ -231,11 +226,7 @@ _VISION = {
 }
 
 
-def to_hf(config: T5Gemma2Config, state: Mapping[str, Tensor]) -> Exported:
-    """`T5Gemma2ForConditionalGeneration`, with zeros for the tensors that transformers has for images."""
-    from transformers import T5Gemma2Config as TheirConfig  # takes seconds to import
-    from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder
-
+def _config_to_hf(config: T5Gemma2Config) -> Json:
     stack = {**stack_to_hf(config, config, _ROTARY), **to_theirs(config, _SHARED)}
     encoder = {
         "text_config": stack,
@@ -243,54 +234,51 @@ def to_hf(config: T5Gemma2Config, state: Mapping[str, Tensor]) -> Exported:
         "mm_tokens_per_image": 1,
         "eoi_token_index": config.padded_vocab_size,  # no id of a text
     }
-    own = {"encoder": encoder, "decoder": stack, "initializer_range": config.init_std}
-    dropout = to_theirs(config, HF_DROPOUT)
-    saved = hf_config(config, "t5gemma2", HF.class_name, dropout, HF_FIXED, token_ids(config), own)
-    tensors = to_hf_names(state, HF_NAMES, "embedding.weight")
-    with torch.device("meta"):
-        theirs = T5Gemma2Encoder(TheirConfig.from_dict(saved).encoder).state_dict()
-    like = tensors[_EMBEDDING]
-    tensors |= {
-        f"model.encoder.{name}": like.new_zeros(tensor.shape)
-        for name, tensor in theirs.items()
-        if name.startswith(("vision_tower.", "multi_modal_projector."))
-    }
-    tensors[f"{_TEXT}.embed_tokens.eoi_embedding"] = like.new_zeros(like.shape[1])
-    return Exported(tensors, saved, token_ids(config, starts=True))
+    return {"encoder": encoder, "decoder": stack, "initializer_range": config.init_std}
 
 
-def from_hf(settings: Json, tensors: State) -> tuple[T5Gemma2Config, State]:
-    tensors = {name: tensor for name, tensor in tensors.items() if not _UNUSED.search(name)}
-    drop_copies(tensors, {_EMBEDDING: ["model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"]})
+def _config_from_hf(settings: Json, tensors: State) -> Json:
+    drop_tensors(tensors, _UNUSED.search)
     decoder = settings["decoder"]
-    ids = decoder_vocabulary(settings, decoder["pad_token_id"])
     refuse_differences(settings["encoder"]["text_config"], decoder, _SAME)
     for key, value in _FIXED_IN_STACKS.items():
         if decoder[key] != value:
             raise UserError(f"{key} is {decoder[key]!r}, but must be {value!r}")
-    config = T5Gemma2Config.model_validate(
-        {
-            **ids,
-            **to_ours(settings, HF_DROPOUT),
-            **_ROTARY.to_ours(decoder),
-            "num_layers": decoder["num_hidden_layers"],
-            **to_ours(decoder, _SHARED),
-        }
-    )
-    return config, from_hf_names(meta_state(config, tensors), tensors, HF_NAMES, "embedding.weight")
+    return {
+        **decoder_vocabulary(settings, decoder["pad_token_id"]),
+        **_ROTARY.to_ours(decoder),
+        "num_layers": decoder["num_hidden_layers"],
+        **to_ours(decoder, _SHARED),
+    }
 
 
-HF = HFModel(
-    "t5gemma2",
-    "T5Gemma2ForConditionalGeneration",
-    to_hf,
-    from_hf,
-    {**HF_DROPOUT, **KEYS, **_SHARED},
-    "T5Gemma 2",
-    fixed=HF_FIXED,
-    ignored={"encoder.vision_config": _VISION},
-    replaced="encoder.eoi_token_index",
-    encoder_decoder=True,
-    ends=True,
+def _unused(saved: Json) -> Shapes:
+    """Those for images."""
+    from transformers import T5Gemma2Config as TheirConfig  # takes seconds to import
+    from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder
+
+    with torch.device("meta"):
+        theirs = T5Gemma2Encoder(TheirConfig.from_dict(saved).encoder).state_dict()
+    shapes = {f"model.encoder.{name}": tuple(tensor.shape) for name, tensor in theirs.items()}
+    return {name: shape for name, shape in shapes.items() if _UNUSED.search(name)}
+
+
+HF_MODELS = (
+    HFModel(
+        T5Gemma2Config,
+        "t5gemma2",
+        "T5Gemma2ForConditionalGeneration",
+        "T5Gemma 2",
+        HF_DROPOUT,
+        HF_NAMES,
+        _config_to_hf,
+        _config_from_hf,
+        keys={**KEYS, **_SHARED},
+        copies={_EMBEDDING: ["model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"]},
+        fixed=HF_FIXED,
+        unused=_unused,
+        ignored={"encoder.vision_config": _VISION},
+        replaced="encoder.eoi_token_index",
+        ends=True,
+    ),
 )
-HF_MODELS = (HF,)

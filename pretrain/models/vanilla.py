@@ -5,16 +5,15 @@ embeddings and the output. Its layers are BART's too.
 """
 
 import math
-from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from pretrain.config.models import Heads, ModelConfig, PostNormConfig, VanillaConfig
+from pretrain.config.models import Heads, PostNormConfig, VanillaConfig
 from pretrain.models.layers import Dropout, Embedding
 from pretrain.models.model import Head
 from pretrain.models.positions import sinusoids
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
-from pretrain.models.state_dict_adapter import Exported, Json, OwnCode, State
+from pretrain.models.state_dict_adapter import own_code
 
 
 def post_norm_layer(config: PostNormConfig, std: float | None = None) -> LayerConfig:
@@ -59,29 +58,15 @@ class Vanilla(EncoderDecoder):
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)
 
 
-_CODE = OwnCode(
-    "encoder_decoder",
-    "vanilla_encoder_decoder",
-    VanillaConfig,
-    "AutoModelForSeq2SeqLM",
-    "VanillaForConditionalGeneration",
-    {"is_encoder_decoder": True, "tie_word_embeddings": True},
-    "embedding|lm_head",
-)
-
-
-def to_hf(config: VanillaConfig, state: Mapping[str, Tensor]) -> Exported:
-    return _CODE.to_hf(config, state, "embedding.weight")
-
-
-def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
-    return _CODE.from_hf(settings, tensors, "embedding.weight")
-
-
 HF_MODELS = (
-    _CODE.model(
-        to_hf,
-        from_hf,
+    own_code(
+        VanillaConfig,
+        "encoder_decoder",
+        "vanilla_encoder_decoder",
+        "AutoModelForSeq2SeqLM",
+        "VanillaForConditionalGeneration",
+        "embedding|lm_head",
+        fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
         ends=True,
         last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
     ),

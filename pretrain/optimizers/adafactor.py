@@ -135,7 +135,7 @@ class _SecondMoments:
         self._vector.lerp_((sums / self._counts).add_(least), weight.to(self._vector.dtype))
 
     def scales(self) -> Tensor:
-        """What elements of the gradient are multiplied by for g / √V, laid out like the vector: those of a matrix by
+        """The factors of the gradient's elements for g / √V, laid out like the vector: those of a matrix by
         their row's and by their column's."""
         means = torch.segment_reduce(self._vector.double(), "mean", lengths=self._lengths, unsafe=True)
         roots = torch.where(self._is_row, means.sqrt(), 1.0).float()

@@ -1,14 +1,21 @@
-"""AdamWScale, nanoT5's optimizer (Nawrot 2023, section 3): AdamW with steps relative to the size of each tensor."""
+"""AdamW, and AdamWScale of nanoT5 (Nawrot 2023, section 3): its steps are relative to the size of each tensor."""
 
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import AdamW
+from torch.optim.optimizer import ParamsT
 
-from pretrain.config.optimizers import AdamWScaleConfig
+from pretrain.config.optimizers import AdamWConfig, AdamWScaleConfig
 from pretrain.optimizers.flat_buffers import FlatBuffer, in_whole
 from pretrain.optimizers.sharded import Sharded, root_mean_squares, sums_of_squares
+
+
+def adamw(groups: ParamsT, config: AdamWConfig) -> AdamW:
+    """AdamW (Loshchilov and Hutter 2019). It updates each element independently, so torch's works under ZeRO."""
+    return AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
 
 
 class AdamWScale(Sharded):

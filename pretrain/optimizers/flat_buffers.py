@@ -26,7 +26,7 @@ class Fragment:
 
     @property
     def whole(self) -> bool:
-        """Whether it is the whole parameter."""
+        """True if it is the whole parameter."""
         return self.size == torch.Size(self.shape).numel()
 
     def rectangles(self) -> Iterator[tuple[slice, slice]]:
@@ -84,7 +84,7 @@ class FlatBuffer:
 
 
 def in_whole(device: torch.device) -> bool:
-    """Whether optimizers update a whole flat buffer in few operations: on a GPU each operation costs a launch. On a
+    """True if optimizers update a whole flat buffer in few operations: on a GPU each operation costs a launch. On a
     CPU, many operations on parts that stay in the cache are faster."""
     return device.type not in IN_PARTS
 

@@ -98,7 +98,7 @@ def git_branch() -> str:
 
 
 def git_diff() -> str:
-    """What this source tree changes of its commit, without secrets."""
+    """The changes of this source tree against its commit, without secrets."""
     return masked_code(git("diff", "HEAD"))
 
 

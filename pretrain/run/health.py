@@ -32,7 +32,7 @@ class Health:
         return replace(self, in_a_row=0, recent=(*self.recent, loss)[-window:] if window else ())
 
     def is_spike(self, loss: float, settings: SpikeSection | None) -> bool:
-        """Whether `loss` is too far above the losses of the window before it, if that is full."""
+        """True if `loss` is too far above the losses of the window before it, if that is full."""
         if settings is None or len(self.recent) < settings.window:
             return False
         mean = math.fsum(self.recent) / len(self.recent)

@@ -1,4 +1,4 @@
-"""What a rank shows its supervisor while it runs: that it is alive, and how far it is.
+"""The signs that a rank gives its supervisor while it runs: that it is alive, and how far it is.
 
 A supervisor gives its ranks a directory of their node. Each rank maps a file of a few numbers there into its memory,
 so that writing one is no system call. A thread beats twice a second. It stops beating when the process is stopped, or
@@ -27,11 +27,11 @@ _marks = 0
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank has shown, in seconds before it was read: its last beat and its last mark.
+    """A rank's last signs, in seconds before it was read: its last beat and its last mark.
 
     `step` is the one that it takes or took, 0 before the first of this attempt. `marks` counts the points of its work
     that it has passed, which are the same on all ranks. `first_step`: seconds since its first step ended; None before.
-    `stopped`: whether the process was stopped, as SIGSTOP does.
+    `stopped`: true if the process was stopped, as SIGSTOP does.
     """
 
     step: int

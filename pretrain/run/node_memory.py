@@ -37,7 +37,7 @@ def path(run: Path, host: str | None = None) -> Path | None:
 
 
 def is_private(directory: Path) -> bool:
-    """Whether `directory` is one that only this user can read and write, or isn't there."""
+    """True if `directory` is one that only this user can read and write, or isn't there."""
     try:
         found = directory.lstat()
     except FileNotFoundError:
@@ -80,7 +80,7 @@ def unused() -> Iterator[tuple[Path, Path | None]]:
 
 
 def _is_alive(ranks: Path) -> bool:
-    """Whether the supervisor that made a directory for its ranks lives."""
+    """True if the supervisor that made a directory for its ranks lives."""
     return psutil.pid_exists(int(ranks.name.split("-")[1]))
 
 

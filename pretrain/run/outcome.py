@@ -17,7 +17,7 @@ from pretrain.run.heartbeat import DIRECTORY
 
 
 class Outcome(NamedTuple):
-    """What rank `rank` has told, or its wrapper of it: `kind` is the file's suffix, `text` its content."""
+    """A message of rank `rank`, or of its wrapper: `kind` is the file's suffix, `text` its content."""
 
     rank: int
     kind: str
@@ -45,7 +45,8 @@ def done(rank: int) -> None:
 
 
 def new(directory: Path, known: set[str]) -> list[Outcome]:
-    """What has appeared in a node's directory, in the order of events. The files' names are added to `known`."""
+    """The messages that have appeared in a node's directory, in the order of events. The files' names are added to
+    `known`."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for file in directory.glob("rank-*.*"):

@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import shutil
 import tempfile
 from collections import deque
 from pathlib import Path
@@ -13,7 +12,7 @@ from pretrain.run import metrics_file as metric_log
 from pretrain.run import status
 
 SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
-_LOGS, _ATTEMPT, _STANDBY = "logs", "attempt-", "standby"
+_LOGS, _ATTEMPT = "logs", "attempt-"
 _DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
 _LAST_LINES = 40  # a stack dump ends with the main thread, its innermost call on top
 _BLOCK = 4096  # bytes; a smaller file may still fit on a full disk
@@ -37,17 +36,6 @@ def new_directory(run: Path) -> Path:
         except OSError as error:
             raise UserError(f"run.directory: {run} can't be created: {error.strerror}") from None
     raise AssertionError
-
-
-def standby_directory(run: Path) -> Path | None:
-    """A new directory for the logs of ranks that wait for their attempt; None if it can't be created."""
-    directory = run / _LOGS / _STANDBY
-    shutil.rmtree(directory, ignore_errors=True)  # left by a supervisor that was killed
-    try:
-        directory.mkdir(parents=True)
-    except OSError:
-        return None
-    return directory
 
 
 def attempt(directory: Path) -> int:

@@ -12,7 +12,8 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def rank_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """What torch.distributed and DeepSpeed need, from the variables of a task of srun; empty where none are needed.
+    """The variables that torch.distributed and DeepSpeed need, from the variables of a task of srun; empty where none
+    are needed.
 
     A process without SLURM, or in an allocation for one task, needs none. The master is the first node of the step, its
     port follows from the job's id; MASTER_ADDR and MASTER_PORT may be given. Raises UserError in an allocation for

@@ -17,7 +17,7 @@ STATUS, STOP = "status.json", "stop"
 class Status:
     """The state of a run. `attempt` counts its starts from 1; `step` is the number of steps done when it ended.
 
-    `stop_file`: whether RUN/stop existed when the run ended. `reason`: why no attempt follows one that has failed; only
+    `stop_file`: true if RUN/stop existed when the run ended. `reason`: why no attempt follows one that has failed; only
     a supervisor writes "failed".
     """
 

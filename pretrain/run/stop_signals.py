@@ -27,7 +27,7 @@ def ignore() -> None:
 
 
 def received() -> bool:
-    """Whether this rank was asked to stop. The ranks agree on that in their next step."""
+    """True if this rank was asked to stop. The ranks agree on that in their next step."""
     return bool(_received)
 
 

@@ -37,7 +37,7 @@ class Passes:
 
     @property
     def busy(self) -> bool:
-        """Whether other processes take part of the cores: a thread doesn't run all the time, or they are there and more
+        """True if other processes take part of the cores: a thread doesn't run all the time, or they are there and more
         threads take no less time than one."""
         others = self.load >= 1 or math.isinf(self.all)
         return self.one > _BUSY * self.processor or (others and self.threads > 1 and self.all * _BUSY > self.one)

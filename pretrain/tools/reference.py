@@ -35,8 +35,6 @@ the package, as `configs:models/t5-v1.1-base.yaml`. They are merged in order, th
 for the directory of the sample texts.
 """
 
-Kinds = dict[str, type[Section]]
-
 
 class Row(NamedTuple):
     """A key and what a table says of it, in Markdown."""
@@ -156,7 +154,8 @@ def _file(title: str, schema: type[Section]) -> Iterator[Part]:
 
 def _kinds(level: int, heading: str, text: str, key: str, annotation: Any) -> Iterator[Part]:
     """A section of which there are several kinds: the keys that all of them have, then each kind's own."""
-    kinds, tag = _tags(annotation)
+    kinds = {kind: section for section in _classes(annotation) for _, kind in _tags(section)}
+    ((tag, _),) = _tags(next(iter(kinds.values())))
     tables = {name: _rows(section, f"{key}.", frozenset()) for name, section in kinds.items()}
     links = ", ".join(_link(f"{tag}: {name}", f"`{name}`") for name in kinds)
     first, *others = tables.values()
@@ -200,14 +199,13 @@ def _item(field: FieldInfo) -> str:
 
 
 def _default(section: type[Section], key: str) -> str:
-    """What holds if the key is left out. Other keys that are left out may decide it, as `profile` does in cleaning."""
+    """The value if the key is left out. Other keys that are left out may decide it, as `profile` does in cleaning."""
     field = section.model_fields[key]
     if field.is_required():
         return "**required**"
     value = getattr(_with_defaults(section), key, field.get_default(call_default_factory=True))
     if isinstance(value, Section):
-        tag = next((name for name, one in type(value).model_fields.items() if _is_tag(one)), None)
-        return f"`{getattr(value, tag)}`" if tag else ""
+        return "".join(f"`{kind}`" for _, kind in _tags(type(value)))
     return _written(value)
 
 
@@ -238,28 +236,22 @@ def _default_kind(annotation: Any) -> str:
     except ValidationError as error:
         problem = error.errors()[0]
         return "**required**" if problem["type"].startswith("union_tag") else f"default: `{problem['loc'][0]}`"
-    return f"default: `{_tag_of(type(chosen))[1]}`"
+    return "".join(f"default: `{kind}`" for _, kind in _tags(type(chosen)))
 
 
-def _tags(annotation: Any) -> tuple[Kinds, str]:
-    """The kinds of a section by name, and the key that names them."""
-    found = {_tag_of(section)[1]: section for section in _classes(annotation)}
-    return found, _tag_of(next(iter(found.values())))[0]
-
-
-def _tag_of(section: type[Section]) -> tuple[str, str]:
-    """(key, kind) of a kind of section."""
-    return next((key, get_args(field.annotation)[0]) for key, field in section.model_fields.items() if _is_tag(field))
+def _tags(section: type[Section]) -> list[tuple[str, str]]:
+    """(key, kind) of a section of which there are several kinds; nothing for another."""
+    return [(key, get_args(field.annotation)[0]) for key, field in section.model_fields.items() if _is_tag(field)]
 
 
 def _is_tag(field: FieldInfo) -> bool:
-    """Whether the field names the kind of its section: it has one value, and a default."""
+    """True if the field names the kind of its section: it has one value, and a default."""
     one_value = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
     return one_value and field.default is not PydanticUndefined
 
 
 def _tagged(field: FieldInfo) -> bool:
-    """Whether there are several kinds of this section."""
+    """True if there are several kinds of this section."""
     return len(_classes(field.annotation)) > 1
 
 

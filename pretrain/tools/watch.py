@@ -113,11 +113,12 @@ def _head(run_dir: Path, curves: Curves) -> Iterator[Text]:
     ago = max(0.0, time.time() - curves.last.time)
     attempt = f", attempt {curves.last.attempt}" if curves.last.attempt > 1 else ""
     yield Text(f"{run_dir}  step {curves.last.step:,}{attempt}, logged {duration(ago)} ago", style="bold")
-    failures = [one for one in restarts.read(run_dir) if one.outcome == "failed"]
+    attempts = restarts.read(run_dir)
+    failures = [one for one in attempts if one.outcome == "failed"]
     if failures:
         last = failures[-1]
         where = f"at step {last.step:,}" if last.step else "before its first step"
-        down = f", {duration(restarts.seconds_down(restarts.read(run_dir)))} without training after them"
+        down = f", {duration(restarts.seconds_down(attempts))} without training after them"
         error = f": {last.error}" if last.error else ""
         yield Text(f"{counted(len(failures), 'failure')}{down}; the last {where}: {last.cause}{error}", style="yellow")
     now = status.read(run_dir)
@@ -153,7 +154,7 @@ def _small_charts(curves: Curves, width: int) -> Iterator[Text]:
 
 
 def _samples(run_dir: Path, width: int) -> Iterator[Text]:
-    """What the model wrote at the last step of the table."""
+    """The texts that the model wrote at the last step of the table."""
     rows = record.table(record.directory(run_dir) / "samples.json")
     if not rows:
         return

@@ -7,44 +7,36 @@ RUN/system/NODE.jsonl   the metrics of the machines
 RUN/artifacts/          every file that appears here is uploaded; see uploads.py
 RUN/checkpoints/        each checkpoint becomes a model with the metrics of its step; see checkpoints.py
 
-What is sent for a line of metrics follows from the file up to that line alone, and MLflow takes an equal point (name,
-step, time, value) only once. So sending lines again, after a kill came before the offset was saved, is harmless.
+MLflow takes an equal point (name, step, time, value) only once. So sending lines again, after a kill came before the
+offset was saved, is harmless.
 """
 
-import getpass
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking.context.registry import resolve_tags
 
 from data_pipeline.foundation.secrets import masked
 from pretrain.run import metrics_file
 from pretrain.run import system_metrics as system
-from pretrain.run.metrics_file import Row
 from pretrain.tracking.checkpoints import log_checkpoints
-from pretrain.tracking.metric_points import RepeatedSteps, in_mlflow
+from pretrain.tracking.metric_names import in_mlflow
 from pretrain.tracking.mlflow_run import NOTE, FeedState, MlflowRun, TrackedRun
 from pretrain.tracking.parent_runs import parent_run, settle_parent
-from pretrain.tracking.store import (
-    ARTIFACTS,
-    DIGEST_LENGTH,
-    METRICS_PER_BATCH,
-    PARAMETER_LENGTH,
-    PARAMETERS_PER_BATCH,
-    TAG_LENGTH,
-    absolute_uri,
-    client,
-    safe_key,
-    sqlite_file,
-    store_lock,
-)
-from pretrain.tracking.uploads import Uploads
+from pretrain.tracking.store import ARTIFACTS, absolute_uri, client, create_tables, safe_key, sqlite_file
+from pretrain.tracking.uploads import upload_files
 
 # the value with which the UI opens an experiment on its training runs, not on its pages for language-model calls
-_EXPERIMENT_KIND = ("mlflow.experimentKind", "custom_model_development")
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _RUN_KEY = "run_key"
+_ROWS_AT_ONCE = 100
+_PARAMETER_LENGTH = 6000  # to which MLflow cuts it
 
 
 class MlflowFeeder:
@@ -52,93 +44,71 @@ class MlflowFeeder:
 
     def __init__(self, run_dir: Path, run: TrackedRun, uri: str):
         self.run_dir, self.run, self.uri = run_dir, run, absolute_uri(uri)
-        self._client: Any = None
         self._parent: str | None = None
-        self._connection: tuple[MlflowRun, Uploads] | None = None
-        path = run_dir / metrics_file.FILE_NAME
-        self._repeated = RepeatedSteps(lambda: (row for row, _ in metrics_file.rows_from(path)))
+        self._connection: MlflowRun | None = None
 
     def feed(self) -> int:
         """Sends new metrics, files and checkpoints. Returns how many metrics were sent."""
-        run, uploads = self._connected()
-        sent = self._feed_rows(run, metrics_file.FILE_NAME, self._repeated.new_metrics)
-        for file in system.files(self.run_dir):
-            sent += self._feed_rows(run, str(file.relative_to(self.run_dir)), lambda row: row.metrics)
-        uploads.send()
+        run = self._connected()
+        files = [self.run_dir / metrics_file.FILE_NAME, *system.files(self.run_dir)]
+        sent = sum(_feed_rows(run, str(file.relative_to(self.run_dir))) for file in files)
+        upload_files(run)
         log_checkpoints(run)
         return sent
 
     def finish(self) -> None:
         """Tells MLflow how the run ended, if it has."""
         if self.run.status != "RUNNING":
-            run, _ = self._connected()
+            run = self._connected()
             ended = int((self.run.ended or time.time()) * 1000)
-            self._client.set_terminated(run.state.run_id, self.run.status, end_time=ended)
+            run.client.set_terminated(run.state.run_id, self.run.status, end_time=ended)
             if self._parent:
-                settle_parent(self._client, run.state.experiment_id, self._parent)
+                settle_parent(run.client, run.state.experiment_id, self._parent)
 
-    def _connected(self) -> tuple[MlflowRun, Uploads]:
-        """The MLflow run and its uploads; the first call creates or reopens the run and describes it."""
+    def _connected(self) -> MlflowRun:
+        """The MLflow run; the first call creates or reopens it and describes it."""
         if self._connection is None:
-            with store_lock(self.uri):
-                self._client = client(self.uri)
-                experiment_id = self._experiment()
-                self._parent = parent_run(self._client, experiment_id, self.run.parent) if self.run.parent else None
-            state = self._existing_run() or self._new_run(experiment_id)
+            create_tables(self.uri)
+            self._client = client(self.uri)
+            experiment_id = self._experiment()
+            self._parent = parent_run(self._client, experiment_id, self.run.parent) if self.run.parent else None
+            state = self._state(experiment_id)
             state.save(self.run_dir)
             self._describe(state.run_id)
-            run = MlflowRun(self._client, self.run_dir, self.run, state)
-            self._connection = run, Uploads(run)
+            self._connection = MlflowRun(self._client, self.run_dir, self.run, state)
         return self._connection
 
     def _experiment(self) -> str:
-        name, (kind, value) = self.run.experiment, _EXPERIMENT_KIND
+        name, database = self.run.experiment, sqlite_file(self.uri)
+        # a server has its own place for artifacts; with a file, they must not land in the working directory
+        location = (database.parent / ARTIFACTS / safe_key(name)).as_uri() if database else None
         experiment = self._client.get_experiment_by_name(name)
-        if experiment is None:
-            database = sqlite_file(self.uri)
-            # a server has its own place for artifacts; with a file, they must not land in the working directory
-            location = (database.parent / ARTIFACTS / safe_key(name)).as_uri() if database else None
-            return self._client.create_experiment(name, artifact_location=location, tags={kind: value})
-        if experiment.lifecycle_stage == "deleted":
-            self._client.restore_experiment(experiment.experiment_id)
-        if kind not in experiment.tags:
-            self._client.set_experiment_tag(experiment.experiment_id, kind, value)
-        return experiment.experiment_id
-
-    def _existing_run(self) -> FeedState | None:
-        from mlflow.exceptions import MlflowException  # mlflow takes a second to import
-
-        state = FeedState.load(self.run_dir)
-        if state is None or state.tracking_uri != masked(self.uri):
-            return None
+        if experiment is not None:
+            return experiment.experiment_id
         try:
-            self._client.get_run(state.run_id)
+            return self._client.create_experiment(name, location, _EXPERIMENT_TAGS)
         except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # the database has been replaced
-                return None
-            raise
-        return state
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # made by a run that started with this one
+                raise
+            return self._client.get_experiment_by_name(name).experiment_id
 
-    def _new_run(self, experiment_id: str) -> FeedState:
+    def _state(self, experiment_id: str) -> FeedState:
+        """The part of the run that MLflow has, which is created if MLflow lacks it."""
         found = self._client.search_runs([experiment_id], f"tags.{_RUN_KEY} = '{self.run.key}'", max_results=1)
-        started = int(self.run.started * 1000)
-        tags = {_RUN_KEY: self.run.key}
+        started, tags = int(self.run.started * 1000), {_RUN_KEY: self.run.key}
         run = found[0] if found else self._client.create_run(experiment_id, started, tags, self.run.run_name)
-        return FeedState(masked(self.uri), experiment_id, run.info.run_id)
+        state = FeedState(masked(self.uri), experiment_id, run.info.run_id)
+        before = FeedState.load(self.run_dir)
+        return (
+            before if before and (before.tracking_uri, before.run_id) == (state.tracking_uri, state.run_id) else state
+        )
 
     def _describe(self, run_id: str) -> None:
         """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag  # see above
-
         self._client.update_run(run_id, status="RUNNING", name=self.run.run_name)
         data = self._client.get_run(run_id).data
-        known = data.params
-        parameters = flatten(self.run.parameters)
-        new = [Param(key, value) for key, value in parameters.items() if key not in known]
-        for start in range(0, len(new), PARAMETERS_PER_BATCH):
-            self._client.log_batch(run_id, params=new[start : start + PARAMETERS_PER_BATCH])
-
-        tags = {"mlflow.user": _user(), "mlflow.source.type": "LOCAL", "mlflow.source.name": "pretrain train"}
+        known, parameters = data.params, flatten(self.run.parameters)
+        tags = {**resolve_tags(), "mlflow.source.name": "pretrain train"}
         tags |= {"attempts": str(self.run.attempt), "run_directory": str(self.run_dir.resolve())}
         if self._parent:
             tags["mlflow.parentRunId"] = self._parent
@@ -146,48 +116,37 @@ class MlflowFeeder:
             if parameters[key] != known[key]:
                 tags[f"changed.{key}"] = f"{known[key]} → {parameters[key]} (attempt {self.run.attempt})"
         tags |= {key: value for key, value in self.run.tags.items() if key != NOTE or NOTE not in data.tags}
-        run_tags = [RunTag(safe_key(key), str(value)[:TAG_LENGTH]) for key, value in tags.items()]
-        for start in range(0, len(run_tags), PARAMETERS_PER_BATCH):
-            self._client.log_batch(run_id, tags=run_tags[start : start + PARAMETERS_PER_BATCH])
-
+        self._client.log_batch(
+            run_id,
+            params=[Param(key, value) for key, value in parameters.items() if key not in known],
+            tags=[RunTag(safe_key(key), str(value)) for key, value in tags.items()],
+        )
         inputs = []
-        for name, info in self.run.named_datasets():
+        for info in self.run.datasets:
             source, profile = json.dumps({"uri": info.source}), json.dumps(info.profile)
-            dataset = Dataset(name, info.digest[:DIGEST_LENGTH], "local", source, profile=profile)
+            dataset = Dataset(**info.in_mlflow, source_type="local", source=source, profile=profile)
             inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)]))
         if inputs:
             self._client.log_inputs(run_id, inputs)
 
-    def _feed_rows(self, run: MlflowRun, name: str, new_metrics: Callable[[Row], Mapping[str, float]]) -> int:
-        """Sends the new rows of a file of metrics; `new_metrics` selects the metrics of a row that MLflow lacks."""
-        path, offset = self.run_dir / name, run.state.offsets.get(name, 0)
-        size = path.stat().st_size if path.exists() else 0
-        if size < offset:  # the file system lost the end of the file; some of the rest may be sent again
-            offset = 0
-        sent = 0
-        for metrics, end in _batches(path, offset, new_metrics) if size > offset else ():
-            self._client.log_batch(run.state.run_id, metrics=metrics)
-            run.state.offsets[name] = end
-            run.save()
-            sent += len(metrics)
-        return sent
 
-
-def _batches(
-    path: Path, offset: int, new_metrics: Callable[[Row], Mapping[str, float]]
-) -> Iterator[tuple[list[Any], int]]:
-    """Batches of MLflow metrics, each with the offset behind its last row."""
-    from mlflow.entities import Metric  # mlflow takes a second to import
-
-    batch: list[Any] = []
-    for row, end in metrics_file.rows_from(path, offset):
-        values = new_metrics(row)
-        if batch and len(batch) + len(values) > METRICS_PER_BATCH:
-            yield batch, offset
-            batch = []
-        batch += [Metric(in_mlflow(name), value, int(row.time * 1000), row.step) for name, value in values.items()]
-        offset = end
-    yield batch, offset
+def _feed_rows(run: MlflowRun, name: str) -> int:
+    """Sends the new rows of a file of metrics. Returns how many metrics they have."""
+    path, offset = run.directory / name, run.state.offsets.get(name, 0)
+    if not path.exists() or path.stat().st_size < offset:  # the file system lost the end of the file
+        offset = 0
+    rows, sent = metrics_file.rows_from(path, offset), 0
+    while batch := list(islice(rows, _ROWS_AT_ONCE)):
+        metrics = [
+            Metric(in_mlflow(name), value, int(row.time * 1000), row.step)
+            for row, _ in batch
+            for name, value in row.metrics.items()
+        ]
+        run.client.log_batch(run.state.run_id, metrics=metrics)
+        _, run.state.offsets[name] = batch[-1]
+        run.save()
+        sent += len(metrics)
+    return sent
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -204,12 +163,5 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{name}.")
         else:
-            flat[safe_key(name)] = str(value)[:PARAMETER_LENGTH]
+            flat[safe_key(name)] = str(value)[:_PARAMETER_LENGTH]
     return flat
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's numeric user without a name
-        return str(os.getuid())

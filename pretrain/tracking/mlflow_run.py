@@ -6,19 +6,21 @@ RUN/mlflow.json     how far MLflow has been fed (FeedState)
 
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import NonNegativeInt
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from pretrain.tracking.store import uri_now
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 TRACKING_FILE, STATE_FILE = "tracking.json", "mlflow.json"
 ARTIFACTS_DIRECTORY = "artifacts"
+DIGEST_LENGTH = 36  # of a dataset: MLflow's limit
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as the description, in Markdown
 
 
@@ -36,22 +38,29 @@ class DatasetInfo:
     context: str
     profile: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def in_mlflow(self) -> dict[str, str]:
+        """Name and digest: MLflow keeps one input of each pair, and a corpus may be both trained and validated on."""
+        return {"name": f"{self.name} ({self.context})", "digest": self.digest[:DIGEST_LENGTH]}
+
 
 @dataclass
 class TrackedRun:
-    """The description of a run for MLflow. `key` finds the run in MLflow again if mlflow.json is lost.
+    """The description of a run for MLflow.
 
-    `parent` is the name of the run that MLflow shows it under.
+    `parameters` is the resolved run file, `tags` what else names the run, `artifacts` files by their paths in the run
+    directory, and `parent` the name of the run that MLflow shows it under. `key` finds the run in MLflow again if
+    mlflow.json is lost.
     """
 
-    uri: str | None
     experiment: str
     run_name: str
     attempt: int
-    parameters: dict[str, Any]
-    tags: dict[str, str]
-    datasets: list[DatasetInfo]
-    artifacts: list[str]
+    uri: str | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    datasets: list[DatasetInfo] = field(default_factory=list)
+    artifacts: list[str] = field(default_factory=list)
     parent: str | None = None
     status: str = "RUNNING"
     started: float = field(default_factory=time.time)
@@ -63,33 +72,20 @@ class TrackedRun:
 
     @classmethod
     def load(cls, run_dir: Path) -> "TrackedRun | None":
-        run = read_valid_json(run_dir / TRACKING_FILE, cls)
-        return replace(run, uri=uri_now(run.uri, run_dir)) if run and run.uri else run
-
-    @property
-    def family(self) -> str:
-        return str(self.parameters.get("model", {}).get("family", ""))
-
-    def named_datasets(self) -> Iterator[tuple[str, DatasetInfo]]:
-        """The datasets under names that differ: MLflow keeps one input for a name and digest."""
-        names: set[str] = set()
-        for info in self.datasets:
-            name = info.name if info.name not in names else f"{info.name} ({info.context})"
-            names.add(name)
-            yield name, info
+        return read_valid_json(run_dir / TRACKING_FILE, cls)
 
 
 @dataclass
 class LoggedCheckpoint:
-    """A checkpoint in MLflow. `version`: [mtime_ns, bytes] of its index; None once the checkpoint is deleted."""
+    """A checkpoint in MLflow. `version`: [mtime_ns, bytes] of its index."""
 
     model_id: str
-    version: list[int] | None
+    version: list[int]
 
 
 @dataclass
 class FeedState:
-    """What MLflow has of a run.
+    """The part of a run that MLflow has.
 
     `offsets`: bytes of each file of metrics, by its path in the run directory. `files`: [mtime_ns, bytes] of each
     upload. `checkpoints`: by the name of the checkpoint's directory.
@@ -107,29 +103,20 @@ class FeedState:
 
     @classmethod
     def load(cls, run_dir: Path) -> "FeedState | None":
-        state = read_valid_json(run_dir / STATE_FILE, cls)
-        return replace(state, tracking_uri=uri_now(state.tracking_uri, run_dir)) if state else None
+        return read_valid_json(run_dir / STATE_FILE, cls)
 
 
 @dataclass(frozen=True)
 class MlflowRun:
     """A run with MLflow's client and what MLflow has of it."""
 
-    client: Any
+    client: "MlflowClient"
     directory: Path
     description: TrackedRun
     state: FeedState
 
     def save(self) -> None:
         self.state.save(self.directory)
-
-    def add_output(self, model_id: str, step: int) -> None:
-        """Makes a logged model an output of the run, once."""
-        from mlflow.entities import LoggedModelOutput  # mlflow takes a second to import
-
-        outputs = self.client.get_run(self.state.run_id).outputs
-        if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
-            self.client.log_outputs(self.state.run_id, [LoggedModelOutput(model_id, step)])
 
 
 def file_version(file: Path) -> list[int]:

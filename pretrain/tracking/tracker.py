@@ -5,20 +5,22 @@ MLflow is slow, locked or unreachable, its UI lacks curves, but training is unaf
 """
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked, masked_values
 from pretrain.run.metrics_file import MetricLog
-from pretrain.tracking.feeder import MlflowFeeder
-from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY, DatasetInfo, TrackedRun
-from pretrain.tracking.store import absolute_uri, answers, one_line
+from pretrain.tracking.mlflow_run import TrackedRun
+from pretrain.tracking.store import absolute_uri, one_line
+
+if TYPE_CHECKING:
+    from pretrain.tracking.feeder import MlflowFeeder
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -27,6 +29,7 @@ SECONDS_BETWEEN_FEEDS = 2.0
 MOST_SECONDS_TO_CONNECT = 30.0  # in which importing the client and the first feed take this rank's processor
 SECONDS_FOR_THE_REST = 30.0  # at most, at the end of a run
 SECONDS_FOR_A_RETURN = 3.0  # of an MLflow that is away when a run ends
+SECONDS_BETWEEN_LAST_FEEDS = 0.5
 LONGEST_PAUSE = 120.0
 logger = logging.getLogger(__name__)
 
@@ -34,43 +37,22 @@ logger = logging.getLogger(__name__)
 class Tracker:
     """Logs a run's metrics and feeds them to MLflow, unless `uri` is None.
 
-    `parameters` is the resolved run config, `tags` what else names the run (git commit, ranks, zero_stage), `artifacts`
-    files such as config.yaml, and `parent` the name of the run that MLflow shows it under. Files that appear in
-    `artifacts_directory` later, whole under their final names, are uploaded too. Nothing here raises or waits because
-    of MLflow. Passwords in URLs are recorded as ***.
+    Files that appear in RUN/artifacts later, whole under their final names, are uploaded too. Nothing here raises or
+    waits because of MLflow. Passwords in URLs are recorded as ***.
 
-    >>> with Tracker(run_dir, attempt=1, run_name="t5", uri="sqlite:///runs/mlflow.db", experiment="c4") as tracker:
+    >>> with Tracker(run_dir, TrackedRun("c4", "t5", attempt=1), "sqlite:///runs/mlflow.db") as tracker:
     ...     tracker.log(10, {"train/loss": 9.8})
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        *,
-        attempt: int,
-        run_name: str,
-        uri: str | None,
-        experiment: str,
-        parameters: Mapping[str, Any] | None = None,
-        tags: Mapping[str, Any] | None = None,
-        datasets: Sequence[DatasetInfo] = (),
-        artifacts: Sequence[Path] = (),
-        parent: str | None = None,
-    ):
+    def __init__(self, run_dir: Path, run: TrackedRun, uri: str | None):
         self.run_dir = run_dir
-        self.artifacts_directory = run_dir / ARTIFACTS_DIRECTORY
-        self._log = MetricLog(run_dir, attempt)
+        self._log = MetricLog(run_dir, run.attempt)
         self._log_failing = False
-        self._run = TrackedRun(
+        self._run = replace(
+            run,
             uri=masked(absolute_uri(uri)) if uri else None,
-            experiment=experiment,
-            run_name=run_name,
-            attempt=attempt,
-            parameters=masked_values(parameters or {}),
-            tags={key: masked(str(value)) for key, value in (tags or {}).items()},
-            datasets=list(datasets),
-            artifacts=[_relative(path, run_dir) for path in artifacts],
-            parent=parent,
+            parameters=masked_values(run.parameters),
+            tags={key: masked(value) for key, value in run.tags.items()},
         )
         if before := TrackedRun.load(run_dir):
             self._run.key, self._run.started = before.key, before.started
@@ -79,7 +61,7 @@ class Tracker:
 
     @property
     def connects(self) -> bool:
-        """Whether MLflow's client is imported or feeds for the first time, which takes seconds of the processor."""
+        """True if MLflow's client is imported or feeds for the first time, which takes seconds of the processor."""
         return self._feeding is not None and self._feeding.connects
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -128,8 +110,8 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
         raise UserError(f"{run_dir}: the run was started without tracking.mlflow.uri; give one to sync to")
     if MASK in uri:
         raise UserError(f"{run_dir}: the password of {uri} isn't recorded; give --uri with it")
-    feeder = MlflowFeeder(run_dir, run, uri)
     try:
+        feeder = _feeder(run_dir, run, uri)
         sent = feeder.feed()
         feeder.finish()
     except Exception as error:
@@ -141,10 +123,10 @@ class _FeedingThread:
     """Calls the feeder every few seconds, less and less often while MLflow fails."""
 
     def __init__(self, run_dir: Path, run: TrackedRun, uri: str):
-        self._uri, self._address = masked(uri), uri
-        self._feeder = MlflowFeeder(run_dir, run, uri)
+        self._of_the_feeder = run_dir, run, uri
+        self._uri = masked(uri)
         self._closing, self._closed = threading.Event(), threading.Event()
-        self._failing = self._complete = self._tried = False
+        self._complete = self._tried = False
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="mlflow-feeder", daemon=True)
         self._thread.start()
@@ -154,49 +136,42 @@ class _FeedingThread:
         return not self._tried and time.monotonic() - self._began < MOST_SECONDS_TO_CONNECT
 
     def close(self, timeout: float) -> bool:
-        """Has the feeder send the rest. Returns whether MLflow has everything.
-
-        An MLflow that was unreachable so far gets a few seconds, and the rest of `timeout` only if it then answers.
-        """
-        began = time.monotonic()
+        """Has the feeder send the rest, or try to for a few seconds if MLflow is away. Returns whether it is sent."""
         self._closing.set()
-        if self._failing:
-            self._thread.join(min(timeout, SECONDS_FOR_A_RETURN))
-        if not self._failing or answers(self._address):
-            self._thread.join(max(timeout - (time.monotonic() - began), 0.0))
+        self._thread.join(timeout)
         self._closed.set()
         return self._complete
 
     def _work(self) -> None:
-        pause, last_try = SECONDS_BETWEEN_FEEDS, math.inf
+        failing, pause, last_try, feeder = False, SECONDS_BETWEEN_FEEDS, None, None
         self._closing.wait(SECONDS_BEFORE_FEEDS)
-        while not self._complete and not self._closed.is_set():
+        while not self._closed.is_set():
             closing = self._closing.is_set()
-            if closing:
-                last_try = min(last_try, time.monotonic() + SECONDS_FOR_A_RETURN)
+            if closing and last_try is None:
+                last_try = time.monotonic() + SECONDS_FOR_A_RETURN
             try:
-                self._feeder.feed()
+                feeder = feeder or _feeder(*self._of_the_feeder)
+                feeder.feed()
                 if closing:
-                    self._feeder.finish()
+                    feeder.finish()
                     self._complete = True
-                if self._failing:
+                if failing:
                     logger.warning("MLflow at %s accepts metrics again", self._uri)
-                self._failing, pause = False, SECONDS_BETWEEN_FEEDS
+                failing, pause = False, SECONDS_BETWEEN_FEEDS
             except Exception as error:
-                if not self._failing:
+                if not failing:
                     logger.warning("MLflow at %s: %s; training goes on, will try again", self._uri, one_line(error))
-                self._failing = True
-                pause = min(2 * pause, LONGEST_PAUSE)
+                failing, pause = True, min(2 * pause, LONGEST_PAUSE)
             self._tried = True
-            if not closing:
+            if self._complete or (last_try is not None and time.monotonic() > last_try):
+                return
+            if closing:
+                self._closed.wait(SECONDS_BETWEEN_LAST_FEEDS)
+            else:
                 self._closing.wait(pause)
-            elif not self._complete:
-                if time.monotonic() > last_try and not answers(self._address):
-                    return
-                self._closed.wait(0.5)
 
 
-def _relative(path: Path, run_dir: Path) -> str:
-    """`path`, made relative if it is in the run directory, which may be synced from elsewhere."""
-    path, run_dir = path.absolute(), run_dir.absolute()
-    return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
+def _feeder(run_dir: Path, run: TrackedRun, uri: str) -> "MlflowFeeder":
+    from pretrain.tracking.feeder import MlflowFeeder  # imports MLflow, which takes seconds: in the thread
+
+    return MlflowFeeder(run_dir, run, uri)

@@ -3,7 +3,8 @@
 The forms of attention that the run's model takes are computed once by them and once by PyTorch, forward and backward.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,10 +40,8 @@ def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
     if device.type != "cuda" or asked in ("sdpa", "eager"):
         use(asked if asked in ("sdpa", "eager") else None)
         return None
-    rows = min(_ROWS, run.config.batch.share(run.ranks))
-    batches = [full_rows(run, rows), TrainingBatches(run.stream, run.plan(rows).layout)[0].batch]
     dtype = torch.bfloat16 if run.config.precision == "bf16" else torch.float32
-    problem = find_problem(run.model, batches, dtype, device)
+    problem = find_problem(run.model, _rows(run), dtype, device)
     if least(int(problem is None), device):
         use("triton")
         return None
@@ -53,10 +52,20 @@ def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
     return f"{line}; PyTorch's are taken"
 
 
-def find_problem(config: ModelConfig, batches: Sequence[Batch], dtype: torch.dtype, device: torch.device) -> str | None:
-    """What is wrong with the kernels for the model of `config` in training on `batches`, in one line."""
+def _rows(run: ValidatedRun) -> Iterator[Batch]:
+    """The longest rows that the run may have, and its first."""
+    plan = replace(run.plan, measured=min(_ROWS, run.plan.share))
+    yield full_rows(run, plan.micro_batch)
+    yield TrainingBatches(run.stream, plan.layout)[0].batch
+
+
+def find_problem(config: ModelConfig, batches: Iterable[Batch], dtype: torch.dtype, device: torch.device) -> str | None:
+    """The problem with the kernels for the model of `config` in training on `batches`, in one line, if there is one.
+
+    Any exception is one, also of `batches`.
+    """
     try:
-        for call in calls(config, batches, dtype):
+        for call in calls(config, list(batches), dtype):
             name, error = max(_errors(call, device).items(), key=lambda item: item[1])
             tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
             tolerance = TOLERANCE_OF_TF32 if tf32 else TOLERANCE[dtype]

@@ -1,4 +1,4 @@
-"""What happens in training besides its steps is in callbacks; the trainer is what they see.
+"""Callbacks do all that happens in training besides its steps; the trainer is what they see.
 
 A run file adds callbacks of one's own, each a class in any package: docs/how-to/write-a-callback.md.
 """
@@ -43,7 +43,7 @@ class Callback:
         """Called when steps begin, and when they begin anew since the run went back to a checkpoint."""
 
     def requests(self, trainer: "Trainer") -> Mapping[str, bool]:
-        """What this rank asks for, by name, the same names on all ranks. After the step, `trainer.requested` says what
+        """This rank's requests, by name, the same names on all ranks. After the step, `trainer.requested` says what
         any rank has asked for. "stop" saves and stops after this step."""
         return {}
 
@@ -83,7 +83,7 @@ class Callback:
         """Called with all metrics of a line of the log. On ranks but 0, some are this rank's alone."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this callback, as JSON, the same on all ranks."""
+        """The state of this callback in a checkpoint, as JSON, the same on all ranks."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ class Trainer:
             self._load(run.resume)
         if problem := choose_attention(run, engine.device):
             report.warn(problem)
-        self.plan = run.plan(micro_batch.choose(run, engine))
+        self.plan = micro_batch.choose(run, engine)
         self.layout = self.plan.layout
         self.state = self.before = run.train_state
         self.requested: dict[str, bool] = {}
@@ -135,17 +135,17 @@ class Trainer:
 
     @property
     def last(self) -> bool:
-        """Whether it is the last one of the run."""
+        """True if it is the last one of the run."""
         return self.step == self.config.run.max_steps
 
     @property
     def logging(self) -> bool:
-        """Whether the log of metrics has a line of it."""
+        """True if the log of metrics has a line of it."""
         return self.step % self.config.tracking.log_every_steps == 0 or self.last or self.stopping
 
     @property
     def saving(self) -> bool:
-        """Whether a checkpoint follows it."""
+        """True if a checkpoint follows it."""
         return self.step % self.config.checkpoint.every_steps == 0 or self.last or self.stopping
 
     @property

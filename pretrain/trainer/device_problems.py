@@ -9,7 +9,7 @@ from pretrain.hardware.machine import count_gpus
 
 
 def device_problems(config: RunConfig) -> list[str]:
-    """What this machine can't do, one line for each key."""
+    """The settings that this machine can't fulfil, one line for each key."""
     problems = _gpu_problems(config) if count_gpus() else []
     if config.compute.attention == "triton" and not count_gpus():
         problems.append("compute.attention: triton needs a GPU; set auto")
@@ -47,20 +47,20 @@ def _gpu_problems(config: RunConfig) -> list[str]:
 
 
 def _compiles_for_gpus() -> bool:
-    """Whether there is nvcc where PyTorch looks for it."""
+    """True if there is nvcc where PyTorch looks for it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return Path(home, "bin/nvcc").exists() or shutil.which("nvcc") is not None
 
 
 def _was_built(extension: str) -> bool:
-    """Whether DeepSpeed was installed with this extension."""
+    """True if DeepSpeed was installed with this extension."""
     from pretrain.zero.deepspeed_private import deepspeed  # takes seconds, and few runs ask
 
     return bool(deepspeed.git_version_info.installed_ops.get(extension))
 
 
 def _reads_asynchronously() -> bool:
-    """Whether DeepSpeed's async_io extension is built or can be built."""
+    """True if DeepSpeed's async_io extension is built or can be built."""
     from pretrain.zero.deepspeed_private import deepspeed  # takes seconds, and few runs ask
 
     return deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)

@@ -79,8 +79,8 @@ def problems(settings: DistillationSection, model: ModelConfig, training: list[C
 
 
 def identity(settings: DistillationSection) -> checkpoint_index.Identity:
-    """What may not change over the life of a run: all settings but the teacher's path, and the sha256 of its index,
-    which has those of its files."""
+    """The settings that may not change over the life of a run: all settings but the teacher's path, and the sha256 of
+    its index, which has those of its files."""
     index = _checkpoint(settings) / checkpoint_index.INDEX
     return {"teacher_sha256": sha256(index), **settings.model_dump(exclude={"teacher"})}
 

@@ -1,8 +1,13 @@
 """The training loop. What happens besides its steps is in callbacks, each in a file of its own."""
 
+from collections.abc import Sequence
+from importlib import import_module
+
 from data_pipeline.foundation.command import STOPPED
+from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint.tensors import load_weights
 from pretrain.config import RunConfig
+from pretrain.config.run_config import CallbackSection
 from pretrain.run import watchdog
 from pretrain.trainer import wrappers
 from pretrain.trainer.callback import Callback, Trainer
@@ -17,7 +22,6 @@ from pretrain.trainer.callbacks.speed import Speed
 from pretrain.trainer.callbacks.spikes import Spikes
 from pretrain.trainer.callbacks.stops import Stops
 from pretrain.trainer.callbacks.straggling import Straggling
-from pretrain.trainer.callbacks.users import users_callbacks
 from pretrain.trainer.callbacks.weight_comparison import WeightComparison
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import ValidatedRun
@@ -60,3 +64,18 @@ def build_callbacks(config: RunConfig, stop_at_step: int | None = None) -> dict[
     callbacks |= users_callbacks(config.callbacks)
     callbacks |= {callback.__name__: callback() for callback in LAST}
     return {**callbacks, "Stops": Stops(stop_at_step)}
+
+
+def users_callbacks(settings: Sequence[CallbackSection]) -> dict[str, Callback]:
+    """The callbacks of a run file, by name, in its order. Raises UserError if one can't be made."""
+    found: dict[str, Callback] = {}
+    for number, one in enumerate(settings):
+        module, _, name = one.name.partition(":")
+        try:
+            made = getattr(import_module(module), name)(**(one.model_extra or {}))
+        except Exception as error:
+            raise UserError(f"callbacks.{number}: {one.name} can't be made: {type(error).__name__}: {error}") from None
+        if not isinstance(made, Callback):
+            raise UserError(f"callbacks.{number}: {one.name} is no subclass of pretrain.trainer.callback.Callback")
+        found[one.name if one.name not in found else f"{one.name} {number}"] = made
+    return found

@@ -9,7 +9,7 @@ directory: with another one, a resumed run's losses would differ in their last b
 
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
@@ -20,6 +20,7 @@ from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.device import with_target_indices
 from pretrain.checkpoint.index import Identity
+from pretrain.config.batch import BatchPlan
 from pretrain.trainer import wrappers
 from pretrain.trainer.trial_passes import discarded_pass, full_rows
 from pretrain.trainer.validate import ValidatedRun
@@ -59,25 +60,26 @@ class Choice:
     measured_for: Conditions
 
 
-def choose(run: ValidatedRun, engine: Engine) -> int:
-    """The rows of a micro-batch, as configured or measured. All ranks call this together before the first step.
+def choose(run: ValidatedRun, engine: Engine) -> BatchPlan:
+    """The run's plan, in which the rows of a micro-batch are measured. All ranks call this together before the first
+    step.
 
     They divide a rank's share of a step, so the global batch stays as it is.
     """
-    if run.config.batch.micro_batch_size != "auto":
-        return run.config.batch.micro_batch(run.ranks)
+    if not run.plan.is_open:
+        return run.plan
     conditions = _conditions(run, engine)
     rows = on_rank_0(lambda: _earlier_choice(run, conditions)) or _fastest(run, engine)
     if run.rank == 0:
         write_json(run.directory / FILE, asdict(Choice(rows, conditions)))
-    return rows
+    return replace(run.plan, measured=rows)
 
 
 def _conditions(run: ValidatedRun, engine: Engine) -> Conditions:
     config, cuda = run.config, engine.device.type == "cuda"
     settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
     return Conditions(
-        rows=config.batch.share(run.ranks),
+        rows=run.plan.share,
         lengths=run.lengths,
         ranks=run.ranks,
         zero_stage=config.zero_stage,
@@ -98,7 +100,7 @@ def _fastest(run: ValidatedRun, engine: Engine) -> int:
     fitting = _fitting(run, engine)
     if engine.device.type != "cuda":  # there a larger one is never slower by much, and times vary more than that
         return fitting[-1]
-    share = run.config.batch.share(run.ranks)
+    share = run.plan.share
     # each rank must have the same choice: the slowest decides
     microseconds = {rows: _microseconds(engine, full_rows(run, rows)) for rows in fitting[-TIMED:]}
     return fastest({rows: float(-least(-taken, engine.device)) for rows, taken in microseconds.items()}, share)
@@ -131,7 +133,7 @@ def _microseconds(engine: Engine, batch: Batch) -> int:
 
 def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
     """The divisors of a rank's share that fit into the memory of the rank that has least, in order."""
-    share = run.config.batch.share(run.ranks)
+    share = run.plan.share
     few, more = (min(rows, share) for rows in PROBES)
     rows = full_rows(run, more)
     memory = DeviceMemory(engine.device)

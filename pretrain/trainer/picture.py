@@ -16,7 +16,7 @@ from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.evaluation.attention import Pattern, attention_patterns, plain
-from pretrain.evaluation.record import png
+from pretrain.evaluation.record import new_figure, png
 from pretrain.run.metrics_file import read_metrics
 
 if TYPE_CHECKING:
@@ -32,14 +32,12 @@ def draw(run: Path, out: Path, attention: bool = True) -> None:
 
     Raises UserError for a run without evaluations or checkpoints.
     """
-    from matplotlib.figure import Figure  # takes half a second
-
     rows = [(row.step, row.metrics) for row in read_metrics(run)]
     names = [found[1] for _, metrics in rows for key in metrics if (found := _LOSS.fullmatch(key))]
     if not names:
         raise UserError(f"{run}: no held-out losses; the run file needs the hook validation_loss")
     pattern = _cross_attention(run) if attention else None
-    figure = Figure(figsize=(6 if pattern is None else 13, 4.5), layout="constrained")
+    figure = new_figure(6 if pattern is None else 13, 4.5)
     panels = figure.subplots(1, 1 if pattern is None else 2, squeeze=False)[0]
     _draw_losses(panels[0], names[0], dict(rows))
     if pattern is not None:

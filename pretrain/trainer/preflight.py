@@ -1,4 +1,4 @@
-"""What is checked before the ranks of a run start: every problem is reported once, before each rank would."""
+"""Checks before the ranks of a run start: every problem is reported once, before each rank would."""
 
 import sys
 from pathlib import Path
@@ -8,6 +8,7 @@ from data_pipeline.corpus.manifest import FILE as MANIFEST
 from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
 from pretrain.run import lock, status
 from pretrain.trainer.validate import ValidatedRun, validate
 
@@ -48,20 +49,20 @@ def preflight(
 
 
 def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
-    """Whether corpora are missing, so that `preflight` can't check the run yet; it says so on stderr.
+    """True if corpora are missing, so that `preflight` can't check the run yet; it says so on stderr.
 
     Raises UserError if `ranks` can't share the batches, which no corpus decides.
     """
     missing = unbuilt(config, folder)
     for line in missing:
         print(f"warning: {line}; until then, rows and vocabulary aren't checked", file=sys.stderr)
-    if missing and (problems := config.batch.problems(ranks)):
+    if missing and (problems := BatchPlan(config.batch, ranks).problems()):
         raise UserError("\n".join(problems))
     return bool(missing)
 
 
 def is_finished(run: ValidatedRun) -> bool:
-    """Whether nothing is left to do, which it says; else the ranks resume, if from an earlier checkpoint."""
+    """True if nothing is left to do, which it says; else the ranks resume, if from an earlier checkpoint."""
     if run.finished and run.resume and is_valid(run.resume):
         print(run.nothing_left)
         return True

@@ -31,7 +31,7 @@ from pretrain.run import environment, lock, outcome, rank_logs, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
-from pretrain.tracking.mlflow_run import NOTE, DatasetInfo
+from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY, NOTE, DatasetInfo, TrackedRun
 from pretrain.tracking.store import one_line
 from pretrain.tracking.tracker import Tracker
 from pretrain.trainer.picture import draw
@@ -67,7 +67,7 @@ class RunReport:
         return attempt
 
     def connects_to_mlflow(self) -> bool:
-        """Whether this rank's processor also makes the first connection to MLflow now."""
+        """True if this rank's processor also makes the first connection to MLflow now."""
         return self._tracker is not None and self._tracker.connects
 
     def announce(self, parameters: int, layout: BatchLayout) -> None:
@@ -148,7 +148,7 @@ class RunReport:
     def _end(self, tracker: Tracker, step: int, finished: bool) -> None:
         with watchdog.unwatched():
             if finished and self.run.config.tracking.mlflow:
-                self._draw(tracker.artifacts_directory / "picture.png")
+                self._draw(self.run.directory / ARTIFACTS_DIRECTORY / "picture.png")
             tracker.close("FINISHED" if finished else "KILLED")
         directory = self.run.directory
         attempt, stop_file = status.read(directory).attempt, status.stop_requested(directory)
@@ -200,7 +200,7 @@ def _naming_directory(directory: Path) -> Iterator[None]:
 
 
 def _skipped_and_speed(metrics: dict[str, float], steps: int) -> str:
-    """What is left out where nobody measures it. `steps` are left."""
+    """The parts that are left out where nobody measures them. `steps` are left."""
     skipped = f"{number:.0f} skipped  " if (number := metrics.get("train/skipped_steps")) else ""
     if "train/steps_per_second" not in metrics:
         return skipped
@@ -250,17 +250,15 @@ def _tracker(run: ValidatedRun, attempt: int) -> Tracker:
     mlflow, parameters = config.tracking.mlflow, models.outline(run.model).num_parameters()
     uses = [("train", corpus.name, corpus) for corpus in run.training]
     uses += [("validation", name, corpus) for name, corpus in run.validation.items()]
-    return Tracker(
-        run.directory,
-        attempt=attempt,
-        run_name=config.run.name,
-        uri=mlflow.uri if mlflow else None,
+    tracked = TrackedRun(
         experiment=(mlflow or MlflowSection()).experiment,
+        run_name=config.run.name,
+        attempt=attempt,
         parameters={**config.model_dump(mode="json"), "parameters": parameters},
         tags={
             **environment.git_tags(),
-            "ranks": run.ranks,
-            "zero_stage": config.zero_stage,
+            "ranks": str(run.ranks),
+            "zero_stage": str(config.zero_stage),
             "precision": config.precision,
             NOTE: _description(run, parameters),
         },
@@ -274,9 +272,10 @@ def _tracker(run: ValidatedRun, attempt: int) -> Tracker:
             )
             for split, name, corpus in uses
         ],
-        artifacts=[run.directory / name for name in (CONFIG, "environment.json", environment.DIFF)],
+        artifacts=[CONFIG, "environment.json", environment.DIFF],
         parent=mlflow.parent if mlflow else None,
     )
+    return Tracker(run.directory, tracked, mlflow.uri if mlflow else None)
 
 
 def _description(run: ValidatedRun, parameters: int) -> str:

@@ -1,13 +1,17 @@
 """Starts a run: joins the ranks, validates the run file, trains."""
 
 import os
+import tempfile
 from pathlib import Path
+
+import torch
 
 from pretrain.checkpoint import from_memory
 from pretrain.checkpoint.choose import newest_verified
 from pretrain.config import RunConfig
+from pretrain.config.run_config import ComputeSection
 from pretrain.faults.restarts import earlier_seconds
-from pretrain.run import arithmetic, heartbeat, lock, slurm, stop_signals
+from pretrain.run import heartbeat, lock, slurm, stop_signals
 from pretrain.run.heartbeat import beating
 from pretrain.run.watchdog import watching
 from pretrain.trainer.preflight import move_aside
@@ -17,6 +21,10 @@ from pretrain.zero.layers import compiles
 from pretrain.zero.ranks import communication_device, from_rank_0, on_rank_0, process_group
 
 _HANG_SECONDS_WITH_COMPILATION = 1800.0
+# cuBLAS, NCCL: what each reads, and the value with which its sums have one order
+_DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
+_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 
 
 def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
@@ -31,7 +39,7 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     if hang is None and compiles(config.compute):  # in a collective, ranks wait for one that compiles
         hang = _HANG_SECONDS_WITH_COMPILATION
     store = config.data.cache.wait_seconds if config.data.remote else 0.0
-    arithmetic.configure(config.compute)
+    configure_arithmetic(config.compute)
     if "RANK" not in os.environ:
         os.environ |= slurm.rank_environment(os.environ)
     own = int(os.environ.get("RANK", "0"))
@@ -74,3 +82,21 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
         code = loop.train(run, report, callbacks)
         stop_signals.ignore()
         return code
+
+
+def configure_arithmetic(compute: ComputeSection) -> None:
+    """Sets precision, determinism, memory and the cache of kernels for this process, before it uses a GPU.
+
+    What the user has set in the environment stays.
+    """
+    if not any(name in os.environ for name in _ALLOCATOR):
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"  # ragged batches would leave gaps between fixed ones
+    cache = Path(compute.kernel_cache or Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}"))
+    for name, folder in _CACHES.items():
+        os.environ.setdefault(name, str(cache / folder))
+    torch.backends.cuda.matmul.allow_tf32 = compute.tf32
+    torch.backends.cudnn.allow_tf32 = compute.tf32
+    if compute.deterministic:
+        os.environ |= {name: value for name, value in _DETERMINISTIC.items() if name not in os.environ}
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # for debugging; slow

@@ -1,5 +1,7 @@
 """Passes before the first step, which leave the weights as they are: to measure memory and time."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
@@ -24,7 +26,7 @@ def discarded_pass(engine: Engine, batch: Batch) -> None:
 def full_rows(run: ValidatedRun, count: int) -> Batch:
     """`count` rows of the run, padded to the greatest width that their objective allows."""
     inputs, targets = run.lengths
-    batch = TrainingBatches(run.stream, run.plan(count).layout)[0].batch
+    batch = TrainingBatches(run.stream, replace(run.plan, measured=count).layout)[0].batch
     ids = batch["encoder_input_ids"]
     batch.setdefault("encoder_attention_mask", torch.ones_like(ids))
     return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}

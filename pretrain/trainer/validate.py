@@ -14,13 +14,13 @@ from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig, Gemma, ModelConfig
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
 from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
 from pretrain.trainer import wrappers
-from pretrain.trainer.batch_plan import BatchPlan
 from pretrain.trainer.device_problems import device_problems
 
 
@@ -63,7 +63,7 @@ class ValidatedRun:
 
     @property
     def origin(self) -> checkpoint_index.Origin:
-        """What every checkpoint of this run records about it."""
+        """The facts about this run that each of its checkpoints records."""
         return checkpoint_index.Origin(
             run=self.directory,
             rank=self.rank,
@@ -89,9 +89,10 @@ class ValidatedRun:
         splits = [corpus.manifest.splits["train"] for corpus in self.training]
         return sum(taken * split.tokens / split.rows for taken, split in zip(rows, splits, strict=True))
 
-    def plan(self, micro_batch: int) -> BatchPlan:
-        """The batches of this rank, in micro-batches of `micro_batch` rows."""
-        return BatchPlan(self.config.batch, self.rank, self.ranks, micro_batch)
+    @property
+    def plan(self) -> BatchPlan:
+        """How this rank divides its rows."""
+        return BatchPlan(self.config.batch, self.ranks, self.rank)
 
     @property
     def warnings(self) -> list[str]:
@@ -143,7 +144,7 @@ def validate(
     ]
     stages = [[corpus.with_objective(stage.objective) for corpus in training] for stage in data.curriculum]
     every_use = [*itertools.chain(*stages), *training, *validation]
-    problems = config.batch.problems(ranks)
+    problems = BatchPlan(config.batch, ranks).problems()
     problems += device_problems(config) if ranks_are_here else []
     problems += _duplicates("train", training) + _duplicates("validation", validation)
     names, name_problems = _names(config, validation)
@@ -358,7 +359,7 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
 
 
 def _divides(objective: Objective, length: int) -> bool:
-    """Whether rows of so many tokens can be cut for `objective`."""
+    """True if rows of `length` tokens can be cut for `objective`."""
     return not objective.columns and length % objective.raw_length == 0
 
 

@@ -1,4 +1,4 @@
-"""What stands around the model in training: `wrapper.name` of a run file names a module of this room.
+"""Wrappers of the model in training: `wrapper.name` of a run file names a module of this room.
 
 The module has the three functions below, of its settings instead of the run file. It may import torch: the launcher
 doesn't, unless a run has a wrapper.
@@ -24,7 +24,7 @@ def problems(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> l
 
 
 def identity(config: RunConfig) -> Identity | None:
-    """What of the wrapper may not change over the life of a run."""
+    """The wrapper's settings that may not change over the life of a run."""
     return _module(config).identity(config.wrapper) if config.wrapper else None
 
 

@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
 from pretrain.config.deepspeed_keys import zero_defaults
 from pretrain.zero.deepspeed_private import deepspeed
 
@@ -22,7 +23,7 @@ def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
     It declares one micro-batch per step. The engine itself marks the last micro-batch of a step, since their number
     varies during a batch-size ramp-up.
     """
-    rows = config.batch.micro_batch(ranks)
+    rows = BatchPlan(config.batch, ranks).micro_batch
     decided: dict[str, Any] = {
         "train_batch_size": ranks * rows,
         "train_micro_batch_size_per_gpu": rows,

@@ -7,7 +7,6 @@ parameter. When a run starts, `check` verifies this for its engine.
 """
 
 import contextlib
-import importlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -41,11 +40,6 @@ def check_version() -> None:
             f"deepspeed {deepspeed.__version__} is installed, but only {TESTED_VERSION} was tested: install that one "
             f"(constraints.txt), or run python -m pytest {_TESTS} and set TESTED_VERSION in {__name__}"
         )
-
-
-def import_what_engines_need() -> None:
-    """Imports what DeepSpeed imports only when it makes an engine."""
-    importlib.import_module("deepspeed.module_inject.auto_ep_layer")
 
 
 def load_no_extensions() -> None:
@@ -89,7 +83,7 @@ _REPORT = "please report this, with environment.json and the run file"
 
 
 def _equals_model_weights(fragment: Fragment, parameter: Tensor) -> bool:
-    """Whether a fragment of the fp32 weights equals, at its ends, the weights that the model computes with."""
+    """True if a fragment of the fp32 weights equals, at its ends, the weights that the model computes with."""
     sharded: Any = getattr(parameter, "ds_tensor", None)  # at stage 3
     if sharded is None:
         live = parameter.data.view(-1).narrow(0, fragment.start, fragment.size)
@@ -184,7 +178,7 @@ def in_memory(engine: DeepSpeedEngine) -> Iterator[list[Fragment]]:
 
 
 def swapped(engine: DeepSpeedEngine, number: int) -> bool:
-    """Whether the flat buffer with this number is on NVMe between steps."""
+    """True if the flat buffer with this number is on NVMe between steps."""
     optimizer = engine.optimizer
     return getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
 
@@ -209,7 +203,7 @@ def keeping_counters(engine: DeepSpeedEngine) -> Iterator[None]:
 
 
 def local_weights(engine: DeepSpeedEngine) -> Iterator[tuple[Tensor, int, bool]] | None:
-    """What this rank has of each parameter of the model, in the order of their names; None if some are on NVMe.
+    """This rank's part of each parameter of the model, in the order of their names; None if some are on NVMe.
 
     Yields the elements (n,), the position of their first in the flattened parameter, and whether they are all of it.
     """
@@ -458,7 +452,7 @@ def _norm(buffers: list[Tensor], group: dist.ProcessGroup) -> Tensor:
 
 
 def _norm_of_tensors(input_tensors: list[Tensor], **_: object) -> Tensor:
-    """As `_norm`, but over tensors that each rank has whole."""
+    """The norm over tensors that each rank has whole."""
     return torch.stack(torch._foreach_norm(input_tensors)).square().sum().sqrt().cpu()
 
 

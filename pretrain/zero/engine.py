@@ -75,7 +75,7 @@ class Engine:
         self._all_reduce = self.times.waiting(dist.all_reduce)
         self._rate = 0.0  # of the last step
         self.applied = False
-        """Whether the last step changed the weights: a step without a finite gradient is skipped."""
+        """True if the last step changed the weights: a step without a finite gradient is skipped."""
         self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
         self._counts: Counter[str] = Counter()  # of what they are means over
 
@@ -185,7 +185,7 @@ class Engine:
             self.deepspeed.train()
 
     def has_finite_loss(self, batch: Batch) -> bool:
-        """Whether the losses of a micro-batch are finite on every rank. All ranks must call this together."""
+        """True if the losses of a micro-batch are finite on every rank. All ranks must call this together."""
         wrong = torch.stack([~torch.isfinite(values).all() for values in self.losses(batch).values()]).any().int()
         dist.all_reduce(wrong)
         return not int(wrong)

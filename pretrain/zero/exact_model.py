@@ -101,7 +101,8 @@ def micro_batches(step: int, accumulation: int, ranks: int) -> list[list[Batch]]
 
 
 class PlainStep(NamedTuple):
-    """What a step of a plain loop gives, fp32: the gradient and the weights after it by name, the gradient's norm."""
+    """The results of a step of a plain loop, fp32: the gradient and the weights after it by name, the gradient's
+    norm."""
 
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]

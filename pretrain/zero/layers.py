@@ -50,7 +50,7 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
 
 
 def compiles(compute: ComputeSection) -> bool:
-    """Whether layers are compiled: as configured, else on GPUs."""
+    """True if layers are compiled: as configured, else on GPUs."""
     on_gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
     return on_gpu if compute.compile is None else compute.compile
 

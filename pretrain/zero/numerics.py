@@ -1,4 +1,4 @@
-"""Whether DeepSpeed trains as a plain loop does, with a run's settings and on the ranks of this process group.
+"""The check that DeepSpeed trains as a plain loop does, with a run's settings and on the ranks of this process group.
 
 Both train a small model whose arithmetic is exact: after each step their weights must be equal to the bit.
 """
@@ -15,9 +15,9 @@ from data_pipeline.foundation.formatting import counted
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.optimizers import ConstantSchedule
-from pretrain.config.run_config import BatchSection
 from pretrain.zero.config import deepspeed_config, stage_on
 from pretrain.zero.construction import sharded
 from pretrain.zero.deepspeed_private import TESTED_VERSION, DeepSpeedEngine, deepspeed, forget_gradients
@@ -90,7 +90,7 @@ def check(config: RunConfig) -> None:
     many, sums may round: there `launch doctor --numerics` compares on two.
     """
     ranks = dist.get_world_size()
-    accumulation = min(config.batch.accumulation(ranks), _MOST_MICRO_BATCHES)
+    accumulation = min(BatchPlan(config.batch, ranks).usual_accumulation, _MOST_MICRO_BATCHES)
     if ranks & (ranks - 1) or ranks * accumulation > _MOST_SUMMANDS:
         return
     found = compare(config, accumulation)
@@ -102,7 +102,7 @@ def check(config: RunConfig) -> None:
 
 
 def _described(config: RunConfig, accumulation: int) -> str:
-    """What the comparison was made with, for a report."""
+    """The settings of the comparison, for a report."""
     ranks, zero = dist.get_world_size(), config.deepspeed.zero_optimization
     parts = [
         f"DeepSpeed {deepspeed.__version__}",
@@ -116,7 +116,7 @@ def _described(config: RunConfig, accumulation: int) -> str:
 
 
 def _wrong(engine: DeepSpeedEngine, expected: PlainStep) -> str:
-    """What isn't as expected after a step; empty if all is."""
+    """The differences from the expected state after a step; empty if there are none."""
     differences = list(_differences(engine, expected))
     shown = [str(difference) for difference in differences[:_SHOWN]]
     if len(differences) > _SHOWN:

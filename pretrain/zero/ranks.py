@@ -131,7 +131,7 @@ def _leave(error: BaseException, rank: int) -> BaseException:
 
 
 def _exit_may_block() -> bool:
-    """Whether leaving the process group may wait for ranks that wait for this one: NCCL's communicators do."""
+    """True if leaving the process group may wait for ranks that wait for this one: NCCL's communicators do."""
     return dist.get_backend() == "nccl"
 
 

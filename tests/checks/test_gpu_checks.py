@@ -179,7 +179,7 @@ def test_training_needs_no_library_of_the_data_pipeline_and_no_mlflow(monkeypatc
     line = json.loads(out.getvalue().splitlines()[0])
     assert bad == 0, line
     assert line["facts"]["metrics"]["checkpoint/gigabytes"] > 0
-    modules = ["launch.local", "pretrain.cli", *sorted({check.module for check in CHECKS}), "ray"]
+    modules = ["launch.attempts", "pretrain.cli", *sorted({check.module for check in CHECKS}), "ray"]
     command = [sys.executable, "-c", "\n".join(f"import {module}" for module in modules)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'ray'"  # the last of them

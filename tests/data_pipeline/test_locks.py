@@ -14,7 +14,6 @@ from data_pipeline.foundation.disk_cache import DiskCache
 from data_pipeline.foundation.locks import lock
 from data_pipeline.tools.fetch.many import _sole_user
 from pretrain.run import lock as run_lock
-from pretrain.tracking.store import store_lock
 from tests.tables import each
 
 
@@ -45,18 +44,13 @@ def fetched(folder: Path) -> None:
         pass
 
 
-def tracked(folder: Path) -> None:
-    with store_lock(f"sqlite:///{folder}/mlflow.db"):
-        pass
-
-
 def trained(folder: Path) -> None:
     run_lock.check(folder)
     run_lock.take(folder).close()
     run_lock.check(folder)
 
 
-@each("use", [cached, built, fetched, tracked, trained])
+@each("use", [cached, built, fetched, trained])
 def test_without_locks_all_go_on_and_say_once_what_is_not_protected(use, tmp_path, monkeypatch, capsys):
     """The kernel's answer is simulated, since no file system without locks (such as Lustre by default) is at hand."""
 

@@ -9,10 +9,12 @@ import os
 import sys
 from pathlib import Path
 
-from launch.head import supervise
-from launch.rank_processes import wrapped
-from pretrain.run import heartbeat
+from launch.agent_pool import Agent, AgentPool
+from launch.head import result, stop_requests, watch
+from launch.rank_processes import RankProcesses, wrapped
+from pretrain.run import heartbeat, rank_logs
 
+TO_LAUNCHER = "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"
 DONE = f"touch ${heartbeat.DIRECTORY}/rank-$RANK.done"
 LAUNCHER = """
 import json, os, subprocess, sys
@@ -21,6 +23,33 @@ started = [subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}) for 
 print(words, flush=True)
 sys.exit(max([process.wait() for process in started]))
 """
+
+
+def told(kind: str, text: str) -> str:
+    """Has a rank tell something, as pretrain.run.outcome does."""
+    folder = f"${heartbeat.DIRECTORY}"
+    return f"printf '{text}' > {folder}/.$RANK.{kind}; mv {folder}/.$RANK.{kind} {folder}/rank-$RANK.{kind}"
+
+
+def agent_with(ranks: RankProcesses) -> Agent:
+    """An agent in this process, as if it had started `ranks`."""
+    pool = AgentPool(["here"], "127.0.0.1")
+    pool.start_here()
+    agent = pool.agents[0]
+    agent.ranks = ranks.ranks
+    agent._connection._node.started.append(ranks)
+    return agent
+
+
+def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
+    """Runs `command` until its `ranks` have ended; returns the exit code of `result`."""
+    with stop_requests(run) as requests:
+
+        def start(logs: Path) -> list[Agent]:
+            supervised = {**environment, rank_logs.SUPERVISED: str(logs)}
+            return [agent_with(RankProcesses(command, supervised, ranks, logs / "launcher.log"))]
+
+        return result(watch(start, run, requests, dead_rank_seconds), run, requests)
 
 
 def supervised(run: Path, *ranks: str, words: str = "", dead_rank_seconds: float = 3600) -> int:

@@ -9,10 +9,10 @@ import pytest
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from launch.agent_pool import AgentPool
-from launch.attempt import Attempt
-from launch.attempts import Ended, Run, _Attempts, _record
+from launch.attempt import Attempt, record
+from launch.attempts import Ended, _Attempts
 from launch.head import StopRequests
-from launch.multi_node import Access, AgentRanks, Node
+from launch.nodes import Access, Node, Nodes, Run
 from launch.protocol import Event
 from pretrain.config import RunConfig
 from pretrain.faults import restarts
@@ -37,7 +37,7 @@ def after_findings(folder: Path, found: Sequence[str], min_nodes: int | None) ->
     nodes, directory = [Node(name, 1) for name in "abc"], Path(config.run.directory)
     requests = StopRequests(directory)
     access = Access(lambda pool, chosen: None, False, "", lambda agent: ("", 0), tries_again=True)
-    ranks = AgentRanks(run, config, nodes, access, requests)
+    ranks = Nodes(run, config, nodes, access, requests)
     ranks._pool = Pool()  # type: ignore[assignment]
     attempts = _Attempts(ranks, run, config, requests)
     ends = []
@@ -82,16 +82,16 @@ def test_a_killed_launcher_and_a_full_disk_are_recorded_as_what_they_are(tmp_pat
     logs = tmp_path / "logs/attempt-0001"
     logs.mkdir(parents=True)
     attempt = Attempt(Status(), logs, 2, launcher=Event("launcher ended", 0, -9, ()))
-    record = _record(attempt, 1, tmp_path)
-    assert (record.killed, record.cause) == (True, "DeepSpeed's launcher was killed by SIGKILL")
+    recorded = record(attempt, 1, tmp_path)
+    assert (recorded.killed, recorded.cause) == (True, "DeepSpeed's launcher was killed by SIGKILL")
     monkeypatch.setattr("pretrain.run.rank_logs.refusal", lambda logs: "No space left on device")
-    record = _record(Attempt(Status(), logs, 2, codes={0: 1}), 1, tmp_path)
-    assert "the disk refuses to be written" in (restarts.refusal([record], 3) or "")
+    recorded = record(Attempt(Status(), logs, 2, codes={0: 1}), 1, tmp_path)
+    assert "the disk refuses to be written" in (restarts.refusal([recorded], 3) or "")
 
 
 def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monkeypatch):
     """The first time it can't be reached, a run ends: its name may be wrong."""
-    monkeypatch.setattr("launch.multi_node._WAITS", (0.1, 0.2))
+    monkeypatch.setattr("launch.nodes._WAITS", (0.1, 0.2))
     path = run_file(tmp_path, tmp_path / "corpus")
     config, run, left = load(path, [], RunConfig), Run(path, []), ["works", "fails", "fails", "works", *["fails"] * 4]
 
@@ -101,7 +101,7 @@ def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monke
         pool.start(agent if left.pop(0) == "works" else broken, ["a"], 0, {})
 
     access = Access(start, False, "127.0.0.1", lambda agent: ("", 0), tries_again=True)
-    with AgentRanks(run, config, [Node("a", 1)], access, StopRequests(Path(config.run.directory))) as ranks:
+    with Nodes(run, config, [Node("a", 1)], access, StopRequests(Path(config.run.directory))) as ranks:
         assert ranks.ready()
         assert ranks.leave_out(["a"])
         assert ranks.ready()
@@ -110,7 +110,7 @@ def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monke
         assert ranks.leave_out(["a"])
         with pytest.raises(FailedError, match="No route to host"):
             ranks.ready()
-    again = AgentRanks(run, config, [Node("a", 1)], access, StopRequests(Path(config.run.directory)))
+    again = Nodes(run, config, [Node("a", 1)], access, StopRequests(Path(config.run.directory)))
     with again, pytest.raises(FailedError, match="No route to host"):
         again.ready()
     assert left == []

@@ -10,10 +10,8 @@ import pytest
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from launch import corpus_staging
-from launch.config import ClusterConfig
-from launch.slurm import Job, batch_script
-from launch.slurm_head import HeadJob
+from launch.slurm import ClusterConfig, Job, batch_script
+from launch.slurm_head import HeadJob, overrides_of_copies, stage
 from pretrain.config import RunConfig
 from pretrain.run import lock
 from pretrain.run.slurm import rank_environment, tasks_per_node
@@ -153,8 +151,8 @@ def test_what_cannot_work_is_refused_before_anything_is_written(small_corpus, tm
 def test_corpora_are_staged_once_and_read_from_their_copies(small_corpus, tmp_path, capsys):
     config = load(run_file(tmp_path, small_corpus), [], RunConfig)
     place = tmp_path / "local disk"
-    corpus_staging.stage(config, place)
-    overrides = corpus_staging.overrides(config, place)
+    stage(config, place)
+    overrides = overrides_of_copies(config, place)
     copies = load(tmp_path / "run.yaml", overrides, RunConfig)
     copy = Path(copies.data.train[0].corpus)
     assert copy.is_relative_to(place)
@@ -164,9 +162,9 @@ def test_corpora_are_staged_once_and_read_from_their_copies(small_corpus, tmp_pa
     assert not (copy / "documents").exists()
     (copy / shard).write_bytes(b"cut short")
     capsys.readouterr()
-    corpus_staging.stage(config, place)
+    stage(config, place)
     assert (copy / shard).read_bytes() == (small_corpus / shard).read_bytes()
-    corpus_staging.stage(config, place)
+    stage(config, place)
     assert capsys.readouterr().out.splitlines()[-1].endswith(": 0 bytes copied")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from data_pipeline.foundation.errors import UserError
 from launch.hosts import portable_environment, read, remote_command
-from launch.multi_node import Node
+from launch.nodes import Node
 from launch.tools.doctor.findings import Finding
 from pretrain.faults import restarts
 from pretrain.run import node_memory
@@ -182,20 +182,6 @@ def test_hosts_are_checked_through_ssh_and_one_that_is_cut_off_is_named(hosts, s
     (fault,) = (Finding(**one) for one in json.loads(cut.stdout) if one["level"] == "fault")
     assert (fault.check, fault.node) == ("node", hosts.addresses[1])
     assert fault.found.startswith("ssh ended with exit code 255: ssh: connect to host")
-
-
-@pytest.mark.slow
-@takes_hosts
-def test_a_host_that_does_not_answer_is_named_before_anything_starts(hosts, small_corpus, tmp_path):
-    path = a_run(tmp_path, small_corpus)
-    hosts.cut_off(0)
-    try:
-        done = subprocess.run(command(hosts, path), capture_output=True, text=True)
-    finally:
-        hosts.connect(0)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {hosts.addresses[0]}: ssh ended with exit code 255: ssh: connect to host")
-    assert not (tmp_path / "run/logs").exists()
 
 
 def test_a_hostfile_has_deepspeeds_format_and_every_wrong_line_is_named(tmp_path):

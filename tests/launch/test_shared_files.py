@@ -5,7 +5,7 @@ import time
 import pytest
 
 from data_pipeline.foundation.config_file import load
-from launch import corpus_staging
+from launch.slurm_head import stage
 from pretrain.config import RunConfig
 from tests.conftest import run
 from tests.launch import shared_files
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(shared_files.lacking() is not None, reason=str(s
 def test_a_run_without_file_locks_warns_once_and_ends_well(small_corpus, tmp_path):
     with mounted(tmp_path, "--no-locks") as mount:
         path = a_run(mount.mountpoint, small_corpus, steps=4)
-        corpus_staging.stage(load(path, [], RunConfig), mount.mountpoint / "copies")
+        stage(load(path, [], RunConfig), mount.mountpoint / "copies")
         done = run("launch", "local", path, "--ranks", "2")
         assert done.returncode == 0, done.stderr
         assert status(mount.mountpoint)["state"] == "finished"

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,18 +18,18 @@ import pytest
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.signals import STOP_SIGNALS
-from launch import head, local, multi_node, protocol, rank_wrapper
-from launch.agent_pool import AgentPool
+from launch import agent, attempts, head, protocol, rank_wrapper
+from launch.agent import node_options
+from launch.agent_pool import Agent, AgentPool
 from launch.attempt import Attempt, first_failed
-from launch.attempts import Ended, Run
-from launch.head import NodeRanks, result, stop_requests, supervise, watch
-from launch.multi_node import Access, Node
-from launch.rank_commands import node_options
+from launch.attempts import Ended
+from launch.head import result, stop_requests, watch
+from launch.nodes import Access, Node, Run
 from launch.rank_processes import RankProcesses, with_own_gpus, wrapped
 from pretrain.run import heartbeat, rank_logs
 from pretrain.run.status import Status
 from tests.launch import shell_ranks
-from tests.launch.shell_ranks import DONE, LAUNCHER, supervised
+from tests.launch.shell_ranks import DONE, LAUNCHER, TO_LAUNCHER, agent_with, supervise, supervised, told
 from tests.pretrain.runs import run_file
 from tests.tables import each
 
@@ -69,7 +68,7 @@ def supervisor(run: Path, *ranks: str) -> list[str]:
     return [sys.executable, "-m", shell_ranks.__name__, str(run), *ranks]
 
 
-TO_WRAPPER, TO_LAUNCHER = "kill -TERM $PPID", "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"
+TO_WRAPPER = "kill -TERM $PPID"
 STOPPING = "saving and stopping; a second signal ends the run at once, and steps since a checkpoint are lost\n"
 ABOVE = "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
 
@@ -184,12 +183,6 @@ OVER = [once(f"rank-0000{rank}.exit") for rank in range(2)]  # waits for the end
 REPORTED = f"touch ${rank_logs.SUPERVISED}/reported"
 
 
-def told(kind: str, text: str) -> str:
-    """Has a rank tell something, as pretrain.run.outcome does."""
-    folder = f"${heartbeat.DIRECTORY}"
-    return f"printf '{text}' > {folder}/.$RANK.{kind}; mv {folder}/.$RANK.{kind} {folder}/rank-$RANK.{kind}"
-
-
 FAILED, FAULTY = told("failed", ""), told("faulty", "1")
 ON_PURPOSE = f"echo ValueError: on purpose; {told('failed', 'ValueError: on purpose')}"
 PAIR = "RuntimeError: [gloo/transport/tcp/pair.cc:538] "
@@ -272,37 +265,14 @@ def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
     commands = [wrapped(["sh", "-c", script]) for script in (last, first)]
     launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", *commands])]
 
-    def start(logs: Path) -> list[NodeRanks]:
+    def start(logs: Path) -> list[Agent]:
         (tmp_path / "stop").touch()
-        return [RankProcesses(launcher, {**os.environ, rank_logs.SUPERVISED: str(logs)}, 2, logs / "launcher.log")]
+        environment = {**os.environ, rank_logs.SUPERVISED: str(logs)}
+        return [agent_with(RankProcesses(launcher, environment, 2, logs / "launcher.log"))]
 
     with stop_requests(tmp_path) as requests:
         attempt = watch(start, tmp_path, requests, 3600, another_follows=True)
         assert (attempt.codes, result(attempt, tmp_path, requests)) == ({1: 75, 0: 75}, 75)
-
-
-IS_STOPPED = "open(f'/proc/{open(pid).read().strip()}/stat').read().rpartition(')')[2].split()[0] == 'T'"
-HANGS = f"""
-import os, sys, time
-from pretrain.run import heartbeat, outcome
-pid = sys.argv[1]
-with heartbeat.beating(0):
-    while not (os.path.exists(pid) and {IS_STOPPED}):
-        time.sleep(0.05)
-    heartbeat.mark()
-    outcome.hung(0)
-    time.sleep(3600)
-"""
-
-
-def test_the_rank_that_is_stopped_before_its_first_heartbeat_is_blamed(tmp_path, capfd):
-    """The other beats, is further on, and reports that it makes no progress."""
-    (tmp_path / "hangs.py").write_text(HANGS)
-    hangs = f"exec {sys.executable} {tmp_path}/hangs.py {tmp_path}/pid"
-    stopped = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; kill -STOP $$; true"
-    assert supervised(tmp_path, hangs, stopped, dead_rank_seconds=1) == 1
-    said = "rank 1 makes no progress, and its process is stopped (SIGSTOP); 1 rank waited for it; its log: "
-    assert capfd.readouterr().err.startswith(said)
 
 
 BEATS = """
@@ -366,37 +336,15 @@ def test_that_all_ranks_are_stopped_is_noticed(tmp_path, capfd):
     commands = [wrapped([sys.executable, "-c", STOPS])] * 2
     launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", *commands])]
 
-    def start(logs: Path) -> list[NodeRanks]:
+    def start(logs: Path) -> list[Agent]:
         environment = {**os.environ, rank_logs.SUPERVISED: str(logs)}
-        return [RankProcesses(launcher, environment, 2, logs / "launcher.log", hang_seconds=0.5)]
+        return [agent_with(RankProcesses(launcher, environment, 2, logs / "launcher.log", hang_seconds=0.5))]
 
     with stop_requests(tmp_path) as requests:
         attempt = watch(start, tmp_path, requests, dead_rank_seconds=0.1)
         assert result(attempt, tmp_path, requests) == 1
     assert set(attempt.hung) <= {0, 1}
     assert " makes no progress, and its process is stopped (SIGSTOP)" in capfd.readouterr().err
-
-
-@each("happened", ["kill -KILL $$", "kill -STOP $$"])
-def test_a_standby_whose_rank_is_gone_or_stopped_does_not_wait(tmp_path, happened):
-    scripts = [f"{once('go')}; touch {tmp_path}/now; {happened}", NEVER_STOPS]
-    launcher = [
-        sys.executable,
-        "-S",
-        "-c",
-        LAUNCHER,
-        json.dumps(["", *(wrapped(["sh", "-c", one]) for one in scripts)]),
-    ]
-    (tmp_path / "go").unlink(missing_ok=True)
-    environment = {**os.environ, rank_logs.SUPERVISED: str(tmp_path)}
-    standby = RankProcesses(launcher, environment, 2, tmp_path / "launcher.log", standby=True)
-    try:
-        assert standby.waits
-        (tmp_path / "go").touch()
-        while standby.waits:
-            time.sleep(0.05)
-    finally:
-        standby.end()
 
 
 def test_the_cause_of_a_failure_is_shown_before_what_rank_0_says_because_of_it(tmp_path):
@@ -477,7 +425,7 @@ def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_
 
     access = Access(start, False, "127.0.0.1", lambda first: ("127.0.0.1", 1))
     path = run_file(tmp_path, small_corpus)
-    assert multi_node.launch(Run(path, []), [Node("host", 1)], access) == Ended(75, interrupted)
+    assert attempts.launch(Run(path, []), [Node("host", 1)], access) == Ended(75, interrupted)
     assert "nothing was saved, and the same command starts the run again" in capfd.readouterr().err
     assert not (tmp_path / "run/logs").exists()
 
@@ -550,10 +498,15 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
 
 def test_ranks_of_one_machine_talk_over_loopback(small_corpus, tmp_path, monkeypatch):
     """Gloo takes connections from anybody, and by default at the address of the host's name."""
-    given = []
-    monkeypatch.setattr(local, "count_gpus", lambda: 0)
-    monkeypatch.setattr(local, "LocalRanks", lambda *arguments: given.append(arguments[-1]) or nullcontext())
-    monkeypatch.setattr(local, "run_attempts", lambda *_: Ended(0, False))
+    given: list[dict[str, str]] = []
+
+    class Started(RankProcesses):
+        def __init__(self, command: list[str], environment: dict[str, str], *arguments: object, **named: object):
+            given.append(environment)
+            super().__init__(["true"], environment, *arguments, **named)
+
+    monkeypatch.setattr(agent, "RankProcesses", Started)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert local.launch_local(Run(run_file(tmp_path, small_corpus), []), ranks=2) == 0
-    assert given[0]["GLOO_SOCKET_IFNAME"] == "lo"
+    path = run_file(tmp_path, small_corpus)
+    assert attempts.launch_local(Run(path, ["faults.restarts=0"]), ranks=2) == 1
+    assert [(one["GLOO_SOCKET_IFNAME"], one["MASTER_ADDR"]) for one in given] == [("lo", "127.0.0.1")]

@@ -26,8 +26,8 @@ import pytest
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from launch import rank_wrapper
-from launch.attempts import Run
-from launch.local import launch_local
+from launch.attempts import launch_local
+from launch.nodes import Run
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
@@ -87,7 +87,7 @@ class Started:
         return found
 
     def named(self, name: str) -> psutil.Process:
-        """DeepSpeed's "launcher", or "rank N" of the attempt: the ranks of the next one wait already."""
+        """DeepSpeed's "launcher", or "rank N"."""
         found = []
         for process in self.others():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -97,7 +97,8 @@ class Started:
                 if name == f"rank {rank}" and "pretrain" in command and rank_wrapper.__file__ not in command:
                     # its parent is a rank, if this is the server of its loader or a worker
                     found += [process] if parent is None or parent.cmdline() != command else []
-        return min(found, key=psutil.Process.create_time)
+        (process,) = found
+        return process
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from pretrain.tracking.store import store_lock
+from pretrain.tracking.store import create_tables
 from tests.conftest import made_once
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, trained
 
@@ -49,8 +49,7 @@ def empty_mlflow() -> Callable[[Path], str]:
     """Puts MLflow's database without runs into a folder, and returns its URI: creating the tables takes seconds."""
 
     def make(folder: Path) -> None:
-        with store_lock(f"sqlite:///{folder}/mlflow.db"):
-            pass
+        create_tables(f"sqlite:///{folder}/mlflow.db")
 
     database = made_once("mlflow", make) / "mlflow.db"
 

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.foundation.atomic import write_json
-from pretrain.huggingface import hf_model_of
+from pretrain.huggingface import hf_model_of, to_hf
 from pretrain.models.model import Model
 
 
@@ -26,7 +26,7 @@ def in_transformers(model: Model, directory: Path) -> Any:
     """Writes `model` as its export would, without a tokenizer, and loads that by transformers, which misses nothing."""
     import transformers
 
-    exported = hf_model_of(model.config).to_hf(model.config, model.state_dict())
+    exported = to_hf(hf_model_of(model.config), model.config, model.state_dict())
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "config.json", exported.config)
     write_json(directory / "generation_config.json", exported.generation_config or {})
@@ -46,7 +46,7 @@ def pairs_of_gradients(model: Model, reference: Any) -> dict[str, tuple[Tensor, 
     """
     known = {name: one.grad for name, one in model.named_parameters(remove_duplicate=False) if one.grad is not None}
     gradients = {name: known.get(name, torch.zeros_like(tensor)) for name, tensor in model.state_dict().items()}
-    ours = hf_model_of(model.config).to_hf(model.config, gradients).tensors
+    ours = to_hf(hf_model_of(model.config), model.config, gradients).tensors
     theirs = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
     return {name: (ours[name], gradient) for name, gradient in theirs.items() if not name.endswith("eoi_embedding")}
 

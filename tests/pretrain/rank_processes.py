@@ -26,7 +26,7 @@ PRELOADED = [
     "pretrain.trainer.train",
     "pretrain.trainer.loop",
     "pretrain.models.t5",
-    "pretrain.optimizers.adamw",
+    "pretrain.optimizers.adamw_scale",
     "pyarrow.dataset",
     "deepspeed.module_inject",  # what DeepSpeed and PyTorch import when an engine is built
     "deepspeed.module_inject.auto_ep_layer",

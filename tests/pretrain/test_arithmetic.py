@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretrain.config.run_config import ComputeSection
-from pretrain.run.arithmetic import configure
+from pretrain.trainer.train import configure_arithmetic
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import micro_batches, own_layout, run_config
 
@@ -31,7 +31,7 @@ def settled(compute: ComputeSection, environment: dict[str, str]) -> tuple[dict[
     for name in NAMES:
         os.environ.pop(name, None)
     os.environ.update(environment)
-    configure(compute)
+    configure_arithmetic(compute)
     found = {name: os.environ[name] for name in NAMES if name in os.environ}
     tf32 = torch.backends.cuda.matmul.allow_tf32
     return found, tf32, torch.are_deterministic_algorithms_enabled(), trained(2)
@@ -64,7 +64,7 @@ def test_compiled_kernels_are_kept_on_the_nodes_disk_unless_the_environment_says
             for name, value in given.items():
                 patch.setenv(name, value)
             patch.setattr(os, "environ", dict(os.environ))
-            configure(ComputeSection(kernel_cache=str(tmp_path)) if "own" not in given else ComputeSection())
+            configure_arithmetic(ComputeSection(kernel_cache=str(tmp_path)) if "own" not in given else ComputeSection())
             return [os.environ[name] for name in names]
 
     assert caches() == [f"{tmp_path}/triton", f"{tmp_path}/inductor"]

@@ -11,6 +11,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
 from pretrain.functional import attention
 from pretrain.functional.attention import attend, eager, using
@@ -78,21 +79,14 @@ def trained(path: Any) -> str | None:
 
 
 def a_run(asked: str) -> Any:
-    config = SimpleNamespace(
-        compute=ComputeSection(attention=asked), batch=SimpleNamespace(share=lambda _: 4), precision="bf16"
-    )
-    stream = [SimpleNamespace(batch={})]
-    return SimpleNamespace(
-        config=config, ranks=1, stream=stream, plan=lambda _: SimpleNamespace(layout=None), model=None
-    )
+    config = SimpleNamespace(compute=ComputeSection(attention=asked), precision="bf16")
+    return SimpleNamespace(config=config, model=None, plan=BatchPlan(BatchSection(global_batch_size=4), ranks=1))
 
 
 def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False) -> tuple[str | None, str | None]:
     """On a GPU where the check finds `problem`, and perhaps one on another rank: the line for the log, the backend."""
     for name, value in {
         "find_problem": lambda *_: problem,
-        "full_rows": lambda *_: {},
-        "TrainingBatches": lambda stream, _: stream,
         "least": lambda value, _: 0 if elsewhere else value,
     }.items():
         monkeypatch.setattr(attention_check, name, value)
@@ -128,6 +122,18 @@ def test_the_forms_of_a_runs_own_rows_are_checked(small_corpus, tmp_path, monkey
     inputs, targets = run.lengths
     widths = {(queries.size(2), keys.size(2)) for queries, keys, *_ in checked}
     assert widths >= {(inputs, inputs), (targets, targets), (targets, inputs)}
+
+
+def test_rows_that_cant_be_read_are_a_problem_and_no_end(monkeypatch):
+    def damaged(*_: Any) -> None:
+        raise FailedError("a damaged\nshard")
+
+    monkeypatch.setattr(attention_check, "full_rows", damaged)
+    monkeypatch.setattr(attention_check, "least", lambda value, _: value)
+    line = choose_attention(a_run("auto"), CUDA)
+    assert attention._backend == "sdpa"
+    assert line is not None
+    assert line.endswith("fail here: FailedError: a damaged shard; PyTorch's are taken")
 
 
 def test_all_ranks_take_the_same(monkeypatch):

@@ -11,7 +11,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config.run_config import CallbackSection
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer.callbacks.users import users_callbacks
+from pretrain.trainer.loop import users_callbacks
 from tests.conftest import run as run_command
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file

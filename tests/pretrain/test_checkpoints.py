@@ -20,8 +20,8 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import fingerprint, sha256
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
-from launch.attempts import Run
-from launch.local import launch_local
+from launch.attempts import launch_local
+from launch.nodes import Run
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import is_valid, newest

@@ -21,7 +21,7 @@ from pretrain.config.models import StackConfig
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
-from pretrain.huggingface import export, hf_model_of, read
+from pretrain.huggingface import export, hf_model_of, read, to_hf
 from pretrain.models import FAMILIES, build, parse
 from pretrain.models.model import shift_right
 from tests.pretrain.exported import randomise
@@ -322,8 +322,8 @@ def test_a_tensor_that_transformers_would_ignore_is_refused_by_its_name(name):
     """Beside those of a layer, inside one of its modules, and outside layers."""
     model = as_at_the_start(name, **MULTIPLE)
     hf, state = hf_model_of(model.config), model.state_dict()
-    hf.to_hf(model.config, state)
+    to_hf(hf, model.config, state)
     layer = next(key for key in state if re.search(r"\.0\.", key)).split(".0.")[0]
     for extra in (f"{layer}.0.adapter.weight", f"{layer}.1.feed_forward.gate.weight", "adapter.bias"):
         with pytest.raises(UserError, match=rf"^transformers' model has no place for {re.escape(extra)}$"):
-            hf.to_hf(model.config, {**state, extra: torch.zeros(2)})
+            to_hf(hf, model.config, {**state, extra: torch.zeros(2)})

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data_pipeline.foundation.errors import UserError
-from launch import rank_commands
+from launch.agent import ranks_environment
 from pretrain.hardware import machine as hardware
 from pretrain.hardware.machine import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, local_ranks
 from tests.tables import each
@@ -138,10 +138,10 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch):
     """GPU ranks too, unless the user has set a number; torchrun has another name for the number of ranks."""
     monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process: set(range(16)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert rank_commands.environment(gpus=8, ranks=8)["OMP_NUM_THREADS"] == "2"
-    assert rank_commands.environment(gpus=0, ranks=4)["OMP_NUM_THREADS"] == "4"
+    assert ranks_environment(gpus=8, ranks=8)["OMP_NUM_THREADS"] == "2"
+    assert ranks_environment(gpus=0, ranks=4)["OMP_NUM_THREADS"] == "4"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert rank_commands.environment(gpus=8, ranks=8)["OMP_NUM_THREADS"] == "5"
+    assert ranks_environment(gpus=8, ranks=8)["OMP_NUM_THREADS"] == "5"
     for name, number in (("LOCAL_WORLD_SIZE", 3), ("LOCAL_SIZE", 2)):
         monkeypatch.setenv(name, str(number))
         assert local_ranks() == number

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from pretrain.huggingface import hf_model_of, import_, load_state
+from pretrain.huggingface import hf_model_of, import_, load_state, to_hf
 from tests.in_process import run_here
 from tests.pretrain.small_models import as_at_the_start
 from tests.pretrain.test_import_saved import GEMMA, T5GEMMA2, theirs
@@ -130,7 +130,7 @@ def own(tmp_path_factory):
     found = {}
     for family in OWN:
         model = as_at_the_start(family)
-        exported = hf_model_of(model.config).to_hf(model.config, model.state_dict())
+        exported = to_hf(hf_model_of(model.config), model.config, model.state_dict())
         found[family] = tmp_path_factory.mktemp("own")
         (found[family] / "config.json").write_text(json.dumps(exported.config))
         save_file(exported.tensors, found[family] / "model.safetensors", metadata={"format": "pt"})

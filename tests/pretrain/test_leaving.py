@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from launch.head import supervise
 from launch.rank_processes import wrapped
 from pretrain.run import heartbeat
+from tests.launch.shell_ranks import supervise
 from tests.ports import free_port
 from tests.pretrain.rank_processes import PROCESSES, on_ranks
 from tests.tables import each

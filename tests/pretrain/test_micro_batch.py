@@ -10,7 +10,7 @@ import torch
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.memory import left_by_control_groups
 from pretrain.config import RunConfig
-from pretrain.config.run_config import BatchSection
+from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.trainer import micro_batch
 from pretrain.trainer.micro_batch import fastest
 from pretrain.trainer.validate import validate
@@ -92,11 +92,10 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("DeviceMemory", Memory), ("discarded_pass", noted), ("_MOMENTS", 0)):
             patch.setattr(micro_batch, name, value)
-        rows = micro_batch.choose(run, engine)
-    layout = run.plan(rows).layout
+        layout = micro_batch.choose(run, engine).layout
     assert layout.micro_batch * layout.accumulation == 12
     engine.close()
-    return rows, max(sizes)
+    return layout.micro_batch, max(sizes)
 
 
 def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(small_corpus, tmp_path):
@@ -123,7 +122,7 @@ def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
         timed.append(rows)
         return 10 * rows + (1000 if rows == 64 else 0)
 
-    run = SimpleNamespace(ranks=2, config=SimpleNamespace(batch=BatchSection(global_batch_size=256)))
+    run = SimpleNamespace(plan=BatchPlan(BatchSection(global_batch_size=256), ranks=2))
     engine = SimpleNamespace(device=torch.device("cuda"))
     for name, value in {
         "_fitting": lambda *_: [1, 2, 4, 8, 16, 32, 64],

@@ -1,15 +1,9 @@
 """Checkpoints and exports as models in the real MLflow, and what else its pages show of a run."""
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 import uuid
 from pathlib import Path
 
@@ -23,11 +17,10 @@ from pretrain.evaluation.hook import Findings
 from pretrain.run import system_metrics as system
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.run.system_metrics import SystemMonitor
+from pretrain.tracking.checkpoints import metric_dataset
 from pretrain.tracking.mlflow_run import DatasetInfo, FeedState, TrackedRun
+from pretrain.tracking.registry import Registration
 from pretrain.tracking.tracker import Tracker, sync
-from tests.ports import free_port
-
-TEXTS = ["The <extra_id_0> is on the table.", "Melt the margarine", "A"]
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +80,6 @@ def test_a_search_ranks_the_checkpoints_that_are_kept(run_dir, uri, client):
 
 
 def test_feeding_checkpoints_again_changes_nothing(run_dir, uri, client):
-    """Nor does a step that is taken again with the same loss."""
-    loss = {row.step: row.metrics["train/loss"] for row in read_metrics(run_dir)}[12]
-    MetricLog(run_dir, attempt=2).log(12, {"train/loss": loss})
     sync(run_dir, uri)
     state, before = FeedState.load(run_dir), ranked(client, run_dir)
 
@@ -98,8 +88,6 @@ def test_feeding_checkpoints_again_changes_nothing(run_dir, uri, client):
 
     curve = points()
     assert [step for step, _ in curve] == list(range(1, 13))
-    model = client.get_logged_model(state.checkpoints["step-00000012"].model_id)
-    assert [metric.value for metric in model.metrics] == [loss]
     (run_dir / "mlflow.json").unlink()  # as after a kill before it was written
     sync(run_dir, uri)
     assert FeedState.load(run_dir).checkpoints == state.checkpoints
@@ -132,7 +120,7 @@ def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, clien
     figure = matplotlib.figure.Figure(figsize=(2, 1))
     figure.add_subplot().plot([1, 2])
     rows = [{"given": "a <extra_id_0>", "written": "a b"}, {"given": "c", "written": None}]
-    with Tracker(tmp_path, attempt=1, run_name="r", uri=None, experiment="pages"):
+    with Tracker(tmp_path, TrackedRun("pages", "r", attempt=1), None):
         record.keep(
             record.directory(tmp_path), 5, Findings(tables={"samples": rows}, images={"attention/layer-1": figure})
         )
@@ -153,7 +141,6 @@ def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, clien
     assert names(state.run_id) == names(other)
     tag = "mlflow.loggedImages"
     assert client.get_run(state.run_id).data.tags[tag] == client.get_run(other).data.tags[tag]
-    (tmp_path / "mlflow.json").unlink()
     sync(tmp_path, uri)
     assert len(client.list_artifacts(state.run_id, "images")) == 2  # the image and its small form, once
 
@@ -175,7 +162,7 @@ def test_system_metrics_have_the_names_of_mlflows_own(tmp_path, uri, client):
         names |= {f"system/{name}" for name in monitor.aggregate_metrics()}
     run = tmp_path / "run"
     for attempt, alone in ((1, True), (2, False)):
-        with Tracker(run, attempt=attempt, run_name="r", uri=None, experiment="system"):
+        with Tracker(run, TrackedRun("system", "r", attempt), None):
             monitor = SystemMonitor(run, attempt, "node 1", alone, seconds=0.02)
             samples = attempt * 3
             while len(lines(run)) < samples:
@@ -199,7 +186,7 @@ def lines(run):
 
 def test_runs_of_one_experiment_stand_under_one_parent(tmp_path, uri, client):
     for name in ("a", "b"):
-        with Tracker(tmp_path / name, attempt=1, run_name=name, uri=None, experiment="table", parent="rates'"):
+        with Tracker(tmp_path / name, TrackedRun("table", name, attempt=1, parent="rates'"), None):
             pass
         sync(tmp_path / name, uri)
     states = [FeedState.load(tmp_path / name) for name in ("a", "b")]
@@ -212,99 +199,39 @@ def test_runs_of_one_experiment_stand_under_one_parent(tmp_path, uri, client):
 # ---- the registry
 
 
-@pytest.fixture(scope="module")
-def registered(whole, uri, tmp_path_factory):
-    """A run directory, and the URI of its model in the registry."""
-    from pretrain import huggingface
-    from pretrain.checkpoint.trained import TrainedModel
-    from pretrain.tracking.registry import Registration
+def test_a_registered_export_is_the_files_of_the_export(run_dir, uri, client, tmp_path):
+    """Each export of a checkpoint is a version with files of its own."""
+    import mlflow
 
-    run_dir = tmp_path_factory.mktemp("registered") / "run"
-    shutil.copytree(whole / "muon/run", run_dir)
     sync(run_dir, uri)
-    trained = TrainedModel.open(newest(run_dir))
-    out = run_dir.parent / "out"
-    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, out)
-    return run_dir, Registration.of(newest(run_dir), "small-t5.v1").register(out)
+    for number in (1, 2):
+        exported = tmp_path / f"out-{number}"
+        exported.mkdir()
+        (exported / "config.json").write_text(f"{number}")
+        model = Registration.of(newest(run_dir), "small-t5.v1").register(exported)
+        assert model == f"models:/small-t5.v1/{number}"
+    for number in (1, 2):
+        found = Path(mlflow.artifacts.download_artifacts(f"models:/small-t5.v1/{number}", dst_path=tmp_path / "got"))
+        assert (found / "config.json").read_text() == f"{number}"
+        version = client.get_model_version("small-t5.v1", str(number))
+        logged = client.get_logged_model(version.source.removeprefix("models:/"))
+        assert (version.run_id, logged.params["step"]) == (FeedState.load(run_dir).run_id, "12")
 
 
-def generated(run_dir):
-    """What `pretrain generate` writes, with the marks of blanks."""
-    from pretrain.checkpoint.trained import TrainedModel
-    from pretrain.generation.settings import GenerationSettings
-    from pretrain.generation.texts import answer_texts
-
-    trained = TrainedModel.open(newest(run_dir))
-    return [
-        one.generated for one in answer_texts(trained, TEXTS, GenerationSettings(max_new_tokens=6, min_new_tokens=6))
-    ]
-
-
-@pytest.mark.slow
-def test_mlflow_serves_the_registered_model(registered, uri, client, tmp_path):
-    run_dir, model = registered
-    assert model == "models:/small-t5.v1/1"
-    version = client.get_model_version("small-t5.v1", "1")
-    logged = client.get_logged_model(version.source.removeprefix("models:/"))
-    loss = {row.step: row.metrics["train/loss"] for row in read_metrics(run_dir)}
-    assert [metric.value for metric in logged.metrics] == [loss[12]]
-    assert version.run_id == FeedState.load(run_dir).run_id
-    files = [path.name for path in Path(logged.artifact_location.removeprefix("file://")).rglob("*")]
-    assert "served_model.py" in files
-    assert not [name for name in files if name.endswith((".pkl", ".bin", ".pt"))]
-
-    port = free_port()
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local", "-m", model]
-    command += ["-p", str(port)]
-    environment = {
-        "MLFLOW_TRACKING_URI": uri,
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "HOME": str(tmp_path),
-    }
-    with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True
-        )
-    try:
-        request = {"inputs": TEXTS, "params": {"max_new_tokens": 6}}
-        answers = answer(server, f"http://127.0.0.1:{port}/invocations", request)
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait()
-    assert answers == {"predictions": [text.strip() for text in generated(run_dir)]}
-
-
-def answer(server, url, request):
-    asked = urllib.request.Request(url, json.dumps(request).encode(), {"Content-Type": "application/json"})
-    while True:
-        assert server.poll() is None
-        try:
-            with urllib.request.urlopen(asked) as got:
-                return json.load(got)
-        except urllib.error.HTTPError as error:
-            raise AssertionError(error.read()) from None
-        except OSError:
-            time.sleep(0.2)
-
-
-def test_what_cannot_be_registered_is_one_line(registered, whole, tmp_path):
-    from pretrain.tracking.registry import Registration
-
-    run_dir, _ = registered
+def test_what_cannot_be_registered_is_one_line(run_dir, uri):
+    with pytest.raises(UserError, match=r"has no model of .*; sync the run first"):
+        Registration.of(newest(run_dir), "a")
+    sync(run_dir, uri)
     with pytest.raises(UserError, match=r"without / and :, got 'a/b'"):
         Registration.of(newest(run_dir), "a/b")
     with pytest.raises(UserError, match=r"for another MLflow: pretrain sync"):
         Registration.of(newest(run_dir), "a", "sqlite:///other.db")
-    with pytest.raises(UserError, match=r"MLflow has no run of it .*; sync it first"):
-        Registration.of(newest(whole / "adamw/run"), "a")
 
 
 def test_a_dataset_is_the_one_that_a_metric_was_measured_on():
-    from pretrain.tracking.checkpoints import metric_dataset
-
     corpora = [("c4", "train"), ("wiki", "train"), ("c4", "validation")]
     datasets = [DatasetInfo(name, "f" * 64, "", context) for name, context in corpora]
-    run = TrackedRun(None, "e", "r", 1, {}, {}, datasets, [])
+    run = TrackedRun("e", "r", 1, datasets=datasets)
     assert metric_dataset(run, "validation/c4/loss") == {"dataset_name": "c4 (validation)", "dataset_digest": "f" * 36}
     assert metric_dataset(run, "validation/c40/loss") == {}
     assert metric_dataset(run, "train/loss") == {}  # of a mixture

@@ -213,7 +213,7 @@ def test_mlflow_has_the_metrics_parameters_datasets_and_config(reference, small_
     assert found.data.params["optimizer.learning_rate"] == "0.01"
     fingerprint = json.loads((small_corpus / "manifest.json").read_text())["fingerprint"]
     datasets = found.inputs.dataset_inputs
-    assert {dataset.dataset.name for dataset in datasets} == {"small", "small (validation)"}
+    assert {dataset.dataset.name for dataset in datasets} == {"small (train)", "small (validation)"}
     assert all(fingerprint.startswith(dataset.dataset.digest) for dataset in datasets)
     artifacts = {artifact.path for artifact in client.list_artifacts(state["run_id"])}
     assert {"config.yaml", "picture.png"} <= artifacts

@@ -87,7 +87,7 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
     if source:
         restore(engine, source)
     else:
-        loader = TrainingBatches(setup.stream, setup.plan(config.batch.micro_batch(1)).layout).loader(STEPS, 0)
+        loader = TrainingBatches(setup.stream, setup.plan.layout).loader(STEPS, 0)
         for step, batches in enumerate(loader):
             assert engine.step(step, step * 8, batches).applied
     saver = Saver(engine, setup.origin)

@@ -1,63 +1,66 @@
-"""The checks of one machine by name, and the program that runs one of them for a doctor.
+"""The list of checks, and the program that runs one of them for a doctor.
 
-Each check is a module of this folder with a function `check`. Its process imports only what that check needs, and ends
-by itself at its time limit, even where it waits for a dead file system or its parent is gone.
+A check is a function of this folder that takes the settings and returns its findings. Its process imports only what the
+check needs, and ends by itself at its time limit, even where it waits for a dead file system or its parent is gone.
 """
 
 import importlib
 import json
 import os
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from launch.rank_processes import PROGRAM_REPORT
-from launch.tools.doctor.findings import REQUEST, Finding, Settings
-from launch.tools.doctor.versions import installed_versions
+from launch.tools.doctor.findings import Finding, Settings
 
-_LONGEST_LINE = 200  # characters of a check's own error
+_REQUEST = "LAUNCH_DOCTOR_REQUEST"  # the check, its time limit and its settings, as JSON
+_LONGEST_ERROR = 200  # characters
 
 
 @dataclass(frozen=True)
 class Check:
-    """How findings name a check, and the seconds that it may take."""
+    """How findings name a check, its module and function, the seconds that it may take, and what to do if it fails."""
 
     title: str
-    seconds: float
+    module: str
+    function: str
+    seconds: float = 60.0
+    remedy: str = ""
+
+    def request(self, settings: Settings) -> dict[str, str]:
+        """The environment that asks this program for the check."""
+        return {_REQUEST: json.dumps([self.module, self.function, self.seconds, asdict(settings)])}
+
+    def failure(self, rank: str, code: int, last_lines: Sequence[str] = ()) -> Finding:
+        """The finding where a process, of a `rank` or of nobody, ended with this exit code and these lines."""
+        error = last_lines[-1] if last_lines else f"exit code {code}"
+        late = code == -signal.SIGALRM
+        said = f"no answer within {self.seconds:g} s" if late else f"the check failed: {error[:_LONGEST_ERROR]}"
+        return Finding(self.title, "fault", f"{rank}{said}", "", self.remedy)
 
 
-NODE_CHECKS = {
-    "versions": Check("versions", 60),
-    "gpus": Check("GPUs", 60),
-    "memory": Check("memory", 60),
-    "directory": Check("run directory", 90),
-    "tracking": Check("tracking", 60),
-}
-RUN_CHECKS = {"run_file": Check("run file", 300)}  # once for all nodes
-
-
-def request(name: str, check: Check, settings: Settings) -> dict[str, str]:
-    """The environment that asks this program for a check."""
-    return {REQUEST: json.dumps({"name": name, "seconds": check.seconds, "settings": asdict(settings)})}
-
-
-def failure(check: Check, code: int, last_lines: Sequence[str]) -> Finding:
-    """The finding for a check that ended with an exit code other than 0."""
-    if code == -signal.SIGALRM:
-        remedy = "see what it waits for: a file system, a driver"
-        return Finding(check.title, "fault", f"no answer within {check.seconds:g} s", "", remedy)
-    error = last_lines[-1] if last_lines else f"exit code {code}"
-    return Finding(check.title, "fault", f"the check failed: {error[:_LONGEST_LINE]}")
+_WAITS = "see what it waits for: a file system, a driver"
+NODE_CHECKS = [
+    Check("versions", "machine", "versions", remedy=_WAITS),
+    Check("GPUs", "machine", "gpus", remedy=_WAITS),
+    Check("memory", "machine", "memory", remedy=_WAITS),
+    Check("run directory", "directory", "run_directory", 90, _WAITS),
+    Check("tracking", "run_file", "tracking", remedy=_WAITS),
+]
+RUN_FILE = Check("run file", "run_file", "run_file", 300, _WAITS)  # once for all nodes
+# Of ranks together. A network file system makes starting Python and importing torch slow; DeepSpeed may compile.
+_REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
+ALL_REDUCE = Check("all-reduce", "ranks", "all_reduce", 180, _REACHABLE)
+NUMERICS = Check("numerics", "ranks", "numerics", 300)
 
 
 def main() -> None:
-    given = json.loads(os.environ[REQUEST])
-    signal.setitimer(signal.ITIMER_REAL, given["seconds"])
-    module = importlib.import_module(f"launch.tools.doctor.{given['name']}")
-    findings = [asdict(finding) for finding in module.check(Settings(**given["settings"]))]
-    report = {"clock": time.time(), "findings": findings, "versions": installed_versions()}
-    print(PROGRAM_REPORT, json.dumps(report), flush=True)
+    module, function, seconds, settings = json.loads(os.environ[_REQUEST])
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    check = getattr(importlib.import_module(f"launch.tools.doctor.{module}"), function)
+    findings = [asdict(finding) for finding in check(Settings(**settings))]
+    print(PROGRAM_REPORT, json.dumps(findings), flush=True)
 
 
 if __name__ == "__main__":

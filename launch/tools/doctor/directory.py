@@ -1,4 +1,4 @@
-"""The file system of a run directory: room, speed, locks and clock, as this machine sees them."""
+"""The file system of a run directory: room, speed and locks, as this machine sees them."""
 
 import contextlib
 import errno
@@ -14,9 +14,8 @@ from typing import IO, Any
 
 from launch.tools.doctor.findings import Finding, Settings
 
-_BYTES, _AT_A_TIME = 64 * 2**20, 2**20
+_BYTES = 64 * 2**20
 _LEAST_ROOM, _LEAST_SPEED = 5e9, 50e6
-_CLOCK = 2.0  # seconds: file systems may count in twos
 _SECONDS_TO_LOCK = 60.0
 _SECONDS_TO_SEE = 20.0  # a network file system shows a new file late
 _REFUSED = "choose another run.directory, or make room there"
@@ -52,66 +51,56 @@ def locked_file(directory: Path) -> Iterator[Path | None]:
             file.close()
 
 
-def check(settings: Settings) -> list[Finding]:
-    """Writes and reads files beside the run's."""
+def run_directory(settings: Settings) -> list[Finding]:
+    """Writes files beside the run's."""
     if settings.directory is None:
         return []
     place = existing(Path(settings.directory))
-    locked = Path(settings.locked) if settings.locked else None
     try:
         with tempfile.TemporaryDirectory(dir=place, prefix=".doctor-") as folder:
-            return [*_speed(place, Path(folder)), _locks(Path(folder), locked), _clock(Path(folder))]
+            return [_written(place, Path(folder)), _locks(Path(folder), settings.locked)]
     except OSError as error:
         reason = error.strerror or str(error)
         return [Finding("run directory", "fault", f"{place}: {reason}", "a directory that can be written", _REFUSED)]
 
 
-def _speed(place: Path, folder: Path) -> list[Finding]:
-    file = folder / "speed"
-    block = os.urandom(_AT_A_TIME)
-    begun = time.monotonic()
-    with file.open("wb") as stream:
-        for _ in range(_BYTES // _AT_A_TIME):
-            stream.write(block)
-        stream.flush()
-        os.fsync(stream.fileno())
-    written = time.monotonic()
-    with file.open("rb", buffering=0) as stream:
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that it is read from the disk
-        while stream.read(_AT_A_TIME):
-            pass
-    write, read = _BYTES / (written - begun), _BYTES / (time.monotonic() - written)
-    room = shutil.disk_usage(folder).free
-    found = f"{place}: {room / 1e9:,.0f} GB free; writes {write / 1e6:,.0f} MB/s, reads {read / 1e6:,.0f} MB/s"
+def _written(place: Path, folder: Path) -> Finding:
+    content, begun = os.urandom(_BYTES), time.monotonic()
+    with (folder / "content").open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    speed, room = _BYTES / (time.monotonic() - begun), shutil.disk_usage(folder).free
+    found = f"{place}: {room / 1e9:,.0f} GB free; writes {speed / 1e6:,.0f} MB/s"
     if room < _LEAST_ROOM:
-        return [Finding("run directory", "warning", found, "room for several checkpoints", _REFUSED)]
-    if min(write, read) < _LEAST_SPEED:
+        return Finding("run directory", "warning", found, "room for several checkpoints", _REFUSED)
+    if speed < _LEAST_SPEED:
         slow = f"{_LEAST_SPEED / 1e6:.0f} MB/s or more"
-        return [Finding("run directory", "warning", found, slow, "checkpoints take long here; save less often")]
-    return [Finding("run directory", "ok", found)]
+        return Finding("run directory", "warning", found, slow, "checkpoints take long here; save less often")
+    return Finding("run directory", "ok", found)
 
 
-def _locks(folder: Path, locked: Path | None) -> Finding:
+def _locks(folder: Path, locked: str | None) -> Finding:
+    """`locked`: a file that another process, perhaps on another node, has created and locked."""
     with (folder / "lock").open("w") as one, (folder / "lock").open("w") as other:
         try:
             fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            wrong = "" if _is_locked(other) else "two files could be locked at once"
         except OSError as error:
-            found = f"no file locks here ({error.strerror})"
-            return Finding("file locks", "warning", found, "flock", _NOTHING_PREVENTS)
-        if not _is_locked(other):
-            return Finding("file locks", "warning", "two files could be locked at once", "flock", _NOTHING_PREVENTS)
-    if locked is None:
-        return Finding("file locks", "ok", "flock works")
-    if not _seen(locked):
-        found = f"{locked}, which another node has just created, isn't seen here"
-        remedy = "put run.directory on a file system that every node mounts"
-        return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
-    with locked.open() as file:
-        if not _is_locked(file):
-            found = "a lock that another process holds isn't seen here"
-            return Finding("file locks", "warning", found, "locks that hold on every node", _NOTHING_PREVENTS)
-    return Finding("file locks", "ok", "flock works, also against other processes")
+            wrong = f"no file locks here ({error.strerror})"
+    if locked and not wrong:
+        deadline = time.monotonic() + _SECONDS_TO_SEE
+        while not Path(locked).exists():
+            if time.monotonic() > deadline:
+                found = f"{locked}, which another node has just created, isn't seen here"
+                remedy = "put run.directory on a file system that every node mounts"
+                return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
+            time.sleep(0.2)
+        with Path(locked).open() as file:
+            wrong = "" if _is_locked(file) else "a lock that another process holds isn't seen here"
+    if wrong:
+        return Finding("file locks", "warning", wrong, "locks that hold on every node", _NOTHING_PREVENTS)
+    return Finding("file locks", "ok", f"flock works{', also against other processes' if locked else ''}")
 
 
 def _is_locked(file: IO[Any]) -> bool:
@@ -120,32 +109,3 @@ def _is_locked(file: IO[Any]) -> bool:
     except OSError as error:
         return error.errno == errno.EWOULDBLOCK
     return False
-
-
-def _seen(file: Path) -> bool:
-    deadline = time.monotonic() + _SECONDS_TO_SEE
-    while not file.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True
-
-
-def _clock(folder: Path) -> Finding:
-    before = time.time()
-    with (folder / "clock").open("wb") as file:
-        file.write(b"0")
-        file.flush()
-        os.fsync(file.fileno())
-    after = time.time()
-    set_at = (folder / "clock").stat().st_mtime
-    ahead = set_at - after if set_at > after else min(0.0, set_at - before)
-    return clock_finding("its file system's", -ahead)
-
-
-def clock_finding(other: str, ahead: float) -> Finding:
-    """This clock is `ahead` of an`other` one by that many seconds."""
-    found = f"{abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} {other}"
-    if abs(ahead) <= _CLOCK:
-        return Finding("clock", "ok", f"agrees with {other}")
-    return Finding("clock", "warning", found, f"{_CLOCK:g} s at most", "set the clocks by NTP (chronyc tracking)")

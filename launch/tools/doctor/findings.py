@@ -6,32 +6,33 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data_pipeline.foundation.formatting import counted
-from pretrain.hardware.machine import count_gpus
 
 Level = Literal["ok", "warning", "fault"]
-REQUEST = "LAUNCH_DOCTOR_REQUEST"  # in the environment of the doctor's programs: their request, as JSON
 _COLUMNS, _INDENT = 80, 9
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the checks of one machine need to know.
+    """What a check needs to know: it runs on the node number `node`; `per_node` are the ranks of each.
 
-    `ranks` are the machine's (None: one for each GPU, or one), `all_ranks` the whole run's. `locked` is a file that the
-    head holds locked beside the run directory. `run_file` is the file and its overrides.
+    `locked` is a file that the head holds locked beside the run directory. `run_file` is the file and its overrides.
     """
 
-    ranks: int | None = None
-    all_ranks: int = 1
+    node: int = 0
+    per_node: Sequence[int] = (1,)
     workers: int = 2
     directory: str | None = None
     locked: str | None = None
     tracking: str | None = None
-    run_file: tuple[str, ...] = ()
+    run_file: Sequence[str] = ()
 
     @property
     def ranks_here(self) -> int:
-        return self.ranks or count_gpus() or 1
+        return self.per_node[self.node]
+
+    @property
+    def all_ranks(self) -> int:
+        return sum(self.per_node)
 
 
 @dataclass(frozen=True)
@@ -51,42 +52,25 @@ class Finding:
 
 def report(findings: Sequence[Finding]) -> str:
     """The findings in their order, wrapped at 80 columns. Nodes on which a check found the same share a line."""
-    nodes = {finding.node for finding in findings if finding.node}
+    several = len({finding.node for finding in findings if finding.node}) > 1
     alike: dict[Finding, list[str]] = {}
-    for finding in findings:
-        words = "" if finding.level == "ok" and len(nodes) > 1 and finding.node else finding.found
-        key = Finding(finding.check, finding.level, words, finding.expected, finding.remedy)
-        alike.setdefault(key, []).append(finding.node)
+    for one in findings:
+        words = "" if one.level == "ok" and several and one.node else one.found
+        alike.setdefault(Finding(one.check, one.level, words, one.expected, one.remedy), []).append(one.node)
     order = list(dict.fromkeys(finding.check for finding in findings))
     lines = []
-    for finding, where in sorted(alike.items(), key=lambda item: order.index(item[0].check)):
-        names = [name for name in dict.fromkeys(where) if name]
-        at = f" on {_names(names)}" if names and len(nodes) > 1 else ""
-        text = "; ".join(
-            part
-            for part in (
-                f"{finding.check}{at}" + (f": {finding.found}" if finding.found else ""),
-                f"expected {finding.expected}" if finding.expected else "",
-                finding.remedy,
-            )
-            if part
-        )
+    for one, where in sorted(alike.items(), key=lambda item: order.index(item[0].check)):
+        names = [name for name in dict.fromkeys(where) if name and several]
+        at = f" on {', '.join(names) if len(names) <= 4 else f'{len(names)} nodes ({names[0]} … {names[-1]})'}"
+        found = f"{one.check}{at if names else ''}{': ' if one.found else ''}{one.found}"
+        text = "; ".join(filter(None, (found, one.expected and f"expected {one.expected}", one.remedy)))
         lines += textwrap.wrap(
-            f"{finding.level:<{_INDENT}}{text}",
+            f"{one.level:<{_INDENT}}{text}",
             _COLUMNS,
             subsequent_indent=" " * _INDENT,
             break_on_hyphens=False,
             break_long_words=False,
         )
-    return "\n".join([*lines, _summary(findings)])
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{len(names)} nodes ({names[0]} … {names[-1]})"
-
-
-def _summary(findings: Sequence[Finding]) -> str:
     faults, warnings = (sum(finding.level == level for finding in findings) for level in ("fault", "warning"))
-    if faults:
-        return f"{counted(faults, 'fault')} would stop a run; {counted(warnings, 'warning')}"
-    return f"nothing would stop a run; {counted(warnings, 'warning')}"
+    stops = counted(faults, "fault") if faults else "nothing"
+    return "\n".join([*lines, f"{stops} would stop a run; {counted(warnings, 'warning')}"])

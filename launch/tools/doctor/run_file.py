@@ -1,69 +1,80 @@
-"""Whether the run file is valid for these ranks and, without a GPU, how long the run takes."""
+"""What a run file asks for: corpora, a batch for these ranks, and MLflow."""
 
+import os
+import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted, duration
-from data_pipeline.foundation.memory import available
+from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.secrets import masked
+from launch.tools.doctor.directory import existing
 from launch.tools.doctor.findings import Finding, Settings
-from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.hardware import cpu_speed
-from pretrain.hardware.machine import count_gpus
-from pretrain.tools.plan.planner import memory_checkpoint_bytes
-from pretrain.tools.plan.zero_memory import Parameters
+from pretrain.tracking.store import sqlite_file
 from pretrain.trainer.preflight import preflight
-from pretrain.trainer.validate import ValidatedRun
 
-_LONG = 2 * 86400.0  # s
+_SECONDS_TO_ANSWER = 10.0
+_LATER = "the run trains on; feed MLflow afterwards with pretrain sync"
 
 
-def check(settings: Settings) -> list[Finding]:
+def run_file(settings: Settings) -> list[Finding]:
+    """Whether the run file is valid for these ranks, and its corpora are there."""
     path, *overrides = settings.run_file
     try:
-        config = load(path, overrides, RunConfig)
+        config = load(Path(path), overrides, RunConfig)
         setup = preflight(config, settings.all_ranks, here=False, folder=Path(path).parent)
     except UserError as error:
         return [Finding("run file", "fault", line) for line in str(error).splitlines()]
-    ranks = counted(settings.all_ranks, "rank")
-    found = [Finding("run file", "ok", f"{path} and its corpora are valid for {ranks}")]
-    found += [Finding("run file", "warning", line) for line in setup.warnings]
-    if count_gpus():
-        return [*found, _host_memory(setup, settings)]
-    trained = setup.train_state.step >= setup.config.run.max_steps
-    return found if trained else [*found, _time(setup, settings)]
+    found = f"{path} and its corpora are valid for {counted(settings.all_ranks, 'rank')}"
+    return [
+        Finding("run file", "ok", found),
+        *(Finding("run file", "warning", line) for line in setup.warnings),
+    ]
 
 
-def _host_memory(setup: ValidatedRun, settings: Settings) -> Finding:
-    """Whether the state of the GPUs of a machine like this one fits into its memory, for checkpoints."""
-    parameters = Parameters.of(models.outline(setup.model), setup.config)
-    machines = max(1, settings.all_ranks // settings.ranks_here)
-    copied, kept = parameters.state // machines, memory_checkpoint_bytes(parameters, machines)
-    return host_memory(available(), copied, kept if setup.config.checkpoint.memory_every_steps else 0)
+def tracking(settings: Settings) -> list[Finding]:
+    """Whether MLflow answers at the run's tracking URI. A run trains without it, so nothing here is a fault."""
+    uri = settings.tracking
+    if not settings.run_file:
+        return []
+    if uri is None:
+        return [Finding("tracking", "ok", "MLflow is off (tracking.mlflow: null)")]
+    shown, file = masked(uri), sqlite_file(uri)
+    try:
+        if file:
+            with tempfile.TemporaryFile(dir=existing(file.parent)):  # SQLite writes beside its file too
+                if file.exists() and not os.access(file, os.W_OK):
+                    raise PermissionError(0, "can't be written")
+            return [Finding("tracking", "ok", f"{file} can be written")]
+        if not uri.startswith(("http://", "https://")):
+            return [Finding("tracking", "ok", f"{shown}: not checked")]
+        status = _status(uri)
+    except (OSError, ValueError) as error:
+        expected = "a file that can be written" if file else "a server that answers"
+        return [Finding("tracking", "warning", f"{file or shown}: {_reason(error)}", expected, _LATER)]
+    if status == 200:
+        return [Finding("tracking", "ok", f"{shown} answers")]
+    login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; " if status in (401, 403) else ""
+    return [Finding("tracking", "warning", f"{shown} answers {status}", "200", f"{login}{_LATER}")]
 
 
-def host_memory(free: int, copied: int, kept: int) -> Finding:
-    """`copied`: bytes of the copy that checkpoints on disk are written from. `kept`: of checkpoints in memory."""
-    found = f"{free / 1e9:.1f} GB free"
-    expected = f"{copied / 1e9:.1f} GB for the copy that checkpoints are written from"
-    if copied > free:
-        return Finding("host memory", "fault", found, expected, "free some, or take more machines")
-    if copied + kept > free:
-        expected += f" and {kept / 1e9:.1f} GB for checkpoints in memory"
-        return Finding("host memory", "warning", found, expected, "set checkpoint.memory_every_steps: null")
-    return Finding("host memory", "ok", found)
+def _status(uri: str) -> int:
+    """The status of the server's answer to MLflow's question for its experiments."""
+    user, password, token = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD", "TOKEN"))
+    return requests.get(
+        f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1",
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        auth=(user, password or "") if user and not token and not urlsplit(uri).username else None,
+        timeout=_SECONDS_TO_ANSWER,
+    ).status_code
 
 
-def _time(setup: ValidatedRun, settings: Settings) -> Finding:
-    """How long the run takes on the CPUs of machines like this one."""
-    here = settings.ranks_here
-    machines = max(1, settings.all_ranks // here)
-    rate = machines * cpu_speed.rank_flops(setup.config, here)
-    left = cpu_speed.seconds_left(setup.config, setup.model, setup.lengths, setup.train_state.step, rate)
-    share = f"{cpu_speed.share(setup.model.width):.0%} of {cpu_speed.product_flops() / 1e9:,.0f} GFLOP/s"
-    found = f"about {duration(left)} to step {setup.config.run.max_steps:,} without a GPU ({share})"
-    if left < _LONG:
-        return Finding("time", "ok", found)
-    remedy = "take a smaller model, as launch init chooses one, fewer steps, or GPUs"
-    return Finding("time", "warning", found, "", remedy)
+def _reason(error: BaseException) -> str:
+    """The reason of an error of the network or the disk: that of the error which it follows from."""
+    while (origin := error.__cause__ or error.__context__) is not None:
+        error = origin
+    return "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)

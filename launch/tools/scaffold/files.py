@@ -26,19 +26,13 @@ from pretrain.models import outline
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _ROWS = {  # by family, the shipped corpus file whose rows, tokens and lengths the first one takes
-    "t5": "c4-published",
-    "vanilla": "c4-published",
-    "modern": "c4-published",
-    "t5gemma": "c4-published",
-    "t5gemma2": "c4-published",
     "bart": "c4-bart",
     "encoder_only": "c4-bert",
-    "decoder_only": "c4-causal",
-    "autoregressive": "c4-causal",
-    "double_decoder": "c4-causal",
+    **dict.fromkeys(("decoder_only", "autoregressive", "double_decoder"), "c4-causal"),
 }
+_OTHER_ROWS = "c4-published"
 _ROW_LENGTH = {"c4-causal": 1024}
-_TARGETS = {"c4-published": 114, "c4-bert": 77}  # predicted tokens of a row; else as many as it has
+_TARGETS = {_OTHER_ROWS: 114, "c4-bert": 77}  # predicted tokens of a row; else as many as it has
 _SENTINELS, _LARGEST_VOCABULARY = 100, 32_000
 _TOKENS_PER_ROW, _BYTES_PER_TOKEN = 568, 4  # T5's; English with a vocabulary of a few thousand
 _CORPUS = """\
@@ -137,7 +131,7 @@ def write_first_files(
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
     given = _Text([], None, []) if corpus else _users_text(text, text_format) if text else _shipped_text()
-    rows = _ROWS[config.family if config else "t5"]
+    rows = _ROWS.get(config.family if config else "", _OTHER_ROWS)
     row_length = _ROW_LENGTH.get(rows, 512)
     longest = config.longest_sequence if config else None
     inputs = int(min(row_length, longest or math.inf))
@@ -258,7 +252,7 @@ def _source_line(source: Source) -> str:
 
 def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, long_spans: bool) -> str:
     """`long_spans`: whether rows have the length that the curriculum is for."""
-    steps, rows = first_run.steps, _ROWS[first_run.config.family]
+    steps, rows = first_run.steps, _ROWS.get(first_run.config.family, _OTHER_ROWS)
     warmup = max(1, steps // (10 if steps == _NAMED_STEPS else 20)) if steps > 1 else 0
     evaluate = max(1, steps // 20)
     input_use = _INPUT_USE.format(evaluate=evaluate) if rows in ("c4-published", "c4-bart") else ""

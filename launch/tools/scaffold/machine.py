@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+import pynvml
+
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.formatting import counted, duration
@@ -164,8 +166,6 @@ def with_vocabulary(config: ModelConfig, vocabulary: int, sentinels: int) -> Mod
 def _first_gpu() -> tuple[str, int]:
     """The name of the first GPU and its compute capability, by NVIDIA's management library."""
     with suppress(Exception):  # without the library: an unknown GPU
-        import pynvml  # where it is installed
-
         pynvml.nvmlInit()
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(0)

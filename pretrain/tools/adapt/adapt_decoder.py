@@ -69,7 +69,7 @@ def read(path: Path) -> Source:
 
 
 def crosses_like_self(config: ModelConfig) -> bool:
-    """Whether cross-attention has the shapes of self-attention: the stacks are equally wide."""
+    """True if cross-attention has the shapes of self-attention: the stacks are equally wide."""
     stacks = [getattr(config, name, None) for name in ("encoder", "decoder")]
     widths = {stack.d_model for stack in stacks if isinstance(stack, Heads)}
     return len(widths) <= 1

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
@@ -14,53 +13,43 @@ _BUDGET = re.compile(rf"(?P<steps>[1-9]\d*)steps?|(?P<percent>{_NUMBER})%|(?P<fl
 _SMALLEST = 50  # steps: with fewer, whole steps miss the FLOPs by more than 1 %
 
 
-@dataclass(frozen=True)
-class Budget:
-    """A number of steps or of FLOPs for every run, or a share of the steps in each run's file."""
+def shortened(config: RunConfig, budget: str) -> list[str]:
+    """The overrides that give the run of `config` the length of `budget`: "400steps", "5%" of its steps or "2e13flops".
+    Raises UserError for anything else."""
+    match = _BUDGET.fullmatch(budget.replace(" ", ""))
+    if match and match["steps"]:
+        return of_length(config, int(match["steps"]))
+    if match and match["flops"] and float(match["flops"]) > 0:
+        return of_length(config, _steps_of_flops(config, float(match["flops"])))
+    percent = float(match["percent"] or 0) if match else 0.0
+    if not 0 < percent <= 100:
+        raise UserError(
+            f"--budget: {budget!r}; expected a number of steps, such as 400steps, a share, such as 5%, or FLOPs, "
+            "such as 2e13flops"
+        )
+    return of_length(config, max(1, round(percent / 100 * config.run.max_steps)))
 
-    steps: int | None = None
-    share: float = 1.0
-    flops: float | None = None
 
-    @classmethod
-    def parse(cls, text: str) -> "Budget":
-        """ "400steps", "5%" or "2e13flops". Raises UserError for anything else."""
-        match = _BUDGET.fullmatch(text.replace(" ", ""))
-        percent = float(match["percent"] or 0) if match else 0.0
-        if match and match["steps"]:
-            return cls(steps=int(match["steps"]))
-        if match and match["flops"] and float(match["flops"]) > 0:
-            return cls(flops=float(match["flops"]))
-        if not 0 < percent <= 100:
-            raise UserError(
-                f"--budget: {text!r}; expected a number of steps, such as 400steps, a share, such as 5%, or FLOPs, "
-                "such as 2e13flops"
-            )
-        return cls(share=percent / 100)
+def of_length(config: RunConfig, steps: int) -> list[str]:
+    """The overrides that give the run of `config` a length of `steps`, and every number of steps in its file in
+    proportion.
 
-    def overrides(self, config: RunConfig) -> list[str]:
-        """What gives the run of `config` its length: every number of steps in its file, in proportion.
+    These are warm-up and decay, the ramp of the batch size, the curriculum, and the steps from one evaluation,
+    checkpoint and line of metrics to the next. A number of steps stays at least 1. Widths, batches, learning rates and
+    data stay as they are.
+    """
+    share = steps / config.run.max_steps
+    lengths = {key: max(1, round(share * value)) for key, value in _lengths(config) if value}
+    return [f"{key}={value}" for key, value in {**lengths, "run.max_steps": steps}.items()]
 
-        These are the run's length, warm-up and decay, the ramp of the batch size, the curriculum, and the steps from
-        one evaluation, checkpoint and line of metrics to the next. A number of steps stays at least 1. Widths, batches,
-        learning rates and data stay as they are.
-        """
-        steps = self._steps(config)
-        share = steps / config.run.max_steps
-        lengths = {key: max(1, round(share * value)) for key, value in _lengths(config) if value}
-        return [f"{key}={value}" for key, value in {**lengths, "run.max_steps": steps}.items()]
 
-    def _steps(self, config: RunConfig) -> int:
-        if self.flops is None:
-            return self.steps or max(1, round(self.share * config.run.max_steps))
-        # The weights that a run starts from may come from another run of the experiment, which isn't there yet.
-        alone = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"init_from": None})})
-        steps = round(self.flops / flops_per_step(validate(alone, 0, 1, ranks_are_here=False)))
-        if steps < _SMALLEST:
-            raise UserError(
-                f"--budget: {self.flops:g} FLOPs are {steps} steps of {config.run.name}; {_SMALLEST} at least"
-            )
-        return steps
+def _steps_of_flops(config: RunConfig, flops: float) -> int:
+    # The weights that a run starts from may come from another run of the experiment, which isn't there yet.
+    alone = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"init_from": None})})
+    steps = round(flops / flops_per_step(validate(alone, 0, 1, ranks_are_here=False)))
+    if steps < _SMALLEST:
+        raise UserError(f"--budget: {flops:g} FLOPs are {steps} steps of {config.run.name}; {_SMALLEST} at least")
+    return steps
 
 
 def _lengths(config: RunConfig) -> Iterator[tuple[str, int | None]]:

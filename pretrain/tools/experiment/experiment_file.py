@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.errors import UserError
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 class Published(Section):
-    """What a publication reports of a row."""
+    """A publication's numbers of a row."""
 
     row: str
     """The row, by the name of its run file without .yaml."""
@@ -35,39 +35,19 @@ class Group(Section):
     """Rows that are compared with one of them."""
 
     title: str
-    """What the group asks, above its rows in the table and its panel in the picture."""
+    """The group's question, above its rows in the table and its panel in the picture."""
     baseline: str
     """The row that the others are compared with."""
     rows: Annotated[list[str], Field(min_length=1)]
     """The names of run files without .yaml, in the order of the table. A row may stand in several groups."""
     metric: str | None = None
-    """What rows are compared by, as metrics are named: `infilling/NAME/bits_per_byte`. null: the validation loss."""
+    """The metric that rows are compared by, under its own name: `infilling/NAME/bits_per_byte`. null: the validation
+    loss."""
 
     @model_validator(mode="after")
     def _baseline_is_a_row(self) -> "Group":
         if self.baseline not in self.rows:
             raise ValueError(f"baseline: {self.baseline} is none of the rows {', '.join(self.rows)}")
-        return self
-
-
-class Speedrun(Section):
-    """A track of the speedrun: a loss that rows try to reach in the least time."""
-
-    baseline: str | None = None
-    """The row whose mean held-out losses, of all and of text tokens alone, the others have to reach. null: `target`."""
-    target: PositiveFloat | None = None
-    """The held-out loss to reach where there is no such row, in nats per target token."""
-    clock: Literal["processor", "wall"] = "processor"
-    """What times the steps. `processor`: the processors of all ranks. `wall`: the clock on the wall, for GPUs."""
-    least_seeds: Annotated[int, Field(ge=2)] = 5
-    """Runs of a row that its record needs."""
-    p_value: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    """The chance, at most, of losses as low if their true mean were the baseline's: Welch's one-sided t-test."""
-
-    @model_validator(mode="after")
-    def _one_target(self) -> "Speedrun":
-        if (self.baseline is None) == (self.target is None):
-            raise ValueError("expected either a baseline or a target")
         return self
 
 
@@ -79,9 +59,7 @@ class ExperimentFile(Section):
     groups: list[Group] = []
     """Which rows are compared. Rows in no group are compared with the first of them."""
     published: list[Published] = []
-    """What a publication reports, which the table has beside the rows."""
-    speedrun: Speedrun | None = None
-    """The track that the rows run on: their times are compared instead of their losses."""
+    """A publication's numbers, which the table has beside the rows."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +70,6 @@ class Experiment:
     rows: dict[str, Path]
     groups: list[Group]
     published: dict[str, Published]
-    speedrun: Speedrun | None = None
 
 
 def read(directory: Path) -> Experiment:
@@ -114,15 +91,12 @@ def read(directory: Path) -> Experiment:
     if others:
         groups.append(Group(title="Other rows" if groups else name, baseline=others[0], rows=others))
     published = {one.row: one for one in settings.published}
-    return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published, settings.speedrun)
+    return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published)
 
 
 def _problems(settings: ExperimentFile, files: dict[str, Path]) -> Iterator[str]:
     rows = [(f"groups.{number}.rows", row) for number, group in enumerate(settings.groups) for row in group.rows]
     rows += [(f"published.{number}.row", one.row) for number, one in enumerate(settings.published)]
-    rows += (
-        [("speedrun.baseline", settings.speedrun.baseline)] if settings.speedrun and settings.speedrun.baseline else []
-    )
     for key, row in rows:
         if row not in files:
             nearest = "".join(f"; nearest: {name}" for name in difflib.get_close_matches(row, files, n=1))

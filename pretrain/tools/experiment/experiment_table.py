@@ -1,7 +1,5 @@
 """The table of an experiment: its rows in their groups, beside published values, for a terminal and for files."""
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +7,7 @@ from textwrap import wrap
 
 from data_pipeline.foundation import tables
 from data_pipeline.foundation.tables import aligned
-from pretrain.tools.experiment.experiment_file import Experiment, Group, Published
+from pretrain.tools.experiment.experiment_file import Experiment, Published
 from pretrain.tools.experiment.results import Result, ends_by_seed
 from pretrain.tools.experiment.statistics import Comparison, Spread, compare, holm
 
@@ -49,37 +47,35 @@ def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
     """Every row of every group, in order; without values if none of its runs has finished."""
     found = []
     for group in experiment.groups:
-        compared = compare({row: ends_by_seed(results, row, group.metric) for row in group.rows}, group.baseline)
-        found += [_line(group, row, compared.get(row), experiment.published.get(row), results) for row in group.rows]
+        ends = {row: ends_by_seed(results, row, group.metric) for row in group.rows}
+        compared = compare(ends, group.baseline)
+        for row in group.rows:
+            finished = [result for result in results if result.row == row]
+            found.append(
+                Line(
+                    group.title,
+                    row,
+                    row == group.baseline,
+                    [result.seed for result in finished],
+                    finished[0].parameters if finished else None,
+                    _spread(finished, "train_loss"),
+                    _spread(finished, "validation_loss"),
+                    _spread(finished, "embedding_loss"),
+                    _spread(finished, "effective_rank"),
+                    compared.get(row),
+                    experiment.published.get(row),
+                    metric=group.metric,
+                    compared=Spread.of([*ends[row].values()]),
+                )
+            )
     p_values = {number: line.comparison.p for number, line in enumerate(found) if line.comparison}
     tested = {number: p for number, p in p_values.items() if p is not None}
     adjusted = dict(zip(tested, holm([*tested.values()]), strict=True))
     return [replace(line, adjusted_p=adjusted.get(number)) for number, line in enumerate(found)]
 
 
-def _line(
-    group: Group, row: str, comparison: Comparison | None, published: Published | None, results: Sequence[Result]
-) -> Line:
-    finished = [result for result in results if result.row == row]
-
-    def spread(metric: str) -> Spread | None:
-        return Spread.of([value for result in finished if (value := getattr(result, metric)) is not None])
-
-    return Line(
-        group=group.title,
-        row=row,
-        is_baseline=row == group.baseline,
-        seeds=[result.seed for result in finished],
-        parameters=finished[0].parameters if finished else None,
-        train_loss=spread("train_loss"),
-        validation_loss=spread("validation_loss"),
-        embedding_loss=spread("embedding_loss"),
-        effective_rank=spread("effective_rank"),
-        comparison=comparison,
-        published=published,
-        metric=group.metric,
-        compared=Spread.of([*ends_by_seed(results, row, group.metric).values()]),
-    )
+def _spread(results: Sequence[Result], name: str) -> Spread | None:
+    return Spread.of([value for result in results if (value := getattr(result, name)) is not None])
 
 
 def as_json(lines: Sequence[Line]) -> list[dict[str, object]]:
@@ -110,31 +106,22 @@ def _published_cells(published: Published) -> list[str]:
 
 
 def _blocks(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
-    """The title of each group and the cells of its lines."""
+    """The title of each group, with what its spread lets one tell, and the cells of its lines."""
     most_seeds = max((len(line.seeds) for line in lines), default=0)
-    for group in dict.fromkeys(line.group for line in lines):
+    comparisons = sum(line.comparison is not None for line in lines)
+    for title in dict.fromkeys(line.group for line in lines):
+        group = [line for line in lines if line.group == title]
+        metric, compared = group[0].metric, [line.comparison for line in group if line.comparison]
+        instead = f", {metric} in place of the validation loss" if metric else ""
+        told = [least for one in compared if (least := one.resolution(comparisons)) is not None]
+        unit = "" if metric else " nats"
+        resolution = f" (differences from {max(told):.3f}{unit} on can be told)" if told else ""
         cells = []
-        for line in lines:
-            if line.group == group:
-                cells.append(_cells(line, most_seeds))
-                if line.published:
-                    cells.append(_published_cells(line.published))
-        yield group + _instead(lines, group) + _resolution(lines, group), cells
-
-
-def _instead(lines: Sequence[Line], group: str) -> str:
-    """What stands in the place of the validation loss, for the group's title."""
-    metric = next(line.metric for line in lines if line.group == group)
-    return f", {metric} in place of the validation loss" if metric else ""
-
-
-def _resolution(lines: Sequence[Line], group: str) -> str:
-    """What the spread of the group's rows lets one tell, for its title."""
-    number = sum(line.comparison is not None for line in lines)
-    compared = [line.comparison for line in lines if line.group == group and line.comparison]
-    least = [found for one in compared if (found := one.resolution(number)) is not None]
-    unit = " nats" if compared and not any(line.metric for line in lines if line.group == group) else ""
-    return f" (differences from {max(least):.3f}{unit} on can be told)" if least else ""
+        for line in group:
+            cells.append(_cells(line, most_seeds))
+            if line.published:
+                cells.append(_published_cells(line.published))
+        yield title + instead + resolution, cells
 
 
 def text(lines: Sequence[Line]) -> str:
@@ -155,21 +142,6 @@ def markdown(lines: Sequence[Line]) -> str:
         rows.append([f"**{title}**", *[""] * (len(_HEADINGS) - 1)])
         rows += [[cell.strip() for cell in cells] for cells in block]
     return "\n".join([*tables.markdown(_HEADINGS, rows), "", _NOTE, ""])
-
-
-def as_csv(results: Sequence[Result]) -> str:
-    """One line a run, for other programs' statistics."""
-    stream = io.StringIO()
-    names = [name for name in Result.__dataclass_fields__ if name not in ("curve", "others")]
-    others = sorted({name for result in results for name in result.others})
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*names, *others])
-    for result in results:
-        curves = [result.curve_of(name) for name in others]
-        writer.writerow(
-            [*(getattr(result, name) for name in names), *(curve[-1][1] if curve else "" for curve in curves)]
-        )
-    return stream.getvalue()
 
 
 def _count(number: int | None) -> str:

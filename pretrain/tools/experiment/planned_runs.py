@@ -12,7 +12,7 @@ from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.secrets import masked_values
 from pretrain.config import RunConfig
 from pretrain.run import status
-from pretrain.tools.experiment.budget import Budget
+from pretrain.tools.experiment.budget import shortened
 from pretrain.tools.experiment.experiment_file import Experiment
 
 _FILE = "overrides.json"
@@ -38,11 +38,11 @@ class PlannedRun:
 
     @property
     def log(self) -> Path:
-        """What its launcher prints."""
+        """The output of its launcher."""
         return self.directory.with_name(f"{self.directory.name}.log")
 
     def follows(self, other: "PlannedRun") -> bool:
-        """Whether it starts from weights of the other run."""
+        """True if it starts from weights of the other run."""
         start = self.config.checkpoint.init_from
         return start is not None and Path(start).absolute().is_relative_to(other.directory.absolute())
 
@@ -56,11 +56,10 @@ def plan_experiment(
     experiment: Experiment, seeds: int, budget: str | None, overrides: Sequence[str], out: Path, threads: int | None
 ) -> list[PlannedRun]:
     """The runs of an experiment's rows, shortened to the budget; see `plan_runs`."""
-    shorter = Budget.parse(budget) if budget else None
     rows = {}
     for name, file in experiment.rows.items():
-        shortened = shorter.overrides(load(file, overrides, RunConfig)) if shorter else ()
-        rows[name] = (file, [*overrides, *shortened])
+        shorter = shortened(load(file, overrides, RunConfig), budget) if budget else ()
+        rows[name] = (file, [*overrides, *shorter])
     return plan_runs(rows, seeds, out, threads)
 
 
@@ -81,16 +80,12 @@ def plan_runs(
             given.append(f"run.cpu_threads={threads}")
         if config.tracking.mlflow:
             given.append(f"tracking.mlflow.parent={out.name}")
-        runs += [_planned(row, file, config.run.seed + number, given, out) for number in range(seeds)]
+        for seed in range(config.run.seed, config.run.seed + seeds):
+            directory = json.dumps(str(out / row / f"seed-{seed}"))
+            all_ = (*given, f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}")
+            runs.append(PlannedRun(row, seed, file, all_, load(file, all_, RunConfig)))
     _check_overrides(out, {row: list(overrides) for row, (_, overrides) in rows.items()})
     return sorted(runs, key=lambda run: run.seed)  # stable
-
-
-def _planned(row: str, file: Path, seed: int, overrides: list[str], out: Path) -> PlannedRun:
-    directory = json.dumps(str(out / row / f"seed-{seed}"))
-    identity = [f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}"]
-    given = (*overrides, *identity)
-    return PlannedRun(row, seed, file, given, load(file, given, RunConfig))
 
 
 def _check_overrides(out: Path, rows: dict[str, list[str]]) -> None:

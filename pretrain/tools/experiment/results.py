@@ -1,8 +1,12 @@
-"""What the runs of an experiment have reached, from their own files."""
+"""The results of an experiment's runs, from their own files."""
 
+import csv
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
@@ -57,6 +61,39 @@ def ends_by_seed(results: Iterable[Result], row: str, metric: str | None = None)
     """The last values of a row's `metric`; None: its validation losses."""
     curves = {result.seed: result.curve_of(metric) for result in results if result.row == row}
     return {seed: curve[-1][1] for seed, curve in curves.items() if curve}
+
+
+def as_csv(results: Sequence[Result]) -> str:
+    """One line a run, for other programs' statistics."""
+    stream = io.StringIO()
+    others = sorted({name for result in results for name in result.others})
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*_OWN, *others])
+    for result in results:
+        curves = [result.curve_of(name) for name in others]
+        own = (getattr(result, name) for name in _OWN)
+        writer.writerow([*own, *(curve[-1][1] if curve else "" for curve in curves)])
+    return stream.getvalue()
+
+
+def read_csv(path: Path) -> list[Result]:
+    """The runs of a runs.csv. The curve of a metric is its end."""
+    found = []
+    with path.open(encoding="utf-8", newline="") as lines:
+        for line in csv.DictReader(lines):
+            row, seed, steps = line.pop("row"), int(line.pop("seed")), int(line.pop("steps", "0"))
+            own: dict[str, Any] = {key: _number(line.pop(key, "")) for key in _OWN[3:]}
+            end, others = own["validation_loss"], {key: [(steps, float(value))] for key, value in line.items() if value}
+            curve = [] if end is None else [(steps, end)]
+            found.append(Result(row, seed, steps, curve=curve, others=others, **own))
+    return found
+
+
+_OWN = [name for name in Result.__dataclass_fields__ if name not in ("curve", "others")]
+
+
+def _number(text: str) -> float | int | None:
+    return None if not text else int(text) if text.isdigit() else float(text)
 
 
 def _result(run: PlannedRun, others: Sequence[str]) -> Result:

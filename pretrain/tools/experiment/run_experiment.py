@@ -5,11 +5,15 @@ from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.secrets import masked
 from pretrain.evaluation.record import png
-from pretrain.tools.experiment import curves, experiment_file, experiment_table, mlflow_parent, speedrun
+from pretrain.tools.experiment import curves, experiment_file, experiment_table
 from pretrain.tools.experiment.launches import Trained, at_once_and_threads, train_all
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
-from pretrain.tools.experiment.results import Result, results
+from pretrain.tools.experiment.results import as_csv, results
+from pretrain.tracking.parent_runs import parent_run, settle_parent
+from pretrain.tracking.store import client, one_line
+from pretrain.tracking.tracker import sync
 
 
 def experiment(
@@ -33,10 +37,14 @@ def experiment(
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
     trained = train_all(runs, at_once, f"{out}: {size}", train)
     ended = results(runs, filter(None, (group.metric for group in found.groups)))
-    files, lines = write(found, ended, out)
+    lines = experiment_table.lines(found, ended)
+    files = [out / name for name in ("table.json", "table.md", "runs.csv", "curves.png")]
+    write_json(files[0], {"name": found.name, "rows": experiment_table.as_json(lines)})
+    write_bytes(files[1], experiment_table.markdown(lines).encode())
+    write_bytes(files[2], as_csv(ended).encode())
+    write_bytes(files[3], png(curves.picture(found, ended)))
     losses = {line.row: line.validation_loss.mean for line in lines if line.validation_loss}
-    text = experiment_table.text(lines) if found.speedrun is None else speedrun.text(found, ended)
-    return conclude(trained, runs, losses, files, text, out)
+    return conclude(trained, runs, losses, files, experiment_table.text(lines), out)
 
 
 def conclude(
@@ -48,7 +56,7 @@ def conclude(
     out: Path,
 ) -> int:
     """Sends `losses` and `files` to MLflow, prints the table `text` and which runs failed; returns the exit code."""
-    if problem := mlflow_parent.log(runs, losses, files):
+    if problem := _log_to_parents(runs, losses, files):
         print(f"warning: {problem}")
     print("\n" + text + "\n")
     for line in trained.failures:
@@ -58,14 +66,28 @@ def conclude(
     return trained.code
 
 
-def write(
-    found: experiment_file.Experiment, results: Sequence[Result], out: Path
-) -> tuple[list[Path], list[experiment_table.Line]]:
-    """Writes the files of the table; returns them and the table's lines."""
-    lines = experiment_table.lines(found, results)
-    write_json(out / "table.json", {"name": found.name, "rows": experiment_table.as_json(lines)})
-    table = experiment_table.markdown(lines) if found.speedrun is None else speedrun.markdown(found, results)
-    write_bytes(out / "table.md", table.encode())
-    write_bytes(out / "runs.csv", experiment_table.as_csv(results).encode())
-    write_bytes(out / "curves.png", png(curves.picture(found, results)))
-    return [out / name for name in ("table.json", "table.md", "runs.csv", "curves.png")], lines
+def _log_to_parents(runs: Sequence[PlannedRun], losses: Mapping[str, float], files: Sequence[Path]) -> str | None:
+    """Logs `files` and the mean validation losses of rows to the parent of `runs`, in each MLflow that they use.
+
+    Returns what went wrong, in a line: an MLflow that is away ends nothing.
+    """
+    stores = {(mlflow.uri, mlflow.experiment, mlflow.parent) for run in runs if (mlflow := run.config.tracking.mlflow)}
+    problems = []
+    for uri, experiment, parent in sorted(stores):
+        try:
+            for run in runs:
+                if run.finished and run.config.tracking.mlflow and run.config.tracking.mlflow.uri == uri:
+                    sync(run.directory, uri)  # sends what MLflow was too slow to take when the run ended
+            store = client(uri)
+            found = store.get_experiment_by_name(experiment)
+            if found is None or parent is None:
+                continue  # none of the runs has reached MLflow
+            run_id = parent_run(store, found.experiment_id, parent)
+            for file in files:
+                store.log_artifact(run_id, str(file))
+            for row, loss in losses.items():
+                store.log_metric(run_id, f"{row}/validation_loss", loss)
+            settle_parent(store, found.experiment_id, run_id)
+        except Exception as error:  # MLflow's errors are of many kinds
+            problems.append(f"MLflow at {masked(uri)}: {one_line(error)}; the table isn't there")
+    return "; ".join(problems) or None

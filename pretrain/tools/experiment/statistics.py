@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import numpy as np
+from scipy.special import stdtr, stdtrit
 
 
 @dataclass(frozen=True)
@@ -25,43 +26,10 @@ class Spread:
 
     def __str__(self) -> str:
         """ "3.290±0.010" """
-        return f"{self.mean:.3f}" + ("" if self.deviation is None else f"±{self.deviation:.3f}")
+        return self.rounded(3)
 
-
-@dataclass(frozen=True)
-class Welch:
-    """The difference of two means whose runs scatter differently, its standard error and degrees of freedom (1947)."""
-
-    difference: float
-    error: float
-    degrees_of_freedom: float
-
-    @classmethod
-    def of(cls, first: Spread, second: Spread) -> "Welch | None":
-        """first − second; None where either is of one run. A value without scatter is Spread(value, 0.0, 2)."""
-        if first.deviation is None or second.deviation is None:
-            return None
-        squares = [(one.deviation or 0.0) ** 2 / one.number for one in (first, second)]
-        parts = [square**2 / (one.number - 1) for square, one in zip(squares, (first, second), strict=True)]
-        free = sum(squares) ** 2 / sum(parts) if any(parts) else math.inf
-        return cls(first.mean - second.mean, math.sqrt(sum(squares)), free)
-
-    @property
-    def p(self) -> float:
-        """The chance of a difference as low, if there were none: one-sided."""
-        from scipy.special import stdtr  # slow to import
-
-        if self.error == 0:
-            return float(self.difference >= 0)
-        return float(stdtr(self.degrees_of_freedom, self.difference / self.error))
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The difference's 95 % interval."""
-        from scipy.special import stdtrit  # slow to import
-
-        half = float(stdtrit(self.degrees_of_freedom, 0.975)) * self.error if self.error else 0.0
-        return self.difference - half, self.difference + half
+    def rounded(self, places: int) -> str:
+        return f"{self.mean:.{places}f}" + ("" if self.deviation is None else f"±{self.deviation:.{places}f}")
 
 
 @dataclass(frozen=True)
@@ -84,8 +52,6 @@ class Comparison:
 
     def resolution(self, comparisons: int) -> float | None:
         """The least difference with a p-value below 0.05 after it is adjusted for being one of `comparisons`."""
-        from scipy.special import stdtrit  # slow to import
-
         if self.error is None:
             return None
         return float(stdtrit(self.degrees_of_freedom, 1 - 0.025 / comparisons)) * self.error
@@ -106,9 +72,7 @@ def compare(rows: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str,
     names = [baseline, *compared]
     seeds = sorted({seed for name in names for seed in rows[name]})
     cells = [(name, seed) for name in names for seed in rows[name]]
-    design = np.zeros((len(cells), len(names) + len(seeds)))
-    for number, (name, seed) in enumerate(cells):
-        design[number, [names.index(name), len(names) + seeds.index(seed)]] = 1
+    design = np.array([[float(one in (name, seed)) for one in (*names, *seeds)] for name, seed in cells])
     values = np.array([rows[name][seed] for name, seed in cells])
     inverse = np.linalg.pinv(design.T @ design)
     effects = inverse @ design.T @ values
@@ -125,8 +89,6 @@ def compare(rows: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str,
 
 
 def _comparison(difference: float, pairs: int, error: float, free: int) -> Comparison:
-    from scipy.special import stdtr, stdtrit  # slow to import
-
     if not free:
         return Comparison(difference, pairs)
     if error == 0:

@@ -4,22 +4,64 @@ The model's code runs on tensors without memory that report a GPU as their devic
 which kernels run and what autograd saves for them; no formula repeats that.
 """
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from pretrain import models
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.functional.attention import using
 from pretrain.models import ModelConfig
-from pretrain.tools.plan.live_memory import LiveMemory
 from pretrain.zero.layers import layers, recomputed
+
+
+class LiveMemory(TorchDispatchMode):
+    """Counts the storages that are created on `device` within its block until they are freed.
+
+    `allocated` are the bytes that exist now, `peak` the most that existed at once. What kernels allocate inside, and
+    what an allocator wastes, doesn't count.
+    """
+
+    def __init__(self, device: str):
+        super().__init__()
+        self._device = device
+        self._storages: dict[int, weakref.ref[UntypedStorage]] = {}
+        self.allocated = self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, Tensor) and value.device.type == self._device:
+                storage = value.untyped_storage()
+                self._watch(storage, storage.nbytes())
+        return result
+
+    def without(self, tensors: Iterable[Tensor]) -> Self:
+        """Leaves out `tensors`, which existed before."""
+        for tensor in tensors:
+            self._watch(tensor.untyped_storage(), 0)
+        return self
+
+    def _watch(self, storage: UntypedStorage, size: int) -> None:
+        key = storage._cdata
+
+        def freed(_: object) -> None:
+            del self._storages[key]
+            self.allocated -= size
+
+        if key not in self._storages:
+            self._storages[key] = weakref.ref(storage, freed)
+            self.allocated += size
+            self.peak = max(self.peak, self.allocated)
 
 
 @dataclass(frozen=True)
@@ -33,21 +75,14 @@ class Rows:
     predicted: int
 
 
-@dataclass(frozen=True)
-class Activations:
-    """Bytes at the peak of a forward and backward pass: of `logits` and their gradients, and of everything else, the
-    `layers`. `saved`: what the forward pass keeps for the backward pass.
+class Activations(NamedTuple):
+    """Bytes at the peak of a forward and backward pass, and what the forward pass keeps for the backward pass.
 
     The weights don't count, and a parameter's gradient only until it is complete.
     """
 
-    layers: int
-    logits: int
+    peak: int
     saved: int
-
-    @property
-    def total(self) -> int:
-        return self.layers + self.logits
 
 
 @cache
@@ -60,7 +95,7 @@ def activations(
     fused_attention: bool = True,
     attention: Literal["auto", "sdpa", "triton", "eager"] = "auto",
 ) -> Activations:
-    """The peak of a pass over `rows` in training.
+    """The memory of a pass over `rows` in training.
 
     `on_gpu`: the forms that the layers take there; otherwise those of a CPU. `fused_attention`: PyTorch's kernels where
     the layers ask for them, which don't keep the attention weights; otherwise the plain formula, with which a CPU
@@ -68,26 +103,21 @@ def activations(
     project's kernels on a GPU.
     """
     backend = attention if attention != "auto" else "triton" if on_gpu else None
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    model = models.outline(config).to(dtype)
-    with torch.device("meta"):
-        batch = _batch(config, rows, on_gpu)
+    model = models.outline(config).to(torch.bfloat16 if precision == "bf16" else torch.float32)
     as_on_gpu = _AsOnGpu(on_gpu, fused_attention)
     if checkpointing:
         for layer in layers(model):
             layer.forward = recomputed(as_on_gpu.around(layer.forward))
     for parameter in model.parameters():  # ZeRO moves a gradient to its own buffer as soon as it is complete
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
-    memory = LiveMemory("meta", lambda shape: "logits" if _are_logits(shape, config) else "layers")
-    with memory.without([*model.parameters(), *model.buffers()]), as_on_gpu, using(backend):
+    with torch.device("meta"):
+        batch = _batch(config, rows, on_gpu)
+    memory = LiveMemory("meta").without([*model.parameters(), *model.buffers()])
+    with memory, as_on_gpu, using(backend):
         loss = torch.stack([values.sum() for values in model(**batch).values()]).sum()
         saved = memory.allocated
         loss.backward()
-    return Activations(memory.at_peak.get("layers", 0), memory.at_peak.get("logits", 0), saved)
-
-
-def _are_logits(shape: Sequence[int], config: ModelConfig) -> bool:
-    return len(shape) > 1 and shape[-1] == config.padded_vocab_size
+    return Activations(memory.peak, saved)
 
 
 def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Tensor]:
@@ -124,12 +154,10 @@ class _AsOnGpu(TorchFunctionMode):
         return within
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if self._on_gpu and function == _IS_CUDA:
             return True
-        if function is F.scaled_dot_product_attention and self._fused:
-            return _fused_attention(*args, **kwargs)
-        return function(*args, **kwargs)
+        chosen = _fused_attention if self._fused and function is F.scaled_dot_product_attention else function
+        return chosen(*args, **(kwargs or {}))
 
 
 def _fused_attention(
@@ -141,17 +169,17 @@ def _fused_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    aten = torch.ops.aten
+    aten: Any = torch.ops.aten
     if attn_mask is None and queries.dtype == torch.bfloat16:
-        kernel: Callable[..., Any] = aten._scaled_dot_product_flash_attention
-        return kernel(queries, keys, values, dropout_p, is_causal, scale=scale)[0]
-    bias = None
+        flash = aten._scaled_dot_product_flash_attention
+        return flash(queries, keys, values, dropout_p, is_causal, scale=scale)[0]
     if attn_mask is not None:
         width = attn_mask.size(-1)
-        aligned = F.pad(attn_mask, (0, -width % _ALIGNMENT))[..., :width] if width % _ALIGNMENT else attn_mask
-        bias = aligned.expand(*queries.shape[:3], keys.size(2))
-    kernel = aten._scaled_dot_product_efficient_attention
-    return kernel(queries, keys, values, bias, True, dropout_p, is_causal, scale=scale)[0]
+        if width % _ALIGNMENT:
+            attn_mask = F.pad(attn_mask, (0, -width % _ALIGNMENT))[..., :width]
+        attn_mask = attn_mask.expand(*queries.shape[:3], keys.size(2))
+    efficient = aten._scaled_dot_product_efficient_attention
+    return efficient(queries, keys, values, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
 _IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]

@@ -1,219 +1,144 @@
-"""A plan as tables for a terminal, and as JSON."""
+"""A plan as text for a terminal, and as JSON."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-
-from rich.console import Console
-from rich.table import Table
+from textwrap import wrap
 
 from data_pipeline.foundation.formatting import counted, duration
-from pretrain.tools.plan.planner import GIB, HEAD, RESERVED, Option, Planner
-from pretrain.tools.plan.step_time import EFFICIENCY
+from data_pipeline.foundation.tables import aligned
+from pretrain.tools.plan.planner import EFFICIENCY, GIB, RESERVED, Option, Planner, memory_checkpoint_bytes
 from pretrain.zero.memory import SAFE
 
-WIDTH = 80
+_WIDTH = 80
 Columns = Mapping[str, Callable[[Option], str]]
 
 
 def as_json(planner: Planner, gpus: int) -> dict[str, object]:
-    """Everything that `show` prints, in bytes, seconds and FLOPs."""
-    question, options = planner.question, planner.options(gpus)
+    """Everything that `text` says, in bytes, seconds and FLOPs."""
+    options = planner.options(gpus)
     compared = {count: planner.best(count) for count in planner.counts(gpus)}
-    cheapest = planner.cheapest(compared.values())
+    cheapest, nodes = planner.cheapest(compared.values()), options[0].nodes
     return {
-        "run": question.config.run.name,
+        "run": planner.config.run.name,
         "parameters": planner.parameters.count,
-        "row": {key: value for key, value in asdict(question.rows).items() if key != "count"},
+        "row": {key: value for key, value in asdict(planner.rows).items() if key != "count"},
         "flops_per_row": {**planner.flops, "all": sum(planner.flops.values())},
-        "rows_from": question.corpus_file,
-        "gpu": question.gpu_name,
+        "rows_from": planner.corpus_file,
+        "gpu": planner.gpu_name,
         "gpus": gpus,
         "assumed": {
-            "mfu": question.mfu,
-            "price_per_gpu_hour": question.price,
-            "network_gigabytes_per_second": question.network,
-            "gpus_per_node": question.gpus_per_node,
+            "mfu": planner.mfu,
+            "price_per_gpu_hour": planner.price,
+            "network_gigabytes_per_second": planner.network,
+            "gpus_per_node": planner.gpus_per_node,
             "link_efficiency": EFFICIENCY,
             "usable_bytes": int(planner.usable),
         },
-        "copied_bytes_per_node": planner.copied_bytes(gpus),
-        "memory_checkpoint_bytes_per_node": planner.memory_checkpoint_bytes(gpus),
-        "own": _option(planner.own(gpus)),
-        "options": [_option(option) for option in options],
-        "gpu_counts": {count: _option(option) if option else None for count, option in compared.items()},
-        "cheapest": _option(cheapest) if cheapest else None,
+        "copied_bytes_per_node": planner.parameters.state // nodes,
+        "memory_checkpoint_bytes_per_node": _in_memory(planner, nodes),
+        "own": asdict(planner.own(gpus)),
+        "options": [asdict(option) for option in options],
+        "gpu_counts": {count: asdict(option) if option else None for count, option in compared.items()},
+        "cheapest": asdict(cheapest) if cheapest else None,
     }
 
 
-def _option(option: Option) -> dict[str, object]:
-    found: dict[str, object] = {
-        **asdict(option.setting),
-        "gpus": option.cluster.gpus,
-        "nodes": option.cluster.nodes,
-        "fits": option.step is not None,
-        "micro_batch_size": option.rows or None,
-        "memory": {
-            **asdict(option.states),
-            "activations_of_one_row": option.one_row.layers,
-            "logits_of_one_row": option.one_row.logits,
-            "peak": option.peak,
-        },
-    }
-    if option.step is not None and option.traffic is not None:
-        found |= {
-            "bytes_sent_per_step": option.traffic.bytes,
-            "share_hidden": option.step.hidden,
-            "seconds_per_step": option.step.seconds,
-            "mfu": option.step.mfu,
-            "hours": option.hours,
-            "cost": option.cost,
-        }
-    return found
-
-
-def _show_run(planner: Planner, console: Console) -> None:
-    config, row = planner.question.config, planner.question.rows
-    console.print(
-        f"{config.run.name}: {planner.parameters.count:,} parameters, {config.model.family}, {config.precision}, "
-        f"{config.optimizer.name}; {config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows of "
-        f"{row.inputs} inputs and {row.targets} targets",
-        highlight=False,
+def text(planner: Planner, gpus: int) -> str:
+    """How long the run takes on `gpus` GPUs, what fits there, and the same for other numbers of GPUs."""
+    return "\n".join(
+        line for part in _parts(planner, gpus) for line in ([part] if "\n" in part else wrap(part, _WIDTH))
     )
 
 
-def _show_answer(planner: Planner, gpus: int, console: Console) -> None:
-    """Prints how long the run file itself takes and what it costs, and whether another stage would be much faster."""
-    question, own = planner.question, planner.own(gpus)
+def _parts(planner: Planner, gpus: int) -> Iterator[str]:
+    """Sentences, and tables of several lines."""
+    config, row, own = planner.config, planner.rows, planner.own(gpus)
+    nodes, memory = own.nodes, planner.gpu.memory
+    name, where = config.run.name, "this CPU" if planner.on_cpu else f"{gpus} × {planner.gpu_name}"
     stage = f"stage {own.setting.stage}"
-    answer = f"not even one row fits at {stage}; what fits is below."
-    if own.step is not None:
-        answer = f"{_bound(own)}{_duration(own)}, {_bound(own)}${own.cost:,.0f} ({stage}, micro-batches of {own.rows})."
-    console.print(f"{question.config.run.name} on {gpus} × {question.gpu_name}: {answer}", highlight=False)
+    if own.rows:
+        yield f"{name} on {where}: {_price(planner, own)} ({stage}, micro-batches of {own.rows})."
+    else:
+        yield f"{name} on {where}: not even one row fits at {stage}; what fits is below."
     if faster := planner.faster_stage(gpus):
-        console.print(
+        yield (
             f"warning: deepspeed.zero_optimization.stage={faster.setting.stage} would be "
-            f"{own.hours / faster.hours:.1f} times faster: {_duration(faster)}, ${faster.cost:,.0f}",
-            highlight=False,
+            f"{own.hours / faster.hours:.1f} times faster: {_price(planner, faster)}"
         )
-
-
-def _show_corpus_file(planner: Planner, console: Console) -> None:
-    if file := planner.question.corpus_file:
-        corpus = planner.question.config.data.train[0].corpus
-        console.print(f"{corpus} isn't built: its rows are taken from {file}.", highlight=False)
-
-
-def show(planner: Planner, gpus: int, console: Console) -> None:
-    """Prints how long the run takes on `gpus` GPUs, what fits there, and the same for other numbers of GPUs."""
-    question = planner.question
-    options = planner.options(gpus)
-    nodes = options[0].cluster.nodes
-    _show_answer(planner, gpus, console)
-    _show_corpus_file(planner, console)
-    _show_run(planner, console)
-    console.print(
-        f"{gpus} × {question.gpu_name} on {counted(nodes, 'node')}. Exact: parameters, FLOPs, bytes sent. From the "
-        f"model's layers and DeepSpeed's rules: memory. Assumed: {question.mfu:.0%} MFU while computing, "
-        f"${question.price:g} per GPU-hour, {question.network:g} GB/s per GPU between nodes, links at "
-        f"{EFFICIENCY:.0%}.",
-        highlight=False,
+    if planner.corpus_file:
+        yield f"{config.data.train[0].corpus} isn't built: its rows are taken from {planner.corpus_file}."
+    yield (
+        f"{name}: {planner.parameters.count:,} parameters, {config.model.family}, {config.precision}, "
+        f"{config.optimizer.name}; {config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows of "
+        f"{row.inputs} inputs and {row.targets} targets"
     )
-    console.print(_arithmetic(planner))
-    console.print(_table(f"Memory of a GPU, GiB of {question.gpu.memory:g}", _SETTING | _MEMORY, options))
-    console.print(
-        f"Rows: the largest micro-batch within {planner.usable / GIB:.1f} GiB, {SAFE:.0%} of the memory but "
-        f"{RESERVED / GIB:g} GiB for CUDA and NCCL. Off: nothing, the optimizer (o), or weights too (o+w) in host "
-        "memory. Rec: layers recomputed (compute.activation_checkpointing). Acts, logits: at the peak of one row.",
-        highlight=False,
-    )
-    if wrapper := planner.config.wrapper:
-        console.print(f"Not counted: what the wrapper {wrapper.name} adds.")
-    console.print(
-        f"Checkpoints on disk are written from a copy: {_gib(planner.copied_bytes(gpus))} GiB of each node's memory.",
-        highlight=False,
-    )
-    if in_memory := planner.memory_checkpoint_bytes(gpus):
-        console.print(
-            f"Checkpoints in memory (checkpoint.memory_every_steps): {_gib(in_memory)} GiB of each node's /dev/shm.",
-            highlight=False,
-        )
-    fitting = [option for option in options if option.rows]
-    console.print(_table("A step and the run, at the largest micro-batch", _SETTING | _TIME, fitting))
-    if any(map(_bound, fitting)):
-        console.print("≥: the optimizer's step on the CPU comes on top.")
-    compared = {count: planner.best(count) for count in planner.counts(gpus)}
-    table = _table("Other numbers of GPUs, each with its fastest setting", _COUNTS, [])
-    for count, best in compared.items():
-        table.add_row(*(cell(best) for cell in _COUNTS.values()) if best else (str(count), "", "nothing fits"))
-    console.print(table)
-    cheapest = planner.cheapest(compared.values())
-    if cheapest is None:
-        console.print("None of these fits and ends in time. Try GPUs with more memory, or more of them.")
-        return
-    within = f" and ends within {question.days:g} days" if question.days else ""
-    setting = cheapest.setting
-    recomputing = "with recomputing" if setting.checkpointing else "without recomputing"
-    offloaded = "" if setting.offload == "none" else f", {setting.offload} in host memory"
-    console.print(
-        f"Cheapest that fits{within}: {counted(cheapest.cluster.gpus, 'GPU')}, stage {setting.stage}, "
-        f"{recomputing}{offloaded}, {_bound(cheapest)}${cheapest.cost:,.0f} in {_duration(cheapest)}.",
-        highlight=False,
-    )
-    console.print(
-        "Next: set deepspeed.zero_optimization.stage and compute.activation_checkpointing, and "
-        "batch.micro_batch_size: auto, which measures."
-    )
-
-
-def show_cpu(planner: Planner, gpus: int, console: Console) -> None:
-    """A plan of the one setting that matters on a CPU: nothing is shared with other devices."""
-    question, option = planner.question, planner.best(gpus)
-    fits = option is not None and option.step is not None
-    answer = _duration(option) if option and fits else "not even one row fits into the free memory"
-    console.print(f"{question.config.run.name} on this CPU: {answer}.", highlight=False)
-    _show_corpus_file(planner, console)
-    _show_run(planner, console)
-    console.print(
-        f"This CPU: {question.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now. "
-        f"Assumed: training reaches {question.mfu:.0%} of that (--mfu).",
-        highlight=False,
-    )
-    console.print(_arithmetic(planner))
-    if option is None or option.step is None:
-        console.print(f"Not even one row fits into the {question.gpu.memory:.1f} GiB that are free.", highlight=False)
-        return
-    console.print(
-        f"A step takes {_figures(option.step.seconds)} s, the run {_duration(option)}. Memory: {_gib(option.peak)} GiB "
-        f"with {option.rows} rows in a micro-batch, of {question.gpu.memory:.1f} GiB free.",
-        highlight=False,
-    )
-    if question.days and option.hours > 24 * question.days:
-        console.print(f"That is more than {question.days:g} days: take a smaller model, fewer steps, or GPUs.")
-
-
-def _arithmetic(planner: Planner) -> Table:
-    table = _table("Arithmetic of a row, forward and backward", dict.fromkeys(("", "GFLOP", "share"), str), [])
     whole = sum(planner.flops.values())
-    for part, flops in planner.flops.items():
-        table.add_row("output matrix" if part == HEAD else part, f"{flops / 1e9:,.1f}", f"{flops / whole:.1%}")
-    table.add_row("all", f"{whole / 1e9:,.1f}", "")
-    return table
-
-
-def _table(title: str, columns: Columns, options: Sequence[Option]) -> Table:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0), min_width=WIDTH - 4
+    parts = ", ".join(f"{part} {flops / whole:.1%}" for part, flops in planner.flops.items())
+    yield f"Arithmetic of a row, forward and backward: {whole / 1e9:,.1f} GFLOP ({parts})."
+    if planner.on_cpu:
+        yield (
+            f"This CPU: {planner.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now. Assumed: training "
+            f"reaches {planner.mfu:.0%} of that (--mfu). Memory: {_gib(own.peak)} of {memory:.1f} GiB free."
+        )
+        if planner.days and own.hours > 24 * planner.days:
+            yield f"That is more than {planner.days:g} days: take a smaller model, fewer steps, or GPUs."
+        return
+    yield (
+        f"{where} on {counted(nodes, 'node')}. Exact: parameters, FLOPs, bytes sent. From the model's layers and "
+        f"DeepSpeed's rules: memory. Assumed: {planner.mfu:.0%} MFU while computing, ${planner.price:g} per GPU-hour, "
+        f"{planner.network:g} GB/s per GPU between nodes, links at {EFFICIENCY:.0%}."
     )
-    for number, heading in enumerate(columns):
-        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
-    for option in options:
-        table.add_row(*(cell(option) for cell in columns.values()))
-    return table
+    options = planner.options(gpus)
+    yield _table(f"Memory of a GPU, GiB of {memory:g}", _MEMORY, options)
+    yield (
+        f"Rows: the largest micro-batch within {planner.usable / GIB:.1f} GiB, {SAFE:.0%} of the memory but "
+        f"{RESERVED / GIB:g} GiB for CUDA and NCCL. Rec: layers recomputed (compute.activation_checkpointing). Acts: "
+        "of one row, at their peak."
+    )
+    if wrapper := config.wrapper:
+        yield f"Not counted: what the wrapper {wrapper.name} adds."
+    copied = (
+        f"Checkpoints on disk are written from a copy: {_gib(planner.parameters.state // nodes)} GiB of each node's"
+    )
+    in_memory = _in_memory(planner, nodes)
+    yield copied + (f" memory; those in memory take {_gib(in_memory)} GiB of /dev/shm." if in_memory else " memory.")
+    fitting = [option for option in options if option.rows]
+    if fitting:
+        yield _table("A step and the run, at the largest micro-batch", _TIME, fitting)
+    if own.setting.offload != "none":
+        yield "The optimizer's step on the CPU comes on top of each time."
+    compared = [option for count in planner.counts(gpus) if (option := planner.best(count))]
+    if compared:
+        yield _table("Other numbers of GPUs, each with its fastest setting", _COUNTS, compared)
+    cheapest = planner.cheapest(compared)
+    if cheapest is None:
+        yield (
+            "None of these fits and ends in time. Try GPUs with more memory, or more of them, or "
+            "deepspeed.zero_optimization.offload_optimizer.device=cpu."
+        )
+        return
+    within = f" and ends within {planner.days:g} days" if planner.days else ""
+    recomputing = "with recomputing" if cheapest.setting.checkpointing else "without recomputing"
+    yield (
+        f"Cheapest that fits{within}: {counted(cheapest.gpus, 'GPU')}, stage {cheapest.setting.stage}, {recomputing}, "
+        f"{_price(planner, cheapest)}. Next: set deepspeed.zero_optimization.stage and "
+        "compute.activation_checkpointing, and batch.micro_batch_size: auto, which measures."
+    )
 
 
-def _bound(option: Option) -> str:
-    """The sign of a lower bound, which the time of an offloaded optimizer is."""
-    return "" if option.setting.offload == "none" else "≥"
+def _in_memory(planner: Planner, nodes: int) -> int:
+    kept = planner.config.checkpoint.memory_every_steps
+    return memory_checkpoint_bytes(planner.parameters, nodes) if kept else 0
+
+
+def _price(planner: Planner, option: Option) -> str:
+    least = "" if option.setting.offload == "none" else "at least "
+    return least + _duration(option) + ("" if planner.on_cpu else f", ${option.cost:,.0f}")
+
+
+def _table(title: str, columns: Columns, options: Sequence[Option]) -> str:
+    cells = ([cell(option) for cell in columns.values()] for option in options)
+    return "\n".join(["", title, *aligned([[*columns], *cells])])
 
 
 def _duration(option: Option) -> str:
@@ -230,46 +155,40 @@ def _figures(value: float) -> str:
     return f"{value:#.3g}".rstrip(".") if 1e-3 <= value < 1000 else f"{value:,.0f}"
 
 
-def _seconds(option: Option) -> str:
-    assert option.step is not None, "only of options that fit"
-    return f"{_bound(option)}{_figures(option.step.seconds)}"
-
-
-_SETTING: dict[str, Callable[[Option], str]] = {
+_SETTING: Columns = {
     "stage": lambda option: str(option.setting.stage),
-    "off": lambda option: {"none": "", "optimizer": "o", "optimizer and weights": "o+w"}[option.setting.offload],
     "rec": lambda option: "yes" if option.setting.checkpointing else "",
 }
-_MEMORY: dict[str, Callable[[Option], str]] = {
+_MEMORY: Columns = {
+    **_SETTING,
     "weights": lambda option: _gib(option.states.weights),
     "optim": lambda option: _gib(option.states.master_weights + option.states.moments),
     "grads": lambda option: _gib(option.states.gradients),
     "buffers": lambda option: _gib(option.states.buffers + option.states.reduction),
-    "acts": lambda option: _gib(option.one_row.layers),
-    "logits": lambda option: _gib(option.one_row.logits),
+    "acts": lambda option: _gib(option.one_row),
     "rows": lambda option: str(option.rows or "none"),
     "peak": lambda option: _gib(option.peak),
     "host": lambda option: _gib(option.states.host) if option.states.host else "",
 }
-_TIME: dict[str, Callable[[Option], str]] = {
+_TIME: Columns = {
+    **_SETTING,
     "rows": lambda option: str(option.rows),
-    "GB sent": lambda option: f"{option.traffic.bytes / 1e9:,.1f}" if option.traffic else "",
-    "hidden": lambda option: f"{option.step.hidden:.0%}" if option.step else "",
-    "s/step": _seconds,
-    "waits": lambda option: _figures(option.step.exposed) if option.step else "",
-    "MFU": lambda option: f"{option.step.mfu:.0%}" if option.step else "",
+    "GB sent": lambda option: f"{option.sent / 1e9:,.1f}",
+    "s/step": lambda option: _figures(option.seconds),
+    "waits": lambda option: _figures(option.waits),
+    "MFU": lambda option: f"{option.mfu:.0%}",
     "time": _duration,
     "cost": lambda option: f"${option.cost:,.0f}",
 }
-_COUNTS: dict[str, Callable[[Option], str]] = {
-    "GPUs": lambda option: str(option.cluster.gpus),
-    "nodes": lambda option: str(option.cluster.nodes),
+_COUNTS: Columns = {
+    "GPUs": lambda option: str(option.gpus),
+    "nodes": lambda option: str(option.nodes),
     **_SETTING,
     "rows": _TIME["rows"],
     "peak": _MEMORY["peak"],
-    "s/step": _seconds,
+    "s/step": _TIME["s/step"],
     "MFU": _TIME["MFU"],
-    "time": _TIME["time"],
-    "GPU-h": lambda option: f"{option.hours * option.cluster.gpus:,.0f}",
+    "time": _duration,
+    "GPU-h": lambda option: f"{option.hours * option.gpus:,.0f}",
     "cost": _TIME["cost"],
 }

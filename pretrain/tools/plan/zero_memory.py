@@ -1,5 +1,5 @@
-"""What DeepSpeed ZeRO keeps on a rank between and during steps: weights, in the model's precision and in fp32, moments,
-gradients and buffers.
+"""The tensors that DeepSpeed ZeRO keeps on a rank and sends: weights, in the model's precision and in fp32, moments,
+gradients.
 
 Read in DeepSpeed 0.19.8's source (`bf16_optimizer.py`, `zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients
 accumulated and reduced in fp32, as this project sets it, and checked in the tests against what DeepSpeed allocates.
@@ -8,9 +8,9 @@ accumulated and reduced in fp32, as this project sets it, and checked in the tes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-import torch
+from torch import Size
 
 from pretrain.config import RunConfig
 from pretrain.config.deepspeed_keys import ZeroSection, zero_defaults
@@ -20,58 +20,29 @@ from pretrain.optimizers.groups import parameter_groups
 
 Offload = Literal["none", "optimizer", "optimizer and weights"]
 FP32 = 4  # bytes
-_SIZES = (
-    "reduce_bucket_size",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-)
 _MOMENTS = {"adamw": 2, "adamw_scale": 2, "muon": 1}  # of each element, in fp32
 _COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # of a rank's gradient, in a step
 
 
-def zero_sizes(zero: ZeroSection) -> dict[str, int]:
-    """The sizes that `deepspeed.zero_optimization` sets, in elements, with the defaults on GPUs for the others."""
-    sizes = {**dict(ZeroSection()), **zero_defaults(3, "cuda"), **zero.model_dump()}
-    return {key: sizes[key] for key in _SIZES}
-
-
 @dataclass(frozen=True)
 class Setting:
-    """What a plan varies. `overlap`: whether reductions run beside the backward pass (DeepSpeed's `overlap_comm`)."""
+    """A setting that a plan compares. `offload`: the tensors in host memory; weights can only at stage 3, which shards
+    them."""
 
     stage: int
     offload: Offload
     checkpointing: bool
-    overlap: bool
-
-
-def settings(config: RunConfig) -> list[Setting]:
-    """Every stage with and without offloading and checkpointing of activations, and `overlap_comm` as in a run."""
-    given = config.deepspeed.zero_optimization.overlap_comm
-    overlap = bool(zero_defaults(1, "cuda")["overlap_comm"]) if given is None else given
-    return [
-        Setting(stage, offload, checkpointing, overlap)
-        for stage in (1, 2, 3)
-        for offload in offload_choices(stage)
-        for checkpointing in (False, True)
-    ]
-
-
-def offload_choices(stage: int) -> tuple[Offload, ...]:
-    """Only stage 3 shards weights, so only there can they be offloaded."""
-    return ("none", "optimizer", "optimizer and weights") if stage == 3 else ("none", "optimizer")
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """The sizes of a model's parameters, in the groups of its optimizer.
+    """The sizes of a model's parameters.
 
     `moments` are the bytes of optimizer state that ZeRO shards, `whole_moments` those that each rank holds whole.
+    `copies`: of a rank's gradient, during the optimizer's step.
     """
 
-    groups: list[list[int]]
+    sizes: list[int]
     moments: int
     whole_moments: int
     copies: int
@@ -79,53 +50,41 @@ class Parameters:
     @classmethod
     def of(cls, model: Model, config: RunConfig) -> "Parameters":
         """`model` may be on the meta device."""
-        groups = parameter_groups(model, config.optimizer)
-        moments = whole = 0
-        for group in groups:
+        sizes, moments, whole, optimizer = [], 0, 0, config.optimizer
+        for group in parameter_groups(model, optimizer):
             for _, parameter in group["params"]:
-                if isinstance(config.optimizer, AdafactorConfig):
-                    whole += (FP32 + 8) * _factored(parameter.shape, config.optimizer)  # and int64 counts of the means
+                sizes.append(parameter.numel())
+                if isinstance(optimizer, AdafactorConfig):
+                    whole += (FP32 + 8) * _factored(parameter.shape, optimizer)  # and int64 counts of the means
                 else:
                     moments += FP32 * _MOMENTS[group["algorithm"]] * parameter.numel()
-                if config.optimizer.ema_decay is not None:
+                if optimizer.ema_decay is not None:
                     moments += FP32 * parameter.numel()
-        sizes = [[parameter.numel() for _, parameter in group["params"]] for group in groups]
-        return cls(sizes, moments, whole, _COPIES[config.optimizer.name])
+        return cls(sizes, moments, whole, _COPIES[optimizer.name])
 
     @cached_property
     def count(self) -> int:
-        return sum(map(sum, self.groups))
+        return sum(self.sizes)
 
     @property
     def state(self) -> int:
         """Bytes of a checkpoint, of all ranks together: weights in fp32 and the moments that ZeRO shards."""
         return FP32 * self.count + self.moments
 
-    @cached_property
-    def largest(self) -> int:
-        return max(map(max, self.groups))
-
     def up_to(self, size: int) -> int:
         """Elements of all parameters that have `size` at most."""
-        return sum(one for group in self.groups for one in group if one <= size)
-
-    def share(self, stage: int, ranks: int) -> int:
-        """Elements on each rank, with DeepSpeed's padding. Stages 1 and 2 cut a whole group, whose length is rounded up
-        to a multiple of 2 · ranks; stage 3 cuts every parameter by itself."""
-        if stage == 3:
-            return sum(-(-size // ranks) for group in self.groups for size in group)
-        return sum(-(-sum(group) // (2 * ranks)) * 2 for group in self.groups)
+        return sum(one for one in self.sizes if one <= size)
 
 
 def _factored(shape: Sequence[int], config: AdafactorConfig) -> int:
     if len(shape) == 2 and min(shape) >= config.min_dim_size_to_factor:
         return sum(shape)
-    return torch.Size(shape).numel()
+    return Size(shape).numel()
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one rank. On the GPU: all but `host`, of which `host_step` exists only in the optimizer's step.
+    """Bytes of one rank. On the GPU: all but `host`.
 
     - `weights`: as the model computes with them. `master_weights`: copies in fp32; none where the weights are fp32 too
       and nothing is offloaded. `moments`: the optimizer's state.
@@ -145,11 +104,10 @@ class States:
     reduction: int = 0
     reduced_after: float = 1.0
     host: int = 0
-    host_step: int = 0
 
     @property
     def lasting(self) -> int:
-        """What a GPU holds at every moment of a step."""
+        """The bytes that a GPU holds at every moment of a step."""
         return self.weights + self.master_weights + self.moments + self.gradients
 
     def peak(self, activations: int) -> int:
@@ -159,18 +117,21 @@ class States:
         return self.lasting + max(self.buffers + max(activations, left + self.reduction), self.step)
 
 
+def zero_keys(zero: ZeroSection) -> dict[str, Any]:
+    """The keys of `deepspeed.zero_optimization`, with the defaults on GPUs for those that the run file doesn't set."""
+    given = {key: value for key, value in zero.model_dump().items() if value is not None}
+    return {**dict(ZeroSection()), **zero_defaults(3, "cuda"), **given}
+
+
 def states(parameters: Parameters, setting: Setting, ranks: int, precision: str, zero: ZeroSection) -> States:
-    """`zero`: the run file's `deepspeed.zero_optimization`, for the sizes of buckets."""
-    width = 2 if precision == "bf16" else FP32
-    count, stage = parameters.count, setting.stage
-    keys = zero_sizes(zero)
-    bucket = keys["reduce_bucket_size"]
-    filled = min(bucket, count)
-    share = parameters.share(stage, ranks)
-    copied = width < FP32 or setting.offload != "none"
-    kept = States(
-        weights=width * share * (1 if stage == 3 else ranks),
-        master_weights=FP32 * share if copied else 0,
+    """The tensors that a rank keeps. `zero`: the run file's `deepspeed.zero_optimization`, for the sizes of buckets."""
+    keys, width = zero_keys(zero), 2 if precision == "bf16" else FP32
+    stage, offload = setting.stage, setting.offload
+    count, largest, bucket = parameters.count, max(parameters.sizes), keys["reduce_bucket_size"]
+    share, filled = -(-count // ranks), min(bucket, count)
+    held = States(
+        weights=width * count,
+        master_weights=FP32 * share if width < FP32 or offload != "none" else 0,
         moments=parameters.moments // ranks + parameters.whole_moments,
         gradients=FP32 * share,
         step=FP32 * share * parameters.copies,
@@ -180,40 +141,63 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
         persistent = parameters.up_to(keys["stage3_param_persistence_threshold"])
         live = min(count, keys["stage3_max_live_parameters"])
         coming = min(count - live, keys["stage3_prefetch_bucket_size"])
-        kept = replace(
-            kept,
-            weights=kept.weights + width * persistent,
-            # a gathered parameter is copied out of the buffer in which it arrived
-            buffers=FP32 * bucket + width * (live - persistent + coming + parameters.largest),
-            reduction=FP32 * filled,
-        )
-    elif stage == 1 and setting.offload == "none":
+        # a gathered parameter is copied out of the buffer in which it arrived
+        gathered = width * (live - persistent + coming + largest)
+        buffers, reduction = FP32 * bucket + gathered, FP32 * filled
+        held = replace(held, weights=width * (share + persistent), buffers=buffers, reduction=reduction)
+    elif stage == 1 and offload == "none":
         # in fp32 what a backward pass makes is reduced and added to the share; in bf16 it is added up at once
-        whole = FP32 * share * ranks
-        kept = replace(kept, gradients=whole + (0 if width < FP32 else FP32 * share), buffers=FP32 * bucket)
-        kept = replace(kept, buffers=width * parameters.largest) if width < FP32 else kept
+        own, buffers = (0, width * largest) if width < FP32 else (FP32 * share, FP32 * bucket)
+        held = replace(held, gradients=FP32 * count + own, buffers=buffers)
     else:
         staged = FP32 if stage == 1 else width
-        kept = replace(
-            kept,
-            gradients=FP32 * share * (1 + ranks if stage == 1 else 1),
-            buffers=staged * bucket * (2 if setting.overlap else 1),
-            reduction=(staged if staged == FP32 else staged + FP32) * filled,
-        )
-    return kept if setting.offload == "none" else _offloaded(kept, parameters, setting, share, width)
+        gradients = held.gradients + (FP32 * count if stage == 1 else 0)
+        buffers = staged * bucket * (2 if keys["overlap_comm"] else 1)
+        reduction = (staged if staged == FP32 else staged + FP32) * filled
+        held = replace(held, gradients=gradients, buffers=buffers, reduction=reduction)
+    if offload == "none":
+        return held
+    host = held.master_weights + held.moments + 2 * FP32 * share  # gradients, as they accumulate and for the optimizer
+    held = replace(held, master_weights=0, moments=0, step=0)
+    if stage < 3:  # new weights on their way to the GPU
+        return replace(held, buffers=held.buffers + FP32 * largest, host=host + width * share)
+    if offload == "optimizer and weights":
+        return replace(held, gradients=0, weights=0, host=host + held.weights)
+    return replace(held, gradients=0, host=host)
 
 
-def _offloaded(kept: States, parameters: Parameters, setting: Setting, share: int, width: int) -> States:
-    host = kept.master_weights + kept.moments + 2 * FP32 * share  # gradients, as they accumulate and for the optimizer
-    offloaded = replace(kept, master_weights=0, moments=0, step=0)
-    if setting.stage == 3:
-        offloaded = replace(offloaded, gradients=0)
-    else:
-        host += width * share  # new weights on their way to the GPU
-        offloaded = replace(
-            offloaded, buffers=offloaded.buffers + FP32 * parameters.largest, host_step=(FP32 + width) * share
-        )  # the optimizer's copy of the gradients, and those weights
-    if setting.offload == "optimizer and weights":
-        host += offloaded.weights
-        offloaded = replace(offloaded, weights=0)
-    return replace(offloaded, host=host)
+class Traffic(NamedTuple):
+    """The bytes that each GPU sends in a step: during the forward pass, during the backward pass, and while it waits
+    for them."""
+
+    forward: float
+    backward: float
+    exposed: float
+
+
+def traffic(
+    parameters: Parameters, setting: Setting, gpus: int, micro_batches: int, precision: str, zero: ZeroSection
+) -> Traffic:
+    """The traffic of a step of `micro_batches` on each GPU.
+
+    Gradients travel in fp32: once a step at stage 1, with each micro-batch at stages 2 and 3. Stages 1 and 2 all-reduce
+    them and gather the new weights once. Stage 3 scatters them and gathers the weights for each pass, except for small
+    parameters, which stay whole, and for those that the backward pass needs so soon after the forward pass that they
+    are kept. With overlap, all buckets but the last travel during the backward pass.
+    """
+    others = (gpus - 1) / gpus  # the share of a tensor that a GPU sends, in a ring, to gather or to scatter it
+    keys, count = zero_keys(zero), parameters.count
+    weight, gradients = others * (2 if precision == "bf16" else FP32), others * FP32 * count
+    early = max(0.0, 1 - keys["reduce_bucket_size"] / count) if keys["overlap_comm"] else 0.0
+    if setting.stage == 1:
+        return Traffic(0.0, 0.0, 2 * gradients + weight * count)
+    if setting.stage == 2:
+        reduced = 2 * gradients * micro_batches
+        return Traffic(0.0, early * reduced, (1 - early) * reduced + weight * count)
+    small = parameters.up_to(keys["stage3_param_persistence_threshold"])
+    kept = min(count, keys["stage3_max_live_parameters"], keys["stage3_max_reuse_distance"] // 2)
+    forward, backward = (weight * micro_batches * (count - whole) for whole in (small, kept))
+    scattered, updated = gradients * micro_batches, weight * small
+    if not keys["overlap_comm"]:
+        return Traffic(0.0, 0.0, forward + backward + scattered + updated)
+    return Traffic(forward, backward + early * scattered, (1 - early) * scattered + updated)

@@ -1,6 +1,5 @@
-"""A run on several nodes: an agent on each, and attempt after attempt as long as enough nodes are left."""
+"""The nodes of a run, with an agent on each, as long as enough of them are left."""
 
-import shutil
 import socket
 import sys
 import time
@@ -8,20 +7,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
+from launch.agent import node_options
 from launch.agent_pool import Agent, AgentPool
-from launch.attempts import Ended, Run, run_attempts, standby_began
-from launch.head import NodeRanks, StopRequests, stop_requests
+from launch.head import StopRequests
 from launch.protocol import StartRanks
-from launch.rank_commands import node_options
 from pretrain.config import RunConfig
-from pretrain.run import rank_logs
-from pretrain.trainer.preflight import is_finished, move_aside, preflight
+from pretrain.config.batch import BatchPlan
+from pretrain.hardware.machine import free_port
+from pretrain.run import node_memory
 
 _WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and can't be reached: it may start anew
 _POLL_SECONDS = 0.1
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to run. `fresh` moves the run in the run directory aside.
+
+    Without `min_nodes`, a run that has lost a node ends.
+    """
+
+    path: Path
+    overrides: list[str]
+    stop_at_step: int | None = None
+    fresh: bool = False
+    min_nodes: int | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """Those of `pretrain train`."""
+        stop = ["--stop-at-step", str(self.stop_at_step)] if self.stop_at_step else []
+        return [str(self.path.absolute()), *self.overrides, *stop]
 
 
 @dataclass(frozen=True)
@@ -34,7 +53,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Access:
-    """How the head reaches nodes, through ssh or srun.
+    """How the head reaches nodes: through ssh or srun, or because it is on the only one.
 
     `start` starts one agent for each node, or for each rank if `agent_per_rank`. `address` is where agents find the
     head. `master` gives the address and port at which the ranks meet, from the agent that has rank 0. `tries_again`:
@@ -48,38 +67,31 @@ class Access:
     tries_again: bool = False
 
 
-def launch(run: Run, nodes: list[Node], access: Access) -> Ended:
-    """Makes attempts until the run ends, or loses a node and can't go on with the others."""
-    config = load(run.path, run.overrides, RunConfig)
-    setup = preflight(config, _ranks(nodes), run.fresh, here=False, folder=run.path.parent)
-    if is_finished(setup):
-        return Ended(0, False)
-    if run.fresh:
-        move_aside(setup)
-    with stop_requests(setup.directory) as requests, AgentRanks(run, config, nodes, access, requests) as ranks:
-        return run_attempts(ranks, run, config, requests)
+def this_machine(ranks: int) -> tuple[list[Node], Access]:
+    """This machine as the only node, with `ranks`."""
+    access = Access(lambda pool, _: pool.start_here(), False, _LOOPBACK, lambda _: (_LOOPBACK, free_port()))
+    return [Node(node_memory.node_name(), ranks)], access
 
 
-def _ranks(nodes: Sequence[Node]) -> int:
+def number_of_ranks(nodes: Sequence[Node]) -> int:
     return sum(node.ranks for node in nodes)
 
 
 def _usable(config: RunConfig, left: list[Node], least: int | None) -> list[Node]:
     """As many of the nodes as can share the run's batches; none if these are fewer than `least`."""
     for number in range(len(left), (least or len(left) + 1) - 1, -1):
-        if not config.batch.problems(_ranks(left[:number])):
+        if not BatchPlan(config.batch, number_of_ranks(left[:number])).problems():
             return left[:number]
     return []
 
 
-class AgentRanks:
-    """The ranks of `nodes`, for one attempt of a run after another. No agent outlives the `with` block."""
+class Nodes:
+    """The `nodes` of a run, for one attempt after another. No agent outlives the `with` block."""
 
     def __init__(self, run: Run, config: RunConfig, nodes: list[Node], access: Access, requests: StopRequests):
         self._run, self._config, self._nodes, self._access = run, config, nodes, access
         self._requests = requests
         self._pool: AgentPool | None = None
-        self._waiting: Path | None = None  # the logs of the standby
         self._reached = False  # whether all nodes have been reached before
 
     @property
@@ -93,6 +105,7 @@ class AgentRanks:
         return [self._pool.agents[index] for index in range(len(self._where))]
 
     def ready(self) -> bool:
+        """Reaches the nodes; returns False if a signal came before. Raises FailedError if one can't be reached."""
         if self._pool is not None:
             return True
         problem = self._reach()
@@ -123,38 +136,11 @@ class AgentRanks:
         self._close(run_goes_on=True)
         return "\n".join(f"{name}: {reason}" for name, reason in pool.problems.items())
 
-    def start(self, logs: Path, environment: dict[str, str]) -> Sequence[NodeRanks]:
+    def start(self, logs: Path, environment: dict[str, str]) -> list[Agent]:
+        """Starts an attempt's ranks, which write their logs to `logs`, with `environment` added to theirs."""
         address, port = self._access.master(self._agents[0])
         environment = {**environment, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        if self._waiting and standby_began(self._waiting, logs):
-            self._waiting = None
-            for agent in self._agents:
-                agent.begin(str(logs), environment)
-        else:
-            self._start(logs, environment)
-        return self._agents
-
-    def prepare(self) -> None:
-        self._waiting = rank_logs.standby_directory(Path(self._config.run.directory))
-        if self._waiting:
-            address, port = self._access.master(self._agents[0])
-            self._start(self._waiting, {"MASTER_ADDR": address, "MASTER_PORT": str(port)}, standby=True)
-
-    def leave_out(self, lost: Sequence[str]) -> bool:
-        self._close(run_goes_on=True)  # the others' agents too: they start anew with the ranks of fewer nodes
-        if self._run.min_nodes is None:
-            return self._access.tries_again and self._config.faults.restarts > 0
-        left = [node for node in self._nodes if node.name not in lost]
-        self._nodes = _usable(self._config, left, self._run.min_nodes)
-        if self._nodes:
-            names = ", ".join(node.name for node in self._nodes)
-            remaining = f"{counted(len(self._nodes), 'node')} ({names}), {counted(_ranks(self._nodes), 'rank')}"
-            print(f"going on with {remaining}", file=sys.stderr, flush=True)
-        return bool(self._nodes)
-
-    def _start(self, logs: Path, environment: dict[str, str], standby: bool = False) -> None:
         per_rank, ranks = self._access.agent_per_rank, {node.name: node.ranks for node in self._nodes}
-        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         for number, (agent, node) in enumerate(zip(self._agents, self._where, strict=True)):
             agent.start_ranks(
                 StartRanks(
@@ -164,20 +150,30 @@ class AgentRanks:
                     deepspeed=None if per_rank else node_options(ranks, number, address, port),
                     arguments=self._run.arguments,
                     environment=environment,
-                    standby=standby,
                     hang_seconds=self._config.faults.hang_seconds,
                 )
             )
+        return self._agents
+
+    def leave_out(self, lost: Sequence[str]) -> bool:
+        """Has the next attempt begin without the nodes `lost`; returns whether the others may go on."""
+        self._close(run_goes_on=True)  # the others' agents too: they start anew with the ranks of fewer nodes
+        if self._run.min_nodes is None:
+            return self._access.tries_again and self._config.faults.restarts > 0
+        left = [node for node in self._nodes if node.name not in lost]
+        self._nodes = _usable(self._config, left, self._run.min_nodes)
+        if self._nodes:
+            names = ", ".join(node.name for node in self._nodes)
+            nodes, ranks = counted(len(self._nodes), "node"), counted(number_of_ranks(self._nodes), "rank")
+            print(f"going on with {nodes} ({names}), {ranks}", file=sys.stderr, flush=True)
+        return bool(self._nodes)
 
     def _close(self, run_goes_on: bool = False) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close(run_goes_on)
-        if self._waiting:
-            shutil.rmtree(self._waiting, ignore_errors=True)
-            self._waiting = None
 
-    def __enter__(self) -> "AgentRanks":
+    def __enter__(self) -> "Nodes":
         return self
 
     def __exit__(self, *_: object) -> None:

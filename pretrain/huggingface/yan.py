@@ -1,12 +1,10 @@
-"""The autoregressive encoder-decoder in transformers, and checkpoints of its own code (Yan 2024,
-github.com/yiphei/yif-AI).
+"""Import of checkpoints of the autoregressive encoder-decoder's own code (Yan 2024, github.com/yiphei/yif-AI).
 
 A file of `torch.save` has the weights under "model" and the settings under "model_config"; tokens are GPT-2's.
 """
 
 import pickle
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,55 +13,14 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from pretrain.checkpoint.initial import save_weights
 from pretrain.config.models import AutoregressiveConfig, ModelConfig
-from pretrain.models.state_dict_adapter import (
-    Exported,
-    Json,
-    OwnCode,
-    State,
-    check,
-    check_sizes,
-    in_their_names,
-    meta_state,
-    to_ours,
-)
-
-_CODE = OwnCode(
-    "autoregressive",
-    "autoregressive_encoder_decoder",
-    AutoregressiveConfig,
-    "AutoModelForCausalLM",
-    "AutoregressiveForCausalLM",
-    {"tie_word_embeddings": True},
-    r"embedding|position_embedding|lm_head|bridge\.(norm|linear)|final_norm|subtracted_norm|decoder\.\d+\.encoder_norm"
-    r"|embedding_loss\.(aggregation|embedding_norm|encoder_norm)",
-)
-_LOSS = "embedding_loss"
-
-
-def to_hf(config: AutoregressiveConfig, state: Mapping[str, Tensor]) -> Exported:
-    """With the weights of the embedding loss, for further training; transformers ignores these."""
-    return _CODE.to_hf(config, state, "embedding.weight")
-
-
-def from_hf(settings: Json, tensors: State) -> tuple[ModelConfig, State]:
-    """If transformers has saved the model again, the embedding loss's weights are gone; the config then drops it."""
-    config = AutoregressiveConfig.model_validate({"vocab_size": 1, **to_ours(settings, _CODE.settings)})
-    of_loss = {name for name in meta_state(config, tensors) if name.startswith(f"{_LOSS}.")}
-    gone = {_LOSS: None} if of_loss and of_loss.isdisjoint(tensors) else {}
-    return _CODE.from_hf(settings, tensors, "embedding.weight", **gone)
-
-
-HF_MODELS = (
-    _CODE.model(
-        to_hf,
-        from_hf,
-        last_norm=lambda config: {"none": "final_norm", "with_norm": "subtracted_norm"}.get(config.subtract_positions),
-    ),
-)
-
-
-# --- checkpoints of Yan's own code ---
+from pretrain.huggingface import weights
+from pretrain.huggingface.convert import check, shapes
+from pretrain.huggingface.sizes import check_sizes, in_their_names
+from pretrain.models.state_dict_adapter import Json, State
 
 # The settings' values that are pickled by the names of the author's classes; all are read as their text.
 _MODULES = ("autoregressive_encoder_decoder_transformer.model", "encoder_decoder_transformer.model", "model")
@@ -111,7 +68,21 @@ _MODULES_OUTSIDE = {
 }
 
 
-def read_yan(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
+def import_yan(path: Path, tokenizer: Path, out: Path) -> ModelConfig:
+    """Writes a checkpoint of step 0 from one of Yan's own code. `tokenizer`: a directory with GPT-2's files.
+
+    Raises UserError if the file is no such checkpoint, or the tokenizer isn't the model's.
+    """
+    weights.check_files(tokenizer)
+    model = Tokenizer(ByteLevelBPE.read(tokenizer))
+    config, state = _read(path, model.vocabulary.eos)
+    if config.vocab_size != model.size:
+        raise UserError(f"{path}: the model has {config.vocab_size} ids, the tokenizer {tokenizer} {model.size}")
+    save_weights(config, weights.in_fp32(state, path), model, out)
+    return config
+
+
+def _read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
     """The config and weights of the checkpoint `path` under our names; `eos` is the id of GPT-2's EOS.
 
     Nothing of the file is run. Raises UserError for another file, and for what our model doesn't have.
@@ -124,7 +95,7 @@ def read_yan(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
         state = _renamed(tensors)
         if config.embedding_loss is None:  # the author's model has a norm for it even so
             state = {name: tensor for name, tensor in state.items() if not name.startswith("embedding_loss.")}
-        check({name: tuple(tensor.shape) for name, tensor in meta_state(config, state).items()}, state)
+        check(shapes(config), state)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a checkpoint of Yan's autoregressive encoder-decoder: lacks {error}") from None
     except ValidationError as error:
@@ -136,8 +107,6 @@ def read_yan(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
 
 
 def _load(path: Path) -> Json:
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: no regular file")
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: no regular file")
     known: list[Any] = [(str, f"{module}.{name}") for module in _MODULES for name in _CLASSES]

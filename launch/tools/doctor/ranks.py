@@ -1,0 +1,118 @@
+"""What ranks check together: a sum over all of them, and how DeepSpeed trains. Rank 0 has the findings.
+
+RANK and the like are in a rank's environment, as for a rank of a run.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline.foundation.config_file import load
+from launch.tools.doctor.checks import ALL_REDUCE, NUMERICS
+from launch.tools.doctor.findings import Finding, Settings
+from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
+from pretrain.hardware.gpus import gpu_of_device
+from pretrain.hardware.machine import device_type, local_gpu
+from pretrain.zero.ranks import process_group
+
+_LOOPS = 5
+_SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
+_SECONDS_OF_A_LOOP = 1.0  # at most, about: on a slow network less is sent
+_SHARE = 0.5  # of what the data sheet gives; NCCL's own tests reach about 0.8
+
+
+def all_reduce(settings: Settings) -> list[Finding]:
+    """How fast all ranks sum what each has."""
+    kind, rank, local = device_type(), int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    device = torch.device(kind, local_gpu(local, torch.cuda.device_count()) if kind == "cuda" else 0)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=ALL_REDUCE.seconds))
+    size, taken = _SMALL, _seconds(_SMALL, device)
+    while size < _LARGE[kind] and 8 * taken < _SECONDS_OF_A_LOOP:
+        size *= 4
+        taken = _seconds(size, device)
+    dist.barrier()
+    dist.destroy_process_group()
+    gpu = torch.cuda.get_device_name(device) if kind == "cuda" else None
+    return [] if rank else [speed(settings.per_node, size, taken, gpu)]
+
+
+def _seconds(size: int, device: torch.device) -> float:
+    """Of an all-reduce of `size` bytes, by the slowest rank."""
+    values, ranks = torch.ones(size // 4, device=device), dist.get_world_size()
+    dist.all_reduce(values)
+    if values[0].item() != ranks or values[-1].item() != ranks:
+        raise SystemExit(f"the sum of {ranks} ones is {values[0].item():g}")
+    begun = time.perf_counter()
+    for _ in range(_LOOPS):
+        dist.all_reduce(values)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    slowest = torch.tensor([(time.perf_counter() - begun) / _LOOPS], device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest.item())
+
+
+def speed(per_node: Sequence[int], size: int, seconds: float, gpu: str | None) -> Finding:
+    """Of an all-reduce of `size` bytes over `per_node` ranks. `gpu`: the name of the GPUs; None: on CPUs."""
+    ranks = sum(per_node)
+    if ranks == 1:
+        return Finding("all-reduce", "ok", f"one rank on {gpu or 'the CPU'}, so nothing is exchanged")
+    reached, expected = bus_bandwidth(ranks, size, seconds), expected_bandwidth(gpu, per_node)
+    found = f"{ranks} ranks, {size / 2**20:.0f} MiB at {reached:.2g} GB/s ({gpu or 'CPU, gloo'})"
+    if expected is None:
+        return Finding("all-reduce", "ok", found)
+    sheet = f"{expected:.3g} GB/s by the data sheet"
+    if reached >= _SHARE * expected:
+        return Finding("all-reduce", "ok", f"{found} of {sheet}")
+    where = "the network (NCCL_DEBUG=INFO shows what NCCL uses)" if len(per_node) > 1 else "nvidia-smi topo -m"
+    return Finding("all-reduce", "warning", found, f"about {sheet}", f"look at {where}")
+
+
+def bus_bandwidth(ranks: int, size: int, seconds: float) -> float:
+    """nccl-tests' bus bandwidth, 2(n-1)/n · size/time: GB/s that each rank sends in a ring all-reduce."""
+    return 2 * (ranks - 1) / ranks * size / seconds / 1e9
+
+
+def expected_bandwidth(gpu: str | None, per_node: Sequence[int]) -> float | None:
+    """The bus bandwidth that the links allow, GB/s; None for CPUs and unknown GPUs.
+
+    Between nodes, the ring of each GPU goes through that GPU's own network card.
+    """
+    known = gpu_of_device(gpu) if gpu else None
+    if known is None:
+        return None
+    links = [known.link] if max(per_node) > 1 else []
+    return min([*links, *([known.network * min(per_node)] if len(per_node) > 1 else [])])
+
+
+def numerics(settings: Settings) -> list[Finding]:
+    """Whether DeepSpeed trains a small model as a plain loop does, with the settings of a run of all ranks."""
+    path, *overrides = settings.run_file
+    config = load(Path(path), overrides, RunConfig)
+    with process_group(1, NUMERICS.seconds, any_version=True) as (rank, _):
+        from pretrain.zero import deepspeed_private, numerics  # DeepSpeed chooses its accelerator when it is imported
+
+        found = numerics.compare(config, BatchPlan(config.batch, settings.all_ranks).usual_accumulation)
+        tested, used = deepspeed_private.TESTED_VERSION, deepspeed_private.deepspeed.__version__
+        return [] if rank else [comparison(found.trained, found.wrong, tested if used != tested else None)]
+
+
+def comparison(trained: str, wrong: str, tested: str | None) -> Finding:
+    """Of DeepSpeed's training. `tested`: its tested version if it is another one."""
+    expected = "the weights of a plain loop, to the bit, after each step"
+    if not wrong:
+        return Finding("numerics", "ok", f"{trained}: {expected}")
+    remedy = (
+        f"install deepspeed {tested} (constraints.txt)"
+        if tested
+        else "don't train with these settings, and report this"
+    )
+    return Finding("numerics", "fault", f"{trained}: {wrong}", expected, remedy)

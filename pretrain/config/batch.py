@@ -1,0 +1,106 @@
+"""The `batch:` section of a run file, and how ranks and micro-batches divide the rows of its steps."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import PositiveInt, model_validator
+
+from data_pipeline.foundation.config_file import Section
+from data_pipeline.loading.batch_layout import BatchLayout
+
+
+class RampUp(Section):
+    """A smaller global batch for the first steps."""
+
+    until_step: PositiveInt
+    """The first step that is no longer part of this entry; steps count from 0."""
+    global_batch_size: PositiveInt
+    """Rows per step over all ranks before `until_step`."""
+
+
+class BatchSection(Section):
+    """Batch sizes, in rows."""
+
+    global_batch_size: PositiveInt
+    """Rows per step over all ranks."""
+    micro_batch_size: PositiveInt | Literal["auto"] | None = None
+    """Rows per forward pass on a rank. `auto`: as many as fit into memory; on a GPU, the fastest of these sizes. null:
+    the rank's whole share of a step."""
+    ramp_up: list[RampUp] = []
+    """Smaller global batches for the first steps, in order."""
+
+    def rows(self, step: int) -> int:
+        """Rows of step `step` (from 0) over all ranks."""
+        for ramp in self.ramp_up:
+            if step < ramp.until_step:
+                return ramp.global_batch_size
+        return self.global_batch_size
+
+    @model_validator(mode="after")
+    def _ramp_goes_up(self) -> "BatchSection":
+        steps = [ramp.until_step for ramp in self.ramp_up]
+        sizes = [*(ramp.global_batch_size for ramp in self.ramp_up), self.global_batch_size]
+        if steps != sorted(set(steps)) or sizes != sorted(sizes):
+            raise ValueError("ramp_up: until_step and global_batch_size must grow from one entry to the next")
+        return self
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Micro-batches of equal size on each of `ranks` ranks; this process is `rank`.
+
+    The rows of a step grow with `batch.ramp_up`, and with them its micro-batches, never their size. `measured`: rows
+    of a micro-batch, if `auto` has been measured, or another number of rows is to be tried.
+    """
+
+    batch: BatchSection
+    ranks: int
+    rank: int = 0
+    measured: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True if the rows of a micro-batch are still to be measured (`auto`)."""
+        return self.batch.micro_batch_size == "auto" and self.measured is None
+
+    @property
+    def share(self) -> int:
+        """The most rows of a micro-batch: a rank's rows in any step are a multiple of it."""
+        ramp = (one.global_batch_size for one in self.batch.ramp_up)
+        return math.gcd(self.batch.global_batch_size, *ramp) // self.ranks
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows of a micro-batch; the most if they are still to be measured."""
+        given = self.batch.micro_batch_size
+        return self.measured or (given if isinstance(given, int) else self.share)
+
+    @property
+    def usual_accumulation(self) -> int:
+        """Micro-batches of each rank in a step after the ramp-up; 2 if their size is still to be measured."""
+        rows = max(1, self.batch.global_batch_size // self.ranks)
+        return 2 if self.is_open else max(1, rows // max(1, self.micro_batch))
+
+    @property
+    def layout(self) -> BatchLayout:
+        """That of steps after the ramp-up."""
+        accumulation = self.batch.global_batch_size // self.ranks // self.micro_batch
+        return BatchLayout(self.rank, self.ranks, self.micro_batch, accumulation)
+
+    def accumulation(self, step: int) -> int:
+        """Micro-batches of each rank in step `step` (from 0)."""
+        return self.batch.rows(step) // (self.ranks * self.micro_batch)
+
+    def problems(self) -> list[str]:
+        """Why the ranks can't share the batches, one line for each reason."""
+        batch, ranks = self.batch, self.ranks
+        sizes = {f"batch.ramp_up.{i}.global_batch_size": one.global_batch_size for i, one in enumerate(batch.ramp_up)}
+        sizes["batch.global_batch_size"] = batch.global_batch_size
+        if uneven := {key: rows for key, rows in sizes.items() if rows % ranks}:
+            return [f"{key}: {rows} rows can't be divided evenly among {ranks} ranks" for key, rows in uneven.items()]
+        if self.share % self.micro_batch == 0:
+            return []
+        ramp = " in each step of the ramp-up" if batch.ramp_up else ""
+        share = f"a rank's share of {self.share} rows{ramp}"
+        return [f"batch.micro_batch_size: {self.micro_batch} doesn't divide {share}"]

@@ -1,0 +1,152 @@
+"""Each failure of the table in docs/how-to/when-a-run-fails.md, through `launch`, an agent and DeepSpeed's launcher.
+
+In place of `pretrain train`, each rank runs a few lines of shell, which fail and tell it as a rank does.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import launch.cli
+from pretrain.faults import restarts
+from pretrain.run import lock, rank_logs
+from tests.launch.shell_ranks import DONE, TO_LAUNCHER, told
+from tests.pretrain.runs import run_file
+from tests.tables import each
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/when-a-run-fails.md"
+TABLE = PAGE.read_text().split("| failure |")[1].partition("\n\n")[0]
+ROWS = [[cell.strip() for cell in row.split("|")[1:-1]] for row in TABLE.splitlines()[2:]]
+ATTEMPTS = {"yes": (1, 2), "once": (9, 2), "no": (9, 1)}  # how many of them fail, if asked to, and how many there are
+
+# The package that stands first on the path of ranks, since they start in its folder.
+RANK = "import os, pathlib; os.execvp('sh', ['sh', str(pathlib.Path(__file__).parents[1] / 'rank.sh')])"
+SCRIPT = """
+number=${{{logs}##*attempt-}}
+if [ "$number" -le {failing} ]; then
+case $RANK in
+0) {first} ;;
+1) {second} ;;
+esac
+else
+[ $RANK != 0 ] || echo '{{"state": "finished", "step": 8, "attempt": 2}}' > {run}/status.json
+{done}
+fi
+"""
+HANGS = """
+import os, sys, time
+from pretrain.run import heartbeat, outcome
+stopped = lambda: open(f"/proc/{open(sys.argv[1]).read().strip()}/stat").read().rpartition(")")[2].split()[0] == "T"
+with heartbeat.beating(0):
+    while not (os.path.exists(sys.argv[1]) and stopped()):
+        time.sleep(0.05)
+    heartbeat.mark()
+    outcome.hung(0)
+    time.sleep(3600)
+"""
+# n1 and n2 are this machine; n3 can't be reached
+SSH = """#!/bin/sh
+for last; do :; done
+case "$*" in
+*"-G -- "*) echo hostname 127.0.0.1 ;;
+*" n3 "*) echo "ssh: connect to host n3 port 22: No route to host" >&2; exit 255 ;;
+*) exec sh -c "$last" ;;
+esac
+"""
+WAITS = "sleep 3600"
+ASKED = "until [ -e {run}/stop ]; do sleep 0.05; done"
+STOPPED = f"""echo '{{{{"state": "stopped", "attempt": 1, "step": 3}}}}' > {{run}}/status.json; {DONE}"""
+WITHOUT_HOSTS = ("--ranks", "2")
+
+
+def fails(error: str) -> str:
+    """A rank meets an error, which it tells and writes."""
+    return f"echo '{error}'; {told('failed', error)}; exit 1"
+
+
+# What ranks 0 and 1 do, and further arguments of `launch`.
+PLANTED: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "a rank is killed": (WAITS, "kill -KILL $$", WITHOUT_HOSTS),
+    "a rank crashes": (WAITS, "kill -SEGV $$", WITHOUT_HOSTS),
+    "a rank meets an error": (WAITS, fails("ValueError: on purpose"), WITHOUT_HOSTS),
+    "a library ends a rank": (WAITS, "exit 0", WITHOUT_HOSTS),
+    "a rank hangs": (WAITS, f"{told('hung', '')}; {WAITS}", WITHOUT_HOSTS),
+    "a rank is stopped": (
+        "exec {python} {folder}/hangs/hangs.py {folder}/pid",
+        "echo $$ > {folder}/new; mv {folder}/new {folder}/pid; kill -STOP $$",
+        WITHOUT_HOSTS,
+    ),
+    "a rank's wrapper is killed": (WAITS, f"kill -KILL $PPID; {WAITS}", WITHOUT_HOSTS),
+    "DeepSpeed's launcher is killed": (WAITS, f"{TO_LAUNCHER.replace('TERM', 'KILL')}; {WAITS}", WITHOUT_HOSTS),
+    "a node computes wrong": (
+        WAITS,
+        f"{told('faulty', '1')}; {fails('step 40: rank 1 computes wrong; nothing was wrong at step 20')}",
+        WITHOUT_HOSTS,
+    ),
+    "the disk is full": (WAITS, fails("OSError: [Errno 28] No space left on device"), WITHOUT_HOSTS),
+    "a signal": (f"{ASKED}; {STOPPED}", f"kill -TERM {os.getpid()}; {ASKED}; {DONE}", WITHOUT_HOSTS),
+    "two signals": (WAITS, f"kill -TERM {os.getpid()}; {ASKED}; kill -TERM {os.getpid()}; {WAITS}", WITHOUT_HOSTS),
+    "a host is lost": (
+        WAITS,
+        f"{TO_LAUNCHER.replace('kill -TERM $parent', 'read -r _ _ _ agent _ < /proc/$parent/stat; kill -KILL $agent')}"
+        f"; {WAITS}",
+        ("n1 slots=1\nn2 slots=1\n",),
+    ),
+    "a host isn't there": (WAITS, WAITS, ("n1 slots=1\nn3 slots=1\n",)),
+    "a wrong run file": (WAITS, WAITS, (*WITHOUT_HOSTS, "run.max_stepz=5")),
+    "another run is there": (WAITS, WAITS, WITHOUT_HOSTS),
+}
+
+
+@pytest.fixture
+def _at_once(monkeypatch) -> None:
+    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
+
+
+def test_the_table_has_each_failure_once():
+    assert [row[0] for row in ROWS] == list(PLANTED)
+
+
+@pytest.mark.usefixtures("_at_once")
+@each("failure, line, another, code", ROWS)
+def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, capfd, failure, line, another, code):
+    first, second, arguments = PLANTED[failure]
+    path, run = run_file(tmp_path, small_corpus), tmp_path / "run"
+    failing, attempts = ATTEMPTS[another]
+    places = {"run": run, "folder": tmp_path, "python": sys.executable}
+    first, second = (script.format(**places) for script in (first, second))
+    script = SCRIPT.format(logs=rank_logs.SUPERVISED, failing=failing, first=first, second=second, done=DONE, run=run)
+    for name, content in {
+        "pretrain/__init__.py": "",
+        "pretrain/__main__.py": RANK,
+        "rank.sh": script,
+        "hangs/hangs.py": HANGS,
+        "ssh": SSH,
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    (tmp_path / "ssh").chmod(0o755)
+    command = ["launch", "local", str(path), "faults.dead_rank_seconds=1", *arguments]
+    if "slots=" in arguments[0]:
+        (tmp_path / "hostfile").write_text(arguments[0])
+        command = ["launch", "hosts", str(path), "--hostfile", str(tmp_path / "hostfile")]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    run.mkdir()
+    holder = lock.take(run) if failure == "another run is there" else None
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        launch.cli.main()
+    if holder:
+        holder.close()
+    said = capfd.readouterr().err
+    expected = re.escape(line.strip("`")).replace("…", ".*").replace("RUN", re.escape(str(run)))
+    assert re.fullmatch(expected, said.splitlines()[0]), said
+    assert int(ended.value.code or 0) == int(code), said
+    started = 0 if line.startswith("`error: ") else attempts
+    assert len(list(run.glob("logs/attempt-*"))) == started, said
+    assert said.count("starting attempt 2") == (attempts == 2), said
