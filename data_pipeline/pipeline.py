@@ -80,6 +80,7 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     dedup.forget(corpus, config)
     built = Built(run(documents.STAGE, documents.plan(config, corpus, inputs), corpus, config.ray))
     report_damage(built.documents, strict)
+    _report_unchecked(built.documents)
     parts = parts_of(built.documents)
     if config.steps:
         keep_only(corpus, ".stages/documents", parts)
@@ -145,6 +146,16 @@ def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
         errors = [*errors[:_ERRORS_SHOWN], *others, f"nothing could be read from source {', '.join(sources)}"]
     if errors:
         raise FailedError("\n".join(errors))
+
+
+def _report_unchecked(units: list[Finished[DocumentsResult]]) -> None:
+    """Prints how many input files have no checksums, though their formats may have some."""
+    files = [read for unit in units for read in unit.result.inputs if read.range.start == 0]
+    if unchecked := sum(read.unchecked for read in files):
+        print(
+            f"input files without checksums: {unchecked:,} of {len(files):,}; a flipped bit in them goes unseen",
+            file=sys.stderr,
+        )
 
 
 def _forget_damaged(corpus: Path) -> None:

@@ -146,6 +146,7 @@ class Report:
     domains: dict[str, int]
     sources: dict[str, SourceCounts]
     inputs: list[InputReport]
+    unchecked_inputs: int
     pieces: int
     splits: dict[str, SplitCounts]
     tokenizer_sample: Sample | None
@@ -275,6 +276,7 @@ def _report(corpus: Path, name: str, built: Built) -> Report:
             for source in dict.fromkeys(result.source for result in documents)
         },
         inputs=[_input(result.source, read) for result in documents for read in result.inputs],
+        unchecked_inputs=sum(read.unchecked for result in documents for read in result.inputs),
         pieces=sum(unit.result.pieces for unit in built.tokenizer),
         splits=_splits([unit.result for unit in built.shards]),
         tokenizer_sample=samples[0] if samples else None,

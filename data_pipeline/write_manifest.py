@@ -71,7 +71,7 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         rows=rows,
         splits={name: _split(units) for name, units in splits.items()},
         inputs=[
-            InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status)
+            InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status, read.unchecked)
             for unit in built.documents
             for read in unit.result.inputs
             if read.range.start == 0

@@ -3,14 +3,15 @@
 The placeholders are Dolma's (Soldaini et al. 2024). As in FineWeb (Penedo et al. 2024), only public IP addresses are
 replaced. The patterns find what is written as such data; they don't understand the text.
 
-- `email`: a local part of letters, digits and . _ % + - ' &, an @, and a domain name. Letters are those of all scripts
-  that put spaces between words; in other scripts, the pattern would include the words before an address. Not the user
-  in a URL (`https://user@host.org/`) or in an address of ssh (`git@host.org:path`), nor a file (`icon@2x.png`).
+- `email`: a local part of letters, digits and . _ % + - ' &, an @, and a domain name. Scripts without spaces between
+  words may have words beside an address: a domain name in one of them must be followed by a space or punctuation, and
+  a local part of at most 12 characters preceded by it. Not the user in a URL (`https://user@host.org/`) or in an
+  address of ssh (`git@host.org:path`), nor a file (`icon@2x.png`).
 - `ip`: IPv4 and IPv6 in their usual forms, outside the networks that are private or reserved. Four numbers below 32,
   as 1.2.3.4, are taken for a version, and so are those after a word like "version" or "section".
-- `phone`: international numbers (+49 30 1234567) with an assigned country code, and North American ones with their
-  separators: (212) 555-0123, (212)-555-0123, 212-555-0123, 212.555.0123, with or without 1 in front. No digits without
-  separators: they may be any number.
+- `phone`: international numbers (+49 30 1234567) with an assigned country code, of nine digits or more if the code has
+  two, and North American ones with their separators: (212) 555-0123, (212)-555-0123, 212-555-0123, 212.555.0123, with
+  or without 1 in front. No digits without separators, nor after a currency's sign: they may be any number.
 """
 
 import ipaddress
@@ -54,11 +55,16 @@ _OTHERS = r"\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u0300-\u037d\u0386-\u0559\u0
 _OTHERS += r"\u0610-\u061a\u0620-\u0669\u066e-\u06d3\u06d5-\u06fc\u0750-\u077f\u07c0-\u07f5\u0900-\u0963\u0966-\u0df3"
 _OTHERS += r"\u10a0-\u10fa\u10fc-\u1315\u1e00-\u1fbc\uac00-\ud7a3"
 _ALNUM = f"A-Za-z0-9{_OTHERS}"
+# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, and those of Chinese and Japanese.
+_UNSPACED = r"\u0e01-\u0e4e\u0e81-\u0ecd\u1000-\u109d\u1780-\u17d3\u3005-\u3007\u3041-\u30ff\u3400-\u9fff"
 _DOMAIN = re.compile(
-    rf"@(?:[{_ALNUM}](?:[{_ALNUM}-]{{0,61}}[{_ALNUM}])?\.){{1,8}}([A-Za-z]{{2,24}}|[{_OTHERS}]{{2,24}}|xn--[a-z0-9-]{{2,59}})(?![\w-])",
-    re.ASCII,
+    rf"@(?:(?:[{_ALNUM}](?:[{_ALNUM}-]{{0,61}}[{_ALNUM}])?\.){{1,8}}"
+    rf"([A-Za-z]{{2,24}}|[{_OTHERS}]{{2,24}}|xn--[a-z0-9-]{{2,59}})(?![A-Za-z0-9_-])"
+    rf"|(?:[{_ALNUM}{_UNSPACED}-]{{1,63}}\.){{1,8}}(?:[A-Za-z]{{2,24}}|[{_UNSPACED}]{{2,8}})(?![\w-]))"
 )
-_LOCAL_PART = re.compile(rf"[{_ALNUM}_](?:[{_ALNUM}._%+'&-]{{0,63}}[{_ALNUM}_%+-])?\Z", re.ASCII)
+_LOCAL_PART = re.compile(
+    rf"(?:[{_ALNUM}_](?:[{_ALNUM}._%+'&-]{{0,63}}[{_ALNUM}_%+-])?|(?<!\w)[{_ALNUM}{_UNSPACED}._-]{{0,11}}[{_UNSPACED}])\Z"
+)
 _LONGEST_LOCAL_PART = 64
 _PATH = re.compile(r":[\w~/.]")
 _FILES = frozenset(
@@ -73,7 +79,7 @@ def _emails(text: str) -> Iterator[Span]:
     for domain in _DOMAIN.finditer(text):
         at = domain.start()
         local = _LOCAL_PART.search(text, max(end, at - _LONGEST_LOCAL_PART), at)
-        if local is None or domain[1].lower() in _FILES or _is_remote_path(text, domain.end()):
+        if local is None or (domain[1] or "").lower() in _FILES or _is_remote_path(text, domain.end()):
             continue
         if _is_user_of_url(text, local.start()):
             continue
@@ -94,7 +100,7 @@ def _is_user_of_url(text: str, start: int) -> bool:
 
 
 _IPV4 = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
-_IPV6 = re.compile(r"[23][0-9A-Fa-f]{3}(?::[0-9A-Fa-f]{0,4}){2,7}")
+_IPV6 = re.compile(r"[23][0-9A-Fa-f]{3}(?::[0-9A-Fa-f]{0,4}){2,7}(?:(?:\.[0-9]{1,3}){3})?")
 _VERSION = re.compile(
     r"(?:\b(?:v|ver|versions?|releases?|rev|revision|build|firmware|section|sec|chapter|clause|article|figure|fig|table"
     r"|appendix|item|rule)\b|§)[.:#=]?\s{0,2}\Z",
@@ -113,6 +119,14 @@ _NOT_PUBLIC = [
 
 
 def _ip_addresses(text: str) -> Iterator[Span]:
+    end = 0
+    for start, stop in sorted((*_of_version_4(text), *(_of_version_6(text) if ":" in text else ()))):
+        if start >= end:  # else it is the end of one of version 6
+            yield start, stop
+            end = stop
+
+
+def _of_version_4(text: str) -> Iterator[Span]:
     for found in _IPV4.finditer(text):
         start, stop = found.span()
         parts = found[0].split(".")
@@ -124,8 +138,9 @@ def _ip_addresses(text: str) -> Iterator[Span]:
             continue
         if _is_public(found[0]):
             yield start, stop
-    if ":" not in text:
-        return
+
+
+def _of_version_6(text: str) -> Iterator[Span]:
     for found in _IPV6.finditer(text):
         start, stop = found.span()
         address = found[0]
@@ -153,7 +168,7 @@ _INTERNATIONAL = re.compile(
     r"\+(?:1[ .-]?(?:\([2-9][0-9]{2}\)|[2-9][0-9]{2})[ .-]?[2-9][0-9]{2}[ .-]?[0-9]{4}"
     r"|7[ .-]?\(?[3489][0-9]{2}\)?[ .-]?[0-9]{3}[ .-]?[0-9]{2}[ .-]?[0-9]{2}"
     # the codes that ITU has assigned (E.164, list of 2016)
-    r"|(?:2[07]|3[0-469]|4[013-9]|5[1-8]|6[0-6]|8[1246]|9[0-58]|21[12368]|2[2346][0-9]|25[0-8]|29[017-9]|3[57][0-9]"
+    r"|(?:(?P<two>2[07]|3[0-469]|4[013-9]|5[1-8]|6[0-6]|8[1246]|9[0-58])|21[12368]|2[2346][0-9]|25[0-8]|29[017-9]|3[57][0-9]"
     r"|38[0-35-79]|42[013]|5[09][0-9]|67[02-9]|68[0-35-9]|69[0-2]|80[08]|85[02356]|87[08]|88[01236]|96[0-8]|97[0-79]"
     r"|99[2-68])"
     r"[ .-]?(?:\(0?\)[ .-]?)?(?:\([0-9]{1,5}\)[ .-]?)?(?:[0-9][ .-]?){5,12}[0-9])"
@@ -161,15 +176,16 @@ _INTERNATIONAL = re.compile(
 _IN_PARENTHESES = re.compile(r"\([2-9][0-9]{2}\)[ .-]?[2-9][0-9]{2}[ .-][0-9]{4}")
 _SEPARATED = re.compile(r"[2-9][0-9]{2}([.-])[2-9][0-9]{2}\1[0-9]{4}")
 _COUNTRY = re.compile(r"(?<![\w.+-])1[ .-]?\Z")
-_JOINED = re.compile(r"[+$€£]\Z|[^\W\d][-/]\Z")  # a sign, a price, or a name in a URL: item-212-555-0123
+_JOINED = re.compile(r"\+\Z|[$€£¥]\s?\Z|[^\W\d][-/]\Z")  # a sign, a price, or a name in a URL: item-212-555-0123
 _SECOND_LINE = re.compile(r"/[0-9]{1,2}(?![\w/])")  # 212-555-0123/4
 _DECIMAL = re.compile(r"\+[0-9]+\.[0-9]+")
+_SHORTEST = 9  # digits of a number whose country code has two
 
 
 def _phone_numbers(text: str) -> Iterator[Span]:
     found: list[Span] = []
     if "+" in text:
-        found += [match.span() for match in _INTERNATIONAL.finditer(text) if not _DECIMAL.fullmatch(match[0])]
+        found += [match.span() for match in _INTERNATIONAL.finditer(text) if _is_international(match)]
     for match in (*(_IN_PARENTHESES.finditer(text) if "(" in text else ()), *_SEPARATED.finditer(text)):
         start, stop = match.span()
         country = _COUNTRY.search(text, max(0, start - 3), start)
@@ -183,6 +199,11 @@ def _phone_numbers(text: str) -> Iterator[Span]:
         if start >= end and _stands_alone(text, start, stop, "./-"):
             yield start, stop
             end = stop
+
+
+def _is_international(match: re.Match[str]) -> bool:
+    digits = sum(map(str.isdigit, match[0].replace("(0)", "")))
+    return not _DECIMAL.fullmatch(match[0]) and not (match["two"] and digits < _SHORTEST)
 
 
 def _stands_alone(text: str, start: int, stop: int, joints: str) -> bool:

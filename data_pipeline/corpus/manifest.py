@@ -45,13 +45,14 @@ class RowsEntry:
 
 @dataclass(frozen=True)
 class InputEntry:
-    """A file that was read. `file` is its path within the source."""
+    """A file that was read. `file` is its path within the source. `unchecked`: it has no checksums of its own."""
 
     source: str
     file: str
     bytes: int
     sha256: str
     status: str
+    unchecked: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def read_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
     readers = {"jsonl": _jsonl_items, "tsv": _tsv_items, "text": _text_items}
     try:
         with opening(path):
-            refuse_other_format(Input(path), evaluation_set.format)
+            refuse_other_format(Input(path), evaluation_set.format, ReadStats())
             yield from readers[evaluation_set.format](path, evaluation_set)
     except DamagedInput as error:
         context = f"format {evaluation_set.format} of evaluation set {evaluation_set.name!r}"

@@ -2,8 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, SerializeAsAny, field_validator, model_validator
 
+from data_pipeline.dedup.step import StepConfig, custom_step
 from data_pipeline.foundation.config_file import Section
 
 
@@ -58,6 +59,8 @@ class DedupConfig(Section):
     """Drop all copies of a text but one."""
     minhash: MinHashConfig | None = None
     """Drop near-duplicates. true: with the defaults below. null or false turns it off."""
+    custom: list[SerializeAsAny[StepConfig]] = []
+    """Steps of installed packages, after all others: the name of each, with its own keys."""
     keys_per_bucket: PositiveInt = 2**24
     """Keys that a task compares at once, which bounds its memory: 70 bytes for each line, 120 for each URL."""
 
@@ -66,6 +69,11 @@ class DedupConfig(Section):
     def _true_is_the_defaults(cls, given: Any) -> Any:
         return ({} if given else None) if isinstance(given, bool) else given
 
+    @field_validator("custom", mode="before")
+    @classmethod
+    def _steps_are_offered(cls, given: Any) -> Any:
+        return [custom_step(one) for one in given] if isinstance(given, list) else given
+
     @property
     def steps(self) -> list[str]:
         """The names of the enabled steps, in their order. "anchors" finds where equal substrings may be."""
@@ -73,4 +81,4 @@ class DedupConfig(Section):
         steps = [name for name in names if getattr(self, name)]
         if self.substrings:
             steps.insert(steps.index("substrings"), "anchors")
-        return steps
+        return [*steps, *(one.step for one in self.custom)]

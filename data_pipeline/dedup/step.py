@@ -7,13 +7,24 @@ from typing import Any, ClassVar
 import numpy as np
 
 from data_pipeline.dedup.keys import Keys, decide, hash64, write_duplicates
+from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.plugins import offered
 from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
 
 
+class StepConfig(Section):
+    """A step of an installed package, with its own keys."""
+
+    step: str
+    """The step's name."""
+
+
 class Step:
     """A step of deduplication, made with its settings: the value of its key in the section `dedup`.
+
+    One of an installed package gets its element of `dedup.custom`, of the class `config`.
 
     `version` grows when the bytes of its keys change. `group` is the number of key words that duplicates share, `order`
     the number of words that rank them, smallest first. `columns` are the fields of documents that `gather` needs.
@@ -24,6 +35,7 @@ class Step:
     """
 
     name: ClassVar[str]
+    config: ClassVar[type[StepConfig]] = StepConfig
     setting: ClassVar[str] = ""
     version: ClassVar[int] = 2
     group: ClassVar[int] = 1
@@ -57,6 +69,16 @@ class Step:
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
         """The text without the items `duplicates`, or None if the document is dropped. Counts what is dropped."""
         return document.text
+
+
+def custom_step(given: object) -> object:
+    """The settings `given` of a step, of the class that it names. Raises ValueError if no installed package has it."""
+    if not isinstance(given, dict):
+        return given
+    steps = offered("dedup step", Step)
+    if (name := given.get("step")) not in steps:
+        raise ValueError(f"no installed package offers the step {name!r}; there is {', '.join(steps) or 'none'}")
+    return steps[name].config.model_validate(given)
 
 
 def rank(document: Document) -> int:

@@ -1,4 +1,5 @@
-"""What installed packages offer: hooks, objectives, sources, rules and families, each through an entry point."""
+"""What installed packages offer, each through an entry point: hooks, objectives, sources, rules, families and steps of
+deduplication."""
 
 from importlib.metadata import entry_points
 from typing import TypeVar
@@ -6,7 +7,14 @@ from typing import TypeVar
 from data_pipeline.foundation.errors import UserError
 
 T = TypeVar("T")
-_KINDS = {"hook": "hooks", "objective": "objectives", "source": "sources", "rule": "rules", "family": "families"}
+_KINDS = {
+    "hook": "hooks",
+    "objective": "objectives",
+    "source": "sources",
+    "rule": "rules",
+    "family": "families",
+    "dedup step": "dedup_steps",
+}
 
 
 def offered(kind: str, base: type[T]) -> dict[str, type[T]]:

@@ -26,7 +26,7 @@ from data_pipeline.sources.wikipedia import dump as wikipedia
 def _counting_lost_records(declared: str, reader: ReadFunction) -> ReadFunction:
     def read(file: Input, stats: ReadStats) -> Iterator[Record]:
         if declared in _SHIPPED:
-            refuse_other_format(file, declared)
+            refuse_other_format(file, declared, stats)
         try:
             yield from reader(file, stats)
         except CorruptMember as damage:

@@ -1,11 +1,14 @@
 """JSON Lines: one object per line, with configurable keys."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from data_pipeline.sources.record import FieldNames, Input, ReadStats, Record, record_of
 from data_pipeline.sources.text_lines import RecordOptions, TextOptions, numbered_lines, open_text, too_long
+
+_PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
 
 
 class Options(FieldNames, TextOptions):
@@ -83,23 +86,29 @@ def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:
     try:
         return {option: string(record, key) for option, key in keys.items()}
     except ValueError as error:
-        lengths = dict(_lengths(record))
+        lengths = dict(lengths_of_strings(record))
         longest = sorted(lengths, key=lambda path: -lengths[path])[: len(keys)]
-        has_keys = all(key in record or key.partition(".")[0] in record for key in keys.values())
-        if has_keys or len(longest) < len(keys):
+        if all(_has(record, key) for key in keys.values()) or len(longest) < len(keys):
             raise
         found = zip(keys, [path for path in lengths if path in longest], strict=True)
-        advice = ", ".join(f"{option}: {path if path.isidentifier() else json.dumps(path)}" for option, path in found)
+        advice = ", ".join(
+            f"{option}: {path if _PLAIN.fullmatch(path) else json.dumps(path)}" for option, path in found
+        )
         raise ValueError(f"{error}; for other keys set options: {{{advice}}}") from None
 
 
-def _lengths(record: dict[str, object], before: str = "") -> Iterator[tuple[str, int]]:
+def _has(record: dict[str, object], key: str) -> bool:
+    """Whether `record` has something under `key`, or under the name before its dot, that isn't the object of others."""
+    return key.partition(".")[0] in record and not isinstance(record.get(key), dict)
+
+
+def lengths_of_strings(record: dict[str, object], before: str = "") -> Iterator[tuple[str, int]]:
     """The length of each string of `record`, by the name under which `string` finds it."""
     for key, value in record.items():
         if isinstance(value, str) and not (before and "." in key):
             yield f"{before}{key}", len(value)
         elif isinstance(value, dict):
-            yield from _lengths(value, f"{before}{key}.")
+            yield from lengths_of_strings(value, f"{before}{key}.")
 
 
 def string(record: dict[str, object], name: str, required: bool = True) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
-from data_pipeline.sources.compression.decompress import open_stream
-from data_pipeline.sources.record import Input
+from data_pipeline.sources.compression.decompress import decompressed, has_no_checksum, open_file
+from data_pipeline.sources.record import Input, ReadStats
 
 _HEAD = 1 << 18  # bytes of content to look at
 _KEYS_SHOWN = 8
@@ -44,31 +44,49 @@ _BEGINNINGS = (
     (rb"\s*\[ *\r?\n\s*[\[{]", Look("one JSON array, not JSON Lines", ("json", "text"))),
     (rb"\s*\[\s*[\[{]", Look("one JSON array, not JSON Lines", ("json",), certain=False)),
 )
+# Arrow has no checksums. A page of Parquet begins with its header in Thrift's compact protocol: three numbers, and a
+# fourth, `crc`, if it has a checksum. The first page follows the first four bytes of the file.
+_UNCHECKED = re.compile(rb"ARROW1\0\0|\xff{4}..\0\0|PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}(?!\x15)", re.DOTALL)
 _LOOKS = [(re.compile(pattern, re.DOTALL), look) for pattern, look in _BEGINNINGS]
 
 
 def look_of(path: str) -> Look | None:
     """What the file at `path` looks like; None if it can't be opened or decompressed, or is empty."""
-    try:
-        with open_stream(path, verified=False) as stream:
-            head = stream.read(_HEAD)
-    except StoreError:
-        raise
-    except UserError:
-        return None
-    return _look(head.removeprefix(b"\xef\xbb\xbf"), len(head) < _HEAD)
+    return _look(_heads(path)[1])
 
 
-def refuse_other_format(file: Input, declared: str) -> None:
+def refuse_other_format(file: Input, declared: str, stats: ReadStats) -> None:
     """Raises `DamagedInput` if the first bytes of the file belong to another format than `declared`.
 
     Without this check, any file could be read as plain text or tab-separated pairs, and a JSON array as JSON Lines.
+    Notes whether the file lacks the checksums that others of its kind have.
     """
-    if file.start == 0 and (look := look_of(file.path)) and look.certain and declared not in look.formats:
+    if file.start:
+        return
+    stored, content = _heads(file.path)
+    stats.unchecked = has_no_checksum(stored) or _UNCHECKED.match(content) is not None
+    if (look := _look(content)) and look.certain and declared not in look.formats:
         raise DamagedInput(file.path, "byte 0", f"declared as {declared}, but looks like {look}")
 
 
-def _look(head: bytes, is_whole: bool) -> Look | None:
+def _heads(path: str) -> tuple[bytes, bytes]:
+    """The first bytes of the file at `path` as it is stored, and of its content; b"" for what can't be read."""
+    stored = b""
+    try:
+        with open_file(path) as file:
+            stored = file.read(_HEAD)
+            file.seek(0)
+            with decompressed(file, path, verified=False) as stream:
+                return stored, stream.read(_HEAD)
+    except StoreError:
+        raise
+    except UserError:
+        return stored, b""
+
+
+def _look(head: bytes) -> Look | None:
+    is_whole = len(head) < _HEAD
+    head = head.removeprefix(b"\xef\xbb\xbf")
     for pattern, look in _LOOKS:
         if pattern.match(head):
             return look

@@ -74,10 +74,12 @@ class ReadStats:
 
     `damage` lists the parts that can't be used while the rest of the file can. The first hundred
     are kept, but "damaged" counts every record lost. A reader that can't continue raises DamagedInput instead.
+    `unchecked`: the file's format may have checksums, and the file has none.
     """
 
     counters: Tally = field(default_factory=Tally)
     damage: list[Damage] = field(default_factory=list)
+    unchecked: bool = False
 
     def damaged(self, position: str, reason: str) -> None:
         """Notes the loss of one record, which the reader has counted as read."""

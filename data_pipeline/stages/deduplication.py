@@ -56,6 +56,8 @@ class _Order:
 
     def take(self, step: str) -> None:
         settings = self._config.dedup.model_dump(include={STEPS[step].setting or step} if step in STEPS else set())
+        if custom := [one for one in self._config.dedup.custom if one.step == step]:
+            settings["custom"] = custom
         self._depends = fingerprint([self._depends, step, settings])
         if step == "decontamination":
             self._run(evaluation_sets.STAGE, evaluation_sets.plan(self._config.decontamination))

@@ -76,7 +76,7 @@ class InputResult:
     """What was read of one input: its `documents` that cleaning kept, its `damaged` records, and its `damage`.
 
     The first range of a file has the `bytes` and `sha256` of the whole file, computed while the file is read. If the
-    file is read in ranges, the unit of the first range reads the rest again for the sha256.
+    file is read in ranges, the unit of the first range reads the rest again for the sha256. `unchecked`: `ReadStats`.
     """
 
     file: str
@@ -87,6 +87,7 @@ class InputResult:
     damage: list[Damage]
     bytes: int = 0
     sha256: str = ""
+    unchecked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +238,7 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
     return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
 
 
-STAGE = Stage("documents", 10, write_documents, "lower characters_per_part", without)
+STAGE = Stage("documents", 11, write_documents, "lower characters_per_part", without)
 
 
 def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:
@@ -280,7 +281,7 @@ def _write_input(
         found[0] = Damage(position, f"{reason}{_advice(spec, file, reason)}")
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
     status = "unreadable" if unreadable else "truncated" if truncated else status
-    return InputResult(file.file, file.range, status, documents, damaged, found)
+    return InputResult(file.file, file.range, status, documents, damaged, found, unchecked=stats.unchecked)
 
 
 def _advice(spec: DocumentsSpec, file: InputSpec, reason: str) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,10 @@ class SentencePiece(TextModel):
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """A piece that starts with the space mark starts a word. Byte and special pieces start and end nothing."""
-        text = [self._processor.id_to_piece(piece) if self._is_text(piece) else "" for piece in range(self.size)]
+        processor, ids = self._processor, [*range(self.size)]
+        is_other = (processor.is_control, processor.is_unknown, processor.is_unused, processor.is_byte)
+        others = (any(kinds) for kinds in zip(*(of_kind(ids) for of_kind in is_other), strict=True))
+        text = ["" if other else piece for piece, other in zip(processor.id_to_piece(ids), others, strict=True)]
         return Vocabulary(
             size=self.size,
             text=(UNK + 1, self.size),
@@ -67,7 +71,8 @@ class SentencePiece(TextModel):
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
-        return frozenset(filter(self._processor.is_byte, range(self.size)))
+        ids = [*range(self.size)]
+        return frozenset(compress(ids, self._processor.is_byte(ids)))
 
     @property
     def names(self) -> Mapping[int, str]:
@@ -76,10 +81,9 @@ class SentencePiece(TextModel):
     @cached_property
     def files(self) -> Mapping[str, bytes]:
         """The model, and a readable listing of its pieces with their scores."""
-        listing = "".join(
-            f"{self._processor.id_to_piece(piece)}\t{self._processor.get_score(piece):g}\n"
-            for piece in range(self.size)
-        )
+        ids = [*range(self.size)]
+        scores = zip(self._processor.id_to_piece(ids), self._processor.get_score(ids), strict=True)
+        listing = "".join(f"{piece}\t{score:g}\n" for piece, score in scores)
         return {MODEL: self._model, LISTING: listing.encode()}
 
     @cached_property
@@ -98,10 +102,3 @@ class SentencePiece(TextModel):
 
     def decode(self, ids: list[int]) -> str:
         return self._processor.decode(ids)
-
-    def _is_text(self, piece: int) -> bool:
-        processor = self._processor
-        return not any(
-            is_other(piece)
-            for is_other in (processor.is_control, processor.is_unknown, processor.is_unused, processor.is_byte)
-        )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.sources.recognition import look_of
@@ -228,6 +229,44 @@ for bit in range({8 * footer}, 8 * len(data)):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- checksums
+
+
+def zstd(data: bytes, checksum: bool) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=checksum).compress(data)
+
+
+@each(
+    "kind, name, unchecked",
+    [
+        ("parquet", "checked", False),
+        ("parquet", "plain", True),
+        ("arrow", "stream", True),
+        ("arrow", "file", True),
+        ("jsonl", "checked.zst", False),
+        ("jsonl", "plain.zst", True),
+        ("jsonl", "skippable.zst", True),
+        ("jsonl", "a.jsonl", False),
+        ("jsonl", "a.gz", False),
+    ],
+)
+def test_a_file_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, name, unchecked):
+    path, table = tmp_path / name, pa.table({"text": ["One.", "Two."] * 99, "other": range(198)})
+    lines = b'{"text": "One."}\n' * 9
+    if kind == "parquet":
+        pq.write_table(table, path, write_page_checksum=not unchecked)
+    elif kind == "arrow":
+        with (pa.ipc.new_file if name == "file" else pa.ipc.new_stream)(path, table.schema) as writer:
+            writer.write_table(table)
+    elif name.endswith(".zst"):
+        frame = zstd(lines, checksum=not unchecked)
+        path.write_bytes(b"\x50\x2a\x4d\x18\2\0\0\0ab" + frame if name == "skippable.zst" else frame)
+    else:
+        path.write_bytes(gzip.compress(lines) if name == "a.gz" else lines)
+    kept, stats = read(kind, path)
+    assert (len(kept), stats.unchecked) == (9 if kind == "jsonl" else 198, unchecked)
 
 
 # --- what no reader reads

@@ -86,6 +86,8 @@ def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kin
     [
         ("jsonl", '{"id": "7", "content": "A text."}', "text", "{text: content}"),
         ("jsonl", '{"meta": {"a key": "A text."}}', "text", '{text: "meta.a key"}'),
+        ("json", '{"id": "7", "doc": {"text": "A text."}}', "text", "{text: doc.text}"),
+        ("jsonl", '{"id": "7", "text": {"body": "A text."}}', "text", "{text: text.body}"),
         ("pairs", '{"question": "Who?", "n": 1, "answer": "I."}', "inputs", "{inputs: question, targets: answer}"),
         ("pairs", '{"inputs": "Who?", "long answer": "I."}', "targets", '{inputs: inputs, targets: "long answer"}'),
     ],

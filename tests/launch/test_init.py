@@ -6,6 +6,7 @@ import io
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -80,20 +81,48 @@ def files(pattern: str) -> list[Path]:
     return list(Path(pattern).parent.glob(Path(pattern).name))
 
 
-@each("files, chunk", [(2, 256), (5, 400), (500, 8 << 20)])
-def test_a_text_file_is_a_document_and_few_are_cut_so_that_some_can_be_held_out(tmp_path, monkeypatch, files, chunk):
-    """Of 1,000 chunks, 1 % held out is none once in 23,000 times."""
-    monkeypatch.chdir(tmp_path)
-    Path("books").mkdir()
+@each("files, lines, part", [(2, 400, 256), (5, 7273, 400), (20, 100, 8 << 20)])
+def test_a_text_file_is_a_document_and_few_are_cut_so_that_their_ends_can_be_held_out(files, lines, part):
+    """5 files of 7,273 lines of 11 bytes are 1,000 parts of 400 bytes; no part has fewer than 256."""
+    Path("books").mkdir(exist_ok=True)
     for number in range(files):
-        Path(f"books/{number}.txt").write_text("One line.\n\n" * (7273 if files == 5 else 10))
+        Path(f"books/{number}.txt").write_text("One line.\n\n" * lines)
+    for old in Path().glob("first.*"):
+        old.unlink()
     done = run_here("launch", "init", "--text", "books", "--format", "text")
     assert done.returncode == 0, done.stderr
     corpus = load("first.corpus.yaml", [], CorpusConfig)
     assert corpus.sources[0].options["sample_by"] == "document"
-    assert corpus.sources[0].options.get("max_document_bytes", 8 << 20) == chunk
-    assert corpus.dedup.steps == (["urls", "documents"] if files == 500 else ["urls"])
-    assert "# sample_by: `document` keeps a file in order" in Path("first.corpus.yaml").read_text()
+    assert corpus.sources[0].options.get("max_document_bytes", 8 << 20) == part
+    assert corpus.split.by == ("hash" if files == 20 else "position")
+    assert corpus.dedup.steps == (["urls", "documents"] if files == 20 else ["urls"])
+    written = Path("first.corpus.yaml").read_text()
+    assert "# sample_by: `document` keeps a file in order" in written
+    assert ("the last part of each is held out" in written) == (files < 20)
+
+
+@each("files", [3, 40])
+def test_no_held_out_text_stands_between_training_text_of_its_file(files):
+    """Of many files some are held out whole, of few the end of each."""
+    for old in Path().iterdir():
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    Path("books").mkdir()
+    for number in range(files):
+        Path(f"books/{number}.txt").write_text("\n\n".join(TEXTS[number : number + 20]))
+    assert run_here("launch", "init", "--text", "books").returncode == 0
+    built = run_here("data-pipeline", "documents", "first.corpus.yaml")
+    assert built.returncode == 0, built.stderr
+    splits: dict[str, list[str]] = {}
+    parts = sorted(Path("corpora/first/documents").glob("*.parquet"))
+    for row in (row for part in parts for row in pq.read_table(part).to_pylist()):
+        splits.setdefault(row["id"].rpartition("/")[0], []).append(row["split"])
+    assert len(splits) == files
+    if files == 3:
+        assert {tuple(dict.fromkeys(own)) for own in splits.values()} == {("train", "validation")}
+        assert all(own == sorted(own) for own in splits.values())
+    else:
+        assert {len(own) for own in splits.values()} == {1}
+        assert {own[0] for own in splits.values()} == {"train", "validation"}
 
 
 def test_a_finished_corpus_needs_no_corpus_file():
@@ -179,6 +208,9 @@ def make(kind: str) -> None:
         (folder / "a.json").write_text("\n".join(map(json.dumps, rows)))
     elif kind == "array":
         (folder / "a.json").write_text(json.dumps(rows, indent=1))
+    elif kind == "nested":
+        nested = [{"id": row["id"], "doc": {"title": row["title"], "text": row["body"]}} for row in rows]
+        (folder / "a.json").write_text("\n".join(map(json.dumps, nested)))
     elif kind == "parquet":
         (folder / "README.md").write_text("# A data set")
         pq.write_table(pa.Table.from_pylist(rows), folder / "train-00000-of-00001.parquet")
@@ -195,6 +227,7 @@ def make(kind: str) -> None:
         ("csv", ["csv"], "body"),
         ("json", ["json"], "body"),
         ("array", ["json"], "body"),
+        ("nested", ["json"], "doc.text"),
         ("saved", ["arrow"], "body"),
         ("splits", ["arrow", "arrow"], "body"),
         ("parquet", ["parquet"], "body"),

@@ -1,5 +1,6 @@
 """What a package of one's own offers, on the example of the page that says how."""
 
+import json
 import os
 import re
 import tomllib
@@ -13,7 +14,8 @@ from tests.conftest import write_corpus_file
 from tests.pretrain.runs import MODEL, losses, run_file
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/extend.md"
-FORTUNES = ["The River runs to the Sea", "HASTE MAKES WASTE", "Anna sings in Ulm", *["a Line of Words"] * 200]
+LINES = [f"{number} Lines of Words, in a Row" for number in range(200)]
+FORTUNES = ["The River runs to the Sea", "HASTE MAKES WASTE", "Anna sings in Ulm", *LINES, f"{LINES[7]} again"]
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def installed(tmp_path, monkeypatch) -> dict:
     return yaml.safe_load(settings)
 
 
-def test_an_objective_a_source_a_rule_and_a_family_of_a_package_train(installed, small_corpus, tmp_path):
+def test_an_objective_a_source_a_rule_a_step_and_a_family_of_a_package_train(installed, small_corpus, tmp_path):
     (tmp_path / "fortunes.txt").write_text("\n%\n".join(FORTUNES))
     installed["sources"][0]["path"] = str(tmp_path / "fortunes.txt")
     tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 40}
@@ -46,7 +48,8 @@ def test_an_objective_a_source_a_rule_and_a_family_of_a_package_train(installed,
     path = write_corpus_file(tmp_path / "corpus.yaml", **installed, tokenizer=tokenizer, split=split, **output)
     done = run_command("data-pipeline", "build", path)
     assert done.returncode == 0, done.stderr
-    assert '"shouting": 1' in (tmp_path / "corpus/report.json").read_text()
+    dropped = json.loads((tmp_path / "corpus/report.json").read_text())["documents"]["dropped"]
+    assert dropped == {"shouting": 1, "same_opening": 1}
     run = run_file(tmp_path / "run", tmp_path / "corpus", model={**MODEL, "family": "tempered"})
     done = run_command("pretrain", "train", run)
     assert done.returncode == 0, done.stderr

@@ -50,7 +50,14 @@ def open_stream(path: str, verified: bool = True) -> Iterator[BinaryIO]:
 
         with open_stream("pages.xml.bz2") as stream: stream.read(10)  ->  b"<mediawiki"
     """
-    with open_file(path) as file, contextlib.ExitStack() as scratch:
+    with open_file(path) as file, decompressed(file, path, verified) as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def decompressed(file: Any, path: str, verified: bool) -> Iterator[BinaryIO]:
+    """As `open_stream`, of a `file` that stands at its start."""
+    with contextlib.ExitStack() as scratch:
         head = _peek(file)
         if not head:
             raise DamagedInput(path, "byte 0", "empty file")
@@ -132,6 +139,7 @@ def _zstandard() -> Any:
     return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
 
+_FRAME = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = [bytes([low]) + b"\x2a\x4d\x18" for low in range(0x50, 0x60)]
 # bzip2 returns the content of a block after it has compared the block's checksum. A block of at most 46 MB takes at
 # least 37 bytes, so a slice yields at most 630 MB.
@@ -140,8 +148,15 @@ _CODECS = (
     Codec("gzip", (b"\x1f\x8b\x08",), _gzip, 1 << 14, length_at_end=True, trailing=b"\0"),  # at most 16 MiB of content
     BZIP2,
     # A block of 128 KiB takes at least four bytes, so a slice yields at most 128 MiB.
-    Codec("zstandard", (b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _zstandard, 1 << 12),
+    Codec("zstandard", (_FRAME, *_SKIPPABLE), _zstandard, 1 << 12),
 )
+
+
+def has_no_checksum(head: bytes) -> bool:
+    """Whether a file that begins with `head` is a zstandard frame without its checksum (RFC 8878, 3.1.1.1.1)."""
+    while head.startswith(tuple(_SKIPPABLE)):
+        head = head[8 + int.from_bytes(head[4:8], "little") :]
+    return head.startswith(_FRAME) and len(head) > len(_FRAME) and not head[len(_FRAME)] & 0b100
 
 
 class Chunks(io.RawIOBase):

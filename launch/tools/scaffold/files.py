@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import data_pipeline
 from data_pipeline.foundation.errors import UserError
@@ -42,7 +43,7 @@ output: {output}
 {comments}sources:                        {hint}
 {sources}
 cleaning: {{profile: none}}       # c4, wikipedia: rules for pages as they were crawled or dumped
-split: {{validation_fraction: {held_out}}}
+split: {{{by}validation_fraction: {held_out}}}
 tokenizer: {{vocab_size: {vocab_size}}}   # as many tokens as {why}
 """
 _LANGUAGE_HINT = "# add `language: en` if all of it is English"
@@ -54,12 +55,12 @@ _SAMPLES = {  # by format: the settings and files of the text that ships
 _TEXT_COMMENT = (
     "# sample_by: `document` keeps a file in order; `paragraph`, `line`: each is a document, and they are shuffled\n"
 )
-_CHUNKS_COMMENT = """\
-# max_document_bytes: these few files are cut at blank lines, in order, so that some parts can be held out
+_PARTS_COMMENT = """\
+# split: of these few files, the last part of each is held out; max_document_bytes cuts them at blank lines, in order
 dedup: {documents: false}       # parts that repeat each other stay
 """
-_ENOUGH_FILES, _CHUNKS = 500, 1000  # 1 % of 500 documents is no document once in 150 times
-_SMALLEST_CHUNK = 256
+_ENOUGH_FILES, _PARTS = 20, 1000  # of fewer files the last parts are held out, of more some files
+_SMALLEST_PART, _LARGEST_PART = 256, 8 << 20
 _SHORTER = "rows: {{objective: {{length: {longest}}}}}   # the model has no positions for more\n"
 _RUN = """\
 # Trains {model} on {corpus}{time}. `pretrain reference` shows every key.
@@ -155,6 +156,7 @@ def write_first_files(
             comments=given.comments,
             hint=_LANGUAGE_HINT if text else _SHIPPED_HINT,
             sources="\n".join(_source_line(source) for source in given.sources),
+            by="by: position, " if given.parts else "",
             held_out=given.held_out,
             vocab_size=int(min(vocabulary, models)),
             why="the text can fill" if vocabulary < models else "the model has",
@@ -189,24 +191,20 @@ def _untried(first_run: FirstRun, machine: Machine) -> list[str]:
 class _Text:
     """The sources of a corpus, a sample of them if they exist, and lines and comments about them.
 
-    Plain text is cut into `chunks` documents; 0: it isn't cut.
+    The few files of plain text are cut into `parts` documents, of which the last are held out; 0: none is cut.
     """
 
     sources: list[Source]
     sample: Sample | None
     lines: list[str]
     comments: str = ""
-    chunks: int = 0
+    parts: int = 0
 
     @property
     def held_out(self) -> float:
         if any(source.split for source in self.sources):
             return 0
-        if self.sample is None:
-            return 0.01
-        if self.chunks:
-            return replace(self.sample, documents=max(self.chunks, self.sample.documents), identities=[]).held_out
-        return self.sample.held_out
+        return self.sample.held_out(self.parts) if self.sample else 0.01
 
 
 def _shipped_text() -> _Text:
@@ -222,21 +220,23 @@ def _shipped_text() -> _Text:
 def _users_text(text: str, text_format: str | None) -> _Text:
     found, lines = sources_of(text, text_format)
     sample = sample_of(found)
-    sources, comments, chunks = [], "", 0
+    sources, comments, parts = [], "", 0
     for source in found:
         files = source.files() if sample else []
         size = sum(file.bytes for file in files)
         if source.format == "text":
-            chunk = max(_SMALLEST_CHUNK, size // _CHUNKS) if 0 < len(files) < _ENOUGH_FILES else 0
-            options = {"sample_by": "document", **({"max_document_bytes": chunk} if chunk else {})}
+            options: dict[str, Any] = {"sample_by": "document"}
+            comments += _TEXT_COMMENT
+            if 0 < len(files) < _ENOUGH_FILES:
+                part = min(_LARGEST_PART, max(_SMALLEST_PART, size // _PARTS))
+                options["max_document_bytes"], parts = part, max(1, size // part)
+                comments += _PARTS_COMMENT
             source = replace(source, options=options)
-            comments += _TEXT_COMMENT + (_CHUNKS_COMMENT if chunk else "")
-            chunks = size // chunk if chunk else 0
         sources.append(source)
         if files:
             column = f" in {source.options['text']!r}" if "text" in source.options else ""
             lines.append(f"text: {counted(len(files), 'file')}, {size / 1e6:,.1f} MB, format {source.format}{column}")
-    return _Text(sources, sample, lines, comments, chunks)
+    return _Text(sources, sample, lines, comments, parts)
 
 
 def _source_line(source: Source) -> str:

@@ -50,10 +50,11 @@ _DELIMITERS = ",;\t|"
 _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
 _SAMPLE, _SAMPLE_FILES, _SAMPLE_RECORDS = 300_000, 200, 2_000  # bytes, files, records of a file
 _TEXT_PER_BYTE = 3  # of a compressed file
-_ENOUGH = 30  # documents to hold out, about
+_ENOUGH, _ENOUGH_BYTES = 30, 580_000  # documents to hold out, or text: the 256 rows of 568 tokens that are evaluated
 _CERTAIN = 0.9  # of the tokens that the sample gives: what is held out isn't trained on
 _FEWEST_BYTES = 6_000  # to train on: two rows of T5's
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+_LARGEST_FILE = 8 << 20  # `max_document_bytes`: a larger text file is several documents
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,14 @@ class Sample:
     documents: int
     identities: list[tuple[str, str, int]]
 
-    @property
-    def held_out(self) -> float:
-        """The share of the documents to hold out: 1 %, or more of few.
+    def held_out(self, parts: int = 0) -> float:
+        """The share to hold out: 1 %, or more of few documents or of `parts`, at whose end that share is held out.
 
         Raises UserError if no share splits the documents.
         """
-        share = _ENOUGH / max(1, self.documents)
+        share = min(_ENOUGH / max(1, parts or self.documents), _ENOUGH_BYTES / max(1, self.bytes))
         share = 0.01 if share <= 0.01 else round(min(0.3, share), 2)
-        if not self.identities:
+        if (parts or not self.identities) and self.bytes >= _FEWEST_BYTES:
             return share
         for one in (share, *(other for other in _SHARES if other > share)):
             ratio = SplitConfig(validation_fraction=one).ratio
@@ -99,7 +99,7 @@ class Sample:
                 sizes[split_of(url, identity, *ratio)] += size
             if sizes["validation"] and sizes["train"] >= _FEWEST_BYTES:
                 return one
-        found = f"{counted(len(self.identities), 'document')}, {self.bytes / 1000:.1f} kB"
+        found = f"{counted(self.documents, 'document')}, {self.bytes / 1000:.1f} kB"
         raise UserError(f"--text: holds {found}; expected more, so that some are held out and the others fill rows")
 
     def vocabulary(self, largest: int) -> int:
@@ -181,7 +181,7 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
     """A sample of all sources for training, from files spread over all of them; None if no file can be read yet."""
     texts: dict[bytes, None] = {}
     seen = read = whole = 0
-    complete = True
+    complete = identified = True
     identities: list[tuple[str, str, int]] = []
     for source in (one for one in sources if one.split != "validation"):
         with suppress(UserError):
@@ -190,10 +190,12 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
             some = files[:: -(-len(files) // _SAMPLE_FILES)]
             complete &= len(some) == len(files)
             budget = max(1, _SAMPLE // len(some) // len(sources))
+            if source.format == "text":
+                identities += (document for file in files for document in _documents(file))
             for file in some:
                 records = taken = 0
                 for record, text in _texts(source, file):
-                    if complete and source.format != "text":  # whose files are cut
+                    if complete and source.format != "text":
                         identities.append((record.url, f"{source.format}/{file.name}/{record.ordinal:09d}", len(text)))
                     records += 1
                     taken += len(text)
@@ -202,10 +204,18 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
                         complete = False
                         break
                 seen, read = seen + records, read + taken
+            identified &= complete or source.format == "text"
     if not texts:
         return None
     size = read if complete else max(read, whole)
-    return Sample(list(texts), size, seen * size // read, identities if complete else [])
+    return Sample(list(texts), size, seen * size // read, identities if identified else [])
+
+
+def _documents(file: InputFile) -> Iterator[tuple[str, str, int]]:
+    """The `identities` of the documents of a text file, by its size."""
+    size = file.bytes * _growth(file)
+    for number in range(-(-size // _LARGEST_FILE)):
+        yield "", f"text/{file.name}/{number:09d}", min(_LARGEST_FILE, size - number * _LARGEST_FILE)
 
 
 def _texts(source: Source, file: InputFile) -> Iterator[tuple[Record, bytes]]:
@@ -326,10 +336,11 @@ def _first_line(path: str) -> str:
 
 
 def _names(kind: str, file: InputFile) -> list[str]:
-    """The columns, or the keys of the first object."""
+    """The columns, or the keys of the first object, those of objects in it as `doc.text`."""
     if kind in ("json", "jsonl"):
-        objects = json_array.objects(Input(file.path), ReadStats(), jsonl.Options())[1]
-        return [*next(iter(objects), (0, {}))[1]]
+        first = next(iter(json_array.objects(Input(file.path), ReadStats(), jsonl.Options())[1]), (0, {}))[1]
+        keys = [key for key, value in first.items() if not isinstance(value, dict)]
+        return [*dict.fromkeys([*keys, *dict(jsonl.lengths_of_strings(first))])]
     return tables.names(file.path)
 
 
