@@ -30,13 +30,12 @@ from data_pipeline import tokenizer
 from data_pipeline.foundation.atomic import sha256, write_json
 from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.checkpoint import CONFIG, rank_file
-from pretrain.checkpoint.buffers import model_buffers, write_buffers
-from pretrain.checkpoint.copies import Copy, HostCopies, host_memory
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
-from pretrain.checkpoint.index import File, MappedFile, Origin
+from pretrain.checkpoint.engine_state import Copy, HostCopies, host_memory
+from pretrain.checkpoint.index import File, MappedFile, Origin, Table
 from pretrain.checkpoint.save import union
-from pretrain.checkpoint.table import Table
-from pretrain.checkpoint.write import write_run_index
+from pretrain.checkpoint.tensors import model_buffers
+from pretrain.checkpoint.write import write_buffers, write_run_index
 from pretrain.run import node_memory
 from pretrain.run.train_state import TrainState
 from pretrain.zero.deepspeed_private import in_memory
