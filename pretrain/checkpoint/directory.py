@@ -1,6 +1,7 @@
 """The directories of a run's checkpoints: RUN/checkpoints/step-00001000, and `latest`, which names one of them.
 
-A run's directory in a node's memory has the same. Only names of this form count. Any other name, in the directory or in `latest`, is never followed.
+Only names of this form count. Any other name, in the directory or in `latest`, is never followed. A run's directory in
+a node's memory has checkpoints under the same names. Imports no PyTorch, since launchers use it.
 """
 
 import re

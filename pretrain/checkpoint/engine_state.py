@@ -1,5 +1,5 @@
-"""The state of an engine: copied to host memory, from which checkpoints are written while training goes on, and restored
-from a checkpoint.
+"""The state of an engine: copied to host memory, from which checkpoints are written while training goes on, and
+restored from a checkpoint.
 
 Nothing but the optimizer's next step changes the state. So the copy is made beside the next forward and backward pass,
 and that step waits for it: on a GPU in a stream of its own, on a CPU in the thread that then writes the checkpoint.

@@ -122,7 +122,9 @@ def average(checkpoints: Sequence[Path], out: Path, ema: bool = False) -> int:
     """Writes the checkpoint `out` with the mean of the weights of `checkpoints`; returns the number of parameters.
 
     It has weights only; its step and data are those of the last of `checkpoints`. `ema`: takes the moving averages
-    of the checkpoints instead of their weights. Means are computed in fp64 and kept in fp32. Raises UserError if the
+    of the checkpoints instead of their weights. Means are computed in fp64 and kept in fp32.
+
+    Izmailov et al. 2018; T5Gemma 2's authors average their last five checkpoints. Raises UserError if the
     checkpoints are of different models, FailedError if one is damaged.
     """
     stored = [StoredTensors(directory) for directory in checkpoints]
