@@ -110,7 +110,7 @@ class MemoryCheckpoints:
     @property
     def problem(self) -> str | None:
         """Why there are no more of them, once this rank or another can't take one."""
-        return self._problem or (self._storing and self._storing.problem)
+        return self._problem or (self._storing.problem if self._storing else None)
 
     def due(self, step: int) -> bool:
         """True if this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
