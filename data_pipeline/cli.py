@@ -163,20 +163,19 @@ def plan_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, in bytes and seconds.")] = False,
 ) -> None:
-    """Forecast units, time, memory, disk and files opened of a build, before it starts."""
+    """Forecast the time, memory and disk of a build, before it starts."""
     from data_pipeline import report
     from data_pipeline.config import CorpusConfig
     from data_pipeline.foundation.config_file import load
-    from data_pipeline.tools.planning import forecast
-    from data_pipeline.tools.planning.calibration import calibrate
+    from data_pipeline.tools import planning
 
     settings = load(config, overrides or [], CorpusConfig)
     if speeds is None:
-        measured, found = "calibrated here, on the first 4 MB of each source", calibrate(settings)
+        measured, found = "calibrated here, on the first 4 MB of each source", planning.calibrate(settings)
     else:
         measured, found = f"of {speeds}", report.read(speeds)
-    planned = forecast.forecast_build(settings, found, measured, workers)
-    print(json.dumps(forecast.as_json(planned), indent=1) if as_json else forecast.as_text(planned))
+    planned = planning.forecast_build(settings, found, measured, workers)
+    print(json.dumps(asdict(planned), indent=1) if as_json else planning.as_text(planned))
 
 
 @app.command(

@@ -14,7 +14,7 @@ from scipy.stats import ttest_1samp, ttest_ind
 
 from data_pipeline.foundation.command import path_argument, run_command
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.tables import aligned
+from data_pipeline.foundation.formatting import aligned
 from pretrain.tools.experiment.results import Result, read_csv
 from pretrain.tools.experiment.statistics import Spread
 

@@ -1,6 +1,6 @@
 """Progress of long work: workers write how far they are, and the driver shows it on stderr.
 
-A terminal gets a bar beside a line, anything else a line every few seconds, or every minute while nothing changes.
+A terminal gets a bar beside a line, anything else a line every few seconds.
 """
 
 import contextlib
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
-_SECONDS_BETWEEN_LINES, _MOST_BETWEEN_LINES, _POLL_SECONDS = 5.0, 60.0, 0.5
-_SECONDS_BETWEEN_WRITES = 1.0
+_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_WRITES = 10.0, 1.0
 _BAR_WIDTH = 20  # characters
 
 
@@ -59,15 +58,11 @@ class Progress:
         self._done = max(self._done, now)
         return self._done
 
-    @property
-    def now(self) -> str:
-        """What the only item does; "" if there are several, or if its size is known."""
-        return self.doing() if self.total == 1 and not self.size else ""
-
     def line(self) -> str:
         """The progress as one line. The estimate of the time left ignores the time before work began (Ray's start)."""
         done, now = self.done(), self.clock()
-        words = [f"{self.what}: {self.now or f'{self.count}/{self.total}'}"]
+        doing = self.doing() if self.total == 1 and not self.size else ""
+        words = [f"{self.what}: {doing or f'{self.count}/{self.total}'}"]
         if self.size:
             words.append(f"{done / 1e6:,.0f} of {self.size / 1e6:,.0f} MB")
         words.append(f"{now - self._started:.0f} s")
@@ -115,51 +110,19 @@ def _bar(progress: Progress) -> Iterator[None]:
         row.add_row(ProgressBar(progress.size or progress.total, progress.done(), width=_BAR_WIDTH), progress.line())
         return row
 
-    with Live(console=Console(stderr=True), refresh_per_second=1 / _POLL_SECONDS, get_renderable=bar_and_line):
+    with Live(console=Console(stderr=True), refresh_per_second=2, get_renderable=bar_and_line):
         yield
 
 
 @contextlib.contextmanager
 def _lines(progress: Progress) -> Iterator[None]:
-    lines = Lines(lambda: (progress.count, progress.done(), progress.now), time.monotonic())
-
-    def show() -> None:
-        if lines.due(time.monotonic()):
-            print(progress.line(), file=sys.stderr, flush=True)
-
-    with _every(_POLL_SECONDS, show):
-        yield
-
-
-class Lines:
-    """When a line is due: some seconds after the last one, and ever later while `state` stays the same."""
-
-    def __init__(self, state: Callable[[], object], now: float):
-        self._state, self._shown, self._last = state, state(), now
-        self._pause = _SECONDS_BETWEEN_LINES
-
-    def due(self, now: float) -> bool:
-        state = self._state()
-        if state != self._shown:
-            self._pause = _SECONDS_BETWEEN_LINES
-        if now < self._last + self._pause:
-            return False
-        if state == self._shown:
-            self._pause = min(2 * self._pause, _MOST_BETWEEN_LINES)
-        self._shown, self._last = state, now
-        return True
-
-
-@contextlib.contextmanager
-def _every(seconds: float, show: Callable[[], None]) -> Iterator[None]:
-    """A thread calls `show` every `seconds` seconds while the block runs."""
     ended = threading.Event()
 
-    def work() -> None:
-        while not ended.wait(seconds):
-            show()
+    def show() -> None:
+        while not ended.wait(_SECONDS_BETWEEN_LINES):
+            print(progress.line(), file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=work, name="progress", daemon=True)
+    thread = threading.Thread(target=show, name="progress", daemon=True)
     thread.start()
     try:
         yield

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from data_pipeline.packing.complete_documents import complete_documents
 from data_pipeline.packing.concatenate import concatenate, rows_of_tokens
-from data_pipeline.packing.document_rows import rows_of_document
 from data_pipeline.packing.examples import examples
 from data_pipeline.packing.rows import Documents, Rows, Rules
 from data_pipeline.packing.sentence_pairs import sentence_pairs
@@ -16,4 +15,4 @@ PACKINGS: dict[str, Callable[[Documents, Rules], Rows]] = {
     "examples": examples,
 }
 
-__all__ = ["PACKINGS", "Documents", "Rows", "Rules", "rows_of_document", "rows_of_tokens"]
+__all__ = ["PACKINGS", "Documents", "Rows", "Rules", "rows_of_tokens"]

@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 from matplotlib.figure import Figure
 
-from data_pipeline.foundation import tables
+from data_pipeline.foundation import formatting
 from experiments.ladder.compared import Other
 from experiments.ladder.rungs import Ladder, SizedRung
 from experiments.ladder.scaling_law import Law, fit
@@ -95,12 +95,12 @@ class Report:
 
     def text(self) -> str:
         """The table for a terminal, and what it means."""
-        return "\n".join([*tables.aligned([_HEADINGS, *map(self._cells, self.ladder.all)]), "", *self.words()])
+        return "\n".join([*formatting.aligned([_HEADINGS, *map(self._cells, self.ladder.all)]), "", *self.words()])
 
     def markdown(self) -> str:
         """The same as a Markdown table."""
         rows = [self._cells(rung) for rung in self.ladder.all]
-        return "\n".join([*tables.markdown(_HEADINGS, rows), "", *(f"{line}  " for line in self.words()), ""])
+        return "\n".join([*formatting.markdown(_HEADINGS, rows), "", *(f"{line}  " for line in self.words()), ""])
 
     def words(self) -> list[str]:
         """The law and the prediction, a sentence a line."""

@@ -25,7 +25,7 @@ import numpy as np
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.tables import markdown
+from data_pipeline.foundation.formatting import markdown
 from data_pipeline.loading.reader import Reader
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer

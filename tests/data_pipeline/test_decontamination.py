@@ -20,7 +20,7 @@ from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
-from data_pipeline.tools.planning import forecast
+from data_pipeline.tools.planning import forecast_build
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from data_pipeline.tools.report import render
@@ -199,7 +199,7 @@ def test_the_trace_of_a_document_names_the_item_and_the_words(folder, corpora):
 
 def test_a_plan_has_the_stages_of_the_build(folder, corpora):
     found = report.read(corpora[0])
-    planned = forecast.forecast_build(load(folder / "clean.yaml", [], CorpusConfig), found, "of it", workers=2)
+    planned = forecast_build(load(folder / "clean.yaml", [], CorpusConfig), found, "of it", workers=2)
     assert [stage.name for stage in planned.stages] == [stage.name for stage in found.stages]
 
 

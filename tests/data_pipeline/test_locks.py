@@ -12,7 +12,7 @@ from data_pipeline.execution import ownership
 from data_pipeline.foundation import locks
 from data_pipeline.foundation.disk_cache import DiskCache
 from data_pipeline.foundation.locks import lock
-from data_pipeline.tools.fetch.many import _sole_user
+from data_pipeline.tools.fetch.download import sole_user
 from pretrain.run import lock as run_lock
 from tests.tables import each
 
@@ -40,7 +40,7 @@ def built(folder: Path) -> None:
 
 
 def fetched(folder: Path) -> None:
-    with _sole_user(folder):
+    with sole_user(folder):
         pass
 
 

@@ -8,7 +8,6 @@ import threading
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.progress import (
-    Lines,
     Progress,
     activity,
     advance,
@@ -98,18 +97,6 @@ def test_a_single_item_says_what_it_does_in_place_of_a_count(tmp_path):
     assert Progress("tokens", total=2, doing=lambda: "writing", clock=clock).line() == "tokens: 0/2, 0 s"
 
 
-def test_lines_without_news_become_rare():
-    """After 5, 15, 35, 75 and 135 s, then each minute; news is told after 5 s again."""
-    state, told = 0, []
-    lines = Lines(lambda: state, now=0.0)
-    for now in range(1, 310):
-        if now == 260:
-            state += 1
-        if lines.due(float(now)):
-            told.append(now)
-    assert told == [5, 15, 35, 75, 135, 195, 255, 260, 265, 275, 295]
-
-
 def test_lines_appear_while_one_item_takes_long(monkeypatch):
     told = threading.Event()
 
@@ -122,7 +109,6 @@ def test_lines_appear_while_one_item_takes_long(monkeypatch):
     def slow():
         yield told.wait(120)
 
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
-    monkeypatch.setattr(progress, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.001)
     monkeypatch.setattr(sys, "stderr", Printed())
     assert list(track(slow(), 1, "documents", lambda item: 4_000_000, 4_000_000, lambda: 1_000_000)) == [True]

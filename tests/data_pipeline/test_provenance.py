@@ -16,11 +16,12 @@ from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.objectives.span_corruption import SpanCorruption
-from data_pipeline.packing import PACKINGS, Documents, Rules, rows_of_document
+from data_pipeline.packing import PACKINGS, Documents, Rules
 from data_pipeline.pipeline import build
 from data_pipeline.text.tally import Tally, smallest
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
+from data_pipeline.tools.provenance.token_location import rows_of_document
 from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.example_rows import VOCABULARY
@@ -284,5 +285,5 @@ def test_the_page_is_whole_and_escaped_and_reads_nothing_from_elsewhere(pair):
     for rule in (*found.documents.dropped, *found.lines.dropped):
         assert f"<td>{rule}</td>" in page
     assert sum(found.token_lengths.values()) == found.documents.kept
-    found.examples["empty"] = ["<script>alert(1)</script>"]
-    assert "<blockquote>&lt;script&gt;alert(1)&lt;/script&gt;</blockquote>" in render(found)[report.HTML]
+    found.examples["empty"] = ["<script>alert(1)</script> ![x](https://example.org)"]
+    assert "<td>&lt;script&gt;alert(1)&lt;/script&gt; ![x](https://example.org)</td>" in render(found)[report.HTML]

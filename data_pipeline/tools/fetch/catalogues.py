@@ -1,35 +1,39 @@
 """The files that Common Crawl, the Hugging Face hub and Wikimedia publish, with their published sizes and checksums."""
 
 import gzip
-import io
 import re
-import urllib.parse
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, UserError, one_line
 from data_pipeline.foundation.json_file import parse_json
-from data_pipeline.tools.fetch.client import Client, PermanentError
-from data_pipeline.tools.fetch.published import C4_CONFIGS, COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA, PublishedFile
 
-_LARGEST_LIST = 1 << 28  # bytes
-_NOT_FOUND = {404, 410}
+COMMON_CRAWL = "https://data.commoncrawl.org"
+HUGGING_FACE = "https://huggingface.co"
+WIKIMEDIA = "https://dumps.wikimedia.org"
 
-
-@dataclass(frozen=True)
-class _StoredFile:
-    """A large file of the Hugging Face hub. `oid`: its sha256."""
-
-    oid: str
-    size: int
+Read = Callable[[str, str], bytes]
+"""(address, what to say if nothing is there) -> content"""
 
 
 @dataclass(frozen=True)
-class _HubEntry:
+class PublishedFile:
+    """A file in a publisher's list: its address, its place below the output directory, its bytes, and its checksum as
+    "sha256:…", "sha1:…" or "md5:…". The last two are None if the publisher gives none.
+
+    Lists come from the network. FailedError refuses a path that could leave the output directory, and names that start
+    with a dot, as the folder for partial files does.
+    """
+
+    url: str
     path: str
     size: int | None = None
-    lfs: _StoredFile | None = None
+    checksum: str | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(\w[\w.+=-]*/)*\w[\w.+=-]*", self.path, re.ASCII):
+            raise FailedError(f"{self.url}: refused: the list has the path {self.path!r}")
 
 
 @dataclass(frozen=True)
@@ -37,10 +41,6 @@ class _DumpFile:
     size: int | None = None
     sha1: str | None = None
     md5: str | None = None
-
-    @property
-    def checksum(self) -> str | None:
-        return f"sha1:{self.sha1}" if self.sha1 else f"md5:{self.md5}" if self.md5 else None
 
 
 @dataclass(frozen=True)
@@ -56,53 +56,48 @@ class _DumpStatus:
     jobs: dict[str, _DumpJob]
 
 
-def wet_files(client: Client, crawl: str, base_url: str = COMMON_CRAWL) -> list[PublishedFile]:
+def wet_files(read: Read, crawl: str, base_url: str = COMMON_CRAWL) -> list[PublishedFile]:
     """The text files of a crawl ("CC-MAIN-2019-18"), in the order of its wet.paths.gz.
 
     Common Crawl publishes neither their sizes nor checksums. Raises UserError if the crawl doesn't exist.
     """
-    if not re.fullmatch(r"CC-MAIN-\d{4}(-\d{2,4})?", crawl):
-        raise UserError(f"{crawl!r}: expected the name of a crawl, such as CC-MAIN-2019-18")
-    base_url = _folder(base_url)
-    url = f"{base_url}crawl-data/{crawl}/wet.paths.gz"
-    missing = f"no crawl {crawl} with text there; crawls are listed at https://index.commoncrawl.org/"
-    content, _ = _read(client, url, missing)
+    url = f"{base_url}/crawl-data/{crawl}/wet.paths.gz"
+    content = read(url, f"no crawl {crawl} with text there; crawls are listed at https://index.commoncrawl.org/")
     try:
-        paths = gzip.GzipFile(fileobj=io.BytesIO(content)).read(_LARGEST_LIST).decode("ascii").split()
+        paths = gzip.decompress(content).decode("ascii").split()
     except (EOFError, OSError, ValueError, zlib.error) as error:
         raise FailedError(f"{url}: expected a gzip file of paths: {error}") from None
-    return [PublishedFile(base_url + path, path) for path in paths]
+    return [PublishedFile(f"{base_url}/{path}", path) for path in paths]
 
 
-def c4_files(
-    client: Client, config: str = "en", split: str = "train", revision: str = "main", base_url: str = HUGGING_FACE
-) -> list[PublishedFile]:
+def c4_files(config: str, split: str, revision: str, base_url: str = HUGGING_FACE) -> list[PublishedFile]:
     """The files of a split of C4 in the repository allenai/c4, with sizes and sha256.
 
-    `config`: one of C4_CONFIGS; `split`: "train" or "validation"; `revision`: a branch or commit of the repository.
-    Raises UserError if the hub doesn't have them, FailedError if it lists only some of the files.
+    `config`: a folder there ("en"); `split`: "train" or "validation"; `revision`: a branch or commit.
+    Raises UserError if the hub doesn't have them, FailedError if it doesn't answer.
     """
-    if config not in C4_CONFIGS:
-        raise UserError(f"--config: {config!r}: expected one of {', '.join(C4_CONFIGS)}")
-    if split not in ("train", "validation"):
-        raise UserError(f"--split: {split!r}: expected train or validation")
-    base_url, revision = _folder(base_url), urllib.parse.quote(revision, safe="")
-    listing = f"{base_url}api/datasets/allenai/c4/tree/{revision}/{config}"
-    pattern = re.compile(rf"{re.escape(config)}/c4-{split}\.\d{{5}}-of-(\d{{5}})\.json\.gz")
-    files, parts = {}, 0
-    for entry in _pages(client, listing):
-        if match := pattern.fullmatch(entry.path):
-            url = f"{base_url}datasets/allenai/c4/resolve/{revision}/{entry.path}"
-            size, checksum = (entry.lfs.size, f"sha256:{entry.lfs.oid}") if entry.lfs else (entry.size, None)
-            files[entry.path] = PublishedFile(url, entry.path, size, checksum)
-            parts = int(match[1])
-    if not files or len(files) != parts:
-        raise FailedError(f"{listing}: expected {parts or 'some'} files of the split {split}, it lists {len(files)}")
-    return [files[path] for path in sorted(files)]
+    import huggingface_hub  # slow to import
+
+    where = {"repo_id": "allenai/c4", "repo_type": "dataset", "revision": revision}
+    prefix = f"{config}/c4-{split}."
+    try:
+        entries = list(huggingface_hub.HfApi(base_url).list_repo_tree(**where, path_in_repo=config))
+    except Exception as error:  # the hub's own, and those of the HTTP library below it, which changes
+        missing = getattr(getattr(error, "response", None), "status_code", None) == 404
+        raise (UserError if missing else FailedError)(f"{base_url}: {one_line(error)}") from None
+    files = []
+    for entry in sorted(entries, key=lambda entry: entry.path):
+        if entry.path.startswith(prefix):
+            url = huggingface_hub.hf_hub_url(**where, filename=entry.path, endpoint=base_url)
+            checksum = f"sha256:{entry.lfs.sha256}" if entry.lfs else None
+            files.append(PublishedFile(url, entry.path, entry.size, checksum))
+    if not files:
+        raise UserError(f"{base_url}: allenai/c4 has no files {prefix}*")
+    return files
 
 
 def wikipedia_files(
-    client: Client, wiki: str, date: str, job: str = "articlesmultistreamdump", base_url: str = WIKIMEDIA
+    read: Read, wiki: str, date: str, job: str = "articlesmultistreamdump", base_url: str = WIKIMEDIA
 ) -> list[PublishedFile]:
     """The files of one job of a dump ("enwiki", "20240101"), in the order of their pages, with sizes and checksums.
 
@@ -110,56 +105,25 @@ def wikipedia_files(
     files, each with an index of its streams. Raises UserError if the dump or job doesn't exist, FailedError if the job
     isn't done.
     """
-    if not re.fullmatch(r"[a-z0-9_]+", wiki):
-        raise UserError(f"{wiki!r}: expected the name of a wiki, such as enwiki")
-    if not re.fullmatch(r"\d{8}", date):
-        raise UserError(f"{date!r}: expected the date of a dump, such as 20240101")
-    folder = f"{_folder(base_url)}{wiki}/{date}/"
-    url = f"{folder}dumpstatus.json"
-    content, _ = _read(client, url, f"no dump of {wiki} of {date} there (old ones are deleted)")
-    jobs = parse_json(content, _DumpStatus, url).jobs
+    folder = f"{base_url}/{wiki}/{date}"
+    url = f"{folder}/dumpstatus.json"
+    jobs = parse_json(
+        read(url, f"no dump of {wiki} of {date} there; dates are like 20240101, and old dumps are deleted"),
+        _DumpStatus,
+        url,
+    ).jobs
     if job not in jobs:
         raise UserError(f"{url}: has no job {job!r}, only {', '.join(sorted(jobs))}")
     if (state := jobs[job].status) != "done":
         raise FailedError(f"{url}: the job {job} is {state!r}, expected 'done'; take an earlier dump, or wait")
-    return [
-        PublishedFile(folder + name, name, file.size, file.checksum)
-        for name, file in sorted(jobs[job].files.items(), key=lambda item: _in_order_of_pages(item[0]))
-    ]
-
-
-def _pages(client: Client, url: str) -> Iterator[_HubEntry]:
-    """The entries of a paginated list. Each page names the next one in its Link header (RFC 8288)."""
-    next_url, seen = url, set()
-    while next_url and next_url not in seen:
-        seen.add(next_url)
-        content, links = _read(client, next_url, "allenai/c4 has no such revision there")
-        yield from parse_json(content, list[_HubEntry], next_url)
-        # Only the query of the link is used: the pages of a mirror link to the original host.
-        query = urllib.parse.urlsplit(links.get("next", {}).get("url", "")).query
-        next_url = f"{url}?{query}" if query else ""
-
-
-def _read(client: Client, url: str, if_not_found: str) -> tuple[bytes, dict[str, dict[str, str]]]:
-    try:
-        return client.read(url)
-    except PermanentError as error:
-        raise (
-            UserError(f"{url}: {if_not_found}") if error.status in _NOT_FOUND else FailedError(f"{url}: {error}")
-        ) from None
+    published = []
+    for name in sorted(jobs[job].files, key=_in_order_of_pages):
+        file = jobs[job].files[name]
+        checksum = f"sha1:{file.sha1}" if file.sha1 else f"md5:{file.md5}" if file.md5 else None
+        published.append(PublishedFile(f"{folder}/{name}", name, file.size, checksum))
+    return published
 
 
 def _in_order_of_pages(name: str) -> tuple[list[int], str]:
     """A sort key by part and page numbers: part 10 follows part 9, and an index follows its articles."""
     return [int(number) for number in re.findall(r"\d+", name)], name
-
-
-def _folder(url: str) -> str:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) and not parts.query
-    except ValueError:  # an invalid port
-        valid = False
-    if not valid:
-        raise UserError(f"--base-url: {url!r}: expected an address such as https://host/folder/")
-    return url.rstrip("/") + "/"

@@ -1,241 +1,195 @@
-"""Downloads one published file: receives it in pieces, checks it, and only then gives it its name."""
+"""Downloads published files, several at a time. Each is resumed by byte range, and gets its name once it is checked."""
 
+import bz2
+import contextlib
 import gzip
 import hashlib
 import os
-import re
+import shutil
+import sys
 import zlib
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import requests
+import urllib3
 
-from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.tools.fetch.client import (
-    NETWORK_ERRORS,
-    Client,
-    PermanentError,
-    StoppedError,
-    TransientError,
-    describe,
+from data_pipeline.foundation.code_version import package_version
+from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line, one_line
+from data_pipeline.foundation.formatting import human_size
+from data_pipeline.foundation.locks import lock
+from data_pipeline.foundation.progress import track
+from data_pipeline.tools.fetch.catalogues import PublishedFile
+
+STATE = ".fetch"  # below the output directory: partial files, and a lock
+RETRIES = urllib3.Retry(
+    11,
+    status_forcelist=(408, 425, 429, 500, 502, 503, 504),
+    raise_on_status=False,
+    backoff_factor=0.5,
+    backoff_max=60,
+    retry_after_max=900,
 )
-from data_pipeline.tools.fetch.published import PublishedFile
-
-STATE = ".fetch"  # below the output directory: partial files and records of checked files
-_BLOCK = 1 << 18
-_WRONG_CONTENTS = 3  # complete downloads with wrong content after which a file is given up
-
-
-@dataclass(frozen=True)
-class PartVersion:
-    """The version of a file that the bytes received so far belong to, by the server's own identifier."""
-
-    url: str = ""
-    validator: str | None = None
-    size: int | None = None
+_BLOCK = 1 << 16
+_TIMEOUT = 60.0  # seconds without a byte
+_PIECES = 20  # in which a file may arrive before it is given up; the next command continues it
+_WRONG_CONTENTS = 2  # the first may be two versions of the file, joined
+_FAILURES_IN_A_ROW = 10  # then the rest would fail too; don't ask a server that refuses us 50,000 times
 
 
-@dataclass(frozen=True)
-class CheckedFile:
-    """A complete file as it was when it was checked."""
+def open_session(contact: str = "") -> requests.Session:
+    """Requests that are repeated while a server is busy or doesn't answer. `contact` tells its operators who asks."""
+    session = requests.Session()
+    about = f"data-pipeline fetch{'; ' + contact if contact else ''}"
+    session.headers["User-Agent"] = f"encdec-pretrain/{package_version()} ({about})"
+    session.headers["Accept-Encoding"] = "identity"  # else a .gz would not arrive with the published bytes
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=16, max_retries=RETRIES))
+    return session
 
-    url: str
-    bytes: int
-    modified_ns: int
-    checksum: str
-    checked_against: str
+
+def read(session: requests.Session, url: str, if_missing: str) -> bytes:
+    """The content of a small file, such as a list. Raises UserError if it doesn't exist, else FailedError."""
+    try:
+        response = session.get(url, timeout=_TIMEOUT)
+        if response.status_code in (404, 410):
+            raise UserError(f"{url}: {if_missing}")
+        response.raise_for_status()
+    except requests.RequestException as error:
+        raise FailedError(f"{url}: {one_line(error)}") from None
+    return response.content
 
 
 class Download:
-    """The download of one file to its place below `folder`.
+    """One file on its way to its place below `folder`; `folder`/.fetch/PATH.part has the bytes received so far.
 
-    Its state lies below `folder/.fetch/`: `PATH.part` has the bytes received so far, `PATH.part.json` their
-    `PartVersion`, and `PATH.json` is the `CheckedFile`. If one of them is missing or damaged, the
-    content is checked instead. `size` is None until it is known; `present` and `received` are the bytes that were there
-    before, and that have come since.
+    `present`: the file is there already; `missing`: bytes to receive, None until they are known; `received`: those that
+    came; `problem`: why the file can't be fetched, or "".
     """
 
-    def __init__(self, file: PublishedFile, folder: Path, client: Client):
-        self.file, self._client = file, client
-        self.size, self.present, self.received = file.size, 0, 0
-        self.path = folder / file.path
-        state = folder / STATE / file.path
-        self._part = state.with_name(state.name + ".part")
-        self._version = state.with_name(state.name + ".part.json")
-        self._record = state.with_name(state.name + ".json")
-        self._wrong_contents = 0
+    def __init__(self, file: PublishedFile, folder: Path, session: requests.Session):
+        self.file, self._session, self.received, self.problem = file, session, 0, ""
+        self._path, self._part = folder / file.path, folder / STATE / f"{file.path}.part"
+        # The file was checked before it got its name.
+        self.present = self._path.exists() and file.size in (None, _size(self._path))
+        known = 0 if self.present else file.size
+        self.missing = known and max(0, known - _size(self._part))
 
-    def is_complete(self, recheck: bool = False) -> bool:
-        """Whether the file exists with the right content.
-
-        If its size and modification time are those recorded when it was checked, its content isn't read again, except
-        with `recheck`. A file without a record and without a published checksum can't be verified and isn't complete.
-        """
-        if not self.path.exists():
-            return False
-        record = read_valid_json(self._record, CheckedFile)
-        checksum = self.file.checksum or (record and record.checksum)
-        if not checksum or self.file.size not in (None, self.path.stat().st_size):
-            return False
-        found = self._describe(self.path, checksum)
-        if recheck or record is None or replace(record, url=found.url, checked_against=found.checked_against) != found:
-            if _digest(self.path, checksum) != checksum:
-                self._client.note(
-                    f"{self.file.path}: exists, but its content isn't what was checked or published; fetching it again"
-                )
-                return False
-            write_json(self._record, asdict(found))
-        self.size = self.present = found.bytes
-        return True
-
-    def run(self) -> None:
-        """Downloads the file. Raises PermanentError, StoppedError, or OSError if it can't be written."""
-        self._part.parent.mkdir(parents=True, exist_ok=True)
-        self.present = self._have()
-        self._client.keep_trying(self._attempt, self.file.path, self._have)
-
-    def _have(self) -> int:
-        return self._part.stat().st_size if self._part.exists() else 0
-
-    def _attempt(self) -> None:
-        version = read_valid_json(self._version, PartVersion) or PartVersion()
-        if version.url != self.file.url:
-            self._discard()
-        size = self.file.size if self.file.size is not None else version.size
-        if size is not None and self._have() > size:
-            self._discard()
-        if size is None or self._have() < size or not self._part.exists():
-            self._receive(version)
-        self._publish(self._check())
-
-    def _receive(self, version: PartVersion) -> None:
-        """Requests the missing bytes and appends them; starts over if the server can't or won't continue."""
-        have = self._have()
-        # Without a validator, parts of two versions could be joined; only a published checksum would show that.
-        if have and not (version.validator or self.file.checksum):
-            self._discard()
-            have = 0
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        if have and version.validator:
-            headers["If-Range"] = version.validator
+    def run(self) -> "Download":
+        """Fetches the file, unless it is there. Raises FailedError if it can't be written."""
         try:
-            with self._client.get(self.file.url, headers) as response:
-                if response.status_code == 206 and not self._continues(response, have, version):
-                    self._discard()
-                    raise TransientError("the server continued with another range or version")
-                if response.status_code != 206:
-                    have = 0
-                size = self._total(response, have)
-                if have == 0:
-                    self._discard()
-                    write_json(self._version, asdict(PartVersion(self.file.url, _validator(response), size)))
-                self.size = size
-                self._append(response, size)
-        except PermanentError as error:
-            if error.status != 416:
-                raise
-            self._discard()
-            raise TransientError("the server no longer has the bytes that are missing") from None
+            if not self.present:
+                self._part.parent.mkdir(parents=True, exist_ok=True)
+                self._fetch()
+        except OSError as error:  # of the disk; `_fetch` handles those of the network
+            raise FailedError(f"can't write {self._path}: {error.strerror or one_line(error)}") from None
+        return self
 
-    @staticmethod
-    def _continues(response: requests.Response, have: int, version: PartVersion) -> bool:
-        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        return (
-            have > 0
-            and content_range is not None
-            and int(content_range[1]) == have
-            and (version.size is None or content_range[2] in ("*", str(version.size)))
-            and _validator(response) in (None, version.validator)  # a server may ignore If-Range
-        )
+    def _fetch(self) -> None:
+        wrong = 0
+        for _ in range(_PIECES):
+            try:
+                if not self._part.exists() or _size(self._part) != self.file.size:
+                    self._receive()
+            except requests.RequestException as error:  # after all retries
+                self.problem = one_line(error)
+                return
+            except urllib3.exceptions.HTTPError as error:
+                self.problem = f"connection lost after {_size(self._part):,} bytes: {one_line(error)}"
+                continue
+            self.problem = self._fault(self._part)
+            if not self.problem:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._part.replace(self._path)
+                return
+            self._part.unlink()
+            wrong += 1
+            if wrong == _WRONG_CONTENTS:
+                return
 
-    def _total(self, response: requests.Response, have: int) -> int | None:
-        """The size of the file, by the publisher's list or the server's answer. They must agree if both give one."""
-        length = response.headers.get("Content-Length", "")
-        offered = have + int(length) if length.isdecimal() else None
-        if None not in (self.file.size, offered) and offered != self.file.size:
-            self._discard()
-            raise TransientError(f"the server offers {offered:,} bytes, but the published size is {self.file.size:,}")
-        return self.file.size if offered is None else offered
+    def _receive(self) -> None:
+        have = _size(self._part)
+        headers = {"Range": f"bytes={have}-"} if have else {}
+        with self._session.get(self.file.url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
+            if have and response.status_code == 416:
+                return  # nothing is missing, or this is another file now; its content says which
+            response.raise_for_status()
+            if self.missing is None:
+                self.missing = int(response.headers.get("Content-Length", 0))
+            with self._part.open("ab" if response.status_code == 206 else "wb") as part:
+                for block in response.raw.stream(_BLOCK, decode_content=False):
+                    part.write(block)
+                    self.received += len(block)
+                part.flush()
+                os.fsync(part.fileno())
 
-    def _append(self, response: requests.Response, size: int | None) -> None:
-        with self._part.open("ab") as part:
-            have = part.tell()
-            while block := _read(response, have, size):
-                if self._client.stop.is_set():
-                    raise StoppedError
-                part.write(block)
-                have += len(block)
-                self.received += len(block)
-            part.flush()
-            os.fsync(part.fileno())
-        if size is not None and have < size:
-            raise TransientError(f"connection lost after {have:,} of {size:,} bytes")
-        if size is not None and have > size:
-            self._discard()
-            raise TransientError(f"expected {size:,} bytes, received more")
-
-    def _check(self) -> str:
-        """The checksum of what was received. Without a published one, a .gz must at least decompress to its end."""
-        published = self.file.checksum
-        found = _digest(self._part, published or "sha256:")
-        if published is not None:
-            problem = f"the checksum is {found}, the published one {published}" if found != published else None
-        else:
-            problem = _gzip_problem(self._part) if self.file.path.endswith(".gz") else None
-        if problem:
-            self._discard()
-            self._wrong_contents += 1
-            if self._wrong_contents >= _WRONG_CONTENTS:
-                raise PermanentError(f"{problem}; given up after {self._wrong_contents} downloads")
-            raise TransientError(problem)
-        return found
-
-    def _publish(self, checksum: str) -> None:
-        # The record is written first, so that the file never exists without it; before the rename it matches nothing.
-        # If a power failure undoes the rename, the .part, on disk since `_append`, is published next time.
-        write_json(self._record, asdict(self._describe(self._part, checksum)))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._part.replace(self.path)
-        self._version.unlink(missing_ok=True)
-
-    def _describe(self, path: Path, checksum: str) -> CheckedFile:
-        status, against = path.stat(), "published checksum" if self.file.checksum else "size and format"
-        return CheckedFile(self.file.url, status.st_size, status.st_mtime_ns, checksum, against)
-
-    def _discard(self) -> None:
-        self.present = 0
-        self._part.unlink(missing_ok=True)
-        self._version.unlink(missing_ok=True)
+    def _fault(self, path: Path) -> str:
+        """What is wrong with the content, or "". Without a published checksum, it must decompress to its end."""
+        size = _size(path)
+        if self.file.size not in (None, size):
+            return f"{size:,} bytes were received, but the published size is {self.file.size:,}"
+        if self.file.checksum:
+            kind, _, published = self.file.checksum.partition(":")
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, kind).hexdigest()
+            return "" if found == published else f"its {kind} is {found}, but the published one {published}"
+        try:
+            with (bz2 if self.file.path.endswith(".bz2") else gzip).open(path) as unpacked:
+                while unpacked.read(_BLOCK):
+                    pass
+        except (EOFError, OSError, zlib.error) as error:
+            return f"no complete compressed file: {error}"
+        return ""
 
 
-def _read(response: requests.Response, have: int, size: int | None) -> bytes:
-    """The next bytes, at most one more than expected, which shows that the server sends too many."""
-    try:
-        return response.raw.read1(_BLOCK if size is None else min(_BLOCK, size - have + 1))
-    except NETWORK_ERRORS as error:
-        of = "" if size is None else f" of {size:,}"
-        raise TransientError(f"connection lost after {have:,}{of} bytes: {describe(error)}") from None
+def fetch_files(
+    files: Sequence[PublishedFile], folder: Path, session: requests.Session, connections: int = 4
+) -> list[Download]:
+    """Downloads `files` below `folder`, except those already there. Called again, it continues where it stopped.
+
+    A file that can't be fetched has a `problem`, and the others are still fetched. Only one process may fetch to
+    a folder. Raises FailedError when nothing more can be fetched: the disk is full, or ten files in a row failed.
+    """
+    downloads = [Download(file, folder, session) for file in files]
+    existing = next(parent for parent in (folder, *folder.resolve().parents) if parent.exists())
+    needed, free = sum(one.missing or 0 for one in downloads), shutil.disk_usage(existing).free
+    if needed > free:
+        raise FailedError(f"{folder}: {human_size(needed)} are still to be fetched, only {human_size(free)} are free")
+
+    def missing() -> int:
+        """The missing bytes of all files, estimated from those whose size is known."""
+        known = [one.missing for one in downloads if one.missing is not None]
+        return sum(known) * len(downloads) // max(1, len(known))
+
+    def received() -> int:
+        return sum(one.received for one in downloads)
+
+    failures = 0
+    with sole_user(folder), ThreadPool(connections) as pool:  # daemon threads: Ctrl-C doesn't wait for a server
+        done = pool.imap_unordered(Download.run, downloads)
+        for download in track(done, len(downloads), "fetch", lambda _: 0, missing, received):
+            failures = failures + 1 if download.problem else 0
+            if download.problem:
+                print(f"{download.file.path}: {download.problem}", file=sys.stderr, flush=True)
+            if failures == _FAILURES_IN_A_ROW:
+                raise FailedError(f"stopped: {failures} files in a row failed, the last {download.problem}")
+    return downloads
 
 
-def _validator(response: requests.Response) -> str | None:
-    """The identifier of this version for If-Range: a strong ETag, else the date (RFC 9110, section 13.1.5)."""
-    tag = response.headers.get("ETag")
-    return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
+@contextlib.contextmanager
+def sole_user(folder: Path) -> Iterator[None]:
+    """Keeps a second command out of `folder`: both would write to the same .part files."""
+    with failing_in_one_line(folder, "name another folder"):
+        (folder / STATE).mkdir(parents=True, exist_ok=True)
+        file = (folder / STATE / "lock").open("w")
+    with file:
+        try:
+            lock(file, f"{folder}: a second fetch would spoil its files; make sure that only one writes there")
+        except BlockingIOError:
+            raise FailedError(f"{folder}: another fetch is writing here; wait for it, or name another folder") from None
+        yield
 
 
-def _digest(path: Path, checksum: str) -> str:
-    """The checksum of the file's content, of the same kind as `checksum` ("kind:hex")."""
-    kind = checksum.partition(":")[0]
-    with path.open("rb") as file:
-        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
-
-
-def _gzip_problem(path: Path) -> str | None:
-    try:
-        with gzip.open(path) as file:
-            while file.read(_BLOCK):
-                pass
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        return f"the file received is no complete gzip file: {error}"
-    return None
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 
-from data_pipeline.foundation import tables
-from data_pipeline.foundation.tables import aligned
+from data_pipeline.foundation import formatting
 from pretrain.tools.experiment.experiment_file import Experiment, Published
 from pretrain.tools.experiment.results import Result, ends_by_seed
 from pretrain.tools.experiment.statistics import Comparison, Spread, compare, holm
@@ -127,7 +126,7 @@ def _blocks(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
 def text(lines: Sequence[Line]) -> str:
     """The table for a terminal of 80 columns."""
     blocks = list(_blocks(lines))
-    head, *printed = aligned([_HEADINGS, *(cells for _, block in blocks for cells in block)])
+    head, *printed = formatting.aligned([_HEADINGS, *(cells for _, block in blocks for cells in block)])
     text = [head]
     for title, block in blocks:
         text += ["", *wrap(title, _COLUMNS), *printed[: len(block)]]
@@ -141,7 +140,7 @@ def markdown(lines: Sequence[Line]) -> str:
     for title, block in _blocks(lines):
         rows.append([f"**{title}**", *[""] * (len(_HEADINGS) - 1)])
         rows += [[cell.strip() for cell in cells] for cells in block]
-    return "\n".join([*tables.markdown(_HEADINGS, rows), "", _NOTE, ""])
+    return "\n".join([*formatting.markdown(_HEADINGS, rows), "", _NOTE, ""])
 
 
 def _count(number: int | None) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from textwrap import wrap
 
-from data_pipeline.foundation.formatting import counted, duration
-from data_pipeline.foundation.tables import aligned
+from data_pipeline.foundation.formatting import aligned, counted, duration
 from pretrain.tools.plan.planner import EFFICIENCY, GIB, RESERVED, Option, Planner, memory_checkpoint_bytes
 from pretrain.zero.memory import SAFE
 
