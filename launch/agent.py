@@ -19,7 +19,7 @@ from typing import Any
 from data_pipeline.foundation.signals import caught
 from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks
 from launch.rank_processes import RankProcesses, with_own_gpus, wrapped
-from pretrain.checkpoint import left_in_memory
+from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.hardware.machine import (
     ACCELERATOR,
     VISIBLE,
@@ -115,7 +115,7 @@ class NodeProcesses:
             self.end()
             self.ended = True
             # the run's last state stays in this node's memory if it is newer than what the disk has
-            if self._run and not message["run_goes_on"] and (kept := left_in_memory.release(self._run)):
+            if self._run and not message["run_goes_on"] and (kept := release_memory(self._run)):
                 return [{"kept": kept}]
         return []
 
@@ -137,7 +137,7 @@ class NodeProcesses:
         logs = Path(request.logs)
         if self._run is None:
             self._run = logs.parent.parent
-            left_in_memory.remove_left()
+            remove_left_in_memory()
         _wait_for(logs)
         environment = self._network() | ranks_environment(count_gpus(), request.local_ranks)
         environment |= {**request.environment, rank_logs.SUPERVISED: str(logs)}

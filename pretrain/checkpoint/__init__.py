@@ -1,6 +1,11 @@
 """Checkpoints: directories such as `checkpoints/step-00001000`, which appear only when complete and hold no pickles."""
 
 CONFIG = "config.yaml"
+BUFFERS = "buffers.safetensors"
+"""The values that a model computes with and doesn't train, such as an imported BART's final_logits_bias.
+
+Only buffers that aren't all zeros are written, and most checkpoints have no such file.
+"""
 
 
 def rank_file(rank: int) -> str:

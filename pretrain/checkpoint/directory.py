@@ -1,6 +1,7 @@
 """The directories of a run's checkpoints: RUN/checkpoints/step-00001000, and `latest`, which names one of them.
 
-Only names of this form count. Any other name, in the directory or in `latest`, is never followed.
+Only names of this form count. Any other name, in the directory or in `latest`, is never followed. A run's directory in
+a node's memory has checkpoints under the same names. Imports no PyTorch, since launchers use it.
 """
 
 import re
@@ -9,6 +10,7 @@ import stat
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes
+from pretrain.run import node_memory
 
 _LONGEST = 4096  # bytes of `latest`
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # exactly one name for each step
@@ -82,3 +84,26 @@ def _latest(run: Path) -> tuple[int | None, str]:
         return None, f"{path}: names no checkpoint: it isn't text"
     step = step_in_name(name)
     return step, "" if step is not None else f"{path}: names no checkpoint of this run: {name[:60]!r}"
+
+
+def release_memory(run: Path) -> str | None:
+    """Removes what `run` has in this node's memory, unless the disk has no checkpoint as new; then returns a message.
+
+    The same command goes on from there, as long as the machine isn't started again.
+    """
+    node = node_memory.path(run)
+    if node is None or not node.exists():
+        return None
+    step, on_disk = max(all_steps(node), default=0), max(all_steps(run), default=0)
+    if step <= on_disk:
+        shutil.rmtree(node, ignore_errors=True)
+        return None
+    than = f"step {on_disk:,}" if on_disk else "no checkpoint"
+    return f"{run}: step {step:,} is in memory ({node}), the disk has {than}; the same command goes on from memory"
+
+
+def remove_left_in_memory() -> None:
+    """Removes what runs of this user have left that were killed, unless it is newer than their checkpoints on disk."""
+    for node, run in node_memory.unused():
+        if run is None or not run.is_dir() or max(all_steps(node), default=0) <= max(all_steps(run), default=0):
+            shutil.rmtree(node, ignore_errors=True)

@@ -30,13 +30,12 @@ from data_pipeline import tokenizer
 from data_pipeline.foundation.atomic import sha256, write_json
 from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.checkpoint import CONFIG, rank_file
-from pretrain.checkpoint.buffers import model_buffers, write_buffers
-from pretrain.checkpoint.copies import Copy, HostCopies, host_memory
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
-from pretrain.checkpoint.index import File, MappedFile, Origin
+from pretrain.checkpoint.engine_state import Copy, HostCopies, host_memory
+from pretrain.checkpoint.index import File, MappedFile, Origin, Table
 from pretrain.checkpoint.save import union
-from pretrain.checkpoint.table import Table
-from pretrain.checkpoint.write import write_run_index
+from pretrain.checkpoint.tensors import model_buffers
+from pretrain.checkpoint.write import write_buffers, write_run_index
 from pretrain.run import node_memory
 from pretrain.run.train_state import TrainState
 from pretrain.zero.deepspeed_private import in_memory
@@ -70,7 +69,7 @@ class MemoryCheckpoints:
     """Takes checkpoints in memory while a run trains. All ranks create one and call it together.
 
     `node` is the run's directory in this node's memory. `every`: steps from one to the next; "auto": as few as cost
-    less than one percent of the time. `problem`: why this rank takes no more of them, once it can't.
+    less than one percent of the time.
     """
 
     def __init__(self, engine: Engine, origin: Origin, node: Path, every: int | str):
@@ -81,7 +80,7 @@ class MemoryCheckpoints:
         self._number = self._step = 0
         self._storing: _Storing | None = None
         self._began = time.monotonic()
-        self.problem: str | None = None
+        self._problem: str | None = None
         name = on_rank_0(self._name_run)
         if self._first_of_node:
             self._prepare(name)
@@ -108,6 +107,11 @@ class MemoryCheckpoints:
         write_buffers(model_buffers(self._engine.deepspeed.module), common)
         write_json(self._node / _RUN_NAME, {"run": name})
 
+    @property
+    def problem(self) -> str | None:
+        """Why there are no more of them, once this rank or another can't take one."""
+        return self._problem or (self._storing.problem if self._storing else None)
+
     def due(self, step: int) -> bool:
         """True if this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
         stored = self._storing is None or not self._storing.is_alive()
@@ -119,7 +123,7 @@ class MemoryCheckpoints:
         started = time.perf_counter()
         if self._storing is not None:
             self.close()
-            self.problem = self._storing.problem
+            self._problem = self._storing.problem
             self._adjust(self._storing.seconds)
         if len(self._slots) < _SLOTS:
             self._slots.append(_Slot(self._engine, self._node, self._origin.rank, len(self._slots)))
@@ -130,7 +134,7 @@ class MemoryCheckpoints:
             slot.withdraw()
             copy = slot.copies.take()
         except OSError as error:
-            self.problem = f"{self._node}: {error.strerror}: no further checkpoints in memory"
+            self._problem = f"{self._node}: {error.strerror}: no further checkpoints in memory"
         self._storing = _Storing(copy, lambda: self._store(slot, copy, train_state))
         self._storing.seconds += time.perf_counter() - started
         self._storing.start()
@@ -138,7 +142,7 @@ class MemoryCheckpoints:
     def _store(self, slot: "_Slot", copy: Copy, train_state: TrainState) -> None:
         """Completes the copy, and a checkpoint of it if that of each rank is complete. Called in a thread."""
         copy.finish()
-        rank, files, problem = self._origin.rank, {}, self.problem
+        rank, files, problem = self._origin.rank, {}, self._problem
         try:
             files = slot.describe(rank, copy) if problem is None else {}
         except OSError as error:

@@ -29,12 +29,11 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.loading.stream import Skipped
 from pretrain.checkpoint import CONFIG, rank_file
-from pretrain.checkpoint.buffers import model_buffers, write_buffers
-from pretrain.checkpoint.copies import Copy, HostCopies
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_latest
-from pretrain.checkpoint.index import File, Origin
-from pretrain.checkpoint.table import Table
-from pretrain.checkpoint.write import unfinished, write_part, write_run_index
+from pretrain.checkpoint.engine_state import Copy, HostCopies
+from pretrain.checkpoint.index import File, Origin, Table
+from pretrain.checkpoint.tensors import model_buffers
+from pretrain.checkpoint.write import unfinished, write_buffers, write_part, write_run_index
 from pretrain.config.run_config import CheckpointSection
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState

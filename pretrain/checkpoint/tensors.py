@@ -1,4 +1,4 @@
-"""Reads the tensors of a checkpoint by name and range, whichever ranks wrote them."""
+"""Reads the tensors of a checkpoint by name and range, whichever ranks wrote them, and a model's buffers."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from data_pipeline.foundation.errors import FailedError
 from pretrain import models
-from pretrain.checkpoint import index
-from pretrain.checkpoint.buffers import load_buffers
-from pretrain.checkpoint.table import Piece, read_tables
+from pretrain.checkpoint import BUFFERS, index
+from pretrain.checkpoint.index import Piece, read_tables
 from pretrain.models.model import Model
 
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
@@ -179,3 +179,29 @@ def _damage(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
     if tensor.isnan().any() or (finite and tensor.isinf().any()):
         return "holds what is not a number"
     return None
+
+
+def model_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers of `model.state_dict()`, by name."""
+    return {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+
+
+def read_buffers(directory: Path) -> dict[str, Tensor]:
+    """The buffers in a checkpoint. Raises FailedError if their file is damaged."""
+    path = directory / BUFFERS
+    if not path.exists():
+        return {}
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise FailedError(f"{path}: damaged: {error}") from None
+
+
+def load_buffers(model: nn.Module, directory: Path) -> None:
+    """Loads a checkpoint's buffers into `model`. Raises FailedError if the model has others."""
+    own = model_buffers(model)
+    for name, values in read_buffers(directory).items():
+        if name not in own or own[name].shape != values.shape:
+            raise FailedError(f"{directory / BUFFERS}: not of this model: {name} {tuple(values.shape)}")
+        with torch.no_grad():
+            own[name].copy_(values)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_path, flush
-from pretrain.checkpoint import rank_file
-from pretrain.checkpoint.index import INDEX, File, Index, MappedFile, Origin, files_below
-from pretrain.checkpoint.table import Piece, Table
+from data_pipeline.foundation.safetensors_file import os_errors
+from pretrain.checkpoint import BUFFERS, rank_file
+from pretrain.checkpoint.index import INDEX, File, Index, MappedFile, Origin, Piece, Table, files_below
 from pretrain.run.train_state import TrainState
 
 _BYTES_AT_A_TIME = 1 << 22
@@ -124,3 +125,11 @@ def write_index(directory: Path, parts: Mapping[str, File | MappedFile], **value
     with atomic_path(directory / INDEX) as path:
         path.write_text(index.as_json())
     return index
+
+
+def write_buffers(buffers: Mapping[str, Tensor], directory: Path) -> None:
+    """Writes the buffers that aren't all zeros, in fp32."""
+    found = {name: buffer.float().cpu().contiguous() for name, buffer in buffers.items() if buffer.any()}
+    if found:
+        with os_errors():
+            save_file(found, directory / BUFFERS)

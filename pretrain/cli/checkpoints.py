@@ -236,9 +236,9 @@ def average(
         raise UserError("average: give checkpoints, or a run, and then a new directory")
     if last > 1 and len(sources) > 1:
         raise UserError(f"--last is for one run directory, and there are {len(sources)} paths")
-    from pretrain.checkpoint.average import average as make
-    from pretrain.checkpoint.average import last_checkpoints
     from pretrain.checkpoint.choose import checkpoint_in
+    from pretrain.checkpoint.trained import average as make
+    from pretrain.checkpoint.trained import last_checkpoints
 
     averaged = last_checkpoints(sources[0], last) if last > 1 else [checkpoint_in(path) for path in sources]
     parameters = make(averaged, out, ema)
@@ -257,7 +257,7 @@ def import_(
     ] = None,
 ) -> None:
     """Convert a Hugging Face directory, or a file of Yan's own code, into a checkpoint that a run can start from."""
-    from pretrain.checkpoint.buffers import read_buffers
+    from pretrain.checkpoint.tensors import read_buffers
     from pretrain.huggingface import import_ as make
     from pretrain.huggingface import import_yan
 

@@ -20,7 +20,7 @@ from data_pipeline.foundation.secrets import masked_values
 from data_pipeline.objectives.objective import Objective
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.average import AVERAGE_OF
+from pretrain.checkpoint.trained import AVERAGE_OF
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES, ModelConfig, outline
 from pretrain.models.flops import Sizes, count_flops

@@ -16,7 +16,7 @@ from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
-from pretrain.checkpoint.initial import save_weights
+from pretrain.checkpoint.trained import save_weights
 from pretrain.huggingface import tokenizer_import, weights
 from pretrain.huggingface.convert import from_hf
 from pretrain.huggingface.sizes import check_sizes, in_their_names, leaves

@@ -15,7 +15,7 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
-from pretrain.checkpoint.initial import save_weights
+from pretrain.checkpoint.trained import save_weights
 from pretrain.config.models import AutoregressiveConfig, ModelConfig
 from pretrain.huggingface import weights
 from pretrain.huggingface.convert import check, shapes

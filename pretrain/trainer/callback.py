@@ -18,7 +18,7 @@ from data_pipeline.loading.lookahead import Lookahead
 from data_pipeline.loading.stream import StreamState
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.restore import restore
+from pretrain.checkpoint.engine_state import restore
 from pretrain.checkpoint.save import Saved
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState

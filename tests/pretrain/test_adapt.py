@@ -10,8 +10,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain import cli, huggingface
-from pretrain.checkpoint.initial import save_weights
-from pretrain.checkpoint.trained import TrainedModel
+from pretrain.checkpoint.trained import TrainedModel, save_weights
 from pretrain.config import RunConfig
 from pretrain.models import DecoderOnlyConfig, build, stacks
 from pretrain.models.attention import LayerMasks, before_only

@@ -9,11 +9,9 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from pretrain.checkpoint.average import average
 from pretrain.checkpoint.directory import checkpoint_directory
-from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
-from pretrain.checkpoint.trained import TrainedModel
+from pretrain.checkpoint.trained import TrainedModel, average, save_weights
 from pretrain.config import RunConfig
 from pretrain.models import build
 from pretrain.optimizers.ema import AVERAGE

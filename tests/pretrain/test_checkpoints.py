@@ -25,8 +25,8 @@ from launch.nodes import Run
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import is_valid, newest
-from pretrain.checkpoint.copies import Copy
 from pretrain.checkpoint.directory import checkpoint_directory
+from pretrain.checkpoint.engine_state import Copy
 from pretrain.checkpoint.index import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.checkpoint.write import write_part

@@ -16,8 +16,8 @@ from data_pipeline.packing.examples import balanced
 from data_pipeline.tokenizer import Tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import StoredTensors
+from pretrain.checkpoint.trained import save_weights
 from pretrain.config.run_config import RunConfig
 from pretrain.models import parse
 from pretrain.models.model import Model

@@ -1,7 +1,9 @@
 """Checkpoints in memory: which state a run goes on from, after what has become of the files."""
 
+import errno
 import json
 import math
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -22,7 +24,7 @@ from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
 
 
-def trained(path: Path, stop: int | None) -> Any:
+def trained(path: Path, stop: int | None, node: str = "node") -> Any:
     """Trains on this rank, as a supervisor would have it. Its memory stays, since nobody removes it.
 
     Steps wait until the checkpoint before is stored. Otherwise one that comes too soon after it would have none.
@@ -38,7 +40,7 @@ def trained(path: Path, stop: int | None) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryCheckpoints, "due", due)
-        patch.setenv(node_memory.DIRECTORY, str(path.parent / "node"))
+        patch.setenv(node_memory.DIRECTORY, str(path.parent / node))
         return train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), stop)
 
 
@@ -138,3 +140,63 @@ def test_a_run_goes_on_from_the_newest_sound_step_with_the_same_losses(small_cor
         first = min(row.step for row in rows if row.attempt == max(row.attempt for row in rows))
         assert first == FIRST_STEPS[happened], happened.__name__
         assert losses(path) == losses(whole), happened.__name__
+
+
+def on_own_node(path: Path, nodes: list[int], stop: int | None) -> int:
+    """Trains on this rank, which is alone on one of `nodes`."""
+    node = nodes[dist.get_rank()]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"SLURMD_NODENAME": f"n{node}", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
+            patch.setenv(name, value)
+        return trained(path, stop, f"node-{node}")
+
+
+def test_the_next_node_keeps_what_a_lost_one_had_and_fewer_ranks_go_on(small_corpus, tmp_path):
+    """Of four nodes, 1 and 3 are lost; 2 and 0 come after them. What 2 has of its own rank is damaged, and the older
+    step serves."""
+    checkpoint = {"every_steps": 100, "memory_every_steps": 1}
+    path = run_file(tmp_path, small_corpus, checkpoint=checkpoint, evaluation=[])
+    nodes = [tmp_path / f"node-{number}" for number in range(4)]
+    assert on_ranks(4, on_own_node, path, [0, 1, 2, 3], 5) == [75] * 4
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000005")
+    (tmp_path / "run/checkpoints/latest").unlink()
+    for lost in (1, 3):
+        shutil.rmtree(nodes[lost])
+    flip(nodes[2] / "checkpoints/step-00000005/rank-00002.safetensors")
+    undisturbed = losses(path)
+    assert on_ranks(2, on_own_node, path, [0, 2], 6) == [75] * 2
+    index = json.loads((tmp_path / "run/checkpoints/step-00000004/index.json").read_text())
+    assert (index["step"], index["world_size"]) == (4, 4)
+    assert all("sha256" in file for file in index["files"].values())
+    rows = [row for row in read_metrics(tmp_path / "run") if row.attempt == 2 and "train/loss" in row.metrics]
+    assert [row.step for row in rows] == [5, 6]
+    # two ranks add gradients in another order than four
+    assert rows[0].metrics["train/loss"] == pytest.approx(undisturbed[5], rel=1e-5)
+
+
+def cramped(path: Path) -> tuple[int, list[str]]:
+    """The exit code, and the warnings, of a run whose rank 1 has memory for one checkpoint alone."""
+    from pretrain.checkpoint import memory
+    from pretrain.trainer.run_report import RunReport
+
+    allocate = memory.host_memory
+    warned: list[str] = []
+
+    def too_much(size: int, page_locked: bool, file: Path) -> torch.Tensor:
+        if dist.get_rank() == 1 and file.parent.name == ".slot-1":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return allocate(size, page_locked, file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "host_memory", too_much)
+        patch.setattr(RunReport, "warn", lambda _, line: warned.append(line))
+        return trained(path, None), warned
+
+
+def test_a_rank_without_room_ends_checkpoints_in_memory_on_all_ranks_and_nothing_else(small_corpus, tmp_path):
+    checkpoint = {"every_steps": 100, "memory_every_steps": 1}
+    path = run_file(tmp_path, small_corpus, checkpoint=checkpoint, evaluation=[])
+    (tmp_path / "node").mkdir()
+    warning = f"{tmp_path}/node: No space left on device: no further checkpoints in memory"
+    assert on_ranks(2, cramped, path) == [(0, [warning])] * 2
+    assert [one.name for one in (tmp_path / "node/checkpoints").glob("step-*")] == ["step-00000001"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.checkpoint import left_in_memory
+from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.run import node_memory
 
 
@@ -56,18 +56,18 @@ def test_what_is_newer_than_the_disk_outlives_the_run(run):
     for on_disk in (None, 30):
         if on_disk:
             (run / f"checkpoints/step-{on_disk:08d}").mkdir(parents=True)
-        assert "step 40 is in memory" in (left_in_memory.release(run) or "")
+        assert "step 40 is in memory" in (release_memory(run) or "")
         assert node.exists()
     (run / "checkpoints/step-00000040").mkdir()
-    assert left_in_memory.release(run) is None
+    assert release_memory(run) is None
     assert not node.exists()
 
 
 def test_the_next_run_removes_what_a_killed_one_has_left_unless_it_is_newer_than_its_disk(run, tmp_path):
     newer, gone, used = held(run, 40), held(tmp_path / "gone", 40), held(tmp_path / "used", 40)
     (used / f"ranks-{os.getpid()}-x").mkdir()
-    left_in_memory.remove_left()
+    remove_left_in_memory()
     assert (newer.exists(), gone.exists(), used.exists()) == (True, False, True)
     (run / "checkpoints/step-00000041").mkdir(parents=True)
-    left_in_memory.remove_left()
+    remove_left_in_memory()
     assert not newer.exists()

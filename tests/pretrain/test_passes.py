@@ -258,7 +258,7 @@ def test_an_update_waits_for_the_copy_that_a_checkpoint_is_written_from():
 
 def _update_during_a_copy() -> tuple[bool, float, bool, bool, bool]:
     """The copy is finished once an update waits for it, or after the update if that doesn't."""
-    from pretrain.checkpoint.copies import HostCopies
+    from pretrain.checkpoint.engine_state import HostCopies
     from pretrain.zero.deepspeed_private import optimizer_state
 
     config = run_config(2)

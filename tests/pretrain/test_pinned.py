@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.checkpoint.copies import host_memory
+from pretrain.checkpoint.engine_state import host_memory
 
 
 class Runtime:

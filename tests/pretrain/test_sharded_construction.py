@@ -8,8 +8,8 @@ import torch
 
 from data_pipeline.corpus import open_corpus
 from pretrain import models
-from pretrain.checkpoint.initial import save_weights
 from pretrain.checkpoint.tensors import load_weights
+from pretrain.checkpoint.trained import save_weights
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model
 from pretrain.tools.plan.activations import LiveMemory

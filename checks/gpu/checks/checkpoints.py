@@ -75,7 +75,7 @@ def _saved_again(runs: list[RunConfig], sources: list[Path] | None) -> list[Path
 
 
 def _saved(config: RunConfig, source: Path | None) -> Path:
-    from pretrain.checkpoint.restore import restore
+    from pretrain.checkpoint.engine_state import restore
     from pretrain.checkpoint.save import Saver
     from pretrain.trainer.validate import validate
     from pretrain.zero.construction import construct

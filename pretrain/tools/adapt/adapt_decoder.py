@@ -9,8 +9,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain import huggingface
 from pretrain.checkpoint.choose import checkpoint_in
-from pretrain.checkpoint.initial import save_weights
-from pretrain.checkpoint.trained import TrainedModel
+from pretrain.checkpoint.trained import TrainedModel, save_weights
 from pretrain.config.models import Heads
 from pretrain.huggingface.load import CONFIG
 from pretrain.models import DecoderOnlyConfig, ModelConfig

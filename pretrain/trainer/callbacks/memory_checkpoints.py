@@ -17,6 +17,7 @@ class CheckpointsInMemory(Callback):
     """`checkpoint.memory_every_steps`, under a supervisor, which would go on from them."""
 
     _memory: MemoryCheckpoints | None = None
+    _told = False
 
     def before_training(self, trainer: Trainer) -> None:
         every, node = trainer.config.checkpoint.memory_every_steps, node_memory.given()
@@ -36,11 +37,13 @@ class CheckpointsInMemory(Callback):
 
     def after_step(self, trainer: Trainer) -> None:
         held_back = trainer.requested[_HELD_BACK] or not trainer.outcome.applied
-        if self._memory is None or held_back or trainer.last:  # the last must be on disk
+        if self._memory is None:
             return
-        self._memory.take(trainer.state_to_save())
-        if self._memory.problem:
+        if not held_back and not trainer.last:  # the last must be on disk
+            self._memory.take(trainer.state_to_save())
+        if self._memory.problem and not self._told:
             trainer.report.warn(self._memory.problem)
+            self._told = True
 
     def before_going_back(self, trainer: Trainer) -> None:
         if self._memory:

@@ -1,4 +1,5 @@
-"""Copies of a run's state in host memory, from which checkpoints are written while training goes on.
+"""The state of an engine: copied to host memory, from which checkpoints are written while training goes on, and
+restored from a checkpoint.
 
 Nothing but the optimizer's next step changes the state. So the copy is made beside the next forward and backward pass,
 and that step waits for it: on a GPU in a stream of its own, on a CPU in the thread that then writes the checkpoint.
@@ -17,14 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.checkpoint.table import Piece
-from pretrain.checkpoint.tensors import PARAMETER
+from pretrain.checkpoint.index import Piece
+from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, load_buffers
 from pretrain.checkpoint.write import header
 from pretrain.optimizers.flat_buffers import Fragment
 from pretrain.run import watchdog
-from pretrain.zero.deepspeed_private import flat_buffers, loaded, optimizer_state, swapped, wrapped
+from pretrain.zero.deepspeed_private import (
+    flat_buffers,
+    in_memory,
+    loaded,
+    optimizer_state,
+    swapped,
+    update_parameters,
+    wrapped,
+)
 from pretrain.zero.engine import Engine
-from pretrain.zero.optimizer import factored_state
+from pretrain.zero.optimizer import factored_state, set_factored_state
 
 
 class _Pages(mmap.mmap):
@@ -211,3 +220,27 @@ def _set_scalars(pieces: dict[str, Piece], scalars: dict[str, list[Tensor]]) -> 
     for name, values in scalars.items():
         scalars_of_piece = pieces[name].scalars
         scalars_of_piece.update(zip(scalars_of_piece, (read[id(value)] for value in values), strict=True))
+
+
+def restore(engine: Engine, directory: Path) -> None:
+    """Loads a checkpoint's parameters and optimizer state into an engine. All ranks call it together.
+
+    Each rank reads what it owns. The files must have been verified before.
+    """
+    stored = StoredTensors(directory)
+    state = optimizer_state(engine.deepspeed)
+    with stored.kept_open():
+        for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
+            watchdog.alive()
+            elements = (fragment.name, fragment.start, fragment.size)
+            fragment.view(fragment.buffer.data).copy_(stored.read(PARAMETER, *elements))
+            slots = state.setdefault(fragment.buffer, {})
+            for name, value in stored.scalars(fragment.name).items():
+                slots[name] = torch.tensor(value, dtype=torch.float32, device=fragment.buffer.device)
+            for name in stored.states(fragment.name):
+                if name not in slots:
+                    slots[name] = torch.zeros_like(fragment.buffer.data)
+                fragment.view(slots[name]).copy_(stored.read(name, *elements))
+    set_factored_state(engine.deepspeed, stored.factored_state())
+    update_parameters(engine.deepspeed)
+    load_buffers(engine.deepspeed.module, directory)
