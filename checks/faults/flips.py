@@ -214,9 +214,10 @@ def line(one: Trial, undisturbed: Trial) -> list[str]:
     """The row of a trial."""
     again = len(one.taken) - len(set(one.taken))
     same = (one.losses, one.weights) == (undisturbed.losses, undisturbed.weights)
+    result = ("same" if same else "differs") if one.weights else "refused"
     by = one.by
     if one.place in (IN_MEMORY, ON_DISK):
-        by = "checksum of the file" if again else ""
+        by = "checksum of the file" if again or one.found else ""
     step, (element, bit) = one.step, one.where
     return [
         one.place,
@@ -224,7 +225,7 @@ def line(one: Trial, undisturbed: Trial) -> list[str]:
         one.found,
         by,
         str(again),
-        "same" if same else "differs",
+        result,
     ]
 
 
