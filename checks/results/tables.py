@@ -466,24 +466,6 @@ def _faults_builds(folder: Path) -> Iterator[list[str]]:
     yield ["**together**", *_same(builds)]
 
 
-@table("faults-flips")
-def _faults_flips(folder: Path) -> Iterator[list[str | None]]:
-    rows = rows_of(folder / "faults/flips.csv")
-    for place in dict.fromkeys(row["place"] for row in rows):
-        here = [row for row in rows if row["place"] == place]
-        found, lost = [row for row in here if row["by"]], sorted(int(row["steps lost"]) for row in here if row["by"])
-        by = sorted({row["by"] for row in found})
-        unseen = [row["result"] for row in here if not row["by"]]
-        yield [
-            place,
-            str(len(here)),
-            str(len(found)),
-            ", ".join(by) or "–",
-            f"{lost[0]} to {lost[-1]}" if lost else "–",
-            f"{unseen.count('differs')} of {len(unseen)}" if unseen else "–",
-        ]
-
-
 @table("faults-larger")
 def _larger(_: Path) -> Iterator[list[str | None]]:
     """Percent of the time that failures cost, by the page's formula: D = 1 s, s = 7.54 s, one in 50,700 GPU-hours."""
