@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from data_pipeline.foundation.errors import FailedError, UserError, one_line
-from data_pipeline.foundation.json_file import parse_json
 
 COMMON_CRAWL = "https://data.commoncrawl.org"
 HUGGING_FACE = "https://huggingface.co"
@@ -107,6 +106,8 @@ def wikipedia_files(
     """
     folder = f"{base_url}/{wiki}/{date}"
     url = f"{folder}/dumpstatus.json"
+    from data_pipeline.foundation.json_file import parse_json  # loads pydantic, which --help does without
+
     jobs = parse_json(
         read(url, f"no dump of {wiki} of {date} there; dates are like 20240101, and old dumps are deleted"),
         _DumpStatus,
