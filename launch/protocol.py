@@ -176,10 +176,6 @@ class Connection:
         """The other side's."""
         return str(self._socket.getpeername()[0])
 
-    @property
-    def own_address(self) -> str:
-        return str(self._socket.getsockname()[0])
-
     def close(self) -> None:
         self.closed = self.closed or "it has ended"
         self._socket.close()

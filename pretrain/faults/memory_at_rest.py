@@ -7,12 +7,12 @@ next. A bit that flips there would be in all later steps, without a trace in gra
 import math
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from pretrain.faults.fingerprints import Finding
+from pretrain.faults.fingerprints import Finding, named
 from pretrain.zero.deepspeed_private import flat_buffers, local_weights, optimizer_state, swapped
 from pretrain.zero.engine import Engine
+from pretrain.zero.ranks import of_all_ranks
 
 _SHARE = 0.01  # of the arithmetic of training, that checksums may take the time of
 _BALANCE = {"cpu": 5, "cuda": 120}  # FLOPs of training in the time of reading a byte: 50 GFLOP/s and 12 GB/s of a core
@@ -36,8 +36,8 @@ class MemoryAtRest:
     def __init__(self, engine: Engine):
         self._engine = engine
         self._names = [name for name, _ in engine.deepspeed.module.named_parameters()]
-        self._taken: dict[str, Tensor] | None = None
-        self._changed: list[str] | None = None
+        self._taken: list[tuple[list[str], Tensor]] | None = None
+        self._changed: str | None = None  # what `compare` has found; None: it wasn't called
 
     def bytes(self) -> int:
         """How many bytes a checksum reads."""
@@ -49,29 +49,35 @@ class MemoryAtRest:
 
     def take(self) -> None:
         """Takes the checksums, with which the next `compare` compares."""
-        self._taken = {name: checksum(values) for name, values in self._tensors().items()}
+        self._taken = self._sums()
 
     def compare(self) -> None:
         """Compares with what `take` has taken, if it was called since."""
         if self._taken is None:
             return
-        now = {name: checksum(values) for name, values in self._tensors().items()}
-        equal = torch.stack([now[name] == taken for name, taken in self._taken.items()]).tolist()
-        self._changed = [name for name, same in zip(self._taken, equal, strict=True) if not same]
-        self._taken = None
+        pairs = zip(self._taken, self._sums(), strict=True)
+        changed = (named(names, before != now) for (names, before), (_, now) in pairs)
+        self._changed, self._taken = next(filter(None, changed), ""), None
 
     def finding(self) -> Finding | None:
         """What the last `compare` of any rank has found. All ranks call this together."""
         if self._changed is None:
             return None
-        found: list[list[str] | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, self._changed)
-        self._changed = None
-        for rank, names in enumerate(found):
-            if names:
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                return Finding(f"memory of rank {rank} changed between two updates: {names[0]}{more}", rank)
-        return None
+        found, self._changed = of_all_ranks(self._changed), None
+        wrong = ((rank, names) for rank, names in enumerate(found) if names)
+        return next(
+            (Finding(f"memory of rank {rank} changed between two updates: {names}", rank) for rank, names in wrong),
+            None,
+        )
+
+    def _sums(self) -> list[tuple[list[str], Tensor]]:
+        """The names of this rank's tensors and their checksums (tensors,), for each device that has some."""
+        tensors = self._tensors()
+        found = []
+        for device in dict.fromkeys(values.device for values in tensors.values()):
+            here = {name: values for name, values in tensors.items() if values.device == device}
+            found.append((list(here), torch.stack([checksum(values) for values in here.values()])))
+        return found
 
     def _tensors(self) -> dict[str, Tensor]:
         """What lies in this rank's memory from one update to the next, by name; each place once."""
@@ -93,8 +99,8 @@ class MemoryAtRest:
 
 
 def checksum(values: Tensor) -> Tensor:
-    """() The sum of a tensor's memory, read as integers, modulo their width: one changed bit always changes it."""
+    """() int64: the sum of a tensor's memory, read as integers, modulo their width. One changed bit changes it."""
     flat = values.contiguous().view(-1)
     start, size = flat.storage_offset() * flat.element_size(), flat.numel() * flat.element_size()
     kind = next(kind for kind in _INTEGERS if start % kind.itemsize == 0 and size % kind.itemsize == 0)
-    return flat.view(kind).sum(dtype=kind)
+    return flat.view(kind).sum(dtype=kind).long()

@@ -62,12 +62,6 @@ def this_cpu() -> Gpu:
     return Gpu(frozenset(), rate, rate, rate, gigabytes, memory_bandwidth=0, link=1, network=1)
 
 
-def rank_flops(config: RunConfig, ranks: int) -> float:
-    """FLOP/s in fp32 matrix products of the cores that `ranks` of a run use here."""
-    cores = threads_per_rank(1)
-    return product_flops() * min(cores, ranks * (config.run.cpu_threads or cores)) / cores
-
-
 def seconds_left(
     config: RunConfig, model: ModelConfig, lengths: tuple[int, int], step: int, matmul_flops: float
 ) -> float:
