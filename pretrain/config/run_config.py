@@ -251,8 +251,8 @@ class FaultsSection(Section):
     as add at most 1 % to the forward and backward passes. null: none is."""
     checksum_every_steps: PositiveInt | Literal["auto"] | None = "auto"
     """Steps from one check that weights and moments are still those that the last update left to the next. It finds
-    memory that changes by itself, by checksums. `auto`: as few as take at most 1 % of the time. null: there is none, for
-    instance since a callback changes weights."""
+    memory that changes by itself, by checksums. `auto`: as few as take at most 1 % of the time. null: there is none,
+    for instance since a callback changes weights."""
     straggler_factor: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = 1.3
     """A rank that computes this many times as long as the others, or makes a step as much longer by waiting for rows,
     is named within 20 steps. null: none is."""
