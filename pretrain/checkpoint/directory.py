@@ -89,14 +89,14 @@ def _latest(run: Path) -> tuple[int | None, str]:
 def release_memory(run: Path) -> str | None:
     """Removes what `run` has in this node's memory, unless the disk has no checkpoint as new; then returns a message.
 
-    The same command goes on from there, as long as the machine isn't started again.
+    The same command goes on from there, as long as the machine isn't started again. If it has begun already, as after
+    a requeue, nothing is removed.
     """
     node = node_memory.path(run)
-    if node is None or not node.exists():
+    if node is None or _removed(node, run):
         return None
     step, on_disk = max(all_steps(node), default=0), max(all_steps(run), default=0)
     if step <= on_disk:
-        shutil.rmtree(node, ignore_errors=True)
         return None
     than = f"step {on_disk:,}" if on_disk else "no checkpoint"
     return f"{run}: step {step:,} is in memory ({node}), the disk has {than}; the same command goes on from memory"
@@ -104,6 +104,16 @@ def release_memory(run: Path) -> str | None:
 
 def remove_left_in_memory() -> None:
     """Removes what runs of this user have left that were killed, unless it is newer than their checkpoints on disk."""
-    for node, run in node_memory.unused():
-        if run is None or not run.is_dir() or max(all_steps(node), default=0) <= max(all_steps(run), default=0):
+    for node, run in node_memory.runs():
+        _removed(node, run)
+
+
+def _removed(node: Path, run: Path | None) -> bool:
+    """Removes a run's directory in memory if no supervisor uses it and it has nothing newer than the disk."""
+    with node_memory.locked(node) as is_there:
+        if not is_there or node_memory.is_used(node):
+            return False
+        newer = run is not None and run.is_dir() and max(all_steps(node), default=0) > max(all_steps(run), default=0)
+        if not newer:
             shutil.rmtree(node, ignore_errors=True)
+        return not newer

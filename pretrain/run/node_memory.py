@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from data_pipeline.foundation.locks import lock
+
 DIRECTORY = "PRETRAIN_NODE_DIRECTORY"  # in the environment of ranks
 _MEMORY = Path("/dev/shm")
 _RANKS, _RUN = "ranks-", "run"  # the second names the run's directory
@@ -60,21 +62,43 @@ def for_ranks(run: Path | None) -> Path:
     node = path(run) if run else None
     if run is not None and node is not None:
         with contextlib.suppress(OSError):
-            with contextlib.suppress(FileExistsError):
-                node.mkdir(mode=0o700)
-            if is_private(node):  # else somebody has just made it
-                (node / _RUN).write_text(str(run.resolve()))
-                for left in node.glob(f"{_RANKS}*"):
-                    if not _is_alive(left):
-                        shutil.rmtree(left, ignore_errors=True)
-                return Path(tempfile.mkdtemp(prefix=f"{_RANKS}{os.getpid()}-", dir=node))
+            while is_private(node):  # else somebody has just made it
+                with contextlib.suppress(FileExistsError):
+                    node.mkdir(mode=0o700)
+                with locked(node) as is_there:
+                    if not is_there:
+                        continue  # another supervisor has just removed it
+                    (node / _RUN).write_text(str(run.resolve()))
+                    for left in node.glob(f"{_RANKS}*"):
+                        if not _is_alive(left):
+                            shutil.rmtree(left, ignore_errors=True)
+                    return Path(tempfile.mkdtemp(prefix=f"{_RANKS}{os.getpid()}-", dir=node))
     return Path(tempfile.mkdtemp(prefix="encdec-pretrain-"))
 
 
-def unused() -> Iterator[tuple[Path, Path | None]]:
-    """The directories of this user's runs on this node that no supervisor uses, each with its run's, if it names one"""
+@contextlib.contextmanager
+def locked(node: Path) -> Iterator[bool]:
+    """Within the block, no other supervisor makes directories in `node`, or removes it. Yields whether it is there."""
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = os.open(node, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            yield False
+            return
+        stack.callback(os.close, opened)
+        lock(opened, None, wait=True)
+        yield node.exists() and os.path.samestat(os.fstat(opened), node.lstat())
+
+
+def is_used(node: Path) -> bool:
+    """True if a supervisor that lives has ranks in `node`."""
+    return any(map(_is_alive, node.glob(f"{_RANKS}*")))
+
+
+def runs() -> Iterator[tuple[Path, Path | None]]:
+    """The directories of this user's runs on this node, each with its run's, if it names one."""
     for node in _MEMORY.glob(f"{_prefix()}*"):
-        if node.is_dir() and is_private(node) and not any(map(_is_alive, node.glob(f"{_RANKS}*"))):
+        if node.is_dir() and is_private(node):
             with contextlib.suppress(OSError):
                 yield node, Path((node / _RUN).read_text()) if (node / _RUN).is_file() else None
 

@@ -1,6 +1,7 @@
 """The directory of a run in the memory of a node: whose it may be, and how long it stays."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,33 @@ def test_the_next_run_removes_what_a_killed_one_has_left_unless_it_is_newer_than
     (run / "checkpoints/step-00000041").mkdir(parents=True)
     remove_left_in_memory()
     assert not newer.exists()
+
+
+@pytest.mark.parametrize("remove", [lambda _: remove_left_in_memory(), release_memory])
+def test_an_attempt_that_begins_while_its_directory_is_removed_keeps_its_own(run, monkeypatch, remove):
+    """It begins once the other supervisor has seen that nobody uses the directory."""
+    held(run, 40)
+    (run / "checkpoints/step-00000040").mkdir(parents=True)
+    used, made = node_memory.is_used, list[Path]()
+    beginning = threading.Thread(target=lambda: made.append(node_memory.for_ranks(run)))
+
+    def is_used(node: Path) -> bool:
+        found = used(node)
+        beginning.start()
+        beginning.join(0.5)  # it waits for the lock; without one, it would be done
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node_memory, "is_used", is_used)
+        remove(run)
+    beginning.join()
+    assert made[0].is_dir()
+
+
+def test_the_end_of_a_run_leaves_what_the_same_command_has_begun_with(run):
+    node = held(run, 40)
+    (run / "checkpoints/step-00000040").mkdir(parents=True)
+    ranks = node_memory.for_ranks(run)
+    assert release_memory(run) is None
+    assert ranks.is_dir()
+    assert node.exists()
