@@ -5,6 +5,7 @@ def _(folder): …                     # folder: docs/results
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -464,6 +465,19 @@ def _faults_builds(folder: Path) -> Iterator[list[str]]:
     for fault in sorted({row["fault"] for row in builds}):
         yield [fault, *_same([row for row in builds if row["fault"] == fault])]
     yield ["**together**", *_same(builds)]
+
+
+@table("faults-flips")
+def _faults_flips(folder: Path) -> Iterator[list[str]]:
+    rows = rows_of(folder / "faults/flips.csv")
+    for place in dict.fromkeys(row["place"] for row in rows):
+        here = [row for row in rows if row["place"] == place]
+        by = Counter(row["by"] for row in here if row["by"])
+        lost = [int(row["steps lost"]) for row in here if row["by"] and row["result"] != "refused"]
+        unseen = [row["result"] for row in here if not row["by"]]
+        found_by = ", ".join(f"{name} ({number})" for name, number in by.most_common())
+        again = f"{min(lost)} to {max(lost)}" if lost else ""
+        yield [place, str(len(here)), str(by.total()), found_by, again, f"{unseen.count('differs')} of {len(unseen)}"]
 
 
 @table("faults-larger")
