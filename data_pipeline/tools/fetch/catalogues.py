@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 
 from data_pipeline.foundation.errors import FailedError, UserError, one_line
 
-COMMON_CRAWL = "https://data.commoncrawl.org"
-HUGGING_FACE = "https://huggingface.co"
-WIKIMEDIA = "https://dumps.wikimedia.org"
-
 Read = Callable[[str, str], bytes]
 """(address, what to say if nothing is there) -> content"""
 
@@ -55,11 +51,8 @@ class _DumpStatus:
     jobs: dict[str, _DumpJob]
 
 
-def wet_files(read: Read, crawl: str, base_url: str = COMMON_CRAWL) -> list[PublishedFile]:
-    """The text files of a crawl ("CC-MAIN-2019-18"), in the order of its wet.paths.gz.
-
-    Common Crawl publishes neither their sizes nor checksums. Raises UserError if the crawl doesn't exist.
-    """
+def wet_files(read: Read, crawl: str, base_url: str) -> list[PublishedFile]:
+    """The text files of a crawl ("CC-MAIN-2019-18"), in the order of its wet.paths.gz, without sizes and checksums."""
     url = f"{base_url}/crawl-data/{crawl}/wet.paths.gz"
     content = read(url, f"no crawl {crawl} with text there; crawls are listed at https://index.commoncrawl.org/")
     try:
@@ -69,10 +62,9 @@ def wet_files(read: Read, crawl: str, base_url: str = COMMON_CRAWL) -> list[Publ
     return [PublishedFile(f"{base_url}/{path}", path) for path in paths]
 
 
-def c4_files(config: str, split: str, revision: str, base_url: str = HUGGING_FACE) -> list[PublishedFile]:
-    """The files of a split of C4 in the repository allenai/c4, with sizes and sha256.
+def c4_files(config: str, split: str, revision: str, base_url: str) -> list[PublishedFile]:
+    """The files of a split of C4 in the repository allenai/c4, in its folder `config` ("en"), with sizes and sha256.
 
-    `config`: a folder there ("en"); `split`: "train" or "validation"; `revision`: a branch or commit.
     Raises UserError if the hub doesn't have them, FailedError if it doesn't answer.
     """
     import huggingface_hub  # slow to import
@@ -84,42 +76,37 @@ def c4_files(config: str, split: str, revision: str, base_url: str = HUGGING_FAC
     except Exception as error:  # the hub's own, and those of the HTTP library below it, which changes
         missing = getattr(getattr(error, "response", None), "status_code", None) == 404
         raise (UserError if missing else FailedError)(f"{base_url}: {one_line(error)}") from None
-    files = []
-    for entry in sorted(entries, key=lambda entry: entry.path):
-        if entry.path.startswith(prefix):
-            url = huggingface_hub.hf_hub_url(**where, filename=entry.path, endpoint=base_url)
-            checksum = f"sha256:{entry.lfs.sha256}" if entry.lfs else None
-            files.append(PublishedFile(url, entry.path, entry.size, checksum))
+    files = [
+        PublishedFile(
+            huggingface_hub.hf_hub_url(**where, filename=entry.path, endpoint=base_url),
+            entry.path,
+            entry.size,
+            f"sha256:{entry.lfs.sha256}" if entry.lfs else None,
+        )
+        for entry in sorted(entries, key=lambda entry: entry.path)
+        if entry.path.startswith(prefix)
+    ]
     if not files:
         raise UserError(f"{base_url}: allenai/c4 has no files {prefix}*")
     return files
 
 
-def wikipedia_files(
-    read: Read, wiki: str, date: str, job: str = "articlesmultistreamdump", base_url: str = WIKIMEDIA
-) -> list[PublishedFile]:
-    """The files of one job of a dump ("enwiki", "20240101"), in the order of their pages, with sizes and checksums.
-
-    The checksums are sha1 where published, else md5. The job articlesmultistreamdump has the articles as .xml.bz2
-    files, each with an index of its streams. Raises UserError if the dump or job doesn't exist, FailedError if the job
-    isn't done.
+def wikipedia_files(read: Read, wiki: str, date: str, job: str, base_url: str) -> list[PublishedFile]:
+    """The files of one job of a dump ("enwiki", "20240101"), in the order of their pages, with sizes and checksums:
+    sha1 where published, else md5. Raises UserError if the job doesn't exist, FailedError if it isn't done.
     """
-    folder = f"{base_url}/{wiki}/{date}"
-    url = f"{folder}/dumpstatus.json"
     from data_pipeline.foundation.json_file import parse_json  # loads pydantic, which --help does without
 
-    jobs = parse_json(
-        read(url, f"no dump of {wiki} of {date} there; dates are like 20240101, and old dumps are deleted"),
-        _DumpStatus,
-        url,
-    ).jobs
+    folder = f"{base_url}/{wiki}/{date}"
+    url = f"{folder}/dumpstatus.json"
+    content = read(url, f"no dump of {wiki} of {date} there; dates are like 20240101, and old dumps are deleted")
+    jobs = parse_json(content, _DumpStatus, url).jobs
     if job not in jobs:
         raise UserError(f"{url}: has no job {job!r}, only {', '.join(sorted(jobs))}")
     if (state := jobs[job].status) != "done":
         raise FailedError(f"{url}: the job {job} is {state!r}, expected 'done'; take an earlier dump, or wait")
     published = []
-    for name in sorted(jobs[job].files, key=_in_order_of_pages):
-        file = jobs[job].files[name]
+    for name, file in sorted(jobs[job].files.items(), key=lambda item: _in_order_of_pages(item[0])):
         checksum = f"sha1:{file.sha1}" if file.sha1 else f"md5:{file.md5}" if file.md5 else None
         published.append(PublishedFile(f"{folder}/{name}", name, file.size, checksum))
     return published

@@ -11,8 +11,7 @@ import typer
 from data_pipeline.foundation.command import path_argument
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
-from data_pipeline.tools.fetch import catalogues
-from data_pipeline.tools.fetch.catalogues import COMMON_CRAWL, HUGGING_FACE, WIKIMEDIA, PublishedFile, Read
+from data_pipeline.tools.fetch.catalogues import PublishedFile, Read, c4_files, wet_files, wikipedia_files
 
 fetch_app = typer.Typer(
     no_args_is_help=True,
@@ -44,14 +43,14 @@ def wet(
     first: First = 0,
     connections: Connections = 4,
     contact: Contact = "",
-    base_url: BaseUrl = COMMON_CRAWL,
+    base_url: BaseUrl = "https://data.commoncrawl.org",
 ) -> None:
     """Fetch Common Crawl's extracted text: some 56,000 files of 150 MB.
 
     They are published without checksums; each is tested as a gzip file.
     """
     glob = f"crawl-data/{crawl}/**/*.warc.wet.gz"
-    _fetch(lambda read: catalogues.wet_files(read, crawl, base_url), output, glob, files, first, connections, contact)
+    _fetch(lambda read: wet_files(read, crawl, base_url), output, glob, files, first, connections, contact)
 
 
 @fetch_app.command(epilog="Example: data-pipeline fetch c4 data/c4 --split validation")
@@ -64,12 +63,11 @@ def c4(
     first: First = 0,
     connections: Connections = 4,
     contact: Contact = "",
-    base_url: HubUrl = HUGGING_FACE,
+    base_url: HubUrl = "https://huggingface.co",
 ) -> None:
     """Fetch C4 from the Hugging Face hub. en has 1,024 files of 320 MB for training and 8 for validation."""
-    published = partial(catalogues.c4_files, config, split, revision, base_url)
     glob = f"{config}/c4-{split}.*.json.gz"
-    _fetch(lambda read: published(), output, glob, files, first, connections, contact)
+    _fetch(lambda _: c4_files(config, split, revision, base_url), output, glob, files, first, connections, contact)
 
 
 @fetch_app.command(epilog="Example: data-pipeline fetch wikipedia enwiki 20240101 data")
@@ -84,11 +82,13 @@ def wikipedia(
     first: First = 0,
     connections: Connections = 2,  # Wikimedia limits them per address
     contact: Contact = "",
-    base_url: BaseUrl = WIKIMEDIA,
+    base_url: BaseUrl = "https://dumps.wikimedia.org",
 ) -> None:
     """Fetch a wiki's articles from a Wikimedia dump, in the order of their pages, each index after its articles."""
-    published = partial(catalogues.wikipedia_files, wiki=wiki, date=date, job=job, base_url=base_url)
-    _fetch(published, output, f"{wiki}-{date}-*.xml*.bz2", files, first, connections, contact)
+    glob = f"{wiki}-{date}-*.xml*.bz2"
+    _fetch(
+        lambda read: wikipedia_files(read, wiki, date, job, base_url), output, glob, files, first, connections, contact
+    )
 
 
 def _fetch(

@@ -78,64 +78,63 @@ class Download:
 
     def run(self) -> "Download":
         """Fetches the file, unless it is there. Raises FailedError if it can't be written."""
+        pieces = wrong = 0
+        done = self.present
         try:
-            if not self.present:
-                self._part.parent.mkdir(parents=True, exist_ok=True)
-                self._fetch()
-        except OSError as error:  # of the disk; `_fetch` handles those of the network
+            while not done and pieces < _PIECES and wrong < _WRONG_CONTENTS:
+                pieces += 1
+                if not self._receive():
+                    continue
+                self.problem = self._fault()
+                if done := not self.problem:
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    self._part.replace(self._path)
+                else:
+                    self._part.unlink()
+                    wrong += 1
+        except requests.RequestException as error:  # after all retries
+            self.problem = one_line(error)
+        except OSError as error:
             raise FailedError(f"can't write {self._path}: {error.strerror or one_line(error)}") from None
         return self
 
-    def _fetch(self) -> None:
-        wrong = 0
-        for _ in range(_PIECES):
-            try:
-                if not self._part.exists() or _size(self._part) != self.file.size:
-                    self._receive()
-            except requests.RequestException as error:  # after all retries
-                self.problem = one_line(error)
-                return
-            except urllib3.exceptions.HTTPError as error:
-                self.problem = f"connection lost after {_size(self._part):,} bytes: {one_line(error)}"
-                continue
-            self.problem = self._fault(self._part)
-            if not self.problem:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._part.replace(self._path)
-                return
-            self._part.unlink()
-            wrong += 1
-            if wrong == _WRONG_CONTENTS:
-                return
-
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Whether the file came to its end; if not, `problem` says why, and the next call goes on from there."""
+        self._part.parent.mkdir(parents=True, exist_ok=True)
         have = _size(self._part)
+        if self._part.exists() and have == self.file.size:
+            return True
         headers = {"Range": f"bytes={have}-"} if have else {}
         with self._session.get(self.file.url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
             if have and response.status_code == 416:
-                return  # nothing is missing, or this is another file now; its content says which
+                return True  # nothing is missing, or this is another file now; its content says which
             response.raise_for_status()
             if self.missing is None:
                 self.missing = int(response.headers.get("Content-Length", 0))
             with self._part.open("ab" if response.status_code == 206 else "wb") as part:
-                for block in response.raw.stream(_BLOCK, decode_content=False):
-                    part.write(block)
-                    self.received += len(block)
+                try:
+                    for block in response.raw.stream(_BLOCK, decode_content=False):
+                        part.write(block)
+                        self.received += len(block)
+                except urllib3.exceptions.HTTPError as error:
+                    self.problem = f"connection lost after {part.tell():,} bytes: {one_line(error)}"
+                    return False
                 part.flush()
                 os.fsync(part.fileno())
+        return True
 
-    def _fault(self, path: Path) -> str:
+    def _fault(self) -> str:
         """What is wrong with the content, or "". Without a published checksum, it must decompress to its end."""
-        size = _size(path)
+        size = _size(self._part)
         if self.file.size not in (None, size):
             return f"{size:,} bytes were received, but the published size is {self.file.size:,}"
         if self.file.checksum:
             kind, _, published = self.file.checksum.partition(":")
-            with path.open("rb") as file:
+            with self._part.open("rb") as file:
                 found = hashlib.file_digest(file, kind).hexdigest()
             return "" if found == published else f"its {kind} is {found}, but the published one {published}"
         try:
-            with (bz2 if self.file.path.endswith(".bz2") else gzip).open(path) as unpacked:
+            with (bz2 if self.file.path.endswith(".bz2") else gzip).open(self._part) as unpacked:
                 while unpacked.read(_BLOCK):
                     pass
         except (EOFError, OSError, zlib.error) as error:
