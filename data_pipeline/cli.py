@@ -136,7 +136,7 @@ def show(
     """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and ids of documents to trace."""
     from data_pipeline.corpus import open_corpus
     from data_pipeline.loading.reader import Reader
-    from data_pipeline.tools.provenance.find_records import first_ids
+    from data_pipeline.tools.provenance.finished_build import first_ids
 
     corpus = open_corpus(location)
     if split not in corpus.manifest.splits:

@@ -11,7 +11,7 @@ from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.jsonl import json_lines
 from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Input, ReadStats
-from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.text_lines import RecordOptions, decode, numbered_lines, too_long
 
 _SHOWN = 8  # names in a message
 
@@ -48,16 +48,18 @@ def read_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
 
 
 def _jsonl_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
-    for number, record in json_lines(Input(path), _Strict(), TextOptions()):
-        texts: list[str] = []
-        for field in map(str, evaluation_set.fields):
-            try:
-                texts += _texts(record, [field] if field in record else field.split("."))
-            except LookupError:
-                raise DamagedInput(path, f"line {number}", f'no field "{field}"; it has {_named(record)}') from None
-            except TypeError as error:
-                raise DamagedInput(path, f"line {number}", f'field "{field}": expected text, found {error}') from None
-        yield Item(number, texts)
+    with open_stream(path) as stream:
+        for number, record in json_lines(stream, _Strict(), RecordOptions()):
+            texts: list[str] = []
+            for field in map(str, evaluation_set.fields):
+                try:
+                    texts += _texts(record, [field] if field in record else field.split("."))
+                except LookupError:
+                    raise DamagedInput(path, f"line {number}", f'no field "{field}"; it has {_named(record)}') from None
+                except TypeError as error:
+                    reason = f'field "{field}": expected text, found {error}'
+                    raise DamagedInput(path, f"line {number}", reason) from None
+            yield Item(number, texts)
 
 
 def _texts(value: Any, keys: list[str]) -> list[str]:
@@ -100,7 +102,7 @@ def _text_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
     """Every line that isn't blank, with its number."""
-    options = TextOptions()
+    options = RecordOptions()
     with open_stream(path) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if line is None:

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 
+from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.jsonl import json_lines, string
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.text_lines import TextOptions
+from data_pipeline.sources.text_lines import RecordOptions
 
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?Z?")
 
@@ -20,14 +21,16 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
         {"text":"Hello.","timestamp":"2019-04-25 12:57:54","url":"https://a.org/"}
           ->  Record(0, "Hello.", "https://a.org/", timestamp="2019-04-25T12:57:54Z")
     """
-    for number, line in json_lines(file, stats, TextOptions(**file.options)):
-        try:
-            text, url = string(line, "text"), string(line, "url", required=False)
-            timestamp = string(line, "timestamp", required=False) or string(line, "date", required=False)
-        except ValueError as error:
-            stats.damaged(f"line {number}", f"expected a JSON object with a text: {error}")
-            continue
-        if text.strip():
-            yield Record(number - 1, text, url, timestamp=_TIMESTAMP.sub(r"\1T\2Z", timestamp, count=1))
-        else:
-            stats.counters["empty"] += 1
+    options = RecordOptions(**file.options)
+    with open_stream(file.path, file.verified) as stream:
+        for number, line in json_lines(stream, stats, options):
+            try:
+                text, url = string(line, "text"), string(line, "url", required=False)
+                timestamp = string(line, "timestamp", required=False) or string(line, "date", required=False)
+            except ValueError as error:
+                stats.damaged(f"line {number}", f"expected a JSON object with a text: {error}")
+                continue
+            if text.strip():
+                yield Record(number - 1, text, url, timestamp=_TIMESTAMP.sub(r"\1T\2Z", timestamp, count=1))
+            else:
+                stats.counters["empty"] += 1

@@ -7,7 +7,7 @@ from typing import BinaryIO
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources import jsonl
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.text_lines import open_text
+from data_pipeline.sources.text_lines import next_byte, open_text
 
 _CHUNK = 1 << 18
 _OUTSIDE = re.compile(rb'["\[\]{},]')  # what matters outside of a string, and inside
@@ -23,25 +23,22 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
         [{"text":"Hello.","url":"https://a.org/"}]  ->  Record(0, "Hello.", "https://a.org/")
     """
     options = jsonl.Options(**file.options)
-    unit, found = objects(file, stats, options)
-    yield from jsonl.records(found, unit, options, stats)
+    with open_text(file, options) as stream:
+        unit, found = objects(stream, file.path, stats, options)
+        yield from jsonl.records(found, unit, options, stats)
 
 
 def objects(
-    file: Input, stats: ReadStats, options: jsonl.Options
+    stream: BinaryIO, path: str, stats: ReadStats, options: jsonl.Options
 ) -> tuple[str, Iterator[tuple[int, dict[str, object]]]]:
     """What messages call an object of the file, "element" or "line", and every object with its number, from 1."""
-    with open_text(file, options, verified=False) as stream:
-        while (begins := stream.read(1)) and begins in b"\xef\xbb\xbf \t\r\n":
-            pass
+    first = 1
+    while (begins := next_byte(stream)) and begins in b"\xef\xbb\xbf \t\r\n":
+        first += stream.read(1) == b"\n"
     if begins != b"[":
-        return "line", jsonl.json_lines(file, stats, options)
-    return "element", jsonl.parsed(_numbered(file, options), "element", stats, options)
-
-
-def _numbered(file: Input, options: jsonl.Options) -> Iterator[tuple[int, bytes | None]]:
-    with open_text(file, options) as stream:
-        yield from enumerate(_elements(file.path, stream, options.max_record_bytes), 1)
+        return "line", jsonl.json_lines(stream, stats, options, first)
+    elements = enumerate(_elements(path, stream, options.max_record_bytes), 1)
+    return "element", jsonl.parsed(elements, "element", stats, options)
 
 
 def _elements(path: str, stream: BinaryIO, limit: int) -> Iterator[bytes | None]:

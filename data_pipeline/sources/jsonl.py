@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from data_pipeline.sources.record import FieldNames, Input, ReadStats, Record, record_of
 from data_pipeline.sources.text_lines import RecordOptions, TextOptions, numbered_lines, open_text, too_long
@@ -24,7 +24,8 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
         {"text":"Hello.","url":"https://a.org/"}\n  ->  Record(0, "Hello.", "https://a.org/")
     """
     options = Options(**file.options)
-    yield from records(json_lines(file, stats, options), "line", options, stats)
+    with open_text(file, options) as stream:
+        yield from records(json_lines(stream, stats, options), "line", options, stats)
 
 
 def records(
@@ -43,16 +44,11 @@ def records(
             yield record
 
 
-def begins_object(file: Input, options: TextOptions) -> bool:
-    """Whether the first byte of `file` begins an object."""
-    with open_text(file, options, verified=False) as stream:
-        return stream.read(1) == b"{"
-
-
-def json_lines(file: Input, stats: ReadStats, options: TextOptions) -> Iterator[tuple[int, dict[str, object]]]:
-    """The number and object of every line. Counts `read`. Blank lines are skipped, others noted as damage."""
-    with open_text(file, options) as stream:
-        yield from parsed(numbered_lines(stream, options.max_record_bytes), "line", stats, options)
+def json_lines(
+    stream: BinaryIO, stats: ReadStats, options: RecordOptions, first: int = 1
+) -> Iterator[tuple[int, dict[str, object]]]:
+    """The number, from `first`, and object of every line. Counts `read`. Blank lines are skipped, others damage."""
+    return parsed(numbered_lines(stream, options.max_record_bytes, first), "line", stats, options)
 
 
 def parsed(

@@ -5,11 +5,11 @@ to choose from.
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import BinaryIO, Literal
 
-from data_pipeline.sources.jsonl import begins_object, json_lines, string, strings
+from data_pipeline.sources.jsonl import json_lines, string, strings
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, open_text, too_long
+from data_pipeline.sources.text_lines import TextOptions, decode, next_byte, numbered_lines, open_text, too_long
 
 
 class Options(TextOptions):
@@ -38,40 +38,40 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
           ->  Record(0, "English to German: A house.", target="Ein Haus.")
     """
     options = Options(**file.options)
-    is_json = begins_object(file, options) if options.layout == "auto" else options.layout == "jsonl"
-    pairs = _jsonl if is_json else _tsv
-    for pair in pairs(file, stats, options):
-        if not pair.text.strip():
-            stats.counters.drop("empty_input", pair.target)
-        elif not pair.target.strip():
-            stats.counters.drop("empty_target", pair.text)
-        else:
-            pair.text = options.prefix + pair.text
-            yield pair
-
-
-def _tsv(file: Input, stats: ReadStats, options: Options) -> Iterator[Record]:
     with open_text(file, options) as stream:
-        for number, line in numbered_lines(stream, options.max_record_bytes):
-            if line is not None and not line.strip(b" "):
-                continue
-            stats.counters["read"] += 1
-            if line is None:
-                stats.damaged(f"line {number}", too_long(options))
-                continue
-            try:
-                source, *targets = decode(line).split("\t")
-            except ValueError as error:
-                stats.damaged(f"line {number}", str(error))
-                continue
-            if len(targets) == 1:
-                yield Record(number - 1, source, target=targets[0])
+        is_json = next_byte(stream) == b"{" if options.layout == "auto" else options.layout == "jsonl"
+        pairs = _jsonl if is_json else _tsv
+        for pair in pairs(stream, stats, options):
+            if not pair.text.strip():
+                stats.counters.drop("empty_input", pair.target)
+            elif not pair.target.strip():
+                stats.counters.drop("empty_target", pair.text)
             else:
-                stats.damaged(f"line {number}", f"expected input, tab, target, found {len(targets)} tabs")
+                pair.text = options.prefix + pair.text
+                yield pair
 
 
-def _jsonl(file: Input, stats: ReadStats, options: Options) -> Iterator[Record]:
-    for number, pair in json_lines(file, stats, options):
+def _tsv(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Record]:
+    for number, line in numbered_lines(stream, options.max_record_bytes):
+        if line is not None and not line.strip(b" "):
+            continue
+        stats.counters["read"] += 1
+        if line is None:
+            stats.damaged(f"line {number}", too_long(options))
+            continue
+        try:
+            source, *targets = decode(line).split("\t")
+        except ValueError as error:
+            stats.damaged(f"line {number}", str(error))
+            continue
+        if len(targets) == 1:
+            yield Record(number - 1, source, target=targets[0])
+        else:
+            stats.damaged(f"line {number}", f"expected input, tab, target, found {len(targets)} tabs")
+
+
+def _jsonl(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Record]:
+    for number, pair in json_lines(stream, stats, options):
         try:
             several = isinstance(pair.get(options.targets), list)
             targets = _strings(pair, options.targets) if several else []

@@ -41,12 +41,11 @@ class TextOptions(RecordOptions):
 
 
 @contextlib.contextmanager
-def open_text(file: Input, options: TextOptions, verified: bool | None = None) -> Iterator[BinaryIO]:
-    """The content of `file` in UTF-8; `verified` as in `open_stream`, by default what `file` says.
-
-    Raises what `open_stream` raises, and `read` raises DamagedInput for bytes that aren't in the encoding.
+def open_text(file: Input, options: TextOptions) -> Iterator[BinaryIO]:
+    """The content of `file` in UTF-8. Raises what `open_stream` raises, and DamagedInput, as soon as it is read, for
+    bytes that aren't in the encoding.
     """
-    with open_stream(file.path, file.verified if verified is None else verified) as stream:
+    with open_stream(file.path, file.verified) as stream:
         if codecs.lookup(options.encoding).name == "utf-8":
             yield stream
         else:
@@ -68,12 +67,17 @@ def _recoded(stream: BinaryIO, path: str, encoding: str) -> Iterator[bytes]:
             yield text
 
 
-def numbered_lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None]]:
-    r"""Every line with its number, from 1, and without its end (LF or CR LF); None for a line over `limit` bytes.
+def next_byte(stream: BinaryIO) -> bytes:
+    """The next byte of what `open_text` yields, which stays to be read; b"" at its end."""
+    return cast(io.BufferedReader, stream).peek(1)[:1]
+
+
+def numbered_lines(stream: BinaryIO, limit: int, first: int = 1) -> Iterator[tuple[int, bytes | None]]:
+    r"""Every line with its number, from `first`, without its end (LF or CR LF); None for a line over `limit` bytes.
 
     limit=3:  b"a\r\nlong\nb"  ->  (1, b"a"), (2, None), (3, b"b")
     """
-    number = 0
+    number = first - 1
     while line := stream.readline(limit + 2):
         number += 1
         if len(line) == limit + 2 and not line.endswith(b"\n"):

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from typing import BinaryIO
 from xml.sax.saxutils import unescape
 
 from data_pipeline.sources import jsonl
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, open_text, too_long
+from data_pipeline.sources.text_lines import TextOptions, decode, next_byte, numbered_lines, open_text, too_long
 
 # Quotation marks in titles aren't escaped: only the end of the line ends a title.
 _START = re.compile(rb'<doc id="[^"]*"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">\s*')
@@ -26,43 +26,48 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
           ->  Record(0, "A is first.", "https://a.org/?curid=1", "A & B")
     """
     options = TextOptions(**file.options)
-    if jsonl.begins_object(file, options):
-        yield from jsonl.read(replace(file, options=options.model_dump()), stats)
-        return
+    with open_text(file, options) as stream:
+        if next_byte(stream) == b"{":
+            named = jsonl.Options(**options.model_dump())
+            yield from jsonl.records(jsonl.json_lines(stream, stats, named), "line", named, stats)
+        else:
+            yield from _articles(stream, stats, options)
+
+
+def _articles(stream: BinaryIO, stats: ReadStats, options: TextOptions) -> Iterator[Record]:
     ordinal, body, size, stray = -1, list[bytes](), 0, False
     start: re.Match[bytes] | None = None  # of the article being read
     position = ""
-    with open_text(file, options) as stream:
-        for number, line in numbered_lines(stream, options.max_record_bytes):
-            if opening := line is not None and _START.fullmatch(line):
-                if start:
-                    stats.damaged(position, "the next article begins before its </doc>")
-                start, position, body, size = opening, f"line {number}", [], 0
-                ordinal += 1
-                stats.counters["read"] += 1
-                stray = False
-            elif start and line == _END:
-                if size > options.max_record_bytes:
-                    stats.damaged(position, too_long(options))
+    for number, line in numbered_lines(stream, options.max_record_bytes):
+        if opening := line is not None and _START.fullmatch(line):
+            if start:
+                stats.damaged(position, "the next article begins before its </doc>")
+            start, position, body, size = opening, f"line {number}", [], 0
+            ordinal += 1
+            stats.counters["read"] += 1
+            stray = False
+        elif start and line == _END:
+            if size > options.max_record_bytes:
+                stats.damaged(position, too_long(options))
+            else:
+                try:
+                    record = _record(ordinal, start, body, stats)
+                except ValueError as error:
+                    stats.damaged(position, str(error))
                 else:
-                    try:
-                        record = _record(ordinal, start, body, stats)
-                    except ValueError as error:
-                        stats.damaged(position, str(error))
-                    else:
-                        if record:
-                            yield record
-                start = None
-            elif start:
-                size += len(line) + 1 if line is not None else options.max_record_bytes + 1
-                if size > options.max_record_bytes:
-                    body = []
-                elif line is not None:
-                    body.append(line)
-            elif (line is None or line.strip()) and not stray:
-                stray = True  # one note for consecutive stray lines
-                stats.counters["read"] += 1
-                stats.damaged(f"line {number}", 'expected <doc id="…" url="…" title="…">')
+                    if record:
+                        yield record
+            start = None
+        elif start:
+            size += len(line) + 1 if line is not None else options.max_record_bytes + 1
+            if size > options.max_record_bytes:
+                body = []
+            elif line is not None:
+                body.append(line)
+        elif (line is None or line.strip()) and not stray:
+            stray = True  # one note for consecutive stray lines
+            stats.counters["read"] += 1
+            stats.damaged(f"line {number}", 'expected <doc id="…" url="…" title="…">')
     if start:
         stats.damaged(position, "the file ends before its </doc>")
 

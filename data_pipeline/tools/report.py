@@ -20,6 +20,8 @@ th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid #8884; text-align: le
 td { overflow-wrap: anywhere; } td:not(:first-child, :last-child) { white-space: nowrap; }
 """
 
+Cell = str | int | float | list[str]  # a list has example texts
+
 
 def render(report: Report) -> dict[str, str]:
     """report.md and report.html by name."""
@@ -36,78 +38,123 @@ def render(report: Report) -> dict[str, str]:
     }
 
 
-Cell = str | int | list[str]  # a list has example texts
+def _tables(report: Report) -> Iterator[str]:
+    for what, read, dropped, prefix in (
+        ("documents", report.documents.read, report.documents.dropped, ""),
+        ("lines", report.lines.read, report.lines.dropped, LINE),
+        ("spans", 0, report.spans.dropped, SPAN),
+    ):
+        yield from _table(
+            f"Dropped {what}",
+            ["rule", what, "share", "", "examples"],
+            [
+                [rule, n, _share(n, read), _bar(n, dropped), [*filter(None, report.examples.get(prefix + rule, []))]]
+                for rule, n in most_common(dropped, len(dropped)).items()
+            ],
+        )
+    yield from _table(
+        "Evaluation sets",
+        ["set", "items", "too short to look for", "found in the text", "share", "documents dropped for them"],
+        [
+            [name, one.items, one.too_short, one.found, f"{one.share:.2%}", one.documents_dropped]
+            for name, one in report.evaluation_sets.items()
+        ],
+    )
+    yield from _chart("Masked personal data", "kind", report.masked)
+    yield from _chart("Templates that left a hole in a sentence", "template", report.template_holes)
+    yield from _table(
+        "Splits",
+        ["split", "documents", "rows", "tokens", "tokens in dropped tails", "shards"],
+        [
+            [name, one.documents, one.rows, one.tokens, one.dropped_tokens, one.shards]
+            for name, one in report.splits.items()
+        ],
+        " ".join(cut_pairs(report)),
+    )
+    characters, note = report.coverage.characters if report.coverage else {}, coverage(report)
+    yield from _table(
+        "Characters without a token",
+        ["character", "code point", "times", ""],
+        [[visible(one), f"U+{ord(one):04X}", n, _bar(n, characters)] for one, n in characters.items()],
+        f"{note[:1].upper()}{note[1:]}." if note else "",
+    )
+    yield from _chart("Lengths of documents, in characters", "characters", _ranges(report.lengths))
+    yield from _chart("Lengths of documents, in tokens", "tokens", _ranges(report.token_lengths))
+    yield from _chart("Languages", "language", report.languages)
+    yield from _chart("Domains", "domain", report.domains)
+    yield from _table(
+        "Sources",
+        ["source", "inputs", "MB read", "documents read", "kept", "share", "MB of text kept"],
+        [
+            [name, one.inputs, one.bytes / 1e6, one.read, one.kept, _share(one.kept, one.read), one.text_bytes / 1e6]
+            for name, one in report.sources.items()
+        ],
+    )
+    for name, one in report.sources.items() if len(report.sources) > 1 else ():
+        yield from _chart(f"{name}: lengths in characters", "characters", _ranges(one.lengths))
+        yield from _chart(f"{name}: languages", "language", one.languages)
+        yield from _chart(f"{name}: dropped documents", "rule", most_common(one.dropped, _ROWS))
+    damaged_first = sorted(report.inputs, key=lambda one: one.status == "ok")
+    yield from _table(
+        "Inputs",
+        ["input", "MB", "documents", "status"],
+        [[one.path, one.bytes / 1e6, one.documents, _status(one)] for one in damaged_first[:_INPUTS]],
+        f"And {len(report.inputs) - _INPUTS:,} more." if len(report.inputs) > _INPUTS else "",
+    )
+    speeds = {one.name: one.megabytes_per_core_second or 0.0 for one in report.stages}
+    yield from _table(
+        "Speed",
+        ["stage", "MB", "core-seconds", "MB per core-second", ""],
+        [
+            [one.name, one.megabytes, one.core_seconds, f"{speeds[one.name]:,.3f}", _bar(speeds[one.name], speeds)]
+            for one in report.stages
+        ],
+    )
+    columns = ("seconds", "core_seconds", "idle_seconds", "ray_start_seconds", "driver_core_seconds")
+    timed = [one for one in report.stages if one.seconds is not None]
+    times = [[float(getattr(one, column) or 0) for column in columns] for one in timed]
+    rows: list[list[Cell]] = [[one.name, one.workers or 0, *own] for one, own in zip(timed, times, strict=True)]
+    if timed:
+        rows.append(["together", "", *map(sum, zip(*times, strict=True))])
+    note = "In seconds, of each stage's last run that had units to do. Idle: the time of all workers without a unit. "
+    yield from _table(
+        "Where the time went",
+        ["stage", "workers", "seconds", "core-seconds of units", "idle", "Ray's start", "driver"],
+        rows,
+        f"{note}Driver: its processor time." if timed else "",
+    )
 
 
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], note: str = "") -> str:
-    cells = [[_markdown(cell) for cell in row] for row in rows]
-    table = ["\n".join(markdown(header, cells, numbers=False))] if rows else []
-    return "\n\n".join([f"## {title}", *([_escaped(note)] if note else []), *table])
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], note: str = "") -> Iterator[str]:
+    """A section with a note and a table; none without either."""
+    if rows or note:
+        cells = [[_markdown(cell) for cell in row] for row in rows]
+        table = ["\n".join(markdown(header, cells, numbers=False))] if rows else []
+        yield "\n\n".join([f"## {title}", *([_escaped(note)] if note else []), *table])
+
+
+def _chart(title: str, what: str, counts: Mapping[str, int]) -> Iterator[str]:
+    """A bar for each key."""
+    rows: list[list[Cell]] = [[key, n, _bar(n, counts)] for key, n in list(counts.items())[:_ROWS]]
+    yield from _table(title, [what, "count", ""], rows)
 
 
 def _markdown(cell: Cell) -> str:
     if isinstance(cell, list):
         return "<br>".join(map(_escaped, cell))
-    return f"{cell:,}" if isinstance(cell, int) else _escaped(cell)
+    if isinstance(cell, str):
+        return _escaped(cell)
+    return f"{cell:,.1f}" if isinstance(cell, float) else f"{cell:,}"
 
 
 def _escaped(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", text)
 
 
-def _bar(n: float, most: float) -> str:
+def _bar(n: float, beside: Mapping[str, float]) -> str:
+    """A bar for `n`, one of the values of `beside`."""
+    most = max(beside.values())
     return "█" * round(_BAR * n / most) if most else ""
-
-
-def _tables(report: Report) -> Iterator[str]:
-    rows: list[list[Cell]]
-    yield from _dropped("documents", report.documents.read, report.documents.dropped, report.examples, "")
-    yield from _dropped("lines", report.lines.read, report.lines.dropped, report.examples, LINE)
-    yield from _dropped("spans", 0, report.spans.dropped, report.examples, SPAN)
-    if report.evaluation_sets:
-        header = ["set", "items", "too short to look for", "found in the text", "share", "documents dropped for them"]
-        rows = [
-            [name, one.items, one.too_short, one.found, f"{one.share:.2%}", one.documents_dropped]
-            for name, one in report.evaluation_sets.items()
-        ]
-        yield _table("Evaluation sets", header, rows)
-    yield from _chart("Masked personal data", "kind", report.masked)
-    yield from _chart("Templates that left a hole in a sentence", "template", report.template_holes)
-    if report.splits:
-        header = ["split", "documents", "rows", "tokens", "tokens in dropped tails", "shards"]
-        rows = [
-            [name, one.documents, one.rows, one.tokens, one.dropped_tokens, one.shards]
-            for name, one in report.splits.items()
-        ]
-        yield _table("Splits", header, rows, " ".join(cut_pairs(report)))
-    if report.coverage:
-        note = coverage(report)
-        rows = [
-            [visible(one), f"U+{ord(one):04X}", n, _bar(n, max(report.coverage.characters.values()))]
-            for one, n in report.coverage.characters.items()
-        ]
-        header = ["character", "code point", "times", ""]
-        yield _table("Characters without a token", header, rows, f"{note[:1].upper()}{note[1:]}.")
-    yield from _chart("Lengths of documents, in characters", "characters", _ranges(report.lengths))
-    yield from _chart("Lengths of documents, in tokens", "tokens", _ranges(report.token_lengths))
-    yield from _chart("Languages", "language", report.languages)
-    yield from _chart("Domains", "domain", report.domains)
-    yield from _sources(report)
-    yield _inputs(report.inputs)
-    yield from _speed(report)
-
-
-def _dropped(
-    what: str, read: int, dropped: Mapping[str, int], examples: Mapping[str, list[str]], prefix: str
-) -> Iterator[str]:
-    """How many each rule dropped, and a few of the texts."""
-    if dropped:
-        most = max(dropped.values())
-        rows: list[list[Cell]] = [
-            [rule, n, _share(n, read), _bar(n, most), [text for text in examples.get(prefix + rule, []) if text]]
-            for rule, n in most_common(dropped, len(dropped)).items()
-        ]
-        yield _table(f"Dropped {what}", ["rule", what, "share", "", "examples"], rows)
 
 
 def _share(n: int, total: int) -> str:
@@ -120,71 +167,6 @@ def _ranges(powers: Mapping[str, int]) -> dict[str, int]:
     return {f"{2**power:,}–{2 ** (power + 1) - 1:,}": powers.get(str(power), 0) for power in span}
 
 
-def _chart(title: str, what: str, counts: Mapping[str, int]) -> Iterator[str]:
-    """A bar for each key."""
-    if counts:
-        rows: list[list[Cell]] = [[key, n, _bar(n, max(counts.values()))] for key, n in list(counts.items())[:_ROWS]]
-        yield _table(title, [what, "count", ""], rows)
-
-
-def _sources(report: Report) -> Iterator[str]:
-    """The sources and, if there are several, the distributions of each."""
-    header = ["source", "inputs", "MB read", "documents read", "kept", "share", "MB of text kept"]
-    rows: list[list[Cell]] = [
-        [
-            name,
-            one.inputs,
-            _megabytes(one.bytes),
-            one.read,
-            one.kept,
-            _share(one.kept, one.read),
-            _megabytes(one.text_bytes),
-        ]
-        for name, one in report.sources.items()
-    ]
-    yield _table("Sources", header, rows)
-    for name, one in report.sources.items() if len(report.sources) > 1 else ():
-        yield from _chart(f"{name}: lengths in characters", "characters", _ranges(one.lengths))
-        yield from _chart(f"{name}: languages", "language", one.languages)
-        yield from _chart(f"{name}: dropped documents", "rule", most_common(one.dropped, _ROWS))
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f}"
-
-
-def _inputs(inputs: list[InputReport]) -> str:
-    """The damaged inputs and the first others, as many as a page can show."""
-    shown = sorted(inputs, key=lambda entry: entry.status == "ok")[:_INPUTS]
-    rows: list[list[Cell]] = [[one.path, _megabytes(one.bytes), one.documents, _status(one)] for one in shown]
-    more = f"And {len(inputs) - _INPUTS:,} more." if len(inputs) > _INPUTS else ""
-    return _table("Inputs", ["input", "MB", "documents", "status"], rows, more)
-
-
 def _status(entry: InputReport) -> str:
     more = f" (and {len(entry.damage) - 1} more)" if len(entry.damage) > 1 else ""
     return f"{entry.status} {entry.reason}{more}".strip()
-
-
-def _speed(report: Report) -> Iterator[str]:
-    speeds = [stage.megabytes_per_core_second or 0.0 for stage in report.stages]
-    rows: list[list[Cell]] = [
-        [one.name, f"{one.megabytes:,.1f}", f"{one.core_seconds:,.1f}", f"{speed:,.3f}", _bar(speed, max(speeds))]
-        for one, speed in zip(report.stages, speeds, strict=True)
-    ]
-    yield _table("Speed", ["stage", "MB", "core-seconds", "MB per core-second", ""], rows)
-    if timed := [stage for stage in report.stages if stage.seconds is not None]:
-        names = ("seconds", "core_seconds", "idle_seconds", "ray_start_seconds", "driver_core_seconds")
-        times = [[float(getattr(stage, name) or 0) for name in names] for stage in timed]
-        rows = [[stage.name, stage.workers or 0, *map(_seconds, own)] for stage, own in zip(timed, times, strict=True)]
-        rows.append(["together", "", *(_seconds(sum(column)) for column in zip(*times, strict=True))])
-        header = ["stage", "workers", "seconds", "core-seconds of units", "idle", "Ray's start", "driver"]
-        note = (
-            "In seconds, of each stage's last run that had units to do. Idle: the time of all workers without a unit. "
-            "Driver: its processor time."
-        )
-        yield _table("Where the time went", header, rows, note)
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.1f}"

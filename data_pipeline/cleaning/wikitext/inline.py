@@ -177,3 +177,33 @@ def _amid_a_sentence(before: str, after: str) -> bool:
         return _GOES_ON.match(after) is not None
     following = _SENTENCE_GOES_ON.match(after)  # at the start of a sentence
     return (not before.strip() or before.endswith(" ")) and following is not None and following[1].islower()
+
+
+# Conversion markup (Chinese, Serbian, Kazakh …), -{…}-, which writes one word in several scripts.
+_VARIANTS = re.compile(r"-\{(?!\{)([^{}]*)\}-")
+_VARIANT_FLAGS = re.compile(r" *(?:[A-Za-z+-]|zh[a-z-]*)(?: *; *(?:[A-Za-z+-]|zh[a-z-]*))* *\|")
+_VARIANT_RULE = re.compile(r"[^:;]*?=>")
+_VARIANT_CODE = re.compile(r" *([a-z]{2,3}(?:-[a-z]+)*) *:")
+_HIDDEN_FLAGS = frozenset("HT-")
+
+
+def one_variant(text: str) -> str:
+    """Replaces each conversion markup by its first variant.
+
+    "-{zh-hans:计算机;zh-hant:電腦}-"  ->  "计算机"        "-{A|zh-cn:软件; zh-tw:軟體}-"  ->  "软件"
+    "-{名}-"  ->  "名"        "-{H|zh-cn:a;zh-tw:b}-"  ->  ""
+    """
+    return _VARIANTS.sub(lambda markup: _variant_shown(markup[1]), text)
+
+
+def _variant_shown(inside: str) -> str:
+    flags = _VARIANT_FLAGS.match(inside)
+    if flags:
+        if _HIDDEN_FLAGS & {flag.strip() for flag in flags[0][:-1].split(";")}:
+            return ""
+        inside = inside[flags.end() :]
+    inside = _VARIANT_RULE.sub("", inside, count=1) if "=>" in inside else inside
+    code = _VARIANT_CODE.match(inside)
+    if code is None:
+        return inside
+    return inside[code.end() :].split(";")[0].strip()

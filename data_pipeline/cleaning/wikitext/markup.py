@@ -10,7 +10,7 @@ import html
 import re
 from collections import Counter
 
-from data_pipeline.cleaning.wikitext.inline import Placeholders, without_edges
+from data_pipeline.cleaning.wikitext.inline import Placeholders, one_variant, without_edges
 from data_pipeline.cleaning.wikitext.math import math_text
 from data_pipeline.cleaning.wikitext.namespaces import (
     CATEGORY_NAMESPACES,
@@ -23,7 +23,6 @@ from data_pipeline.cleaning.wikitext.namespaces import (
     normalised_namespace,
 )
 from data_pipeline.cleaning.wikitext.templates import has_text, normalised, template_text
-from data_pipeline.cleaning.wikitext.variants import one_variant
 
 
 def plain_text(

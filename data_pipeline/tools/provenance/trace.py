@@ -6,8 +6,7 @@ from dataclasses import asdict
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.tools.provenance.document_trace import DocumentTrace, Drop, StepTrace, trace_records
-from data_pipeline.tools.provenance.find_records import records_named
-from data_pipeline.tools.provenance.finished_build import FinishedBuild
+from data_pipeline.tools.provenance.finished_build import FinishedBuild, records_named
 from data_pipeline.tools.provenance.token_location import TokenLocation, locate_tokens
 
 _WIDTH, _INDENT, _NAME = 80, 2, 12

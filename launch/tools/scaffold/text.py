@@ -338,7 +338,9 @@ def _first_line(path: str) -> str:
 def _names(kind: str, file: InputFile) -> list[str]:
     """The columns, or the keys of the first object, those of objects in it as `doc.text`."""
     if kind in ("json", "jsonl"):
-        first = next(iter(json_array.objects(Input(file.path), ReadStats(), jsonl.Options())[1]), (0, {}))[1]
+        with open_stream(file.path) as stream:
+            _, objects = json_array.objects(stream, file.path, ReadStats(), jsonl.Options())
+            first = next(objects, (0, {}))[1]
         keys = [key for key, value in first.items() if not isinstance(value, dict)]
         return [*dict.fromkeys([*keys, *dict(jsonl.lengths_of_strings(first))])]
     return tables.names(file.path)
