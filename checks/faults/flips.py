@@ -27,7 +27,7 @@ from torch import Tensor
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.directory import checkpoint_directory
+from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.config import RunConfig
 from pretrain.run import node_memory
 from tests.conftest import run, write_c4, write_corpus_file
@@ -188,10 +188,9 @@ class Trial:
         if dist.get_rank() == FLIPPED:
             if self.place == ON_DISK:
                 shutil.rmtree(self.path.parent / "node")
-            root = self.path.parent / ("node" if self.place == IN_MEMORY else "run/checkpoints")
-            files = [file for file in root.rglob("*") if file.is_file() and f"rank-{FLIPPED:05d}" in str(file)]
-            newest = max(files, key=lambda file: file.stat().st_mtime).parent
-            files = [file for file in files if file.parent == newest and file.stat().st_size]
+            root = self.path.parent / ("node" if self.place == IN_MEMORY else "run")
+            newest = checkpoint_directory(root, all_steps(root)[-1])
+            files = sorted(newest.glob(f"rank-{FLIPPED:05d}.*"))
             file = files[int(self.drawn.integers(len(files)))]
             with file.open("r+b") as opened:
                 place, bit = int(self.drawn.integers(file.stat().st_size)), int(self.drawn.integers(8))

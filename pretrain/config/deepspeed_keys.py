@@ -12,71 +12,49 @@ from pydantic import SerializerFunctionWrapHandler as Serializer
 
 from data_pipeline.foundation.config_file import LocalPath, Section
 
-_NEED_LOG = {"comms_logger", "dump_state", "memory_breakdown", "wall_clock_breakdown"}
 Options = dict[str, Any] | None
+_NEED_LOG = {"comms_logger", "dump_state", "memory_breakdown", "wall_clock_breakdown"}
 _SILENCED = "goes to DeepSpeed's log, which shows only errors; set log_level: info as well"
-_REMOVED = "DeepSpeed has removed it"
-_OWN_DATA = "the section data decides the rows and their order"
 _OWN_CHECKPOINTS = "the section checkpoint decides how checkpoints are written, not DeepSpeed"
-_OWN_SCALE = "a step's loss is the mean over all its tokens, which determines how gradients are scaled"
-_REPLICAS = "every rank runs all layers of the model; shard it with zero_optimization"
 
-_REFUSED = {
-    "train_batch_size": "follows from batch.global_batch_size",
-    "train_micro_batch_size_per_gpu": "follows from batch.micro_batch_size",
-    "gradient_accumulation_steps": "follows from batch and the number of ranks",
-    "managed_gradient_accumulation": "follows from batch and the number of ranks",
+
+def _by_key(reasons: dict[str, str]) -> dict[str, str]:
+    """Reasons by key, of reasons by keys that are refused for the same one."""
+    return {key: reason for keys, reason in reasons.items() for key in keys.split()}
+
+
+_REFUSED = _by_key({
+    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps managed_gradient_accumulation":
+        "follows from batch.global_batch_size, batch.micro_batch_size and the number of ranks",
     "gradient_clipping": "set optimizer.gradient_clipping instead",
-    "optimizer": "set optimizer instead",
-    "zero_allow_untested_optimizer": "is always true: the optimizers are this project's",
-    "zero_force_ds_cpu_optimizer": "is always false: the optimizers are this project's, offloaded or not",
+    "optimizer zero_allow_untested_optimizer zero_force_ds_cpu_optimizer":
+        "set optimizer instead: the optimizers are this project's, offloaded or not",
     "scheduler": "set schedule instead",
-    "bf16": "set precision instead",
-    "bfloat16": "set precision instead",
+    "bf16 bfloat16 torch_autocast amp": "set precision instead",
     "fp16": "not supported: T5 diverges in fp16; set precision: bf16",
-    "amp": f"{_REMOVED}; set precision: bf16",
-    "torch_autocast": "set precision instead",
-    "data_types": "gradients are always accumulated in fp32",
-    "communication_data_type": "gradients are always reduced in fp32",
-    "seq_parallel_communication_data_type": f"there is no sequence parallelism: {_REPLICAS}",
-    "sequence_parallel_size": f"there is no sequence parallelism: {_REPLICAS}",
-    "prescale_gradients": _OWN_SCALE,
-    "gradient_predivide_factor": _OWN_SCALE,
-    "gradient_allreduce_op": _OWN_SCALE,
+    "data_types communication_data_type": "gradients are always accumulated and reduced in fp32",
+    "sequence_parallel_size seq_parallel_communication_data_type tensor_parallel pipeline":
+        "every rank runs all layers of the model; shard it with zero_optimization",
+    "expert_parallel use_data_before_expert_parallelism": "there are no experts",
+    "prescale_gradients gradient_predivide_factor gradient_allreduce_op":
+        "a step's loss is the mean over all its tokens, which determines how gradients are scaled",
     "disable_allgather": "DeepSpeed accepts it but ignores it; set zero_optimization.allgather_partitions",
     "steps_per_print": "set tracking.log_every_steps instead",
-    "activation_checkpointing": "works for models that call DeepSpeed's own function; set "
-    "compute.activation_checkpointing",
+    "activation_checkpointing": "needs DeepSpeed's own function; set compute.activation_checkpointing",
     "compile": "set compute.compile instead",
-    "checkpoint": _OWN_CHECKPOINTS,
-    "datastates_ckpt": _OWN_CHECKPOINTS,
-    "nebula": f"{_REMOVED}; {_OWN_CHECKPOINTS}",
-    "dataloader_drop_last": _OWN_DATA,
-    "data_efficiency": _OWN_DATA,
-    "curriculum_learning": _OWN_DATA,
-    "elasticity": f"{_REMOVED}; the global batch is the same for any number of ranks",
+    "checkpoint datastates_ckpt nebula": _OWN_CHECKPOINTS,
+    "dataloader_drop_last data_efficiency curriculum_learning": "the section data decides the rows and their order",
     "autotuning": "starts runs of its own; set batch.micro_batch_size: auto",
-    "pipeline": f"there are no pipeline stages: {_REPLICAS}",
-    "tensor_parallel": f"there is no tensor parallelism: {_REPLICAS}",
-    "expert_parallel": "there are no experts",
-    "use_data_before_expert_parallelism": "there are no experts",
     "hybrid_engine": "is for reinforcement learning",
     "vocabulary_size": "set model.vocab_size instead",
     "weight_quantization": "training doesn't quantize weights",
-    "compression_training": _REMOVED,
-    "eigenvalue": _REMOVED,
-    "graph_harvesting": _REMOVED,
-    "progressive_layer_drop": _REMOVED,
-    "quantize_training": _REMOVED,
-    "sparse_attention": _REMOVED,
-    "sparse_gradients": _REMOVED,
-}
-_ZERO_REFUSED = {
+    "elasticity": "DeepSpeed has removed it; the global batch is the same for any number of ranks",
+    "compression_training eigenvalue graph_harvesting progressive_layer_drop quantize_training sparse_attention "
+    "sparse_gradients": "DeepSpeed has removed it",
+})  # fmt: skip
+_ZERO_REFUSED = _by_key({
     "round_robin_gradients": "DeepSpeed's map of fragments is wrong with it",
-    "elastic_checkpoint": _OWN_CHECKPOINTS,
-    "load_from_fp32_weights": _OWN_CHECKPOINTS,
-    "pipeline_loading_checkpoint": _OWN_CHECKPOINTS,
-    "stage3_gather_16bit_weights_on_model_save": _OWN_CHECKPOINTS,
+    "elastic_checkpoint load_from_fp32_weights pipeline_loading_checkpoint stage3_gather_16bit_weights_on_model_save "
     "stage3_gather_fp16_weights_on_model_save": _OWN_CHECKPOINTS,
     "legacy_stage1": "DeepSpeed accepts it but ignores it",
     "ignore_unused_parameters": "a parameter without a gradient in a step always counts as having a zero gradient",
@@ -84,20 +62,17 @@ _ZERO_REFUSED = {
     "cpu_offload": "set offload_optimizer: {device: cpu}",
     "cpu_offload_param": "set offload_param: {device: cpu}",
     "cpu_offload_use_pin_memory": "set pin_memory under offload_optimizer or offload_param",
-    "zenflow": "updates weights with an optimizer of its own",
-    "save_muon_momentum_buffer_in_memory": "is for DeepSpeed's own Muon",
+    "zenflow save_muon_momentum_buffer_in_memory": "is for optimizers of DeepSpeed's own",
     "leaf_module": "follows from compute.compile, with which each layer is gathered as one",
     "zero_quantized_gradients": "gradients are always reduced in fp32",
     "zero_quantized_nontrainable_weights": "all weights are trained",
-    "mics_shard_size": f"{_REMOVED}; set zero_hpz_partition_size",
-    "mics_hierarchical_params_gather": _REMOVED,
-    "zeropp_loco_param": _REMOVED,
-}
-_OFFLOAD_REFUSED = {
+    "mics_shard_size mics_hierarchical_params_gather": "DeepSpeed has removed it; set zero_hpz_partition_size",
+    "zeropp_loco_param": "DeepSpeed has removed it",
+})  # fmt: skip
+_OFFLOAD_REFUSED = _by_key({
     "ratio": "DeepSpeed updates what isn't offloaded with an AdamW of its own",
-    "super_offload": "works only with DeepSpeed's own Adam",
-    "cpuadam_cores_perc": "works only with DeepSpeed's own Adam",
-}
+    "super_offload cpuadam_cores_perc": "works only with DeepSpeed's own Adam",
+})  # fmt: skip
 
 
 class PassedOn(Section):
