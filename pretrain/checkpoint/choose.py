@@ -29,27 +29,20 @@ def newest(run: Path) -> Path | None:
 
     Raises FailedError if the run has checkpoints but none of them is valid.
     """
-
-    def check(directory: Path) -> None:
-        checkpoint_index.missing_or_short(directory, checkpoint_index.read(directory))
-
-    return _first_valid(run, lambda directory: _damage(directory, check), candidates(run))
+    return _first_valid(run, lambda one: _damage(one, checkpoint_index.missing_or_short), candidates(run))
 
 
 def is_valid(directory: Path) -> bool:
     """True if every file of a checkpoint has the content that was written."""
-    return _damage(directory, lambda one: checkpoint_index.verify(one, checkpoint_index.read(one))) is None
+    return _damage(directory, checkpoint_index.verify) is None
 
 
 def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") -> Path | None:
     """The latest checkpoint whose content is verified. Each rank verifies its share; all must call it together."""
     from pretrain.zero.ranks import on_rank_0  # torch takes a second, and the launcher looks for checkpoints too
 
-    def damage(directory: Path) -> str | None:
-        return damage_on_any_rank(directory, rank, ranks, device)
-
-    # rank 0's, since a network file system may show other hosts older ones
-    return _first_valid(run, damage, on_rank_0(lambda: candidates(run)))
+    found = on_rank_0(lambda: candidates(run))  # a network file system may show other hosts older ones
+    return _first_valid(run, lambda one: damage_on_any_rank(one, rank, ranks, device), found)
 
 
 def damage_on_any_rank(directory: Path, rank: int, ranks: int, device: "torch.device") -> str | None:
@@ -59,7 +52,7 @@ def damage_on_any_rank(directory: Path, rank: int, ranks: int, device: "torch.de
 
     from pretrain.checkpoint.tensors import StoredTensors
 
-    own = _damage(directory, lambda one: StoredTensors(one).verify(slice(rank, None, ranks), watchdog.alive))
+    own = _damage(directory, lambda one, _: StoredTensors(one).verify(slice(rank, None, ranks), watchdog.alive))
     damaged = torch.tensor([int(own is not None)], device=device)
     dist.all_reduce(damaged)
     return own if own or not int(damaged) else f"{directory}: damaged, as another rank found"
@@ -82,12 +75,12 @@ def _first_valid(
     return None
 
 
-def _damage(directory: Path, check: Callable[[Path], None]) -> str | None:
+def _damage(directory: Path, check: Callable[[Path, checkpoint_index.Index], None]) -> str | None:
     try:
         named, index = step_in_name(directory.name), checkpoint_index.read(directory)
         if named != index.step:
             return f"{directory}: damaged: its {checkpoint_index.INDEX} names step {index.step}, expected {named}"
-        check(directory)
+        check(directory, index)
     except (UserError, OSError) as error:
         return str(error)
     return None

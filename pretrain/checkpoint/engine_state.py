@@ -6,6 +6,7 @@ and that step waits for it: on a GPU in a stream of its own, on a CPU in the thr
 """
 
 import contextlib
+import math
 import mmap
 import os
 import threading
@@ -190,11 +191,10 @@ class HostCopies:
         """Has memory for tensors of these shapes, which an optimizer may change in its first step."""
         if shapes == self._shapes:
             return
-        like = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-        beginning = bytearray(header(like))
-        self._image = self._allocate(len(beginning) + sum(one.nbytes for one in like.values()), page_locked)
+        beginning, sizes = bytearray(header(shapes)), [math.prod(shape) for shape in shapes.values()]
+        self._image = self._allocate(len(beginning) + 4 * sum(sizes), page_locked)
         self._image[: len(beginning)] = torch.frombuffer(beginning, dtype=torch.uint8)
-        values = self._image[len(beginning) :].view(torch.float32).split([one.numel() for one in like.values()])
+        values = self._image[len(beginning) :].view(torch.float32).split(sizes)
         self._tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), values, strict=True)}
         self._shapes = shapes
 
@@ -229,18 +229,17 @@ def restore(engine: Engine, directory: Path) -> None:
     """
     stored = StoredTensors(directory)
     state = optimizer_state(engine.deepspeed)
-    with stored.kept_open():
-        for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
-            watchdog.alive()
-            elements = (fragment.name, fragment.start, fragment.size)
-            fragment.view(fragment.buffer.data).copy_(stored.read(PARAMETER, *elements))
-            slots = state.setdefault(fragment.buffer, {})
-            for name, value in stored.scalars(fragment.name).items():
-                slots[name] = torch.tensor(value, dtype=torch.float32, device=fragment.buffer.device)
-            for name in stored.states(fragment.name):
-                if name not in slots:
-                    slots[name] = torch.zeros_like(fragment.buffer.data)
-                fragment.view(slots[name]).copy_(stored.read(name, *elements))
+    for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
+        watchdog.alive()
+        elements = (fragment.name, fragment.start, fragment.size)
+        fragment.view(fragment.buffer.data).copy_(stored.read(PARAMETER, *elements))
+        slots = state.setdefault(fragment.buffer, {})
+        for name, value in stored.scalars(fragment.name).items():
+            slots[name] = torch.tensor(value, dtype=torch.float32, device=fragment.buffer.device)
+        for name in stored.states(fragment.name):
+            if name not in slots:
+                slots[name] = torch.zeros_like(fragment.buffer.data)
+            fragment.view(slots[name]).copy_(stored.read(name, *elements))
     set_factored_state(engine.deepspeed, stored.factored_state())
     update_parameters(engine.deepspeed)
     load_buffers(engine.deepspeed.module, directory)

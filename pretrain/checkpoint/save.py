@@ -6,7 +6,7 @@ written after it, lists the fragments. Optimizer state in another shape than its
 means, is written whole by the rank that owns the parameter's first element. Nothing is pickled. A checkpoint appears
 under its name when the files of all ranks are on disk.
 
-Training goes on while its state is copied (`copies.py`). A thread on each rank writes the copy; the thread of rank 0
+Training goes on while its state is copied (`engine_state.py`). A thread on each rank writes the copy; that of rank 0
 waits for the .json files of the other ranks. `latest` names a checkpoint, and older ones are removed, only when a
 finite loss has been computed from its state. Ranks exchange failures between two steps, where they communicate anyway.
 """
@@ -33,7 +33,7 @@ from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_l
 from pretrain.checkpoint.engine_state import Copy, HostCopies
 from pretrain.checkpoint.index import File, Origin, Table
 from pretrain.checkpoint.tensors import model_buffers
-from pretrain.checkpoint.write import unfinished, write_buffers, write_part, write_run_index
+from pretrain.checkpoint.write import write_buffers, write_part, write_run_index
 from pretrain.config.run_config import CheckpointSection
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
@@ -191,10 +191,7 @@ class _Writing(threading.Thread):
         self.abort = threading.Event()
         self.write_seconds = self.write_cpu_seconds = self.gigabytes = 0.0
         self.copy, self._buffers, self._weights = copy, buffers, weights  # training never changes buffers
-        self._name = rank_file(origin.rank)
-        self._unfinished = unfinished(temporary, origin.rank)
-        self.parts_ended = self._phases = 0
-        self._seen = (0, 0)
+        self.parts_ended = self._phases = self._seen = 0
         self._decided, self._proven = threading.Event(), False
 
     def decide(self, proven: bool) -> None:
@@ -205,14 +202,14 @@ class _Writing(threading.Thread):
 
     def advanced(self) -> bool:
         """True if the save has made progress since the last call."""
-        before, self._seen = self._seen, (self._phases, _disk_blocks(self._unfinished))
+        before, self._seen = self._seen, self._phases
         return self._seen != before
 
     def run(self) -> None:
         started = time.perf_counter()
         try:
             self.copy.finish()
-            write_part(self.temporary, self.origin.rank, self.copy.tensors, self.copy.pieces, self._advance)
+            write_part(self.temporary, self.origin.rank, self.copy.image, self.copy.pieces, self._advance)
             self.parts_ended = 1
             if self.origin.rank == 0:
                 self._complete()
@@ -227,10 +224,8 @@ class _Writing(threading.Thread):
             self.error = f"{type(error).__name__}: {error}"
             raise
         finally:
-            self.copy.tensors.clear()
             if self.error is not None:  # frees space at once; the rest is removed when every rank has ended
-                shutil.rmtree(self._unfinished, ignore_errors=True)
-                (self.temporary / f"{self._name}.safetensors").unlink(missing_ok=True)
+                (self.temporary / f"{rank_file(self.origin.rank)}.safetensors").unlink(missing_ok=True)
             self.write_seconds, self.write_cpu_seconds = time.perf_counter() - started, time.thread_time()
             self.parts_ended = _PARTS
 
@@ -276,14 +271,6 @@ class _Writing(threading.Thread):
                 shutil.rmtree(directory.rename(temporary_path(directory)), ignore_errors=True)
             except OSError as error:
                 self.warnings.append(f"{checkpoint_directory(run, old)}: can't be removed: {error.strerror}")
-
-
-def _disk_blocks(directory: Path) -> int:
-    """The number of disk blocks that the files in `directory` take; 0 if it doesn't exist."""
-    try:
-        return sum(file.stat().st_blocks for file in directory.iterdir())
-    except FileNotFoundError:  # or renamed meanwhile
-        return 0
 
 
 def _outdated(steps: list[int], step: int, settings: CheckpointSection, resumed: int | None = None) -> list[int]:

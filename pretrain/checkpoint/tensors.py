@@ -68,7 +68,7 @@ class StoredTensors:
         self._tables = read_tables(directory, self.index.world_size)
         self._pieces: dict[str, list[tuple[Piece, str]]] = {}
         self._whole: dict[str, tuple[str, list[str]]] = {}
-        self._opened: dict[str, Any] | None = None  # files that stay open within `kept_open`
+        self._opened: dict[str, Any] = {}  # to open a file reads the places of all its tensors
         for file, table in self._tables.items():
             for name, piece in table.fragments.items():
                 self._pieces.setdefault(name, []).append((piece, file))
@@ -137,27 +137,12 @@ class StoredTensors:
         return out
 
     @contextlib.contextmanager
-    def kept_open(self) -> Iterator[None]:
-        """Within the block, files that have been opened stay open: to open one reads the places of all its tensors."""
-        self._opened = {}
-        try:
-            yield
-        finally:
-            opened, self._opened = self._opened, None
-            for tensors in opened.values():
-                tensors.__exit__(None, None, None)
-
-    @contextlib.contextmanager
     def _open(self, file: str) -> Iterator[Any]:
-        """Opens a safetensors file. Raises FailedError if it can't be read."""
+        """An open safetensors file. Raises FailedError if it can't be read, within the block too."""
         try:
-            if self._opened is not None:
-                if file not in self._opened:
-                    self._opened[file] = safe_open(self.directory / file, "pt").__enter__()
-                yield self._opened[file]
-                return
-            with safe_open(self.directory / file, "pt") as tensors:
-                yield tensors
+            if file not in self._opened:
+                self._opened[file] = safe_open(self.directory / file, "pt")
+            yield self._opened[file]
         except (SafetensorError, OSError) as error:
             raise FailedError(f"{self.directory / file}: damaged: {error}") from None
 

@@ -18,12 +18,12 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.stream import differences
 from data_pipeline.tokenizer import Tokenizer
 from pretrain import models
-from pretrain.checkpoint import BUFFERS, CONFIG
+from pretrain.checkpoint import BUFFERS, CONFIG, rank_file
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.directory import candidates
-from pretrain.checkpoint.index import Index, Piece
+from pretrain.checkpoint.index import Index, Piece, Table
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, load_weights, model_buffers, read_buffers
-from pretrain.checkpoint.write import write_buffers, write_index, write_part
+from pretrain.checkpoint.write import write_buffers, write_index, write_tensors
 from pretrain.hardware.machine import device_type
 from pretrain.models import ModelConfig
 from pretrain.models.model import Model
@@ -77,13 +77,15 @@ def save_weights(
         settings = {"family": config.family, **config.model_dump(exclude_defaults=True)}
         (partial / MODEL).write_text(yaml.safe_dump({"model": settings}, sort_keys=False), encoding="utf-8")
         tensors = {f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}
+        write_tensors(tensors, partial / f"{rank_file(0)}.safetensors")
         pieces = {name: Piece(0, state[name].numel(), list(state[name].shape)) for name in names}
+        Table(pieces).write(partial / f"{rank_file(0)}.json")
         write_buffers({name: state[name] for name in model_buffers(model) if name in state}, partial)
         if run_file is not None:
             shutil.copyfile(run_file, partial / CONFIG)
         write_index(
             partial,
-            write_part(partial, 0, tensors, pieces),
+            {},
             step=origin.step if origin else 0,
             position=origin.position if origin else 0,
             consumed=origin.consumed if origin else [],

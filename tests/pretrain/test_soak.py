@@ -108,22 +108,24 @@ def test_a_run_that_is_killed_on_other_ranks_and_stages_takes_the_same_rows(whol
 
 def killed_training(folder: Path, corpus: Path, stage: int, moment: str) -> int:
     """The last rank kills itself as it saves for the second time, or before the eleventh step."""
-    from pretrain.checkpoint import write
+    from pretrain.checkpoint import save
     from pretrain.zero.engine import Engine
 
-    take_step, flush, saved = Engine.step, write.flush, []
+    take_step, write_part, saved = Engine.step, save.write_part, []
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def step(engine: Engine, step: int, *arguments: object) -> object:
         if moment == "step" and step == 10:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         return take_step(engine, step, *arguments)
 
-    def count(path: Path) -> None:
-        saved.append(path)
-        if moment == "save" and len(saved) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        flush(path)
+    def written(*arguments: object) -> object:
+        *others, progress = arguments
+        saved.append(others)
+        return write_part(*others, die if moment == "save" and len(saved) == 2 else progress)
 
     if dist.get_rank() == dist.get_world_size() - 1:
-        Engine.step, write.flush = step, count
+        Engine.step, save.write_part = step, written
     return recorded_training(folder, config(folder, corpus, "adamw", stage), None)
