@@ -1,6 +1,5 @@
 """Items of evaluation sets, planted in real pages and looked for by the real stages."""
 
-import bz2
 import gzip
 import json
 import random
@@ -24,7 +23,7 @@ from data_pipeline.tools.planning import forecast_build
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from data_pipeline.tools.report import render
-from tests.conftest import SAMPLES, write_corpus_file
+from tests.conftest import write_corpus_file
 from tests.data_pipeline.pages import OFF, published, texts_of, write_pages
 from tests.in_process import run_here
 from tests.tables import each
@@ -116,25 +115,6 @@ def test_every_planted_item_is_found_and_no_other_document_is_dropped(corpora):
     assert "| boolq | 30 | 0 | 17 | 56.67% | 16 |" in told
     assert "<td>56.67%</td>" in (corpora[0] / "report.html").read_text()
     assert report.read(corpora[1]).evaluation_sets == {}
-
-
-def test_nothing_is_found_in_text_that_has_no_item(folder):
-    """Two encyclopaedias of questions, none of them in 0.9 MB of Wikipedia; the same text is found in itself."""
-    with bz2.open(SAMPLES / "enwiki-20060303-pages-articles1.xml.bz2", "rt", encoding="utf-8") as dump:
-        lines = dump.read(900_000).splitlines()
-    config = DecontaminationConfig.model_validate({"sets": sets_in(folder)})
-    items = [item for of in config.sets for file in files_of(of) for item in read_items(file, of)]
-    texts = ((number, text) for number, item in enumerate(items) for text in item.texts)
-    assert list(Ngrams.of(texts, config).matches(enumerate(lines))) == []
-    own = Ngrams.of(enumerate(lines), config)
-    found = {match.number for match in own.matches(enumerate(lines))}
-    assert found == set(own.known.tolist())
-    assert len(found) > 1000
-
-
-def files_of(of: EvaluationSet) -> list[str]:
-    assert isinstance(of.path, str)
-    return [str(path) for path in sorted(Path(of.path).parent.glob(Path(of.path).name))]
 
 
 # The first article of the Universal Declaration of Human Rights, and how many of its words, or of its letters where

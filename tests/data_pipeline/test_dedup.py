@@ -5,23 +5,19 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig, MinHashConfig
 from data_pipeline.dedup.documents import EqualDocuments
 from data_pipeline.dedup.keys import KeyBucket, Keys
 from data_pipeline.dedup.lines import EqualLines
-from data_pipeline.dedup.minhash import NearDuplicates, bands, ngrams, shape
+from data_pipeline.dedup.minhash import NearDuplicates, bands, shape
 from data_pipeline.dedup.spans import EqualSpans, sentences_of
-from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import build
@@ -122,23 +118,6 @@ def test_a_large_file_is_written_in_parts_and_gives_the_same_documents(small_cor
     }
     assert build_in("many", 10**9) == whole
     assert not list((tmp_path / "many").rglob("part-00000_*"))
-
-
-def test_each_step_is_applied_once_to_each_document_that_is_there(deduplicated, monkeypatch):
-    """However many steps follow: what earlier ones decided is read from one table."""
-    seen: list[str] = []
-    without = EqualLines.without
-
-    def counting(self: EqualLines, document: Document, *others: Any) -> str | None:
-        seen.append(document.id)
-        return without(self, document, *others)
-
-    monkeypatch.setattr(EqualLines, "without", counting)
-    pages = [page(f"Page {number} tells of a river. It is long.\nA line of all.", f"u/{number}") for number in range(9)]
-    with without_ray():
-        found = deduplicated([pages], lines=True, spans=True, substrings=True, documents=True, minhash=True)
-    assert len(found.rows) == 9
-    assert sorted(seen) == sorted(row["id"] for row in found.rows)
 
 
 # ---- by hand
@@ -242,31 +221,6 @@ def test_pairs_are_equal_if_their_targets_are_too_and_keep_their_lines():
     assert same != other
     assert not [*EqualLines().keys(pair), *EqualSpans().keys(pair), *NearDuplicates(MinHashConfig()).keys(pair)]
     assert EqualLines().without(pair, [], Tally(), 3) == pair.text
-
-
-@each(
-    "letters, in_an_ngram",
-    [
-        ("的一是不了在人有我他这中大来上国个到说们", 8),
-        ("のにはをたがでてとしれさあいうるもなこら", 10),
-        ("กขคงจฉชซญฎฏฐดตถทธนบป", 15),
-    ],
-)
-def test_near_duplicates_without_spaces_share_ngrams_of_letters(letters, in_an_ngram):
-    """2,000 letters with a comma after each 20, of which 20 are replaced, 100 apart: each is in `in_an_ngram` n-grams.
-
-    Five words are 8 letters of Han, 10 of kana, 15 of Thai.
-    """
-    chance = random.Random(0)
-    text = [chance.choice(letters) for _ in range(2000)]
-    other = [letter if at % 100 != 50 else "ム" for at, letter in enumerate(text)]
-    first, second = (
-        ngrams("、".join("".join(of[at : at + 20]) for at in range(0, 2000, 20)), 5) for of in (text, other)
-    )
-    assert {len(ngram.split()) for ngram in first} == {in_an_ngram}
-    lost = 20 * in_an_ngram
-    assert len(first) == 2001 - in_an_ngram
-    assert len(first & second) / len(first | second) == (2001 - in_an_ngram - lost) / (2001 - in_an_ngram + lost)
 
 
 def test_a_span_of_three_sentences_stays_once_and_two_sentences_are_no_span(deduplicated):
@@ -437,55 +391,3 @@ def test_a_bucket_reads_its_share_of_the_keys_and_a_line_on_every_page_costs_one
     assert max(map(len, tables)) < 1001 / 8 * 2
     assert tables[0][0].tolist() == [42, 1, 999 << 32]
     assert tables[0].dtype == np.uint64
-
-
-@pytest.mark.slow
-def test_a_changed_step_redoes_what_follows(tmp_path, real_pages, capsys):
-    """Builds without one step, without any, and with all again: earlier work is kept, unneeded files are removed."""
-    for number, pages in enumerate(dealt(real_pages, 4, seed=1)):
-        write_pages(tmp_path / "inputs" / f"{number}.json.gz", pages)
-    dedup = {"spans": True, "minhash": True, "keys_per_bucket": 1000}
-    sources = [{"format": "c4", "path": str(tmp_path / "inputs/*.json.gz")}]
-    path = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup, sources=sources)
-    corpus = tmp_path / "corpus"
-
-    def clean(*overrides: str) -> list[str]:
-        """What the build says of its stages."""
-        capsys.readouterr()
-        build(load(path, [*overrides], CorpusConfig), "documents")
-        return capsys.readouterr().out.splitlines()
-
-    def contents() -> dict[str, bytes]:
-        files = [path for pattern in ("*.parquet", "*.safetensors") for path in corpus.rglob(pattern)]
-        return {str(path.relative_to(corpus)): path.read_bytes() for path in files}
-
-    assert "lines-duplicates: 4 units to do (new), 0 up to date" in clean()  # of 4,000 different lines or fewer
-    whole = contents()
-    less = clean("dedup.minhash=false")
-    (kept,) = [line for line in less if line.startswith("documents-duplicates: ")]
-    assert kept.endswith(" up to date")
-    assert "to do" not in kept
-    assert not any("minhash" in name for name in contents())
-    clean(*(f"dedup.{step}=null" if step == "urls" else f"dedup.{step}=false" for step in OFF))
-    assert not [name for name in contents() if "keys" in name or "duplicates" in name or "deduplicated" in name]
-    assert sum(pq.read_metadata(part).num_rows for part in (corpus / "documents").iterdir()) == len(real_pages)
-    clean()
-    assert contents() == whole
-
-
-def test_stats_tell_what_deduplication_dropped(tmp_path, real_pages):
-    write_pages(tmp_path / "a.json.gz", real_pages)
-    path = write_corpus_file(tmp_path / "corpus.yaml", dedup={"spans": True, "minhash": True})
-    stats = report.read(build(load(path, [], CorpusConfig), "documents"))
-    documents = stats.documents
-    assert documents.read == len(real_pages) == documents.kept + sum(documents.dropped.values())
-    assert documents.dropped["duplicate_url"] == 9
-    assert stats.lines.read == sum(
-        bool(line.strip()) for one in newest_in_memory(real_pages) for line in one["text"].split("\n")
-    )
-    assert stats.lines.dropped["duplicate_line"] > 60
-    assert stats.spans.dropped["duplicate_span"] > 0
-    assert len(stats.examples["line_duplicate_line"]) == 3
-    assert {"lines-keys", "lines-duplicates", "minhash-clusters", "deduplicated"} <= {
-        stage.name for stage in stats.stages
-    }

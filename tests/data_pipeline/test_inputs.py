@@ -87,16 +87,6 @@ def test_a_directory_that_may_not_be_listed_is_named(folder):
         (folder / "sub").chmod(0o700)
 
 
-def test_a_remote_directory_stands_for_all_files_below_it():
-    import fsspec
-
-    for file in ("a", "sub/b"):
-        with fsspec.open(f"memory://listed/{file}", "wb") as out:
-            out.write(b"text")
-    for path in ("memory://listed", "memory://listed/*"):
-        assert names(path) == ["a", "sub/b"]
-
-
 @each("below", ["", "/*", "/**", "/**/*.txt"])
 def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, capsys, below):
     """The output of this build, a finished corpus whose stages were removed, and one that was begun."""

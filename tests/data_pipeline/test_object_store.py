@@ -97,31 +97,6 @@ def test_damage_there_is_named_and_mended_by_publishing_again(small_corpus, publ
     assert verify(open_corpus(published, tmp_path)) == []
 
 
-@pytest.mark.slow
-def test_batches_are_those_of_the_local_corpus(small_corpus, published, store, tmp_path):
-    store.faults = True
-    pairs = [
-        TrainingBatches(Stream([corpus], [1.0], 0, 8), BatchLayout(0, 1, 128, 1)).loader(12, workers)
-        for corpus, workers in ((open_corpus(published, tmp_path), 2), (open_corpus(small_corpus), 0))
-    ]
-    for (found,), (wanted,) in zip(*pairs, strict=True):
-        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    assert store.busy
-    assert store.broken
-
-
-def test_a_cached_block_that_is_damaged_is_read_again(published, store, tmp_path):
-    def batches() -> list[torch.Tensor]:
-        stream = Stream([open_corpus(published, tmp_path)], [1.0], 0, 8)
-        return [step[0]["labels"] for step in TrainingBatches(stream, BatchLayout(0, 1, 128, 1)).loader(4, 0)]
-
-    wanted = batches()
-    block = next(path for path in sorted((tmp_path / "blocks").rglob("*")) if path.is_file() and path.name != "lock")
-    block.write_bytes(b"x" + block.read_bytes()[1:])
-    assert all(torch.equal(*pair) for pair in zip(batches(), wanted, strict=True))
-    assert block.read_bytes()[:1] != b"x"
-
-
 def test_a_store_that_goes_away_is_known_while_a_batch_is_left(published, store, tmp_path):
     """Two batches are needed to know that there is a third; the first is whole, and resuming continues after it."""
     corpus = open_corpus(published, tmp_path, wait_seconds=0.05)
@@ -321,21 +296,3 @@ def test_a_store_that_does_not_answer_is_waited_for_and_then_named(store, capsys
     assert error.value.exit_code == 75
     assert waited == [0.2 * 2**number for number in range(7)]
     assert capsys.readouterr().err.count("warning: s3://bucket/x: ") == 1
-
-
-URL = "s3://bucket/x"
-
-
-@each(
-    "arguments, problem",
-    [
-        (["build", "CONFIG", f"output={URL}"], f"output: {URL} is a URL; expected a path on this machine"),
-        (["build", "CONFIG", f"output={URL}"], f"data-pipeline publish DIR {URL}"),
-        (["publish", "CORPUS", "there"], "expected a URL such as s3://bucket/corpus"),
-    ],
-)
-def test_a_url_where_a_path_belongs_and_a_path_where_a_url_does(small_corpus, tmp_path, arguments, problem):
-    places = {"CONFIG": write_corpus_file(tmp_path / "corpus.yaml"), "CORPUS": small_corpus}
-    done = run_here("data-pipeline", *(places.get(argument, argument) for argument in arguments))
-    assert done.returncode == 2
-    assert problem in done.stderr

@@ -121,13 +121,6 @@ def test_every_path_argument_of_every_command_follows_the_rule():
             described.parser("s3://bucket/there")
 
 
-def test_an_argument_that_is_a_url_is_one_line():
-    done = run_here("data-pipeline", "stats", "s3://bucket/corpus")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: DIR: s3://bucket/corpus is a URL; expected a path on this machine")
-    assert len(done.stderr.splitlines()) == 1
-
-
 @each("url", ["no-such-protocol://bucket/a", "http://127.0.0.1:1/a.json.gz"])
 def test_what_a_remote_file_system_raises_is_one_line(tmp_path, url, monkeypatch):
     monkeypatch.setattr(stores, "LISTING_SECONDS", 0.1)

@@ -1,23 +1,21 @@
 """Planning: the spec of a unit doesn't grow with the number of units; bucket sizes equal what buckets read."""
 
 import json
-import pickle
 
 import numpy as np
 import pytest
 from pydantic_core import to_json
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution import merging
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, bucket_numbers, count_tokens, read_bucket
 from data_pipeline.execution.name_lists import read_names
 from data_pipeline.execution.parts import Histograms
-from data_pipeline.execution.work_units import Finished, Output, outputs_of
+from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.sources.record import Range
-from data_pipeline.stages import documents, shards, tokens
+from data_pipeline.stages import shards, tokens
 from data_pipeline.stages.tokenizer import Sample, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Document
@@ -71,21 +69,6 @@ def test_every_units_fingerprint_depends_on_every_file(tmp_path):
     after = shards.plan_counts(CONFIG, tmp_path, files, names_of(files), TRAINED)
     assert all(one.inputs != other.inputs for one, other in zip(before, after, strict=True))
     assert [unit.spec for unit in before] == [unit.spec for unit in after]
-
-
-def test_a_unit_reaches_its_worker_as_it_was_planned(tmp_path):
-    (tmp_path / "a.wet.gz").write_bytes(b"")
-    source = {"format": "wet", "path": str(tmp_path), "options": {"max_record_bytes": 5}}
-    changed = {**CONFIG.model_dump(), "sources": [source], "cleaning": {"paragraphs": 2}, "dedup": {"urls": None}}
-    config = CorpusConfig.model_validate({**changed, "rows": {"packing": "concatenate", "objective": {"name": "ul2"}}})
-    finished = tokenized(2)
-    for stage, units in (
-        (documents.STAGE, documents.plan(config, tmp_path)),
-        (tokens.MERGING.stage(1), merging.plan(tokens.MERGING.stage(1), outputs_of(finished), 2)),
-        (shards.COUNT, shards.plan_counts(CONFIG, tmp_path, finished, names_of(finished), TRAINED)),
-        (shards.STAGE, shards.plan(CONFIG, tmp_path, finished, names_of(finished), TRAINED, [COUNTED] * 3)),
-    ):
-        assert pickle.loads(pickle.dumps((stage, units))) == (stage, units)
 
 
 def test_a_result_is_checked_as_it_is_read():

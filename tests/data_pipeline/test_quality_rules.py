@@ -17,7 +17,7 @@ from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
-from data_pipeline.tools.provenance import differences, trace
+from data_pipeline.tools.provenance import trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
@@ -35,14 +35,6 @@ def test_scores_are_those_of_the_formula(tmp_path, text, logit):
     for label, probability in (("good", expected), ("__label__bad", 1 - expected)):
         score = scorer(ClassifierConfig(path=path, label=label))
         assert score(text) == pytest.approx(probability, abs=2e-4)
-
-
-def test_a_model_that_is_replaced_is_loaded_again(tmp_path):
-    path = write_model(tmp_path / "model.bin")
-    config = ClassifierConfig(path=str(path), label="good")
-    assert scorer(config)("river") > 0.9
-    write_model(path, outputs=-OUTPUTS)
-    assert scorer(config)("river") < 0.1
 
 
 def problem(path: Path, label: str = "good") -> str:
@@ -151,15 +143,6 @@ def test_traces_name_the_rule_that_dropped_a_page_and_count_what_was_masked(buil
         "Write to |||EMAIL_ADDRESS||| or |||EMAIL_ADDRESS|||, or call |||PHONE_NUMBER|||."
     ]
     assert any("is |||IP_ADDRESS|||, and version 1.2.3.4 runs" in text for text in documents(built[0]))
-
-
-def test_a_diff_names_the_rules(built):
-    found = differences.summary(open_build(built[0]), open_build(built[1]), limit=3).as_json()
-    counts = {kind: {rule["rule"]: rule["documents"] for rule in found[kind]} for kind in ("only_in_b", "text_differs")}
-    only = {"gopher_too_few_words in A": 1, "classifier in A": 1}
-    if report.read(built[1]).documents.kept == len(PAGES):
-        only["gopher_duplicate_lines in A"] = 1  # without the rule, line deduplication drops that page
-    assert counts == {"only_in_b": only, "text_differs": {"masked_email in A": 1, "masked_ip in A": 1}}
 
 
 def test_another_model_at_the_same_path_cleans_again(built):

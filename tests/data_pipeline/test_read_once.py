@@ -105,20 +105,6 @@ def test_the_checksum_takes_no_second_read(tmp_path, lines, read_bytes, declared
     assert sum(read_bytes) <= len(content) + (1 << 18) + (1 << 20)
 
 
-@pytest.mark.slow
-def test_a_reader_that_gives_up_leaves_the_rest_to_the_checksum(tmp_path, lines, read_bytes):
-    """A damaged member is read twice more: to count its records, and to count those in the last bytes of it."""
-    damaged = gzip.compress(pages(lines), 1)
-    content = gzip.compress(pages(lines[:10])) + damaged[: SIZE // 8] + b"\0" * 100 + damaged[SIZE // 8 :]
-    (tmp_path / "damaged.gz").write_bytes(content)
-    spec = spec_of(tmp_path / "corpus", str(tmp_path / "damaged.gz"), "jsonl")
-    read_bytes.clear()
-    (result,) = documents.write_documents(tmp_path / "corpus", spec).inputs
-    assert (result.status, result.documents) == ("damaged", 10)
-    assert (result.bytes, result.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-    assert sum(read_bytes) <= 3 * len(content) + (1 << 18) + (1 << 20)
-
-
 def test_the_first_range_of_a_file_has_the_checksum_of_all_of_it(tmp_path):
     stream = bz2.compress(b"<mediawiki><page></page>")
     (tmp_path / "dump.bz2").write_bytes(3 * stream)

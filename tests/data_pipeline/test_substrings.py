@@ -90,21 +90,6 @@ def test_every_repeat_of_50_words_is_dropped_and_nothing_else(tmp_path, pages, f
     assert f"{spans.dropped['duplicate_substring']:,}" in (corpus / "report.md").read_text()
 
 
-def test_longer_texts_than_a_piece_are_compared_whole(tmp_path, pages):
-    """A passage that begins behind the first 131,072 characters of a long page is found there, and only there."""
-    long = "\n".join(f"{number} is a number." for number in range(12_000))
-    passage = " ".join(f"passage {number}" for number in range(40))
-    at = len(long) // 2
-    made = [
-        page(f"{long[:at]}\n{passage}\n{long[at:]}", "http://long.org"),
-        page(f"Short. {passage} End.", "http://s.org"),
-    ]
-    corpus = cleaned(tmp_path, [made[:1], made[1:]])
-    found = texts_of(corpus)
-    assert {url: " ".join(text.split()) for url, text in found.items()} == in_memory(made)
-    assert report.read(corpus).spans == report.SpanCounts({"duplicate_substring": 1}, 80)
-
-
 @each(
     "text, lost, left",
     [

@@ -169,12 +169,6 @@ def test_indices_out_of_a_dictionary_are_damage(tmp_path):
     assert read_until_damage("arrow", arrow(tmp_path / "a", pa.table({"text": words})))[2].position == "row 0"
 
 
-def test_a_text_that_is_not_utf8_costs_its_row_alone(tmp_path):
-    table = pa.table({"text": column(pa.string(), [0, 1, 2, 3], b"a\xffc")})
-    kept, stats = read("arrow", arrow(tmp_path / "a", table, rows=3))
-    assert ([record.text for record in kept], stats.damage[0].position) == (["a", "c"], "row 1")
-
-
 @each("kind", ["arrow", "parquet"])
 def test_times_that_python_does_not_have_cost_their_rows(tmp_path, kind):
     times = pa.array([0, 2**40, 86_400], pa.timestamp("s"))  # 1970, the year 36812, 1970

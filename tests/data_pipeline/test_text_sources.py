@@ -60,15 +60,6 @@ def test_the_cap_is_exact(tmp_path, length, kept, end):
 # --- C4 and JSON Lines
 
 
-@each("path", [DATA / f"olmo-c4-sample.0{number}.json.gz" for number in (1, 2, 3)])
-def test_real_records_with_a_date(path):
-    kept, stats = read("c4", path)
-    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    assert stats.counters == {"read": 10}
-    assert [(record.text, record.url) for record in kept] == [(line["text"], line["url"]) for line in lines]
-    assert all(record.timestamp.startswith(line["date"][:10] + "T") for record, line in zip(kept, lines, strict=True))
-
-
 NO_RECORDS = [
     *(b'{"text": "cut o', b'{"url": "https://a.org/"}', b'{"text": null}', b"[]", b'{"text": "\\ud800"}', b"\xff"),
     *(b"[" * 100_000, b'{"text": "a", "url": 3}', b'{"text": "\xff"}', b"1" * 5000),
@@ -214,13 +205,6 @@ def test_records_of_a_file(tmp_path, source, options, data, kept, counters, dama
     assert found == kept
     assert stats.counters == counters
     assert [position for position, _ in stats.damage] == damaged
-
-
-def test_notes_give_a_reason_or_an_example(tmp_path):
-    _, stats = read_bytes("pairs", tmp_path / "a", b"no tab\na\tb\n")
-    assert stats.damage == [("line 1", "expected input, tab, target, found 0 tabs")]
-    _, stats = read_bytes("pairs", tmp_path / "a", lines(*UNPAIRED))
-    assert stats.counters.examples["empty_target"] == ["c"]
 
 
 def test_a_file_is_one_document_by_default_and_a_large_one_is_cut_at_blank_lines(tmp_path):

@@ -225,33 +225,6 @@ def test_pages_before_a_corrupt_byte_of_the_compressed_file_are_read_first(tmp_p
     assert len(kept) > 300
 
 
-def test_any_damage_costs_only_what_it_touches(parse):
-    """Thousands of exports with changed, lost and doubled bytes: every intact page is read, and every other one is
-    counted."""
-    rng = random.Random(1)
-    words = ["Größe", "[[a|b]]", "&lt;ref&gt;", "&amp;", "\n", "{{x}}"]
-    for _ in range(1000):
-        pages = [page(f"T{n}", " ".join(rng.choices(words, k=9)) + ".") for n in range(5)]
-        data = bytearray(export(*pages))
-        for _ in range(rng.randint(1, 3)):
-            at = rng.randrange(data.index(b"</siteinfo>") + 11, len(data))
-            change = rng.randrange(4)
-            if change == 0:
-                data[at] ^= 1 << rng.randrange(8)
-            elif change == 1:
-                data[at] = rng.randrange(256)
-            elif change == 2:
-                del data[at : at + rng.randint(1, 80)]
-            else:
-                data[at:at] = data[at : at + rng.randint(1, 80)]
-        kept, stats = parse(bytes(data))
-        assert {f"T{n}" for n in range(5) if pages[n].encode() in data} <= set(titles(kept))
-        counters = stats.counters
-        dropped = counters["not_article"] + counters["redirect"] + counters["empty"]
-        assert len(re.findall(rb"<page[\s/>]", data)) == counters["read"] == len(kept) + dropped + counters["damaged"]
-        assert counters["damaged"] <= len(stats.damage)
-
-
 @pytest.mark.timing
 @each("unit", [b"<page", b"<page>", b"</page>", b"<", b"<a>", b"<mediawiki>", b"x", b"<page><title>", b"&"])
 def test_time_is_linear_whatever_the_xml(parse, unit):
