@@ -31,7 +31,7 @@ from data_pipeline.pipeline import build
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
 
 _SAMPLES = (1_000_000, 4_000_000)  # bytes of each source, as stored; the first build pays for imports
-_PIECES = (1000, 250)  # of the calibration's tokenizer: fewer if there is hardly any text
+_PIECES = 1000  # of the calibration's tokenizer, at most
 _WORKER = 0.3e9  # bytes of memory beside what is imported: 8 million characters of documents, the tokens of a shard
 _TRAINING = 0.5e6  # bytes per core-second that a larger sample adds to a tokenizer's training
 _LONGER = 0.13  # how much longer a token gets when the vocabulary doubles; of T5's 32,000, 4.6 bytes
@@ -68,31 +68,25 @@ class Forecast:
 def calibrate(config: CorpusConfig, sizes: tuple[int, ...] = _SAMPLES) -> report.Report:
     """The report of a corpus built in this process from the first bytes of each source's largest files.
 
-    It is built once for each of `sizes`, the bytes of a source.
+    It is built once for each of `sizes`, the bytes of a source. Raises UserError if it can't be built.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    tokenizer, quiet = config.tokenizer, io.StringIO()
+    if tokenizer.path is None:
+        fewer = {"vocab_size": min(_PIECES, tokenizer.vocab_size), "sample_bytes": 1_000_000}
+        tokenizer = tokenizer.model_copy(update=fewer)
+    with tempfile.TemporaryDirectory() as temporary, without_ray():
         for size in sizes:
-            found = _built(config, Path(folder) / str(size), size)
-    return found
-
-
-def _built(config: CorpusConfig, folder: Path, size: int) -> report.Report:
-    folder.mkdir()
-    sources = [_sampled(source, folder / "sources" / source.name, size, config.output) for source in config.sources]
-    tokenizer = config.tokenizer
-    for pieces in _PIECES:
-        if config.tokenizer.path is None:
-            changes = {"vocab_size": min(pieces, config.tokenizer.vocab_size), "sample_bytes": 1_000_000}
-            tokenizer = config.tokenizer.model_copy(update=changes)
-        changed = {"sources": sources, "output": str(folder / "corpus"), "tokenizer": tokenizer}
-        shown = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-        try:
-            with shown[0], shown[1], without_ray():
-                return report.read(build(config.model_copy(update=changed)))
-        except UserError as error:
-            if "tokenizer.vocab_size" not in str(error) or pieces == _PIECES[-1]:
+            folder = Path(temporary, str(size))
+            sources = [
+                _sampled(source, folder / "sources" / source.name, size, config.output) for source in config.sources
+            ]
+            changed = {"sources": sources, "output": str(folder / "corpus"), "tokenizer": tokenizer}
+            try:
+                with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+                    found = report.read(build(config.model_copy(update=changed)))
+            except UserError as error:
                 raise UserError(f"the calibration failed: {error}") from None
-    raise AssertionError("one of the attempts returns or raises")
+    return found
 
 
 def _sampled(source: SourceConfig, folder: Path, size: int, output: str) -> SourceConfig:

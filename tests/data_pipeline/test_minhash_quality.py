@@ -8,7 +8,6 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 
 from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.minhash import NearDuplicates, shape
@@ -18,7 +17,6 @@ from tests.tables import each
 WORDS, PAIRS = 300, 400
 
 
-@pytest.mark.slow
 @each("config", [MinHashConfig(ngram=1), MinHashConfig(threshold=0.6, permutations=64, ngram=1)])
 def test_the_measured_curve_lies_within_the_binomial_interval_of_the_theory(config):
     """Four standard deviations: one bin in 15,000 would lie outside by chance, and a wrong number of bands far off."""
