@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,12 +77,6 @@ def page_id(number: int) -> str:
     return f"c4/pages.json.gz/{number:09d}"
 
 
-def test_the_rule_that_dropped_a_document_is_named(pair):
-    for number, rule in enumerate(["", "", "too_few_sentences", "language_other", "", "duplicate_url", "empty", ""]):
-        found = traced(pair[0], page_id(number))
-        assert (found["rule"], found["kept"], found["place"] is None) == (rule, not rule, bool(rule))
-
-
 def test_the_copy_that_stays_is_named(pair):
     (drop,) = next(step for step in traced(pair[0], page_id(5))["steps"] if step["step"] == "urls")["dropped"]
     assert drop == {"rule": "duplicate_url", "what": "http://a.org/4", "stays_on": page_id(4)}
@@ -102,22 +97,19 @@ def test_dropped_lines_are_shown_with_their_rules_in_80_columns(pair):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_the_traces_of_all_documents_add_up_to_the_report_and_the_documents(pair):
-    corpus = pair[0]
-    kept = {row["id"]: row for row in documents_of(corpus)}
-    rules: dict[str, int] = {}
-    for number in range(len(PAGES)):
-        (found,) = trace.trace(open_build(corpus), page_id(number))
-        rule = found.dropped_by
-        if rule:
-            rules[rule] = rules.get(rule, 0) + 1
-        else:
-            written = kept[page_id(number)]
+def test_traces_name_the_rule_of_each_document_and_add_up_to_the_report_and_the_documents(pair):
+    kept = {row["id"]: row for row in documents_of(pair[0])}
+    rules = ["", "", "too_few_sentences", "language_other", "", "duplicate_url", "empty", ""]
+    for number, rule in enumerate(rules):
+        (found,) = trace.trace(open_build(pair[0]), page_id(number))
+        assert (found.dropped_by, found.location is None, found.id in kept) == (rule, bool(rule), not rule)
+        if not rule:
+            written = kept[found.id]
             assert found.steps[-1].text == written["text"]
             assert (found.language, found.split) == (written["language"], written["split"])
-        assert (page_id(number) in kept) is not bool(rule)
-    dropped = report.read(corpus).documents.dropped
-    assert rules == {rule: n for rule, n in dropped.items() if n}
+    dropped = report.read(pair[0]).documents.dropped
+    assert Counter(filter(None, rules)) == {rule: n for rule, n in dropped.items() if n}
+    assert report.read(pair[0]).lines.dropped == {"no_endmark": 1, "duplicate_line": 1}
 
 
 def test_the_rows_named_hold_the_tokens_of_the_document(pair):

@@ -165,18 +165,6 @@ def test_another_model_at_the_same_path_cleans_again(built):
     assert documents(corpus) == whole
 
 
-def test_a_wrong_model_ends_a_build_with_a_line_before_anything_is_written(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.jsonl").write_text(json.dumps({"text": prose(0)}) + "\n")
-    model = {"path": str(write_model(tmp_path / "model.bin")), "label": "fine"}
-    done = run_here("data-pipeline", "documents", settings(tmp_path, "out", {**CLEANING, "classifier": model}))
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: cleaning.classifier.")
-    assert "has no label 'fine'; it has good, bad" in line
-    assert not (tmp_path / "out").exists()
-
-
 def test_both_sides_of_a_pair_are_masked(tmp_path):
     (tmp_path / "in").mkdir()
     pair = "ask {0} ann@example.org\tcall {0} 212-555-0123\n"

@@ -1,4 +1,4 @@
-"""CSV, JSON arrays and Arrow files, as pandas and datasets write them: what is kept, counted or damaged."""
+"""CSV, JSON arrays, Parquet and Arrow files, as pandas and datasets write them: what is kept, counted or damaged."""
 
 import csv
 import gzip
@@ -57,18 +57,9 @@ def test_a_quotation_that_never_ends_is_damage_not_memory(tmp_path):
     assert (kept[0].text, stats.damage[0]) == ("a", ("line 3", "longer than max_record_bytes, 100"))
     kept, stats = read_bytes("csv", tmp_path / "a", data)
     assert ([record.text for record in kept], stats.counters["damaged"]) == (["a"], 1)
-
-
-def test_a_quotation_in_the_header_that_never_ends_is_damage_of_the_file(tmp_path):
     (tmp_path / "a").write_bytes(b'text,"url\n' + b"c\n" * 1000)
     _, _, damage = read_until_damage("csv", tmp_path / "a", max_record_bytes=100)
     assert (damage.position, damage.reason) == ("the header", "longer than max_record_bytes, 100")
-
-
-def test_a_column_that_is_not_in_the_header_is_the_users_to_mend(tmp_path):
-    with pytest.raises(UserError, match="no column 'text' for the text; there are body, url"):
-        read_bytes("csv", tmp_path / "a", b"body,url\na,b\n")
-    assert read_bytes("csv", tmp_path / "a", b"body,url\na,b\n", text="body")[0] == [Record(0, "a", "b")]
 
 
 # --- JSON
@@ -112,35 +103,93 @@ def test_an_array_that_does_not_end_well_yields_what_is_whole(tmp_path, end, rea
     assert damage.reason.startswith(reason)
 
 
-# --- Arrow
+# --- tables: Parquet, and Arrow's streams and files
 
 
-def arrow(path: Path, table: pa.Table, kind=pa.ipc.new_stream, rows: int = 2) -> Path:
-    with pa.OSFile(str(path), "wb") as file, kind(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=rows)
+def write_table(path: Path, kind: str, table: pa.Table, rows: int = 2, **options) -> Path:
+    """`rows`: of each row group or batch."""
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=rows, **options)
+    else:
+        make = pa.ipc.new_file if kind == "arrow file" else pa.ipc.new_stream
+        with pa.OSFile(str(path), "wb") as file, make(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=rows)
     return path
 
 
-@each("kind", [pa.ipc.new_stream, pa.ipc.new_file])
-def test_arrow_rows_become_records(tmp_path, kind):
-    texts = ["a", None, " ", "b", "c"]
-    table = pa.table({"url": [*"uvwx", None], "text": texts, "n": range(5)})
-    kept, stats = read("arrow", arrow(tmp_path / "a", table, kind))
-    assert kept == [Record(0, "a", "u"), Record(3, "b", "x"), Record(4, "c")]
-    assert stats.counters == {"read": 5, "empty": 2}
+KINDS = ("parquet", "arrow", "arrow file")
 
 
-@each("kind", ["arrow", "parquet"])
-def test_one_column_may_be_two_fields(tmp_path, kind):
-    table = pa.table({"title": ["a"], "text": ["b"]})
-    path = tmp_path / "a"
-    pq.write_table(table, path) if kind == "parquet" else arrow(path, table)
-    assert read(kind, path, text="title")[0] == [Record(0, "a", title="a")]
+@each("kind", KINDS)
+def test_rows_become_records(tmp_path, kind):
+    times = pa.array([0, None, 0, 86_400], pa.timestamp("s"))
+    columns = {"text": ["a", None, " ", "b"], "url": ["u", "v", "w", None], "timestamp": times, "other": [1, 2, 3, 4]}
+    kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, pa.table(columns)))
+    assert kept == [
+        Record(0, "a", "u", timestamp="1970-01-01T00:00:00"),
+        Record(3, "b", timestamp="1970-01-02T00:00:00"),
+    ]
+    assert stats.counters == {"read": 4, "empty": 2}
+
+
+STRINGS = pa.array(["a", "b", "a"])
+
+
+@each("kind", KINDS)
+@each("column", [STRINGS.cast(pa.large_string()), STRINGS.cast(pa.string_view()), STRINGS.dictionary_encode()])
+def test_strings_of_any_kind_under_any_name_also_as_two_fields(tmp_path, kind, column):
+    path = write_table(tmp_path / "a", kind, pa.table({"content": column}))
+    kept, _ = read(kind.split()[0], path, text="content", title="content")
+    assert [(record.text, record.title) for record in kept] == [("a", "a"), ("b", "b"), ("a", "a")]
+
+
+@each("kind", KINDS)
+def test_a_row_that_is_not_utf8_is_damage(tmp_path, kind):
+    column = pa.array([b"a", b"\xff", b"b"], pa.binary()).view(pa.string())
+    kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, pa.table({"text": column})))
+    assert [record.ordinal for record in kept] == [0, 2]
+    assert stats.counters == {"read": 3, "damaged": 1}
+    assert stats.damage[0][0] == "row 1"
+
+
+def test_columns_that_are_not_there_are_the_users_to_mend(tmp_path):
+    path = write_table(tmp_path / "a", "parquet", pa.table({"text": ["a"], "url": [1]}))
+    assert len(read("parquet", path)[0]) == 1
+    for options, message in (
+        ({"text": "content"}, "no column 'content' for the text; there are text, url"),
+        ({"title": "name"}, "no column 'name' for the title"),
+        ({"text": "url"}, "column 'url' is int64, expected strings"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read("parquet", path, **options)
+
+
+def test_a_parquet_file_without_its_footer_is_damage(tmp_path):
+    path = write_table(tmp_path / "a", "parquet", pa.table({"text": ["a" * 100] * 10}))
+    data = path.read_bytes()
+    for length in range(0, len(data), 7):
+        path.write_bytes(data[:length])
+        assert read_until_damage("parquet", path)[2].position == "its footer"
+
+
+def test_a_damaged_row_group_costs_its_rows_alone(tmp_path):
+    texts = [f"{number} " * 50 for number in range(30)]
+    how = {"write_page_checksum": True, "use_dictionary": False}
+    path = write_table(tmp_path / "a", "parquet", pa.table({"text": texts}), 10, **how)
+    group = pq.ParquetFile(path).metadata.row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    data[group.data_page_offset + group.total_compressed_size - 20] ^= 0xFF  # in the text, behind the page's header
+    kept, stats = read_bytes("parquet", path, bytes(data))
+    assert [(record.ordinal, record.text) for record in kept] == [
+        (number, texts[number]) for number in range(30) if not 10 <= number < 20
+    ]
+    assert stats.counters == {"read": 30, "damaged": 10}
+    assert stats.damage[0][0] == "rows 10 to 19, row group 1"
 
 
 def test_a_stream_that_is_cut_off_anywhere_is_damage(tmp_path):
     table = pa.table({"text": [f"{number} " * 50 for number in range(6)]})
-    data = arrow(tmp_path / "a", table).read_bytes()
+    data = write_table(tmp_path / "a", "arrow", table).read_bytes()
     for length in range(1, len(data), 5):
         (tmp_path / "a").write_bytes(data[:length])
         kept, _, _ = read_until_damage("arrow", tmp_path / "a")
@@ -166,7 +215,10 @@ def test_offsets_out_of_the_data_are_damage_and_are_not_followed(tmp_path, kind,
 
 def test_indices_out_of_a_dictionary_are_damage(tmp_path):
     words = pa.DictionaryArray.from_arrays(pa.array([0, 9], pa.int32()), pa.array(["a"]), safe=False)
-    assert read_until_damage("arrow", arrow(tmp_path / "a", pa.table({"text": words})))[2].position == "row 0"
+    assert (
+        read_until_damage("arrow", write_table(tmp_path / "a", "arrow", pa.table({"text": words})))[2].position
+        == "row 0"
+    )
 
 
 @each("kind", ["arrow", "parquet"])
@@ -178,8 +230,7 @@ def test_times_that_python_does_not_have_cost_their_rows(tmp_path, kind):
         ("b", pa.table({"text": ["a"], "timestamp": times[1:2].cast(pa.date64(), safe=False)}), []),
         ("c", pa.table({"text": ["a"], "timestamp": zone}), []),
     ]:
-        pq.write_table(table, tmp_path / name) if kind == "parquet" else arrow(tmp_path / name, table)
-        kept, stats = read(kind, tmp_path / name)
+        kept, stats = read(kind, write_table(tmp_path / name, kind, table))
         assert [record.timestamp for record in kept] == left
         assert (stats.counters["damaged"], stats.counters["read"]) == (1, len(table))
 
@@ -191,7 +242,7 @@ def test_two_columns_with_the_name_of_the_text_are_refused_and_with_another_left
         if kind == "csv":
             (tmp_path / "a").write_bytes(as_csv([names, list("abc")]))
         else:
-            pq.write_table(table, tmp_path / "a") if kind == "parquet" else arrow(tmp_path / "a", table)
+            write_table(tmp_path / "a", kind, table)
         if names[1] == "text":
             with pytest.raises(UserError, match="2 columns 'text' for the text; there are text, text, n"):
                 read(kind, tmp_path / "a")
@@ -252,8 +303,7 @@ def test_a_file_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, name,
     if kind == "parquet":
         pq.write_table(table, path, write_page_checksum=not unchecked)
     elif kind == "arrow":
-        with (pa.ipc.new_file if name == "file" else pa.ipc.new_stream)(path, table.schema) as writer:
-            writer.write_table(table)
+        write_table(path, f"arrow {name}", table)
     elif name.endswith(".zst"):
         frame = zstd(lines, checksum=not unchecked)
         path.write_bytes(b"\x50\x2a\x4d\x18\2\0\0\0ab" + frame if name == "skippable.zst" else frame)

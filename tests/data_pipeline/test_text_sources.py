@@ -1,17 +1,12 @@
-"""C4, JSON Lines, plain text, Parquet, WikiExtractor output and pairs: which records are kept, counted or damaged."""
+"""C4, JSON Lines, plain text, WikiExtractor output and pairs: which records are kept, counted or damaged."""
 
-import gzip
 import itertools
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from pyarrow import feather
 from pydantic import ValidationError
 
-from data_pipeline.foundation.errors import UserError
 from data_pipeline.sources.formats import OPTIONS, READERS
 from data_pipeline.sources.record import Record
 from tests.data_pipeline.reading import read, read_bytes, read_until_damage
@@ -26,16 +21,6 @@ def test_every_format_has_options_that_refuse_unknown_names():
     for options in OPTIONS.values():
         with pytest.raises(ValidationError):
             options(nonsense=1)
-
-
-@each("source", ["c4", "jsonl", "text", "pairs", "wikiextractor"])
-def test_a_file_that_is_cut_off_yields_what_precedes_the_cut(tmp_path, source):
-    line = b"Input.\tTarget.\n" if source in ("text", "pairs") else b'{"text": "A", "url": "u"}\n'
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(line) * 3 + gzip.compress(line)[:-1])
-    kept, _, damage = read_until_damage(source, path, **(OF_LINES if source == "text" else {}))
-    assert len(kept) >= 3
-    assert "ends before its end marker" in damage.reason
 
 
 @each("source", ["c4", "jsonl", "text", "pairs"])
@@ -221,80 +206,7 @@ def test_a_file_is_one_document_by_default_and_a_large_one_is_cut_at_blank_lines
     assert stats.counters == {"read": len(kept)}
 
 
-# --- Parquet
-
-
-def table(path: Path, columns: dict, **options) -> Path:
-    pq.write_table(pa.table(columns), path, **options)
-    return path
-
-
-def test_parquet_rows_become_records(tmp_path):
-    times = pa.array([0, None, 0, 0], pa.timestamp("s"))
-    columns = {"text": ["a", None, " ", "b"], "url": ["u", "v", "w", None], "timestamp": times, "other": [1, 2, 3, 4]}
-    kept, stats = read("parquet", table(tmp_path / "a", columns, row_group_size=2))
-    assert kept == [
-        Record(0, "a", "u", timestamp="1970-01-01T00:00:00"),
-        Record(3, "b", timestamp="1970-01-01T00:00:00"),
-    ]
-    assert stats.counters == {"read": 4, "empty": 2}
-
-
-STRINGS = pa.array(["a", "b", "a"])
-
-
-@each("column", [STRINGS.cast(pa.large_string()), STRINGS.cast(pa.string_view()), STRINGS.dictionary_encode()])
-def test_parquet_strings_of_any_kind_under_any_name(tmp_path, column):
-    kept, _ = read("parquet", table(tmp_path / "a", {"content": column}), text="content")
-    assert [record.text for record in kept] == ["a", "b", "a"]
-
-
-def test_columns_that_are_not_there_are_the_users_to_mend(tmp_path):
-    path = table(tmp_path / "a", {"text": ["a"], "url": [1]})
-    assert len(read("parquet", path)[0]) == 1
-    with pytest.raises(UserError, match="no column 'content' for the text; there are text, url"):
-        read("parquet", path, text="content")
-    with pytest.raises(UserError, match="no column 'name' for the title"):
-        read("parquet", path, title="name")
-    with pytest.raises(UserError, match="column 'url' is int64, expected strings"):
-        read("parquet", path, text="url")
-
-
-def test_a_parquet_file_without_its_footer_is_damage(tmp_path):
-    path = table(tmp_path / "a", {"text": ["a" * 100] * 10})
-    data = path.read_bytes()
-    for length in range(0, len(data), 7):
-        path.write_bytes(data[:length])
-        assert read_until_damage("parquet", path)[2].position == "its footer"
-
-
-def test_a_damaged_row_group_costs_its_rows_alone(tmp_path):
-    texts = [f"{number} " * 50 for number in range(30)]
-    columns = {"text": texts}
-    path = table(tmp_path / "a", columns, row_group_size=10, write_page_checksum=True, use_dictionary=False)
-    group = pq.ParquetFile(path).metadata.row_group(1).column(0)
-    data = bytearray(path.read_bytes())
-    data[group.data_page_offset + group.total_compressed_size - 20] ^= 0xFF  # in the text, behind the page's header
-    kept, stats = read_bytes("parquet", path, bytes(data))
-    assert [(record.ordinal, record.text) for record in kept] == [
-        (number, texts[number]) for number in range(30) if not 10 <= number < 20
-    ]
-    assert stats.counters == {"read": 30, "damaged": 10}
-    assert stats.damage[0][0] == "rows 10 to 19, row group 1"
-
-
-@each("kind", ["parquet", "arrow"])
-def test_a_row_that_is_not_utf8_is_damage(tmp_path, kind):
-    column = pa.array([b"a", b"\xff", b"b"], pa.binary()).view(pa.string())
-    if kind == "parquet":
-        table(tmp_path / "a", {"text": column})
-    else:
-        feather.write_feather(pa.table({"text": column}), tmp_path / "a", compression="uncompressed")
-    kept, stats = read(kind, tmp_path / "a")
-    assert [record.ordinal for record in kept] == [0, 2]
-    assert stats.counters == {"read": 3, "damaged": 1}
-    assert stats.damage[0][0] == "row 1"
-
+# --- encodings
 
 GERMAN, CHINESE = "Die Größe der Straße ist schön, über Österreich. ", "我们今天去公园散步，天气很好。这是一本书。"
 
