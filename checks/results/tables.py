@@ -381,21 +381,6 @@ def _near_duplicates(folder: Path) -> Iterator[list[str]]:
         yield [f"{twentieth / 20:.2f}–{(twentieth + 1) / 20:.2f}", str(len(inside)), *cells]
 
 
-@table("engine-splits")
-def _splits(folder: Path) -> Iterator[list[str]]:
-    rows = rows_of(folder / "engine/splits.csv")
-    for ranks in ("1", "2", "4"):
-        largest = {
-            micro_batches: [
-                max(float(row[name]) for row in rows if row["ranks"] == ranks and row["micro_batches"] == micro_batches)
-                for name in ("loss", "norm", "gradient")
-            ]
-            for micro_batches in ("1", "2")
-        }
-        cells = ("; ".join(power(value) for value in pair) for pair in zip(*largest.values(), strict=True))
-        yield [f"{ranks} × {8 // int(ranks)}", "1; 2", *cells]
-
-
 _KINDS = {
     "SIGKILL, SIGSEGV, SIGABRT, SIGBUS": [*happening.KILLS],
     "wrapper, DeepSpeed's launcher, head, agent killed": [*happening.ABOVE, "the head killed", "the agent killed"],

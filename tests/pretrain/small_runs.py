@@ -43,6 +43,14 @@ def run_config(
     return RunConfig.model_validate(values)
 
 
+def engine_of(config: RunConfig) -> Any:
+    """The engine of a model of random weights, as a run constructs it on a rank that has joined."""
+    from pretrain.zero.construction import construct  # DeepSpeed asks the rank's environment for its device
+    from pretrain.zero.engine import Engine
+
+    return Engine(construct(config, config.model), config)
+
+
 def own_layout(micro_batch: int = 2) -> BatchLayout:
     """Two micro-batches per step on each rank of the process group."""
     return BatchLayout(dist.get_rank(), dist.get_world_size(), micro_batch, 2)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from data_pipeline.foundation.config_file import Section, check
 from data_pipeline.foundation.errors import UserError
@@ -19,8 +18,7 @@ from pretrain.config.deepspeed_keys import (
     ParameterOffloadSection,
     ZeroSection,
 )
-from pretrain.models.model import Model
-from tests.pretrain.exactness import whole_parameters
+from pretrain.zero.exact_model import ExactModel, sgd
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import micro_batches, own_layout, run_config
@@ -85,16 +83,11 @@ def test_all_problems_are_told_at_once_each_in_a_line():
     assert all(line.startswith("run.yaml: deepspeed.") for line in lines)
 
 
-def test_other_keys_are_passed_on():
-    given = {"zero_optimization": {"stage": 3, "overlap_comm": False, "stage3_max_live_parameters": 10}, "aio": {}}
-    told = run_config(deepspeed={**given, "log_level": "info", "wall_clock_breakdown": True}).deepspeed.model_dump()
-    assert {"aio", "log_level", "wall_clock_breakdown"} <= told.keys()
-
-
-def test_the_stage_has_a_default_and_must_be_a_number():
-    for given in ({}, {"zero_optimization": {}}, {"zero_optimization": {"overlap_comm": False}}):
-        section = run_config(deepspeed=given).deepspeed.model_dump()
-        assert section == {"zero_optimization": {**given.get("zero_optimization", {}), "stage": 2}}
+def test_other_keys_are_passed_on_and_the_stage_has_a_default_and_must_be_a_number():
+    cases = [({}, {}), ({"overlap_comm": False, "stage3_max_live_parameters": 10}, {"aio": {}, "log_level": "info"})]
+    for zero, others in cases:
+        section = run_config(deepspeed={"zero_optimization": zero, **others}).deepspeed.model_dump()
+        assert section == {"zero_optimization": {**zero, "stage": 2}, **others}
     for wrong in (True, "2"):
         values = {**run_config().model_dump(), "deepspeed": {"zero_optimization": {"stage": wrong}}}
         with pytest.raises(UserError, match=r"deepspeed\.zero_optimization\.stage: expected integer, got"):
@@ -153,82 +146,20 @@ def test_the_defaults_in_the_reference_are_deepspeeds():
         assert dict(ours) == {key: section.model_fields[key].default for key, _ in ours}
 
 
-class SometimesUsed(Model):
-    """A layer that takes part only if a row's first id is 1. It draws the same weights on all ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.sometimes, self.output = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9)
-        self.register_buffer("offset", torch.zeros(9))
-
-    def forward(self, encoder_input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        x = self.embedding(encoder_input_ids)
-        if encoder_input_ids[0, 0] == 1:
-            x = x + self.sometimes(x)
-        logits = self.output(x) + self.offset
-        return {"labels": nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")}
-
-
-def rows_of_step(step: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
-    ids = torch.randint(2, 9, (2 * ranks, 4), generator=torch.Generator().manual_seed(step))
-    ids[:, 0] = 1 if step % 2 == 0 else 2
-    part = slice(2 * rank, 2 * rank + 2)
-    return {"encoder_input_ids": ids[part], "labels": ids.flip(1)[part]}
-
-
-def trained_with_unused_parameters(stage: int, zero: dict) -> dict[str, torch.Tensor]:
-    from pretrain.zero.engine import Engine
-
-    config = run_config(stage, None, zero, optimizer={"learning_rate": 1e-2, "gradient_clipping": 0})
-    torch.manual_seed(0)
-    engine = Engine(SometimesUsed(), config)
-    for step in range(6):
-        engine.step(step, 0, [rows_of_step(step, dist.get_rank(), dist.get_world_size())])
-    found = whole_parameters(engine)
-    engine.close()
-    return found
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_parameter_unused_in_a_step_has_no_gradient_there(ranks):
-    """At stage 3 DeepSpeed would use the gradient of the last step that had one."""
-    torch.manual_seed(0)
-    model = SometimesUsed()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    for step in range(6):
-        optimizer.zero_grad(set_to_none=False)
-        model(**_all_rows(step, ranks))["labels"].mean().backward()
-        optimizer.step()
-    cases = [(stage, zero) for stage in (1, 2, 3) for zero in ({}, {"offload_optimizer": {"device": "cpu"}})]
-    for case, found in zip(
-        cases, on_ranks(ranks, each_on_ranks, trained_with_unused_parameters, cases)[0], strict=True
-    ):
-        for name, parameter in model.named_parameters():
-            assert torch.allclose(found[name], parameter, atol=1e-6), (case, name)
-
-
-def _all_rows(step: int, ranks: int) -> dict[str, torch.Tensor]:
-    parts = [rows_of_step(step, rank, ranks) for rank in range(ranks)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
 def buffer_after_initialize(stage: int) -> list[float]:
     from pretrain.zero.engine import Engine
 
-    config = run_config(stage, precision="bf16")
-    model = SometimesUsed()
-    model.offset += dist.get_rank() + 1 / 3
-    engine = Engine(model, config)
-    found = engine.deepspeed.module.offset
+    model = ExactModel()
+    model.inputs.fill_(dist.get_rank() + 1 / 3)
+    engine = Engine(model, run_config(stage, precision="bf16"), optimizer=sgd(model))
+    found = engine.deepspeed.module.inputs
     engine.close()
-    return [found.dtype == torch.float32, *found.tolist()]
+    return [found.dtype == torch.float32, *found.unique().tolist()]
 
 
 def test_buffers_are_those_of_rank_0_and_keep_their_precision():
     """DeepSpeed broadcasts only parameters."""
-    expected = [True, *[torch.tensor(1 / 3).item()] * 9]
+    expected = [True, torch.tensor(1 / 3).item()]
     assert on_ranks(2, each_on_ranks, buffer_after_initialize, [(1,), (3,)]) == [[expected] * 2] * 2
 
 

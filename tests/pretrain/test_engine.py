@@ -1,8 +1,6 @@
 """A step of the engine: its loss and gradient don't depend on the layout, and it is skipped on all ranks or on none."""
 
 import itertools
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -11,36 +9,27 @@ import torch.distributed as dist
 
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.run.health import Health
-from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.splits import CASES, ROWS, config, differences, engine_of, micro_batches, train_cuts, train_plainly
+from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 from tests.slow import slow
 
-Trained = Callable[[int], list[dict[Any, list[dict[str, Any]]]]]
 
-
-@pytest.fixture(scope="module")
-def trained(device) -> Trained:
-    """The result of `train_cuts` on each of a number of ranks."""
-    return cache(lambda ranks: on_ranks(ranks, train_cuts, device=device, seconds=600))
-
-
-@pytest.mark.parametrize("ranks", [1, *slow(2, 4)])
-def test_loss_and_gradient_do_not_depend_on_how_ragged_rows_are_cut(trained, device, ranks):
-    """So does the norm that clipping sees, at every stage; the reference is whole batches without DeepSpeed."""
-    expected = train_plainly(device)
-    for case, of_rank in itertools.product(CASES, trained(ranks)):
-        loss, norm, gradient = differences(of_rank[case], expected)
-        assert loss < 1e-6, case
-        assert norm < 1e-5, case
-        assert gradient < 1e-5, case
+def losses_with(dropout_rate: float) -> list[float]:
+    """Of three steps in micro-batches of two rows."""
+    ranks = dist.get_world_size()
+    layout = BatchLayout(dist.get_rank(), ranks, 2, 4 // ranks)
+    engine = engine_of(run_config(2, {"dropout_rate": dropout_rate}))
+    losses = [engine.step(step, step * 8, micro_batches(layout, step)).loss for step in range(3)]
+    engine.close()
+    return losses
 
 
 @pytest.mark.parametrize("ranks", [2, *slow(4)])
-def test_dropout_belongs_to_the_rows_and_not_to_the_rank(trained, device, ranks):
-    """Trains on micro-batches of two rows on one rank and on several."""
-    one, several = ([step["loss"] for step in trained(count)[0][2, 4 // count, 0.3]] for count in (1, ranks))
-    assert several == pytest.approx(one, rel=1e-6)
-    assert one != pytest.approx([step["loss"] for step in train_plainly(device)], rel=1e-3)
+def test_dropout_belongs_to_the_rows_and_not_to_the_rank(device, ranks):
+    one, without = on_ranks(1, each, losses_with, [(0.3,), (0.0,)], device=device)[0]
+    for several in on_ranks(ranks, losses_with, 0.3, device=device):
+        assert several == pytest.approx(one, rel=1e-6)
+    assert one != pytest.approx(without, rel=1e-3)
 
 
 SETTINGS = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
@@ -49,7 +38,7 @@ SETTINGS = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
 def train_through_trouble() -> dict[Any, Any]:
     """The outcomes of five steps and the final parameters, by (stage, precision, whether the last rank is in
     trouble)."""
-    layout = BatchLayout(dist.get_rank(), dist.get_world_size(), ROWS // dist.get_world_size() // 2, 2)
+    layout = own_layout(4 // dist.get_world_size())
     return {
         (*setting, troubled): _through({1: "gradient", 3: "loss"} if troubled else {}, layout, *setting)
         for setting, troubled in itertools.product(SETTINGS, (False, True))
@@ -61,7 +50,7 @@ def _through(
 ) -> tuple[list, dict[str, torch.Tensor]]:
     from deepspeed.utils import safe_get_full_fp32_param
 
-    engine = engine_of(config(stage, precision))
+    engine = engine_of(run_config(stage, precision=precision))
     trouble = ""
 
     def spoil(module: torch.nn.Module, _: Any, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

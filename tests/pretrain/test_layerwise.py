@@ -5,8 +5,7 @@ import torch
 
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_engines import engine_of
-from tests.pretrain.small_runs import micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 from tests.pretrain.test_families import FAMILIES
 
 STEPS = 4

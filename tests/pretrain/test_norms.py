@@ -22,9 +22,12 @@ from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
-from tests.pretrain.splits import MODEL, ROWS, config, engine_of, global_batch, micro_batches
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 
 CASES = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
+OPTIMIZER = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
+MODEL = {"num_encoder_layers": 1, "num_decoder_layers": 1, "z_loss": 1e-4}
+STEPS = (1, 2, 3)  # the rows of odd ones have padding, and those are measured
 
 
 def measured_steps() -> dict[Any, Any]:
@@ -32,24 +35,24 @@ def measured_steps() -> dict[Any, Any]:
 
 
 def _measured(stage: int, precision: str) -> list[Any]:
-    """The norms by layer after the first and the third of three steps, and the losses; the second isn't measured."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    layout = BatchLayout(rank, ranks, ROWS // ranks // 2, 2)
-    engine = engine_of(config(stage, precision))
+    """The norms by layer after the first and the third of three steps; the second isn't measured."""
+    layout = own_layout(4 // dist.get_world_size())
+    settings = run_config(stage, MODEL, precision=precision, optimizer=OPTIMIZER)
+    engine = engine_of(settings)
     found: list[Any] = []
     outcomes = []
-    for step in range(3):
-        if step == 1:
-            outcomes.append(engine.step(step, step * ROWS, micro_batches(layout, step)))
+    for step in STEPS:
+        if step == 2:
+            outcomes.append(engine.step(step, step * 8, micro_batches(layout, step)))
             continue
         with engine.measured() as norms:
-            outcomes.append(engine.step(step, step * ROWS, micro_batches(layout, step)))
+            outcomes.append(engine.step(step, step * 8, micro_batches(layout, step)))
         assert norms.error is None, norms.error
         for sums in (norms.parameters, norms.activations):
             dist.all_reduce(sums)
         found.append(by_layer(norms.names, norms.parameters, norms.layers, norms.activations, engine.gradient_norm))
-    plain = engine_of(config(stage, precision))
-    again = [plain.step(step, step * ROWS, micro_batches(layout, step)) for step in range(3)]
+    plain = engine_of(settings)
+    again = [plain.step(step, step * 8, micro_batches(layout, step)) for step in STEPS]
     assert [one.loss for one in outcomes] == [one.loss for one in again]
     engine.close()
     return found
@@ -58,15 +61,15 @@ def _measured(stage: int, precision: str) -> list[Any]:
 def plain_steps() -> list[dict[str, dict[str, float]]]:
     """The same norms by layer, from whole batches, autograd and torch's AdamW."""
     torch.manual_seed(0)
-    model = models.build(MODEL)
+    model = models.build(run_config(model=MODEL).model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     outputs: dict[str, torch.Tensor] = {}
     for stack in ("encoder", "decoder"):
         layer = getattr(model, stack).layers[0]
         layer.register_forward_hook(lambda *three, stack=stack: outputs.update({f"{stack}.layers.0": three[2]}))
     found = []
-    for step in range(3):
-        rows = global_batch(step)
+    for step in STEPS:
+        (rows,) = micro_batches(BatchLayout(0, 1, 8, 1), step)
         optimizer.zero_grad()
         counted = rows["labels"] != -100
         (model(**rows)["labels"].sum() / counted.sum()).backward()
@@ -79,7 +82,8 @@ def plain_steps() -> list[dict[str, dict[str, float]]]:
         for name, parameter in model.named_parameters():
             kinds["update"][name] = parameter.detach() - kinds["weight"][name]
         of_step = {kind: _by_layer(tensors) for kind, tensors in kinds.items()}
-        real = {"encoder.layers.0": torch.ones_like(rows["encoder_input_ids"], dtype=bool), "decoder.layers.0": counted}
+        mask = rows.get("encoder_attention_mask", torch.ones_like(rows["encoder_input_ids"]))
+        real = {"encoder.layers.0": mask == 1, "decoder.layers.0": counted}
         of_step["activation"] = {
             name: output[real[name]].square().mean().sqrt().item() for name, output in outputs.items()
         }

@@ -8,8 +8,7 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_each
-from tests.pretrain.small_engines import engine_of
-from tests.pretrain.small_runs import micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 
 OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
 BOTH = OPTIMIZER | {"offload_param": {"device": "cpu"}}

@@ -26,6 +26,7 @@ from tests.pretrain.exactness import (
     largest_difference,
     measure,
 )
+from tests.slow import slow
 from tests.tables import each
 
 
@@ -192,8 +193,7 @@ RUNS = {  # for each number of ranks; there, those of all optimizers
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", RUNS)
+@pytest.mark.parametrize("ranks", [1, *slow(2, 4)])
 def test_sharded_steps_are_those_of_a_plain_loop(ranks, device):
     """Checks part of the table of exactness.py, which explains reasons and limits."""
     cases = [Case(model, name, *run) for name in OPTIMIZERS for model, *run in RUNS[ranks]]

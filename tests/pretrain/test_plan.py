@@ -33,8 +33,7 @@ from pretrain.tools.plan.zero_memory import Parameters, Setting, States, Traffic
 from pretrain.zero.layers import layers, recomputed
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_engines import engine_of
-from tests.pretrain.small_runs import own_layout, run_config
+from tests.pretrain.small_runs import engine_of, own_layout, run_config
 from tests.slow import slow
 
 RUNS = Path(__file__).parents[2] / "configs/runs"

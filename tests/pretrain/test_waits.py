@@ -21,9 +21,8 @@ from pretrain.models import model as model_module
 from pretrain.optimizers import flat_buffers
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_engines import engine_of
 from tests.pretrain.small_families import FAMILIES
-from tests.pretrain.small_runs import T5, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import T5, engine_of, micro_batches, own_layout, run_config
 from tests.slow import slow
 
 GPU = torch.device("cpu")  # plays one; the host is called "cpu"
