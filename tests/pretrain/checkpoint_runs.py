@@ -1,14 +1,14 @@
 """Runs with each optimizer that write checkpoints."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from pretrain.config import RunConfig
-from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -37,24 +37,18 @@ def config(folder: Path, corpus: Path, optimizer: str, stage: int) -> RunConfig:
 
 def trained(ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None) -> list[list[int]]:
     """Trains with each of `OPTIMIZERS` up to step `stop`; returns the exit codes on each rank."""
-    runs = [config(folder, corpus, optimizer, stage) for optimizer in OPTIMIZERS]
-    return on_ranks(ranks, segment, folder, runs, stop, seconds=280)
+    runs = [(folder, config(folder, corpus, optimizer, stage), stop) for optimizer in OPTIMIZERS]
+    return on_ranks(ranks, each, _recorded_training, runs, seconds=280)
 
 
-def segment(folder: Path, runs: list[RunConfig], stop: int | None) -> list[int]:
-    return [recorded_training(folder, settings, stop) for settings in runs]
-
-
-def recorded_training(folder: Path, settings: RunConfig, stop: int | None) -> int:
+def _recorded_training(folder: Path, settings: RunConfig, stop: int | None) -> int:
     """The exit code of a run on the ranks that have joined, which write down the rows that they take."""
     from pretrain.trainer.train import train_on
     from pretrain.zero.engine import Engine
     from tests.pretrain.recorded import record_steps
 
-    os.environ["RECORDED_ROWS"] = str(folder / settings.optimizer.name)
-    take_step = Engine.step
-    record_steps(Engine)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECORDED_ROWS", str(folder / settings.optimizer.name))
+        patch.setattr(Engine, "step", Engine.step)  # so that it is as before after this run
+        record_steps(Engine)
         return train_on(dist.get_rank(), dist.get_world_size(), settings, stop)
-    finally:
-        Engine.step = take_step

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
@@ -17,8 +16,7 @@ from pretrain.models import build
 from pretrain.optimizers.ema import AVERAGE
 from tests.in_process import run_here
 from tests.pretrain.forked import run_forked
-from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import run_file
+from tests.pretrain.runs import run_file, train_each
 from tests.slow import slow
 from tests.tables import each
 
@@ -30,9 +28,9 @@ OPTIMIZERS = {  # each with a stage of ZeRO
 }
 
 
-def config(folder, corpus, name):
+def average_file(folder, corpus, name):
     optimizer, stage = OPTIMIZERS[name]
-    path = run_file(
+    return run_file(
         folder,
         corpus,
         stage,
@@ -42,29 +40,21 @@ def config(folder, corpus, name):
         checkpoint={"every_steps": 1, "keep_last": STEPS},
         evaluation=[],
     )
-    return RunConfig.model_validate(json.loads(path.read_text()))
-
-
-def trained(segments: list[tuple[RunConfig, int | None]]) -> None:
-    from pretrain.trainer.train import train_on
-
-    for settings, stop in segments:
-        train_on(dist.get_rank(), dist.get_world_size(), settings, stop)
 
 
 @pytest.fixture(scope="module")
 def runs(small_corpus, tmp_path_factory) -> Path:
     """A run with AdamW; "resumed" is the same, but stops after two steps and goes on."""
     folder = tmp_path_factory.mktemp("averages")
-    whole, resumed = (config(folder / name, small_corpus, "adamw") for name in ("adamw", "resumed"))
-    on_ranks(2, trained, [(whole, None), (resumed, 2), (resumed, None)])
+    whole, resumed = (average_file(folder / name, small_corpus, "adamw") for name in ("adamw", "resumed"))
+    train_each(2, [(whole, None), (resumed, 2), (resumed, None)])
     return folder
 
 
 @pytest.fixture(scope="module")
 def of_each_optimizer(small_corpus, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("optimizers")
-    on_ranks(2, trained, [(config(folder / name, small_corpus, name), None) for name in OPTIMIZERS])
+    train_each(2, [(average_file(folder / name, small_corpus, name), None) for name in OPTIMIZERS])
     return folder
 
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,6 +80,13 @@ def finished(whole, tmp_path) -> Path:
     return path
 
 
+def flip(path: Path) -> None:
+    """Flips a bit of the last tensor's."""
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
 def test_the_launcher_itself_says_that_a_run_is_finished(finished, capsys):
     """It starts ranks only if the last checkpoint is damaged."""
     assert launch_local(Run(finished, []), ranks=2) == 0
@@ -88,9 +94,7 @@ def test_the_launcher_itself_says_that_a_run_is_finished(finished, capsys):
     assert not (finished.parent / "run/logs").exists()
     last = finished.parent / "run/checkpoints/step-00000012"
     assert is_valid(last)
-    content = bytearray((last / "rank-00000.safetensors").read_bytes())
-    content[-5] ^= 1
-    (last / "rank-00000.safetensors").write_bytes(content)
+    flip(last / "rank-00000.safetensors")
     assert not is_valid(last)
 
 
@@ -99,9 +103,7 @@ def test_a_damaged_or_missing_file_costs_the_checkpoint_alone(finished, whole):
     says so."""
     checkpoints = finished.parent / "run/checkpoints"
     tensors = checkpoints / "step-00000012/rank-00000.safetensors"
-    content = bytearray(tensors.read_bytes())
-    content[-5] ^= 1
-    tensors.write_bytes(content)
+    flip(tensors)
     (checkpoints / "step-00000009/rank-00000.json").unlink()
     done = train(finished, 1)
     assert done.returncode == 0, done.stderr
@@ -163,17 +165,6 @@ def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished
     assert (elsewhere / "index.json").exists()
 
 
-@pytest.fixture
-def _one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-ALONE = Origin(Path(), 0, 1, 2, {}, "", None, None, None)  # only writings that tests make write here
-
-
-@pytest.mark.usefixtures("_one_rank")
 @pytest.mark.parametrize("moves", [True, False])
 def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, moves, monkeypatch):
     """A save that writes is no hang, however long it takes."""
@@ -191,33 +182,15 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
         def is_alive(self):
             return self.rounds < 5
 
-    saver = save.Saver(SimpleNamespace(device="cpu"), ALONE)
-    saver._writing = InRounds(ALONE, TrainState(), tmp_path, tmp_path / "final", Copy(), {})
+    alone = Origin(Path(), 0, 1, 2, {}, "", None, None, None)
+    monkeypatch.setattr(save, "from_rank_0", lambda value: value)
+    monkeypatch.setattr(save.dist, "all_reduce", lambda tensor: None)
+    saver = save.Saver(SimpleNamespace(device="cpu"), alone)
+    saver._writing = InRounds(alone, TrainState(), tmp_path, tmp_path / "final", Copy(), {})
     noted: list[None] = []
     monkeypatch.setattr(watchdog, "alive", lambda: noted.append(None))
     saver.wait()
     assert len(noted) == 2 + (5 if moves else 0)  # when the waiting begins and when it ends
-
-
-@pytest.mark.usefixtures("_one_rank")
-def test_the_pause_of_a_save_has_the_wait_for_the_one_before(monkeypatch):
-    """The write of a save takes as long as training should not have to wait: the next save waits, and says so."""
-    now = [0.0]
-
-    class Slow(save._Writing):
-        def start(self):
-            pass
-
-        def join(self, seconds):
-            now[0] += 400
-
-    monkeypatch.setattr(save, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(save, "_Writing", Slow)
-    saver = save.Saver(SimpleNamespace(device="cpu", deepspeed=SimpleNamespace(module=torch.nn.Module())), ALONE)
-    saver._copies = SimpleNamespace(take=Copy)
-    assert saver.start(TrainState()) is None
-    first, second = saver.start(TrainState()), saver.wait()
-    assert (first.pause_seconds, second.pause_seconds) == (0, 400)
 
 
 def test_no_pickle_is_read(finished):

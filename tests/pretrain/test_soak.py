@@ -1,4 +1,4 @@
-"""Runs that are killed by plan and go on; `checks/soak` kills them at random moments."""
+"""A run that is killed by plan and goes on; `checks/soak` kills them at random moments."""
 
 import os
 import signal
@@ -11,15 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 
-from data_pipeline.corpus import open_corpus
-from data_pipeline.loading.stream import Stream
-from pretrain.checkpoint.choose import newest
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
-from tests.pretrain.checkpoint_runs import STEPS, config, recorded_training
-from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, run_file, train_ranks
 
 # Python imports a module of this name before anything else.
@@ -85,47 +78,3 @@ def test_a_run_whose_supervisor_is_killed_during_a_save_comes_to_the_same_bits(s
     ours, theirs = (StoredTensors(path.parent / "run/checkpoints/step-00000008") for path in (killed, whole))
     assert all(torch.equal(ours.whole(PARAMETER, name), theirs.whole(PARAMETER, name)) for name in theirs.shapes)
     assert not list(checkpoints.glob(".*"))
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_on_other_ranks_and_stages_takes_the_same_rows(whole, small_corpus, tmp_path):
-    """It is killed during a save, then between two steps; then a bit of its latest checkpoint flips."""
-    for ranks, stage, moment in ((2, 2, "save"), (4, 3, "step")):
-        with pytest.raises(RuntimeError, match=f"rank {ranks - 1}: died"):
-            on_ranks(ranks, killed_training, tmp_path, small_corpus, stage, moment, seconds=600)
-    run = tmp_path / "adamw/run"
-    damaged = newest(run) / "rank-00001.safetensors"
-    content = bytearray(damaged.read_bytes())
-    content[-5] ^= 1
-    damaged.write_bytes(content)
-    assert on_ranks(1, recorded_training, tmp_path, config(tmp_path, small_corpus, "adamw", 1), None) == [0]
-    schedule = scheduled_rows(Stream([open_corpus(small_corpus)], [1.0], 0, 8), 16, STEPS)
-    assert recorded_rows(tmp_path / "adamw") == schedule
-    found, wanted = (losses(folder / "adamw/run.yaml") for folder in (tmp_path, whole))
-    assert largest_relative_difference(found, wanted) < 1e-5
-    assert list((run / "checkpoints").glob(".*")) == []
-
-
-def killed_training(folder: Path, corpus: Path, stage: int, moment: str) -> int:
-    """The last rank kills itself as it saves for the second time, or before the eleventh step."""
-    from pretrain.checkpoint import save
-    from pretrain.zero.engine import Engine
-
-    take_step, write_part, saved = Engine.step, save.write_part, []
-
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def step(engine: Engine, step: int, *arguments: object) -> object:
-        if moment == "step" and step == 10:
-            die()
-        return take_step(engine, step, *arguments)
-
-    def written(*arguments: object) -> object:
-        *others, progress = arguments
-        saved.append(others)
-        return write_part(*others, die if moment == "save" and len(saved) == 2 else progress)
-
-    if dist.get_rank() == dist.get_world_size() - 1:
-        Engine.step, save.write_part = step, written
-    return recorded_training(folder, config(folder, corpus, "adamw", stage), None)
