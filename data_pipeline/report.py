@@ -3,7 +3,7 @@
 import hashlib
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -238,6 +238,7 @@ def _rules(dropped: dict[str, int]) -> str:
 def _report(corpus: Path, name: str, built: Built) -> Report:
     documents = [unit.result for unit in built.documents]
     left = [unit.result for unit in built.left]
+    tokens = [unit.result for unit in built.tokens]
     deduplicated = [unit.result for unit in built.deduplicated]
     cleaned = [*documents, *deduplicated]
     counts = _sum(result.counts for result in cleaned)
@@ -247,25 +248,24 @@ def _report(corpus: Path, name: str, built: Built) -> Report:
     sizes = {"documents": sum(result.bytes for result in documents)} | dict.fromkeys(after_dedup, text_left)
     evaluation_sets = _evaluation_sets([unit.result for units in built.steps.values() for unit in units])
     sizes["evaluation-sets"] = sum(counts.bytes for counts in evaluation_sets.values())
-    rules = {rule: n for rule, n in counts.items() if rule not in NO_RULES}
     samples = [unit.result.sample for unit in built.tokenizer if unit.result.sample.documents]
     return Report(
         name=name,
         documents=DocumentCounts(
             read=counts["read"],
             kept=sum(sum(result.documents.values()) for result in left),
-            dropped=_of_documents(counts),
+            dropped=_rules_for("", counts),
         ),
-        lines=LineCounts(_lines_read(counts), _with_prefix(LINE, rules)),
-        spans=SpanCounts(_with_prefix(SPAN, rules), counts["substring_words"]),
-        masked=_with_prefix(_MASKED, rules),
+        lines=LineCounts(_lines_read(counts), _rules_for(LINE, counts)),
+        spans=SpanCounts(_rules_for(SPAN, counts), counts["substring_words"]),
+        masked=_rules_for(_MASKED, counts),
         template_holes=_most_common(result.template_holes for result in documents),
         evaluation_sets=evaluation_sets,
         undecodable_documents=counts["undecodable"],
         examples=_examples(cleaned),
         lengths=_by_power(result.lengths for result in left),
-        token_lengths=_by_power(unit.result.lengths for unit in built.tokens),
-        coverage=_coverage([unit.result for unit in built.tokens]) if built.tokens else None,
+        token_lengths=_by_power(part.lengths for part in tokens),
+        coverage=_coverage(tokens) if tokens else None,
         languages=_most_common(result.languages for result in left),
         domains=_most_common(result.domains for result in left),
         sources={
@@ -284,16 +284,13 @@ def _report(corpus: Path, name: str, built: Built) -> Report:
     )
 
 
-def _with_prefix(prefix: str, rules: dict[str, int]) -> dict[str, int]:
-    """How many lines or spans each rule dropped, or how often each kind of personal data was masked."""
-    return {rule.removeprefix(prefix): n for rule, n in rules.items() if rule.startswith(prefix)}
-
-
-def _of_documents(counts: Counter[str]) -> dict[str, int]:
-    """How many documents each rule dropped."""
-    return {
-        rule: n for rule, n in counts.items() if rule not in NO_RULES and not rule.startswith((LINE, SPAN, _MASKED))
-    }
+def _rules_for(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
+    """How many lines or spans each rule dropped, how often each kind of personal data was masked or, for "", how many
+    documents each rule dropped."""
+    found = {rule: n for rule, n in counts.items() if rule not in NO_RULES}
+    if not prefix:
+        return {rule: n for rule, n in found.items() if not rule.startswith((LINE, SPAN, _MASKED))}
+    return {rule.removeprefix(prefix): n for rule, n in found.items() if rule.startswith(prefix)}
 
 
 def _lines_read(counts: Counter[str]) -> int:
@@ -342,7 +339,7 @@ def _source(
         text_bytes=sum(result.text_bytes for result in left),
         read=counts["read"],
         kept=sum(sum(result.documents.values()) for result in left),
-        dropped=_of_documents(counts),
+        dropped=_rules_for("", counts),
         lengths=_by_power(result.lengths for result in left),
         languages=_most_common(result.languages for result in left),
     )
