@@ -1,15 +1,12 @@
 """Copies a finished corpus to a remote store. The manifest comes last: half a copy is no corpus."""
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from fsspec.callbacks import Callback
 
 from data_pipeline.corpus.corpus import Corpus
 from data_pipeline.corpus.verify import has_documents
@@ -73,7 +70,6 @@ class _Publication:
     def __init__(self, corpus: Corpus, url: str):
         self._corpus, self._url = corpus, url
         self._filesystem, self._root = stores.filesystem(url)
-        self._lock, self._in_progress = threading.Lock(), dict[str, Callback]()
 
     def run(self, documents: bool, connections: int) -> Published:
         self._refuse_another()
@@ -81,18 +77,10 @@ class _Publication:
         if missing := [str(file.path) for file in files if not file.path.exists()]:
             raise FailedError("\n".join(f"{path}: missing; nothing was published" for path in missing))
         total = sum(file.bytes for file in files)
-        uploads: list[tuple[_File, bool]] = []
         with ThreadPoolExecutor(connections) as pool:
             try:
                 finished = zip(files, pool.map(self._upload, files), strict=True)
-                uploads += track(
-                    finished,
-                    len(files),
-                    "publish",
-                    lambda pair: pair[0].bytes,
-                    total,
-                    in_progress=self._bytes_in_progress,
-                )
+                uploads = list(track(finished, len(files), "publish", lambda pair: pair[0].bytes, total))
             finally:
                 pool.shutdown(cancel_futures=True)
         manifest = _File(_MANIFEST, self._corpus.directory / _MANIFEST)
@@ -137,25 +125,18 @@ class _Publication:
         for tries in range(_TRIES):
             if self._is_present(file.name, sums):
                 return tries > 0
-            callback = Callback()
-            with self._lock:
-                self._in_progress[file.name] = callback
-            self._patiently(partial(self._put, file.path, file.name, callback), file.name)
-            with self._lock:
-                del self._in_progress[file.name]
+            self._patiently(partial(self._put, file.path, file.name), file.name)
         if self._is_present(file.name, sums):
             return True
         raise FailedError(f"{self._url}/{file.name}: differs from {file.path} after {_TRIES} uploads")
 
-    def _put(self, path: Path, name: str, callback: Callback) -> None:
-        target = self._remote_path(name)
-        callback.absolute_update(0)
-        if "s3" in _protocols(self._filesystem):
-            self._filesystem.put_file(str(path), target, callback=callback, chunksize=_PART, max_concurrency=2)
-        else:
-            if not _WITHOUT_FOLDERS & {*_protocols(self._filesystem)}:
-                self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
-            self._filesystem.put_file(str(path), target, callback=callback)
+    def _put(self, path: Path, name: str) -> None:
+        target, kind = self._remote_path(name), self._filesystem.protocol
+        protocols = {kind} if isinstance(kind, str) else {*kind}
+        if not _WITHOUT_FOLDERS & protocols:
+            self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
+        parts = {"chunksize": _PART, "max_concurrency": 2} if "s3" in protocols else {}
+        self._filesystem.put_file(str(path), target, **parts)
 
     def _is_present(self, name: str, sums: "_Checksums") -> bool:
         """Whether the copy has the right size and content. The server has made its ETag from what it received."""
@@ -181,14 +162,6 @@ class _Publication:
 
     def _remote_path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
-
-    def _bytes_in_progress(self) -> int:
-        with self._lock:
-            return sum(callback.value for callback in self._in_progress.values())
-
-
-def _protocols(filesystem: Any) -> tuple[str, ...]:
-    return (filesystem.protocol,) if isinstance(filesystem.protocol, str) else tuple(filesystem.protocol)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import pytest
 import zstandard
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.sources.recognition import look_of
 from data_pipeline.sources.record import Record
 from tests.data_pipeline.reading import read, read_bytes, read_until_damage
 from tests.tables import each
@@ -311,20 +310,3 @@ def test_a_file_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, name,
         path.write_bytes(gzip.compress(lines) if name == "a.gz" else lines)
     kept, stats = read(kind, path)
     assert (len(kept), stats.unchecked) == (9 if kind == "jsonl" else 198, unchecked)
-
-
-# --- what no reader reads
-
-BEGINS = {
-    b"\xfd7zXZ\0\0\4": "xz -d",
-    b"PK\x03\x04\x14": "unpack it",
-    b"%PDF-1.7\n": "convert it",
-    b"a.txt".ljust(257, b"\0") + b"ustar\x0000": "tar -xf",
-}
-
-
-@each("begins, said, declared", [(*one, kind) for one in BEGINS.items() for kind in ("text", "csv", "json")])
-def test_a_file_that_no_reader_reads_is_refused_with_what_to_do(tmp_path, begins, said, declared):
-    (tmp_path / "a").write_bytes(begins + bytes(300))
-    assert look_of(str(tmp_path / "a")).formats == ()
-    assert said in read_until_damage(declared, tmp_path / "a")[2].reason

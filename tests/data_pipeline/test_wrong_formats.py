@@ -37,6 +37,9 @@ FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
     "JSON array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', ("json", "text"), "one JSON array, not JSON Lines"),
     "CSV": (b'text,url\na,b\n"c\nd",e\n', ("csv", "text"), "plain text"),
     "xz": (b"\xfd7zXZ\0\0\4\xe6", (), "an xz archive: decompress it with xz -d"),
+    "zip": (b"PK\x03\x04\x14" + bytes(99), (), "an archive of files: unpack it"),
+    "PDF": (b"%PDF-1.7\n" + bytes(99), (), "a PDF: convert it to text"),
+    "tar": (b"a.txt".ljust(257, b"\0") + b"ustar\x0000", (), "a tar archive: unpack it with tar -xf"),
     "HTML": (b"<!DOCTYPE html>\n<p>404</p>\n\t<p>.</p>\n", ("text",), "an HTML page"),
 }
 
