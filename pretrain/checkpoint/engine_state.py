@@ -23,6 +23,7 @@ from pretrain.checkpoint.index import Piece
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, load_buffers
 from pretrain.checkpoint.write import header
 from pretrain.optimizers.flat_buffers import Fragment
+from pretrain.optimizers.sharded import Sharded
 from pretrain.run import watchdog
 from pretrain.zero.deepspeed_private import (
     flat_buffers,
@@ -34,7 +35,6 @@ from pretrain.zero.deepspeed_private import (
     wrapped,
 )
 from pretrain.zero.engine import Engine
-from pretrain.zero.optimizer import factored_state, set_factored_state
 
 
 class _Pages(mmap.mmap):
@@ -147,7 +147,8 @@ class HostCopies:
     def take(self) -> Copy:
         """Begins a copy. The one before must not be used any more. Raises OSError if there is too little memory."""
         copy, deepspeed = Copy(), self._engine.deepspeed
-        state, factored = optimizer_state(deepspeed), factored_state(deepspeed)
+        state, optimizer = optimizer_state(deepspeed), wrapped(deepspeed)
+        factored = optimizer.factored_state() if isinstance(optimizer, Sharded) else {}
         scalars: dict[str, list[Tensor]] = {}
         shapes: dict[str, list[int]] = {}
         whole: dict[str, Tensor] = {}
@@ -229,7 +230,7 @@ def restore(engine: Engine, directory: Path) -> None:
     """
     stored = StoredTensors(directory)
     state = optimizer_state(engine.deepspeed)
-    for fragment in (fragment for owned in in_memory(engine.deepspeed) for fragment in owned):
+    for fragment in in_memory(engine.deepspeed):
         watchdog.alive()
         elements = (fragment.name, fragment.start, fragment.size)
         fragment.view(fragment.buffer.data).copy_(stored.read(PARAMETER, *elements))
@@ -240,6 +241,7 @@ def restore(engine: Engine, directory: Path) -> None:
             if name not in slots:
                 slots[name] = torch.zeros_like(fragment.buffer.data)
             fragment.view(slots[name]).copy_(stored.read(name, *elements))
-    set_factored_state(engine.deepspeed, stored.factored_state())
+    if isinstance(optimizer := wrapped(engine.deepspeed), Sharded):
+        optimizer.set_factored_state(stored.factored_state())
     update_parameters(engine.deepspeed)
     load_buffers(engine.deepspeed.module, directory)

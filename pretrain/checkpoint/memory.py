@@ -38,7 +38,7 @@ from pretrain.checkpoint.tensors import model_buffers
 from pretrain.checkpoint.write import write_buffers, write_run_index
 from pretrain.run import node_memory
 from pretrain.run.train_state import TrainState
-from pretrain.zero.deepspeed_private import in_memory
+from pretrain.zero.deepspeed_private import fragments
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import of_all_ranks, on_rank_0
 
@@ -60,7 +60,7 @@ def run_name(directory: Path) -> str | None:
 
 def memory_bytes(engine: Engine) -> int:
     """About the bytes that checkpoints in memory take for this rank: its parameters and two moments, in each slot."""
-    elements = sum(fragment.size for owned in in_memory(engine.deepspeed) for fragment in owned)
+    elements = sum(fragment.size for fragment in fragments(engine.deepspeed))
     copies = 2 if _several_nodes() else 1  # those of another node's rank too
     return copies * _SLOTS * 3 * 4 * elements
 

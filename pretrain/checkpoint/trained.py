@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -30,6 +31,7 @@ from pretrain.models.model import Model
 from pretrain.optimizers.ema import AVERAGE
 
 MODEL = "model.yaml"
+_NEW: dict[str, Any] = {"step": 0, "position": 0, "consumed": [], "skipped": [], "config_fingerprint": ""}
 AVERAGE_OF = "average_of"  # in the identity of the checkpoint: what it is the mean of
 
 
@@ -86,11 +88,7 @@ def save_weights(
         write_index(
             partial,
             {},
-            step=origin.step if origin else 0,
-            position=origin.position if origin else 0,
-            consumed=origin.consumed if origin else [],
-            skipped=origin.skipped if origin else [],
-            config_fingerprint=origin.config_fingerprint if origin else "",
+            **({name: getattr(origin, name) for name in _NEW} if origin else _NEW),
             identity={
                 **(origin.identity if origin else {}),
                 "model": config.model_dump(),

@@ -103,7 +103,7 @@ class Fingerprints:
         """(parameters, 2): fingerprints of the fp32 weights, rounded to `dtype`."""
         numbers = {name: number for number, name in enumerate(self._names)}
         found = torch.zeros(len(self._names), 2, dtype=torch.int64, device=self._engine.device)
-        for fragment in (fragment for owned in in_memory(self._engine.deepspeed) for fragment in owned):
+        for fragment in in_memory(self._engine.deepspeed):
             values = fragment.view(fragment.buffer.data).to(dtype)
             found[numbers[fragment.name]] += sums(values, fragment.start).to(found.device)
         dist.all_reduce(found)

@@ -61,11 +61,14 @@ class Sharded(Optimizer):
         raise NotImplementedError
 
     def factored_state(self) -> dict[str, dict[str, Tensor]]:
-        """The state whose shape differs from the parameters', see `pretrain.zero.optimizer.factored_state`."""
+        """The optimizer state whose shape differs from its parameter's, by the names of parameter and state.
+
+        Its tensors are whole and the same on every rank; don't modify them. Empty before the first step.
+        """
         return {}
 
     def set_factored_state(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Restores what `factored_state` returned."""
+        """Restores what `factored_state` returned, at any ZeRO stage and on any number of ranks."""
 
     def summed(self, values: Tensor) -> Tensor:
         """`values` summed over the ranks."""

@@ -61,12 +61,11 @@ def check(engine: DeepSpeedEngine) -> None:
     # The number of elements and the sum of their positions together show whether each is there once.
     found = torch.zeros(2, len(named), dtype=torch.int64, device=engine.device)
     wrong = 0
-    for owned in in_memory(engine):
-        for fragment in owned:
-            last = fragment.start + fragment.size - 1
-            found[0, numbers[fragment.name]] += fragment.size
-            found[1, numbers[fragment.name]] += (fragment.start + last) * fragment.size // 2
-            wrong += not _equals_model_weights(fragment, named[fragment.name])
+    for fragment in in_memory(engine):
+        last = fragment.start + fragment.size - 1
+        found[0, numbers[fragment.name]] += fragment.size
+        found[1, numbers[fragment.name]] += (fragment.start + last) * fragment.size // 2
+        wrong += not _equals_model_weights(fragment, named[fragment.name])
     dist.all_reduce(found)
     wrong_anywhere = torch.tensor([wrong], device=engine.device)
     dist.all_reduce(wrong_anywhere)
@@ -165,12 +164,11 @@ def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
     return [fragment for buffer in flat_buffers(engine) for fragment in buffer.fragments if fragment.size]
 
 
-def in_memory(engine: DeepSpeedEngine) -> Iterator[list[Fragment]]:
-    """The fragments on this rank, one flat buffer at a time. A buffer on NVMe is loaded, with its state, while it is
-    yielded."""
+def in_memory(engine: DeepSpeedEngine) -> Iterator[Fragment]:
+    """All fragments on this rank. A flat buffer on NVMe is loaded, with its state, while its own are yielded."""
     for number, buffer in enumerate(flat_buffers(engine)):
         with loaded(engine, number):
-            yield [fragment for fragment in buffer.fragments if fragment.size]
+            yield from (fragment for fragment in buffer.fragments if fragment.size)
 
 
 @contextlib.contextmanager
@@ -236,8 +234,9 @@ def update_parameters(engine: DeepSpeedEngine) -> None:
         optimizer.update_lp_params()
         return
     optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps; this updates them too
-    for group, _ in enumerate(in_memory(engine)):
-        optimizer._reassign_or_swap_out_partitioned_parameters(group)
+    for group, _ in enumerate(flat_buffers(engine)):
+        with loaded(engine, group):
+            optimizer._reassign_or_swap_out_partitioned_parameters(group)
     optimizer.checkpoint_event_epilogue()
 
 

@@ -23,12 +23,13 @@ from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.functional.device_copies import OnHost, to_device
 from pretrain.models.model import Losses, Model
+from pretrain.optimizers.groups import set_rates
+from pretrain.optimizers.sharded import Sharded
 from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private
 from pretrain.zero.config import deepspeed_config
 from pretrain.zero.construction import broadcast_buffers
 from pretrain.zero.deepspeed_private import deepspeed
-from pretrain.zero.optimizer import attach, set_rates
 from pretrain.zero.step_norms import StepNorms
 from pretrain.zero.step_times import DeviceTimes, HostTimes, StepTimes
 
@@ -67,7 +68,9 @@ class Engine:
         broadcast_buffers(self.deepspeed.module)
         deepspeed_private.spare_passes(self.deepspeed)
         deepspeed_private.order_streams(self.deepspeed)
-        attach(self.deepspeed)
+        if isinstance(sharded := deepspeed_private.wrapped(self.deepspeed), Sharded):
+            layout = deepspeed_private.flat_buffers(self.deepspeed)
+            sharded.attach(layout, self.deepspeed.optimizer.dp_process_group, self.deepspeed.device)
         deepspeed_private.check(self.deepspeed)
         self.device = self.deepspeed.device
         self.times: StepTimes = DeviceTimes() if self.device.type == "cuda" else HostTimes()

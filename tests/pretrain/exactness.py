@@ -22,7 +22,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
-from pretrain.zero.optimizer import set_rates
+from pretrain.optimizers.groups import set_rates
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import own_rows
 

@@ -58,7 +58,7 @@ def differences(path: Path, stage: int, precision: str) -> list[Any]:
         found.append(prints.difference())
         weight.view(integers).bitwise_xor_(flip)
     if dist.get_rank() == 1:
-        fragment = next(fragment for owned in in_memory(engine.deepspeed) for fragment in owned)
+        fragment = next(in_memory(engine.deepspeed))
         fragment.view(fragment.buffer.data)[:1].view(torch.int32).bitwise_xor_(1 << 25)
     found.append(prints.difference())
     return [*found, before != prints.of_masters()]
@@ -110,7 +110,7 @@ def loaded_wrong(path: Path) -> str:
 
     def wrong(engine: Any, directory: Path) -> None:
         right(engine, directory)
-        fragment = next(fragment for owned in in_memory(engine.deepspeed) for fragment in owned)
+        fragment = next(in_memory(engine.deepspeed))
         fragment.view(fragment.buffer.data)[:1].view(torch.int32).bitwise_xor_(1)
 
     callback.restore = wrong

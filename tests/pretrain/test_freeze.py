@@ -9,8 +9,7 @@ import torch
 from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
-from pretrain.optimizers.groups import parameter_groups, problems
-from pretrain.zero.optimizer import set_rates
+from pretrain.optimizers.groups import parameter_groups, problems, set_rates
 from tests.pretrain.runs import run_file, train_each
 from tests.pretrain.small_runs import run_config
 from tests.tables import each

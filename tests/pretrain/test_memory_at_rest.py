@@ -1,6 +1,5 @@
 """Bits that flip in a rank's memory between two updates: found before the second, with the rank; none in clean runs."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError
-from pretrain.config import RunConfig
 from pretrain.faults.memory_at_rest import checksum, interval
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import run_file
+from tests.pretrain.runs import error_of, run_file
 from tests.slow import slow
 
 STEP, FLIPPED = 5, 1  # a bit of this rank flips between the updates of this step and of the one before
@@ -26,14 +22,12 @@ def flip(values: Tensor, element: int, bit: int) -> None:
     integers[bit // 8] ^= 1 << bit % 8
 
 
-def error_of(path: Path, what: str) -> tuple[str, list[float]]:
+def error_and_losses(path: Path, what: str) -> tuple[str, list[float]]:
     """The error of a run in which a bit flips in `what` this rank has, and the losses of its steps."""
     from pretrain.run import node_memory
-    from pretrain.trainer import train
     from pretrain.zero.deepspeed_private import flat_buffers, local_weights, optimizer_state
     from pretrain.zero.engine import Engine
 
-    os.environ[node_memory.DIRECTORY] = str(path.parent / "node")
     right, losses = Engine.step, []
 
     def step(self: Any, number: int, *arguments: Any) -> Any:
@@ -53,14 +47,10 @@ def error_of(path: Path, what: str) -> tuple[str, list[float]]:
         losses.append(outcome.loss)
         return outcome
 
-    Engine.step = step  # type: ignore[method-assign]
-    try:
-        train.train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), None)
-    except FailedError as error:
-        return str(error), losses
-    finally:
-        Engine.step = right  # type: ignore[method-assign]
-    return "", losses
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(node_memory.DIRECTORY, str(path.parent / "node"))
+        patch.setattr(Engine, "step", step)
+        return error_of(path), losses
 
 
 PLACES = ("", "weights", "the optimizer's weights", "exp_avg", "exp_avg_sq")
@@ -81,7 +71,7 @@ def test_a_bit_that_flips_between_updates_is_found_before_the_second(stage, prec
         )
         (path.parent / "node").mkdir()
         runs.append((path, what))
-    found, same = on_ranks(2, each, error_of, runs)
+    found, same = on_ranks(2, each, error_and_losses, runs)
     assert found == same
     assert found[0][0] == ""
     assert len(found[0][1]) == 8

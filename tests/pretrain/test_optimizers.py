@@ -13,11 +13,10 @@ from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from pretrain.models import EncoderOnlyConfig
 from pretrain.optimizers.flat_buffers import FlatBuffer
-from pretrain.optimizers.groups import kinds, parameter_groups, problems
+from pretrain.optimizers.groups import kinds, parameter_groups, problems, set_rates
 from pretrain.optimizers.muon import balanced, orthogonal
 from pretrain.optimizers.tiles import tiles
 from pretrain.zero.deepspeed_private import Fragment
-from pretrain.zero.optimizer import set_rates
 from tests.pretrain.exactness import (
     MODELS,
     OPTIMIZERS,

@@ -1,7 +1,6 @@
 """Steps that are computed twice: training stays as it is, and wrong arithmetic is found and its rank named."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import run_file
+from tests.pretrain.runs import error_of, run_file
 from tests.pretrain.small_runs import micro_batches, run_config
 from tests.slow import slow
 
@@ -263,10 +259,8 @@ def test_the_rank_that_all_differences_have_in_common_is_named():
 def broken_off(path: Path, node: Path, wrong_at: int) -> str:
     """The error of a run whose rank 1 computes wrong in step `wrong_at`."""
     from pretrain.run import node_memory
-    from pretrain.trainer import train
     from pretrain.zero.engine import Engine
 
-    os.environ[node_memory.DIRECTORY] = str(node)
     right = Engine.step
 
     def wrong(self: Any, step: int, *arguments: Any) -> Any:
@@ -280,14 +274,10 @@ def broken_off(path: Path, node: Path, wrong_at: int) -> str:
         finally:
             handle.remove()
 
-    Engine.step = wrong  # type: ignore[method-assign]
-    try:
-        train.train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), None)
-    except FailedError as error:
-        return str(error)
-    finally:
-        Engine.step = right  # type: ignore[method-assign]
-    return ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(node_memory.DIRECTORY, str(node))
+        patch.setattr(Engine, "step", wrong)
+        return error_of(path)
 
 
 def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(small_corpus, tmp_path):

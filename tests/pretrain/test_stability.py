@@ -78,7 +78,7 @@ def make_huge(engine: Any) -> None:
 
     for parameter in engine.module.parameters():
         parameter.data.view(-1)[0] = HUGE
-    for fragment in (fragment for owned in in_memory(engine) for fragment in owned):
+    for fragment in in_memory(engine):
         if fragment.start == 0:
             fragment.view(fragment.buffer.data)[0] = HUGE
 

@@ -4,11 +4,11 @@ import itertools
 import json
 import math
 import os
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
@@ -17,8 +17,10 @@ from pretrain.faults.stragglers import Stragglers
 from pretrain.run.environment import machines, place
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
+from tests.pretrain.rank_processes import each as each_in_turn
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 from tests.slow import slow
 from tests.tables import each
 
@@ -178,11 +180,10 @@ def test_watch_shows_the_straggler_while_there_is_one(tmp_path, capsys):
     assert "node-2" not in capsys.readouterr().out
 
 
-def train_slowed(path, cause, first, share, remote, clock):
+def train_slowed(path, cause, first, share):
     """Trains on this rank. From step `first` on, a rank's device or loader, or all loaders, take longer by `share`.
 
-    `clock`: that of the machine, where a forward pass also takes 60 ms on a device that nobody shares; or one by which
-    each of the two passes of a step takes half a second, and nothing else takes any time.
+    By this rank's clock each of the two passes of a step takes half a second, and nothing else takes any time.
     """
     from data_pipeline.loading.batches import TrainingBatches
     from pretrain.trainer.train import train
@@ -191,44 +192,28 @@ def train_slowed(path, cause, first, share, remote, clock):
 
     take_step, forward = Engine.step, Engine.training_losses
     load_batches, create = TrainingBatches.loader, Stragglers.__init__
-    steps, own, whole, now = [0], [0.0], [0.0], [0.0]
-    device_seconds = 0.5 if clock == "even" else 0.06
-
-    def sleep(seconds):
-        if clock == "even":
-            now[0] += seconds
-        else:
-            time.sleep(seconds)
+    now, steps = [0.0], [0]
 
     def step(self, number, *arguments):
         steps[0] = number + 1
-        began, processor = step_times.time.perf_counter(), time.thread_time()
-        outcome = take_step(self, number, *arguments)
-        whole[0] = step_times.time.perf_counter() - began
-        own.append(0.0 if clock == "even" else time.thread_time() - processor)
-        return outcome
+        return take_step(self, number, *arguments)
 
     def forward_on_device(self, batch):
-        seconds = device_seconds
-        if cause == "device" and os.environ["RANK"] == "1" and steps[0] >= first:
-            seconds += share * (device_seconds + float(np.median(own[-16:])) / 2)  # a step has two micro-batches
-        sleep(seconds)
+        slowed = cause == "device" and os.environ["RANK"] == "1" and steps[0] >= first
+        now[0] += 0.5 * (1 + share) if slowed else 0.5
         return forward(self, batch)
 
     def slow_loader(self, *arguments):
         for batches in load_batches(self, *arguments):
-            if steps[0] + 1 >= first:
-                sleep(share * whole[0])
+            now[0] += share if steps[0] + 1 >= first else 0.0
             yield batches
 
-    Engine.step = step
-    Engine.training_losses = forward_on_device
-    if clock == "even":
-        step_times.time = SimpleNamespace(perf_counter=lambda: now[0])
-        step_times.FileIO = lambda _: (_ for _ in ()).throw(OSError())  # a machine that tells nothing of waiting
+    Engine.step, Engine.training_losses = step, forward_on_device
+    step_times.time = SimpleNamespace(perf_counter=lambda: now[0])
+    step_times.FileIO = lambda _: (_ for _ in ()).throw(OSError())  # a machine that tells nothing of waiting
     if cause == "store" or (cause == "loader" and os.environ["RANK"] == "1"):
         TrainingBatches.loader = slow_loader
-    if remote:
+    if cause == "store":
         Stragglers.__init__ = lambda self, factor, machines, folder, _, busy: create(
             self, factor, machines, folder, True, busy
         )
@@ -245,45 +230,66 @@ def events(path):
     return [(row["step"], row["rank"], row["slow"]) for row in rows]
 
 
-def short_run(folder, corpus, stage, steps):
-    """Rows are made without work, so that only what is slowed down counts."""
-    sections = {"evaluation": [], "checkpoint": {"every_steps": 1000}, "tracking": {"mlflow": None}}
-    return run_file(folder, corpus, stage, run={"max_steps": steps, "directory": str(folder / "run")}, **sections)
-
-
-def check_named(corpus, folder, cause, stage, share, clock):
-    path, first = short_run(folder, corpus, stage, 42), 21
-    assert on_ranks(2, train_slowed, path, cause, first, share, cause == "store", clock, joined=False) == [0, 0]
+@each("cause, stage, share", [("device", 2, 0.6), *slow(("device", 3, 0.6), ("loader", 2, 1.0), ("store", 2, 1.0))])
+def test_a_rank_that_is_slowed_down_is_named_within_twenty_steps(small_corpus, tmp_path, cause, stage, share):
+    sections = {"evaluation": [], "checkpoint": {"every_steps": 1000}}
+    path, first = run_file(tmp_path, small_corpus, stage, run={"max_steps": 42}, **sections), 21
+    assert on_ranks(2, train_slowed, path, cause, first, share, joined=False) == [0, 0]
     ((step, rank, what),) = events(path)
     assert first < step < first + 20
     assert (rank, what) == (None if cause == "store" else 1, cause)
-    last = [row.metrics for row in read_metrics(folder / "run") if "train/loss" in row.metrics][-1]
+    last = [row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics][-1]
     assert last["stragglers/rank"] == (-1 if rank is None else 1)
     assert last["stragglers/factor"] == last[f"stragglers/{cause}"] > FACTOR
     assert all(math.isfinite(value) for value in last.values())
 
 
-@each("cause, stage, share", [("device", 2, 0.6), *slow(("device", 3, 0.6), ("loader", 2, 1.0), ("store", 2, 1.0))])
-def test_a_rank_that_is_slowed_down_is_named_within_twenty_steps(small_corpus, tmp_path, cause, stage, share):
-    check_named(small_corpus, tmp_path, cause, stage, share, "even")
+COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather", "broadcast", "all_to_all_single")
 
 
-@pytest.mark.timing
-@each("cause, stage, share", [("device", 2, 0.6), ("device", 3, 0.6), ("loader", 2, 1.0), ("store", 2, 1.0)])
-def test_so_it_is_by_the_clock_of_this_machine(small_corpus, tmp_path, cause, stage, share):
-    """Cores that other programs use too are not equally fast: two ranks beside three busy processes differed by 1.2 to
-    1.4 over 60 steps, and were rightly named. So most of a step is spent on a device that nobody shares."""
-    check_named(small_corpus, tmp_path, cause, stage, share, "own")
+def collectives_of_a_step(stage, optimizer):
+    """The names of the collectives of a step, and of those in which the time counts as this rank's compute."""
+    from pretrain.zero.step_times import HostTimes
+
+    inside, found, outside = [0], set(), set()
+
+    def waiting(_, call):
+        def timed(*arguments, **options):
+            inside[0] += 1
+            try:
+                return call(*arguments, **options)
+            finally:
+                inside[0] -= 1
+
+        return timed
+
+    def noted(name, call):
+        def collective(*arguments, **options):
+            (found if inside[0] else outside).add(name)
+            return call(*arguments, **options)
+
+        return collective
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostTimes, "waiting", waiting)
+        for name in COLLECTIVES:
+            patch.setattr(dist, name, noted(name, getattr(dist, name)))
+        settings = {"name": optimizer, "learning_rate": 1e-2}
+        engine = engine_of(run_config(stage, precision="bf16", optimizer=settings))
+        found.clear()
+        outside.clear()
+        engine.step(0, 0, micro_batches(own_layout(), 0))
+    engine.close()
+    return found, outside
 
 
-@pytest.mark.timing
-def test_two_equal_ranks_have_no_straggler(small_corpus, tmp_path):
-    path = short_run(tmp_path, small_corpus, 2, 120)
-    assert on_ranks(2, train_slowed, path, "nothing", 0, 0.0, False, "own", joined=False) == [0, 0]
-    assert events(path) == []
-    last = [row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics][-1]
-    assert last["stragglers/rank"] == -1
-    assert last["stragglers/factor"] == 1
+def test_no_rank_computes_while_it_waits_in_a_collective():
+    cases = [(stage, optimizer) for stage in (1, 2, 3) for optimizer in ("adamw", "muon")]
+    for of_rank in on_ranks(2, each_in_turn, collectives_of_a_step, cases):
+        for case, (found, outside) in zip(cases, of_rank, strict=True):
+            assert "all_reduce" in found, case
+            assert ("all_to_all_single" in found) == (case[1] == "muon"), case
+            assert outside == set(), case
 
 
 def named_while_busy_for(folder, steps):
@@ -307,7 +313,7 @@ def test_steps_in_which_rank_0_does_something_else_too_dont_count(tmp_path):
 
 def test_no_factor_means_no_watching(small_corpus, tmp_path):
     path = run_file(tmp_path, small_corpus, faults={"straggler_factor": None}, evaluation=[])
-    assert on_ranks(2, train_slowed, path, "nothing", 0, 0.0, False, "even", joined=False) == [0, 0]
+    assert on_ranks(2, train_slowed, path, "nothing", 0, 0.0, joined=False) == [0, 0]
     rows = read_metrics(tmp_path / "run")
     assert rows
     assert not any(name.startswith("stragglers/") for row in rows for name in row.metrics)
