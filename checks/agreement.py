@@ -24,7 +24,7 @@ from pretrain.models import build, parse
 from pretrain.models.model import shift_right
 from tests.pretrain.exported import in_transformers, pairs_of_gradients, randomise
 from tests.pretrain.small_families import FAMILIES
-from tests.pretrain.test_rotary_decoders import KINDS
+from tests.pretrain.test_agreement import ROTARY_DECODERS
 
 IDS = {"vocab_size": 500, "pad_id": 0, "eos_id": 1}
 STANDARD = {"T5 v1.0": {"feed_forward": "relu", "tie_embeddings": True}, "T5 v1.1": {}}
@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "T5Gemma 2": ("T5Gemma 2", {**FAMILIES["t5gemma2"], "bos_id": 2}),
     "decoder_only": ("GPT-2", FAMILIES["decoder_only"]),
     **{
-        f"decoder_only, {name}'s layers": (name, {"family": "decoder_only", **KINDS[name][0], "d_model": 64})
+        f"decoder_only, {name}'s layers": (name, {**ROTARY_DECODERS[name][0], "d_model": 64})
         for name in ("Llama", "Qwen3", "Gemma 2", "Gemma 3")
     },
 }

@@ -44,8 +44,10 @@ def pairs_of_gradients(model: Model, reference: Any) -> dict[str, tuple[Tensor, 
 
     T5Gemma 2's vector for the end of an image is left out: no text has that token.
     """
-    known = {name: one.grad for name, one in model.named_parameters(remove_duplicate=False) if one.grad is not None}
-    gradients = {name: known.get(name, torch.zeros_like(tensor)) for name, tensor in model.state_dict().items()}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    known = {name: one.grad.cpu() for name, one in parameters.items() if one.grad is not None}
+    state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    gradients = {name: known.get(name, torch.zeros_like(tensor)) for name, tensor in state.items()}
     ours = to_hf(hf_model_of(model.config), model.config, gradients).tensors
     theirs = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None}
     return {name: (ours[name], gradient) for name, gradient in theirs.items() if not name.endswith("eoi_embedding")}
@@ -54,5 +56,7 @@ def pairs_of_gradients(model: Model, reference: Any) -> dict[str, tuple[Tensor, 
 def assert_gradients_agree(model: Model, reference: Any) -> None:
     for name, (ours, theirs) in pairs_of_gradients(model, reference).items():
         largest = float(theirs.abs().max())
+        if name.endswith("k_proj.bias") and largest < 1e-6:
+            continue  # the softmax cancels a bias of keys that are not rotated
         assert largest > 1e-6, f"{name}: a comparison of zeros"
         assert float((ours - theirs).abs().max()) < 1e-4 * largest, name

@@ -18,11 +18,11 @@ from pretrain.tools.adapt.adapt_decoder import crosses_like_self
 from pretrain.tools.adapt.target_config import target
 from pretrain.tools.adapt.weight_origins import adapted
 from tests.pretrain.exported import randomise
-from tests.pretrain.test_rotary_decoders import KINDS, ids
+from tests.pretrain.test_agreement import ROTARY_DECODERS, ids
 from tests.tables import each
 
 GPT2 = {"d_model": 48, "d_ff": 96, "num_heads": 4, "num_layers": 2, "max_positions": 40}
-SOURCES = {**{kind: settings for kind, (settings, _) in KINDS.items()}, "GPT-2": GPT2}
+SOURCES = {**{kind: settings for kind, (settings, _) in ROTARY_DECODERS.items()}, "GPT-2": GPT2}
 PAIRS = [("Gemma 2", "t5gemma"), ("Gemma 3", "t5gemma2"), *((kind, "modern") for kind in SOURCES)]
 
 

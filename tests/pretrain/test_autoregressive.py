@@ -148,14 +148,10 @@ def embedding_loss(settings, embeddings, encoder_out, norm, weights):
     return sum(distances) / len(distances)
 
 
-def leaves(model):
-    return {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
-
-
 def compare(config):
     """Compares logits, both losses and the gradient of their sum, for two rows."""
     model, tokens, labels = randomised(config), ids(2, 4), ids(2, 4, seed=1)
-    weights = leaves(model)
+    weights = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
     rows = [reference(weights, config, row) for row in tokens]
     logits = torch.stack([logits for logits, _ in rows])
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -256,18 +252,6 @@ def test_positions_of_segments_count_anew_where_none_are_given():
     assert torch.equal(counted["embedding_loss"], given["embedding_loss"])
 
 
-@each("name", [name for name, given in AUTOREGRESSIVE_VARIANTS.items() if "embedding_loss" in given])
-def test_no_embedding_loss_sees_a_later_token(name):
-    model, tokens, labels = randomised(tiny(**AUTOREGRESSIVE_VARIANTS[name])), ids(2, 9), ids(2, 9, seed=1)
-    before = model(tokens, labels)["embedding_loss"]
-    for place in range(1, 9):
-        changed = tokens.clone()
-        changed[:, place] = (changed[:, place] + 3) % VOCABULARY
-        after = model(changed, labels)["embedding_loss"]
-        torch.testing.assert_close(before[:, :place], after[:, :place], rtol=0, atol=1e-12)
-        assert (before[:, place:] != after[:, place:]).all()
-
-
 @each("kind, sizes, expected", [(RunningMean, (), [2, 3, 6, 8]), (PositionMatrix, (4, 4), [2, 3, 6, 8]),
                                 (CausalConvolution, (2, 1), [1, 3, 3, 8])])  # fmt: skip
 def test_aggregations_start_as_means_and_begin_anew_in_each_segment(kind, sizes, expected):
@@ -276,38 +260,13 @@ def test_aggregations_start_as_means_and_begin_anew_in_each_segment(kind, sizes,
     assert kind(*sizes)(torch.tensor([[[2.0], [4.0], [6.0], [10.0]]]), seen).flatten().tolist() == expected
 
 
-# Decoding.
-
-
-def test_rows_of_a_cache_can_be_chosen():
-    model, tokens = randomised(tiny(**BEST)).eval(), ids(3, 5)
-    cache, rows = model.new_cache(), torch.tensor([2, 2, 0])
-    model.decode(tokens[:, :4], cache)
-    assert {one.length for layer in cache for one in layer} == {4}
-    for one in (one for layer in cache for one in layer):
-        one.select(rows)
-    chosen = tokens[rows]
-    torch.testing.assert_close(model.decode(chosen[:, 4:], cache), model.decode(chosen)[:, 4:], rtol=0, atol=1e-12)
-
-
 def test_more_tokens_than_positions_are_refused():
     with pytest.raises(ValueError, match="13 tokens exceed the model's 12 learned positions"):
         build(tiny()).decode(ids(1, 13))
     build(tiny(positions="rotary", num_cross_heads=2)).decode(ids(1, 13))
 
 
-# Training and evaluation.
-
-
-def test_evaluation_is_without_embedding_loss_and_dropout():
-    torch.manual_seed(0)
-    model = build(tiny(dropout_rate=0.5, **BEST))
-    same = build(tiny(**BEST)).eval()
-    same.load_state_dict(model.state_dict())
-    batch = ids(2, 6), ids(2, 6, seed=1)
-    trained = model.train()(*batch)
-    assert not torch.equal(trained["labels"], model(*batch)["labels"])
-    assert not torch.equal(trained["embedding_loss"], model(*batch)["embedding_loss"])
-    evaluated = model.eval()(*batch)
-    assert evaluated.keys() == {"labels"}
-    assert torch.equal(evaluated["labels"], same(*batch)["labels"])
+def test_evaluation_is_without_embedding_loss():
+    model, batch = build(tiny(**BEST)), (ids(2, 6), ids(2, 6, seed=1))
+    assert model.train()(*batch).keys() == {"labels", "embedding_loss"}
+    assert model.eval()(*batch).keys() == {"labels"}

@@ -3,27 +3,18 @@
 import math
 
 import pytest
-import torch
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.blocks import rows_in
 from data_pipeline.foundation.config_file import check
-from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.store import BlockStore
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.cli.evaluate import Standalone
 from pretrain.config.evaluation import ContinuationSettings
-from pretrain.evaluation.collectives import Collectives
 from pretrain.evaluation.continuation import Continuation
-from pretrain.evaluation.hook import Evaluation, HeldOut
-from pretrain.models import build, parse
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.runs import run_file, train_ranks
+from tests.pretrain.small_evaluations import CAUSAL, T5, evaluation_of, log_p, log_p_after
 from tests.tables import each
 
-SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}
-T5 = {"family": "t5", **SIZES, "d_kv": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
-CAUSAL = {"family": "decoder_only", **SIZES, "num_layers": 1, "max_positions": 64}
 ROWS = 10
 
 
@@ -34,35 +25,28 @@ def held_out_texts(corpus, number):
     return [row[:length].tolist() for row, length in zip(rows.values, rows.lengths, strict=True)]
 
 
-@torch.no_grad()
-def log_p(model, context, text, form, vocabulary):
+def continued(model, context, text, form, vocabulary):
     if form is None:
-        whole = torch.tensor([[*context, *text]])
-        losses = model(encoder_input_ids=whole[:, :-1], labels=whole[:, 1:])["labels"]
-        return -float(losses[0, -len(text) :].sum())
+        return log_p_after(model, context, text)
     blank = [vocabulary.first_sentinel] if form == "blank" else []
-    read = torch.tensor([[model.config.decoder_start_id, *blank, *text[:-1]]])
-    logits = model.decode(read, model.encode(torch.tensor([[*context, *blank, vocabulary.eos]])))[0, len(blank) :]
-    return float(logits.log_softmax(dim=-1)[range(len(text)), text].sum())
+    return log_p(model, [*context, *blank, vocabulary.eos], blank, text)[0]
 
 
 @each("settings, form", [(T5, "answer"), (T5, "blank"), (CAUSAL, None)])
 def test_it_is_the_sum_of_the_models_log_probabilities(small_corpus, settings, form):
     corpus = open_corpus(small_corpus)
     vocabulary = corpus.tokenizer.vocabulary
-    torch.manual_seed(1)
-    ids = {"pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
-    model = build(parse({**settings, "vocab_size": corpus.tokenizer.size, **ids})).eval()
-    subject = Standalone(TrainedModel(model, corpus.tokenizer))
-    data = HeldOut({"small": corpus}, corpus.tokenizer, False, BatchLayout(0, 1, 4, 1))
-    evaluation = Evaluation(subject, data, 0, Collectives(None, torch.device("cpu"), alone=True))
+    model, evaluation = evaluation_of(settings, corpus.tokenizer, {"small": corpus})
     hook = Continuation(check({"rows": ROWS, "form": form}, ContinuationSettings, "hook"))
     found = hook.evaluate(evaluation).metrics
     texts = [text for text in held_out_texts(corpus, ROWS) if len(text) > 2]
     halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in texts]
     others = [*halves[len(halves) // 2 :], *halves[: len(halves) // 2]]
     loss, other = (
-        -sum(log_p(model, context, text, form, vocabulary) for (context, _), (_, text) in zip(by, halves, strict=True))
+        -sum(
+            continued(model, context, text, form, vocabulary)
+            for (context, _), (_, text) in zip(by, halves, strict=True)
+        )
         for by in (halves, others)
     )
     tokens = sum(len(text) for _, text in halves)
@@ -90,16 +74,11 @@ def test_it_is_the_sum_of_the_models_log_probabilities(small_corpus, settings, f
     assert shorter["infilling/small/loss"] == pytest.approx(loss / sum(sizes), rel=1e-5)
 
 
-@torch.no_grad()
 def infilled(model, before, middle, after, form, vocabulary):
     first, second, third = (vocabulary.first_sentinel - number for number in range(3))
     if form is None:
-        whole = torch.tensor([[first, *before, second, *after, third, *middle]])
-        losses = model(encoder_input_ids=whole[:, :-1], labels=whole[:, 1:])["labels"]
-        return -float(losses[0, -len(middle) :].sum())
-    read = torch.tensor([[model.config.decoder_start_id, first, *middle[:-1]]])
-    logits = model.decode(read, model.encode(torch.tensor([[*before, first, *after, vocabulary.eos]])))[0, 1:]
-    return float(logits.log_softmax(dim=-1)[range(len(middle)), middle].sum())
+        return log_p_after(model, [first, *before, second, *after, third], middle)
+    return log_p(model, [*before, first, *after, vocabulary.eos], [first], middle)[0]
 
 
 @pytest.mark.slow

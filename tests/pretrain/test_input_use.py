@@ -11,9 +11,8 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import validation_batches
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import InputUseSettings
-from pretrain.evaluation.collectives import Collectives
-from pretrain.evaluation.hook import Evaluation, HeldOut
 from pretrain.evaluation.input_use import Bigrams, InputUse, first_of_spans, with_input_of, without_input
+from tests.pretrain.small_evaluations import evaluated_alone
 from tests.tables import each
 
 CPU = torch.device("cpu")
@@ -39,8 +38,7 @@ class Deaf(Copier):
 
 
 def found(subject, corpus, rows=1024):
-    held_out = HeldOut({"small": corpus}, corpus.tokenizer, False, BatchLayout(0, 1, 8, 1))
-    evaluation = Evaluation(subject, held_out, 1, Collectives(None, CPU, alone=True))
+    evaluation = evaluated_alone(subject, corpus.tokenizer, {"small": corpus}, 8)
     return InputUse(InputUseSettings(rows=rows)).evaluate(evaluation)
 
 

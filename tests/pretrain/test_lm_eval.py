@@ -10,23 +10,16 @@ import torch
 import yaml
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.cli.evaluate import Standalone, evaluate_on_tasks
-from pretrain.evaluation.collectives import Collectives
-from pretrain.evaluation.hook import Evaluation, HeldOut
+from pretrain.cli.evaluate import evaluate_on_tasks
 from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings
 from pretrain.evaluation.prompt_format import PromptFormat
-from pretrain.models import build, parse
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file, train_ranks
+from tests.pretrain.small_evaluations import BERT, CAUSAL, T5, evaluation_of, log_p, log_p_after
 
-SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}
-T5 = {"family": "t5", **SIZES, "d_kv": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
-CAUSAL = {"family": "decoder_only", **SIZES, "num_layers": 1, "max_positions": 64}
-BERT = {"family": "encoder_only", **SIZES, "num_layers": 1}
 PAIRS = [("The sky is", " blue"), ("The sky is", " blue and wide"), ("Is it day? ", "no"), ("", "Once upon a time")]
 ROWS = [
     {"question": "The sky is", "choices": ["blue", "green", "a fish"], "answer": 0},
@@ -40,29 +33,10 @@ def tokenizer(small_corpus):
     return open_corpus(small_corpus).tokenizer
 
 
-def requests_to(model_settings, tokenizer, form=None, objective=None, batch_size=2):
-    vocabulary = tokenizer.vocabulary
-    ids = {"pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
-    torch.manual_seed(1)
-    model = build(parse({**model_settings, "vocab_size": tokenizer.size, **ids})).eval()
-    subject = Standalone(TrainedModel(model, tokenizer))
-    data = HeldOut({}, tokenizer, False, BatchLayout(0, 1, batch_size, 1))
-    evaluation = Evaluation(subject, data, 0, Collectives(None, torch.device("cpu"), alone=True))
-    return model, LmEvalRequests(
-        model, PromptFormat.choose(model.config, vocabulary, form, objective), evaluation, batch_size
-    )
-
-
-@torch.no_grad()
-def log_p(model, inputs, given, scored):
-    """Σ log p of `scored` after `given` in the decoder, from the model's logits; and whether all are the likeliest."""
-    read = [model.config.decoder_start_id, *given, *scored][:-1]
-    logits = model.decode(torch.tensor([read]), model.encode(torch.tensor([inputs])))[0, len(given) :]
-    shares = logits.log_softmax(dim=-1)
-    return (
-        shares[range(len(scored)), scored].sum().item(),
-        logits.argmax(dim=-1).tolist() == scored,
-    )
+def requests_to(settings, tokenizer, form=None, objective=None):
+    model, evaluation = evaluation_of(settings, tokenizer, batch_size=2)
+    prompt_format = PromptFormat.choose(model.config, tokenizer.vocabulary, form, objective)
+    return model, LmEvalRequests(model, prompt_format, evaluation, 2)
 
 
 def test_a_continuation_and_its_end_mark_are_scored_after_the_context(tokenizer):
@@ -115,11 +89,8 @@ def test_a_decoder_only_model_is_scored_plainly(tokenizer):
     for pair, (found, _) in zip([*PAIRS, long], requests.loglikelihood([*PAIRS, long]), strict=True):
         before = tokenizer.encode([pair[0].rstrip()])[0]
         after = tokenizer.encode(["".join(pair)])[0][len(before) :]
-        whole = [*(before or [tokenizer.vocabulary.eos]), *after][-65:]
-        with torch.no_grad():
-            inputs, labels = torch.tensor([whole[:-1]]), torch.tensor([whole[1:]])
-            losses = model(encoder_input_ids=inputs, labels=labels)["labels"][0]
-        assert found == pytest.approx(-losses[-len(after) :].sum().item(), rel=1e-5)
+        given = [*(before or [tokenizer.vocabulary.eos])][len(after) - 65 :]
+        assert found == pytest.approx(log_p_after(model, given, after), rel=1e-5)
     text = " ".join(str(number) for number in range(60))
     assert math.isfinite(requests.rolling([text])[0])
 

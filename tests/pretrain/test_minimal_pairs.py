@@ -4,28 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.cli.evaluate import Standalone
 from pretrain.evaluation import minimal_pairs
-from pretrain.evaluation.collectives import Collectives
-from pretrain.evaluation.hook import Evaluation, HeldOut
 from pretrain.evaluation.minimal_pairs import Pair, SentencePrompts
 from pretrain.evaluation.prompt_format import PromptFormat
 from pretrain.evaluation.prompt_scores import PromptScores
-from pretrain.models import build, parse
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file, train_ranks
+from tests.pretrain.small_evaluations import CAUSAL, T5, evaluation_of, log_p, log_p_after
 from tests.tables import each
 
-SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}
-T5 = {"family": "t5", **SIZES, "d_kv": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
-CAUSAL = {"family": "decoder_only", **SIZES, "num_layers": 1, "max_positions": 64}
 SENTENCES = ["The cats were asleep.", "No one has seen it", "Rain"]
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROWS = [
@@ -43,36 +34,23 @@ def tokenizer(small_corpus):
 
 def scored_by(settings, tokenizer, objective, name):
     """The model, and the scores of SENTENCES."""
-    vocabulary = tokenizer.vocabulary
-    torch.manual_seed(1)
-    ids = {"pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
-    model = build(parse({**settings, "vocab_size": tokenizer.size, **ids})).eval()
-    data = HeldOut({}, tokenizer, False, BatchLayout(0, 1, 4, 1))
-    subject = Standalone(TrainedModel(model, tokenizer))
-    evaluation = Evaluation(subject, data, 0, Collectives(None, torch.device("cpu"), alone=True))
-    prompt_format = PromptFormat.choose(model.config, vocabulary, None, objective)
+    model, evaluation = evaluation_of(settings, tokenizer)
+    prompt_format = PromptFormat.choose(model.config, tokenizer.vocabulary, None, objective)
     likelihoods = PromptScores(prompt_format, evaluation, 4)
     return model, minimal_pairs.model_score(name, SentencePrompts(prompt_format), tokenizer, likelihoods)(SENTENCES)
-
-
-@torch.no_grad()
-def log_p(model, inputs, read, wanted):
-    """Σ log p of `wanted`, the last that the decoder predicts after `read`."""
-    shares = model.decode(torch.tensor([read]), model.encode(torch.tensor([inputs])))[0].log_softmax(dim=-1)
-    return sum(shares[len(read) - len(wanted) + place, id_].item() for place, id_ in enumerate(wanted))
 
 
 @each("name", ["word", "span", "sentence", "official", "no_input"])
 def test_the_scores_of_a_denoiser_are_sums_of_its_log_probabilities(tokenizer, name):
     model, found = scored_by(T5, tokenizer, "span_corruption", name)
-    vocabulary, start = tokenizer.vocabulary, model.config.decoder_start_id
+    vocabulary = tokenizer.vocabulary
     eos, blank = vocabulary.eos, vocabulary.first_sentinel
     for score, ids in zip(found, tokenizer.encode(SENTENCES), strict=True):
         if name == "sentence":
-            expected = log_p(model, [blank, eos], [start, blank, *ids], [*ids, eos])
+            expected, _ = log_p(model, [blank, eos], [blank], [*ids, eos])
         elif name == "official":
             expected = sum(
-                log_p(model, [*ids[:place], blank, *ids[place + 1 :], eos], [blank], [id_])
+                log_p(model, [*ids[:place], blank, *ids[place + 1 :], eos], [blank], [id_], starts=False)[0]
                 for place, id_ in enumerate(ids)
             )
         else:
@@ -82,17 +60,14 @@ def test_the_scores_of_a_denoiser_are_sums_of_its_log_probabilities(tokenizer, n
             for first in range(1 - width, len(starts)):
                 begin, end = starts[max(first, 0)], ends[min(first + width, len(starts)) - 1]
                 shown = [blank, eos] if name == "no_input" else [*ids[:begin], blank, *ids[end:], eos]
-                expected += log_p(model, shown, [start, blank, *ids[begin:end]], [*ids[begin:end], eos]) / width
+                expected += log_p(model, shown, [blank], [*ids[begin:end], eos])[0] / width
         assert score == pytest.approx(expected, rel=1e-5)
 
 
-@torch.no_grad()
 def test_a_decoder_has_the_likelihood_of_the_sentence_alone(tokenizer):
     model, found = scored_by(CAUSAL, tokenizer, "causal_lm", "sentence")
     for score, ids in zip(found, tokenizer.encode(SENTENCES), strict=True):
-        read = torch.tensor([[tokenizer.vocabulary.eos, *ids[:-1]]])
-        losses = model(encoder_input_ids=read, labels=torch.tensor([ids]))["labels"]
-        assert score == pytest.approx(-losses.sum().item(), rel=1e-5)
+        assert score == pytest.approx(log_p_after(model, [tokenizer.vocabulary.eos], ids), rel=1e-5)
     assert SentencePrompts(PromptFormat("continuation", tokenizer.vocabulary, model.config)).scores == ["sentence"]
 
 

@@ -1,22 +1,16 @@
 """T5Gemma and T5Gemma 2: published sizes, agreement with transformers, windows, FLOPs."""
 
-import itertools
 from pathlib import Path
 
-import pytest
 import torch
 import yaml
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.functional.attention_bias import visible
-from pretrain.huggingface import hf_model_of, load_state
 from pretrain.models import T5Gemma2Config, build, outline, parse
 from pretrain.models.flops import Sizes, flops_by_part
-from pretrain.models.model import shift_right
 from pretrain.models.t5gemma import encoder_window
 from pretrain.models.t5gemma2 import encoder_window as encoder_window_of_2
-from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
+from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import STACKS_OF_TODAY
 from tests.tables import each
 
@@ -32,13 +26,6 @@ def ids(*shape, seed=0):
     return torch.randint(3, 500, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def batch():
-    """Inputs of 30, 22 and 9 tokens with 17, 20 and 3 targets: (inputs, mask, labels)."""
-    mask = (torch.arange(30) < torch.tensor([30, 22, 9])[:, None]).long()
-    given = torch.arange(20) < torch.tensor([17, 20, 3])[:, None]
-    return ids(3, 30).masked_fill(mask == 0, 0), mask, ids(3, 20, seed=1).masked_fill(~given, IGNORE_INDEX)
-
-
 @each(
     "size, layers, d, ff, heads, kv",
     [("270m-270m", 18, 640, 2048, 4, 1), ("1b-1b", 26, 1152, 6912, 4, 1), ("4b-4b", 34, 2560, 10240, 8, 4)],
@@ -48,44 +35,6 @@ def test_parameters_of_t5gemma_2(size, layers, d, ff, heads, kv):
     values = yaml.safe_load(Path(f"configs/models/t5gemma2-{size}.yaml").read_text())["model"]
     layer = 2 * d * heads * 256 + 2 * d * kv * 256 + 3 * d * ff + 4 * d + 2 * 256
     assert outline(T5Gemma2Config(**values)).num_parameters() == 2 * (layers * layer + d) + 262_144 * d
-
-
-@each("kind, dtype", itertools.product(KINDS, [torch.float32, torch.float64]))
-def test_logits_losses_and_gradients_are_those_of_transformers(kind, dtype, tmp_path):
-    """In fp64 too, transformers computes norms, rotations and softmax in fp32.
-
-    The rows of fp64 have no padding: there transformers' masks become minus infinity in its softmax, and what sees
-    padding alone becomes NaN.
-    """
-    model = made(kind)
-    reference = in_transformers(model, tmp_path).to(dtype)
-    model = model.to(dtype)
-    inputs, mask, labels = batch()
-    if dtype == torch.float64:
-        inputs, mask, labels = ids(3, 30), torch.ones(3, 30, dtype=torch.long), ids(3, 20, seed=1)
-    read = shift_right(labels, 2, pad_id=0)
-    model.zero_grad()
-    reference.zero_grad()
-    expected = reference(input_ids=inputs, attention_mask=mask, decoder_input_ids=read, labels=labels)
-    real = labels != IGNORE_INDEX
-    found = model.decode(read, model.encode(inputs, mask), mask)[real]
-    assert expected.logits.std() > 0.5  # the comparison is not one of zeros
-    assert (found - expected.logits[real]).abs().max() < 1e-5
-    loss = model(inputs, labels, encoder_attention_mask=mask)["labels"].sum() / real.sum()
-    assert loss.item() == pytest.approx(expected.loss.item(), abs=1e-5)
-    loss.backward()
-    expected.loss.backward()
-    assert_gradients_agree(model, reference)
-
-
-@torch.no_grad()
-def test_inputs_beyond_4096_tokens_are_those_of_transformers(tmp_path):
-    sizes = {"num_layers": 2, "full_attention_every": 2, "sliding_window": 1024, "num_heads": 2, "d_model": 16}
-    model = made("t5gemma2", **sizes)
-    reference = in_transformers(model, tmp_path)
-    inputs, targets = ids(1, 4300), ids(1, 40, seed=1)
-    expected = reference(input_ids=inputs, decoder_input_ids=targets).logits
-    assert (model.decode(targets, model.encode(inputs)) - expected).abs().max() < 1e-5
 
 
 def seen_by(window, query, causal=False):
@@ -130,32 +79,3 @@ def test_flops_of_merged_attention():
     layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
     assert parts["decoder"] == 4 * (6 * layer * 50 + 12 * 32 * 50**2)
     assert parts["cross-attention"] == 4 * (6 * 2 * 32 * 16 * 100 + 12 * 32 * 100 * 50)
-
-
-def test_what_transformers_or_we_cannot_be_is_refused(tmp_path):
-    config = parse({**KINDS["t5gemma"], "window_rope_base": 1e5})
-    with pytest.raises(UserError, match=r"no T5Gemma with window_rope_base: 100000\.0"):
-        hf_model_of(config)
-    for family in ("t5gemma", "t5gemma2"):
-        with pytest.raises(UserError, match=r"can't generate with sliding_window: 1: its cache"):
-            in_transformers(made(family, sliding_window=1), tmp_path)
-    for marks, expected in (
-        (
-            {"bos_id": None},
-            "padding, id 0, is also the decoder's start: train with model.pad_vocab_to_multiple_of: 128",
-        ),
-        ({"bos_id": 5, "eos_id": 5, "pad_id": 5}, "padding, id 5, is also the decoder's start and EOS: train"),
-    ):
-        with pytest.raises(UserError, match=expected):
-            in_transformers(made("t5gemma", **marks), tmp_path)
-    model = made("t5gemma")
-    reference = in_transformers(model, tmp_path)
-    for stack, change, expected in (
-        ("encoder", {"sliding_window": 7}, "sliding_window is 7 in the encoder and 5 in the decoder"),
-        ("decoder", {"layer_types": ["full_attention"] * 4}, "windows in different layers"),
-    ):
-        settings = reference.config.to_dict()
-        settings[stack].update(change)
-        type(reference.config).from_dict(settings).save_pretrained(tmp_path)
-        with pytest.raises(UserError, match=expected):
-            load_state(tmp_path)

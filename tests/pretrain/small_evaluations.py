@@ -1,0 +1,59 @@
+"""Small models under evaluation without a run, and the log-probabilities that they should give."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from data_pipeline.corpus import Corpus
+from data_pipeline.loading.batch_layout import BatchLayout
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.cli.evaluate import Standalone
+from pretrain.evaluation.collectives import Collectives
+from pretrain.evaluation.hook import Evaluation, HeldOut
+from pretrain.models import build, parse
+
+SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}
+T5 = {"family": "t5", **SIZES, "d_kv": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
+CAUSAL = {"family": "decoder_only", **SIZES, "num_layers": 1, "max_positions": 64}
+BERT = {"family": "encoder_only", **SIZES, "num_layers": 1}
+
+
+def evaluated_alone(subject: Any, tokenizer: Tokenizer, corpora: Mapping[str, Corpus], batch_size: int) -> Evaluation:
+    """An evaluation on this rank alone, at step 0."""
+    held_out = HeldOut(corpora, tokenizer, False, BatchLayout(0, 1, batch_size, 1))
+    return Evaluation(subject, held_out, 0, Collectives(None, torch.device("cpu"), alone=True))
+
+
+def evaluation_of(
+    settings: Mapping[str, Any], tokenizer: Tokenizer, corpora: Mapping[str, Corpus] | None = None, batch_size: int = 4
+) -> tuple[Any, Evaluation]:
+    """A model with the ids of `tokenizer`, and its evaluation."""
+    vocabulary = tokenizer.vocabulary
+    ids = {"pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
+    torch.manual_seed(1)
+    model = build(parse({**settings, "vocab_size": tokenizer.size, **ids})).eval()
+    return model, evaluated_alone(Standalone(TrainedModel(model, tokenizer)), tokenizer, corpora or {}, batch_size)
+
+
+@torch.no_grad()
+def log_p(
+    model: Any, inputs: Sequence[int], given: Sequence[int], scored: Sequence[int], starts: bool = True
+) -> tuple[float, bool]:
+    """Σ log p of `scored` after `given` in the decoder, from the model's logits; and whether all are the likeliest.
+
+    Not `starts`: the decoder's start isn't before `given`.
+    """
+    read = [*([model.config.decoder_start_id] if starts else []), *given, *scored][:-1]
+    logits = model.decode(torch.tensor([read]), model.encode(torch.tensor([[*inputs]])))[0, -len(scored) :]
+    shares = logits.log_softmax(dim=-1)
+    return shares[range(len(scored)), scored].sum().item(), logits.argmax(dim=-1).tolist() == [*scored]
+
+
+@torch.no_grad()
+def log_p_after(model: Any, before: Sequence[int], scored: Sequence[int]) -> float:
+    """Σ log p of `scored` after `before` under a decoder alone, by its losses."""
+    whole = torch.tensor([[*before, *scored]])
+    losses = model(encoder_input_ids=whole[:, :-1], labels=whole[:, 1:])["labels"]
+    return -float(losses[0, -len(scored) :].sum())
