@@ -16,7 +16,7 @@ import pytest
 from data_pipeline.foundation.errors import UserError
 from launch.hosts import portable_environment, read, remote_command
 from launch.nodes import Node
-from launch.tools.doctor.findings import Finding
+from launch.tools.doctor.checks import Finding
 from pretrain.faults import restarts
 from pretrain.run import node_memory
 from tests.in_process import run_here

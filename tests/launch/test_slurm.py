@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.tools.doctor.findings import Finding
+from launch.tools.doctor.checks import Finding
 from pretrain.run import slurm
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import run_here

@@ -1,4 +1,4 @@
-"""The list of checks, and the program that runs one of them for a doctor.
+"""The checks of the doctor, what they need to know and have found, and the program that runs one of them.
 
 A check is a function of this folder that takes the settings and returns its findings. Its process imports only what the
 check needs, and ends by itself at its time limit, even where it waits for a dead file system or its parent is gone.
@@ -10,12 +10,52 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from launch.rank_processes import PROGRAM_REPORT
-from launch.tools.doctor.findings import Finding, Settings
 
+Level = Literal["ok", "warning", "fault"]
 _REQUEST = "LAUNCH_DOCTOR_REQUEST"  # the check, its time limit and its settings, as JSON
 _LONGEST_ERROR = 200  # characters
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a check needs to know: it runs on the node number `node`; `per_node` are the ranks of each.
+
+    `locked` is a file that the head holds locked beside the run directory. `run_file` is the file and its overrides.
+    """
+
+    node: int = 0
+    per_node: Sequence[int] = (1,)
+    workers: int = 2
+    directory: str | None = None
+    locked: str | None = None
+    tracking: str | None = None
+    run_file: Sequence[str] = ()
+
+    @property
+    def ranks_here(self) -> int:
+        return self.per_node[self.node]
+
+    @property
+    def all_ranks(self) -> int:
+        return sum(self.per_node)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a report. A `fault` would stop a run; a `warning` makes it slower or less safe.
+
+    `expected` and `remedy` (what to do) are empty where all is well. `node` is empty for what isn't one machine's.
+    """
+
+    check: str
+    level: Level
+    found: str
+    expected: str = ""
+    remedy: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,7 +85,7 @@ NODE_CHECKS = [
     Check("versions", "machine", "versions", remedy=_WAITS),
     Check("GPUs", "machine", "gpus", remedy=_WAITS),
     Check("memory", "machine", "memory", remedy=_WAITS),
-    Check("run directory", "directory", "run_directory", 90, _WAITS),
+    Check("run directory", "machine", "run_directory", 90, _WAITS),
     Check("tracking", "run_file", "tracking", remedy=_WAITS),
 ]
 RUN_FILE = Check("run file", "run_file", "run_file", 300, _WAITS)  # once for all nodes

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import signal
-import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,30 +12,27 @@ from pathlib import Path
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import counted
 from launch import hosts, slurm_head
 from launch.agent_pool import Agent, AgentPool
-from launch.nodes import Access, Node
+from launch.nodes import Access, Node, this_machine
 from launch.protocol import StartProgram
 from launch.slurm import ClusterConfig
 from launch.tools.doctor import checks
-from launch.tools.doctor.checks import ALL_REDUCE, NODE_CHECKS, NUMERICS, RUN_FILE, Check
-from launch.tools.doctor.directory import locked_file
-from launch.tools.doctor.findings import Finding, Settings, report
+from launch.tools.doctor.checks import ALL_REDUCE, NODE_CHECKS, NUMERICS, RUN_FILE, Check, Finding, Settings
+from launch.tools.doctor.machine import locked_file
 from pretrain.config import RunConfig
 from pretrain.run import slurm
 
 _SECONDS_TO_START = 120.0  # a node's Python, on a slow file system
 _POLL_SECONDS = 0.1
+_INDENT = 9
+_WRAPPED = textwrap.TextWrapper(80, subsequent_indent=" " * _INDENT, break_on_hyphens=False, break_long_words=False)
 
 
 def here(ranks: int | None) -> tuple[list[Node], Access]:
     """This machine. A node of 0 ranks has one for each GPU, or one."""
-    name = "this machine"
-
-    def start(pool: AgentPool, chosen: list[Node]) -> None:
-        pool.start([sys.executable, "-P", "-m", "launch", "agent"], [name], 0, {})
-
-    return [Node(name, ranks or 0)], Access(start, False, "127.0.0.1", lambda agent: ("127.0.0.1", 0))
+    return [Node("this machine", ranks or 0)], this_machine(0)[1]
 
 
 def on_hosts(hostfile: Path, ssh: list[str]) -> tuple[list[Node], Access]:
@@ -178,3 +175,23 @@ def _run(programs: list[Program], agents: dict[int, Agent], problems: dict[str, 
                 del running[number]
         time.sleep(_POLL_SECONDS)
     return answers
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """The findings in their order, wrapped at 80 columns. Nodes on which a check found the same share a line."""
+    several = len({finding.node for finding in findings if finding.node}) > 1
+    alike: dict[Finding, list[str]] = {}
+    for one in findings:
+        words = "" if one.level == "ok" and several and one.node else one.found
+        alike.setdefault(replace(one, found=words, node=""), []).append(one.node)
+    order = list(dict.fromkeys(finding.check for finding in findings))
+    lines = []
+    for one, where in sorted(alike.items(), key=lambda item: order.index(item[0].check)):
+        names = [name for name in dict.fromkeys(where) if name and several]
+        at = f" on {', '.join(names) if len(names) <= 4 else f'{len(names)} nodes ({names[0]} … {names[-1]})'}"
+        found = f"{one.check}{at if names else ''}{': ' if one.found else ''}{one.found}"
+        text = "; ".join(filter(None, (found, one.expected and f"expected {one.expected}", one.remedy)))
+        lines += _WRAPPED.wrap(f"{one.level:<{_INDENT}}{text}")
+    faults, warnings = (sum(finding.level == level for finding in findings) for level in ("fault", "warning"))
+    stops = counted(faults, "fault") if faults else "nothing"
+    return "\n".join([*lines, f"{stops} would stop a run; {counted(warnings, 'warning')}"])

@@ -5,7 +5,6 @@ RANK and the like are in a rank's environment, as for a rank of a run.
 
 import os
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,18 +12,15 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
-from launch.tools.doctor.checks import ALL_REDUCE, NUMERICS
-from launch.tools.doctor.findings import Finding, Settings
+from launch.tools.doctor.checks import ALL_REDUCE, NUMERICS, Finding, Settings
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
-from pretrain.hardware.gpus import gpu_of_device
 from pretrain.hardware.machine import device_type, local_gpu
 from pretrain.zero.ranks import process_group
 
 _LOOPS = 5
 _SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
 _SECONDS_OF_A_LOOP = 1.0  # at most, about: on a slow network less is sent
-_SHARE = 0.5  # of what the data sheet gives; NCCL's own tests reach about 0.8
 
 
 def all_reduce(settings: Settings) -> list[Finding]:
@@ -41,7 +37,7 @@ def all_reduce(settings: Settings) -> list[Finding]:
     dist.barrier()
     dist.destroy_process_group()
     gpu = torch.cuda.get_device_name(device) if kind == "cuda" else None
-    return [] if rank else [speed(settings.per_node, size, taken, gpu)]
+    return [] if rank else [speed(settings.all_ranks, size, taken, gpu)]
 
 
 def _seconds(size: int, device: torch.device) -> float:
@@ -60,37 +56,14 @@ def _seconds(size: int, device: torch.device) -> float:
     return float(slowest.item())
 
 
-def speed(per_node: Sequence[int], size: int, seconds: float, gpu: str | None) -> Finding:
-    """Of an all-reduce of `size` bytes over `per_node` ranks. `gpu`: the name of the GPUs; None: on CPUs."""
-    ranks = sum(per_node)
+def speed(ranks: int, size: int, seconds: float, gpu: str | None) -> Finding:
+    """Of an all-reduce of `size` bytes over `ranks`: nccl-tests' bus bandwidth, 2(n-1)/n · size/time, which each rank
+    sends in a ring. `gpu`: the name of the GPUs; None: on CPUs."""
     if ranks == 1:
         return Finding("all-reduce", "ok", f"one rank on {gpu or 'the CPU'}, so nothing is exchanged")
-    reached, expected = bus_bandwidth(ranks, size, seconds), expected_bandwidth(gpu, per_node)
+    reached = 2 * (ranks - 1) / ranks * size / seconds / 1e9
     found = f"{ranks} ranks, {size / 2**20:.0f} MiB at {reached:.2g} GB/s ({gpu or 'CPU, gloo'})"
-    if expected is None:
-        return Finding("all-reduce", "ok", found)
-    sheet = f"{expected:.3g} GB/s by the data sheet"
-    if reached >= _SHARE * expected:
-        return Finding("all-reduce", "ok", f"{found} of {sheet}")
-    where = "the network (NCCL_DEBUG=INFO shows what NCCL uses)" if len(per_node) > 1 else "nvidia-smi topo -m"
-    return Finding("all-reduce", "warning", found, f"about {sheet}", f"look at {where}")
-
-
-def bus_bandwidth(ranks: int, size: int, seconds: float) -> float:
-    """nccl-tests' bus bandwidth, 2(n-1)/n · size/time: GB/s that each rank sends in a ring all-reduce."""
-    return 2 * (ranks - 1) / ranks * size / seconds / 1e9
-
-
-def expected_bandwidth(gpu: str | None, per_node: Sequence[int]) -> float | None:
-    """The bus bandwidth that the links allow, GB/s; None for CPUs and unknown GPUs.
-
-    Between nodes, the ring of each GPU goes through that GPU's own network card.
-    """
-    known = gpu_of_device(gpu) if gpu else None
-    if known is None:
-        return None
-    links = [known.link] if max(per_node) > 1 else []
-    return min([*links, *([known.network * min(per_node)] if len(per_node) > 1 else [])])
+    return Finding("all-reduce", "ok", found)
 
 
 def numerics(settings: Settings) -> list[Finding]:

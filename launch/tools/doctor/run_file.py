@@ -11,8 +11,8 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.secrets import masked
-from launch.tools.doctor.directory import existing
-from launch.tools.doctor.findings import Finding, Settings
+from launch.tools.doctor.checks import Finding, Settings
+from launch.tools.doctor.machine import existing
 from pretrain.config import RunConfig
 from pretrain.tracking.store import sqlite_file
 from pretrain.trainer.preflight import preflight
