@@ -18,11 +18,10 @@ from typing import Any
 
 from data_pipeline.foundation.signals import caught
 from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks
-from launch.rank_processes import RankProcesses, with_own_gpus, wrapped
+from launch.rank_processes import RankProcesses, wrapped
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.hardware.machine import (
     ACCELERATOR,
-    VISIBLE,
     count_gpus,
     free_port,
     network_interface_to,
@@ -168,7 +167,7 @@ def _wait_for(logs: Path) -> None:
 
 def _rank(arguments: list[str]) -> list[str]:
     """One rank of `pretrain train` with `arguments`; its RANK and the like are in the environment."""
-    return wrapped(with_own_gpus([sys.executable, "-u", "-m", "pretrain", "train", *arguments]))
+    return wrapped([sys.executable, "-u", "-m", "pretrain", "train", *arguments])
 
 
 def _deepspeed(options: list[str], arguments: list[str]) -> list[str]:
@@ -196,8 +195,5 @@ def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:
     Beside GPUs, the CPU has little to do unless the optimizer is offloaded; threads of all ranks on all cores would
     still be in each other's way.
     """
-    given = {name: value for name, value in os.environ.items() if name != VISIBLE}  # with_own_gpus restores it
-    threads = str(threads_per_rank(ranks))
-    if not gpus:
-        return {**given, ACCELERATOR: "cpu", "OMP_NUM_THREADS": threads}
-    return {"OMP_NUM_THREADS": threads, **given}
+    threads = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))}
+    return {**threads, **os.environ} if gpus else {**os.environ, **threads, ACCELERATOR: "cpu"}

@@ -1,7 +1,6 @@
 """The ranks of this machine under a launcher. DeepSpeed's writes neither a rank's log nor its exit code."""
 
 import contextlib
-import os
 import shutil
 import sys
 import time
@@ -15,7 +14,6 @@ import psutil
 from data_pipeline.foundation.processes import ProcessGroup
 from launch import rank_wrapper
 from launch.protocol import Event
-from pretrain.hardware.machine import VISIBLE
 from pretrain.run import heartbeat, node_memory, outcome, stop_signals, watchdog
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.outcome import Outcome
@@ -28,12 +26,6 @@ _LAST_LINES = 10
 def wrapped(command: list[str]) -> list[str]:
     """`command` wrapped so that its output goes to the rank's log and the supervisor learns of its end."""
     return [sys.executable, "-I", "-S", rank_wrapper.__file__, SUPERVISED, heartbeat.DIRECTORY, *command]
-
-
-def with_own_gpus(command: list[str]) -> list[str]:
-    """`command` with this process's visible GPUs. DeepSpeed's launcher would give it the first GPUs of the machine."""
-    chosen = os.environ.get(VISIBLE)
-    return ["env", *(["-u", VISIBLE] if chosen is None else [f"{VISIBLE}={chosen}"]), *command]
 
 
 class RankProcesses:

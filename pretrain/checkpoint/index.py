@@ -21,8 +21,7 @@ from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint import rank_file
 from pretrain.config.run_config import CheckpointSection
 from pretrain.models import FAMILIES, ModelConfig, parse
-from pretrain.run.health import Health
-from pretrain.run.train_state import TrainState
+from pretrain.run.train_state import Health, TrainState
 
 FORMAT_VERSION = 2
 Size = Annotated[int, Field(ge=0, lt=2**62)]

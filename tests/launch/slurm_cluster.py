@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.ports import free_port
+from tests.processes import processes_with
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 NODES = ("n1", "n2")
@@ -111,7 +112,7 @@ class Cluster:
         """Kills the node's daemon and all that runs there, as a machine's death does."""
         (daemon := self._daemons.pop(f"slurmd of {node}")).kill()
         daemon.wait()
-        for process in self._processes(f"SLURMD_NODENAME={node}"):
+        for process in self._processes(SLURMD_NODENAME=node):
             _send(process, signal.SIGKILL)
         for process in _steppers(self.folder / f"spool-{node}", node):
             _send(process, signal.SIGKILL)
@@ -165,8 +166,8 @@ class Cluster:
             daemon.kill()
             daemon.wait()
 
-    def _processes(self, *settings: str) -> list[int]:
-        return _processes_with(f"SLURM_CONF={self.environment['SLURM_CONF']}", *settings)
+    def _processes(self, **variables: str) -> list[int]:
+        return [one.pid for one in processes_with(SLURM_CONF=self.environment["SLURM_CONF"], **variables)]
 
     def _start(self, name: str, *command: str) -> None:
         log = (self.folder / f"{name.replace(' ', '-')}.out").open("w")
@@ -180,20 +181,6 @@ def _until(true: Callable[[], bool], what: str, seconds: float = 120) -> None:
     while not true():
         assert time.monotonic() < patience, f"waited {seconds} s for {what}"
         time.sleep(0.1)
-
-
-def _processes_with(*settings: str) -> list[int]:
-    """Processes with all these variables in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if set(settings) <= set(path.read_text(errors="replace").split("\0")) and path.parent.name != str(
-                os.getpid()
-            ):
-                found.append(int(path.parent.name))
-        except OSError:  # it has ended
-            continue
-    return found
 
 
 def _steppers(spool: Path, node: str) -> list[int]:

@@ -1,6 +1,5 @@
 """`launch hosts` on two hosts with addresses of their own, reached by ssh; one is cut off in the middle of a step."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from tests.launch.conftest import a_run
 from tests.launch.steps import Planned, environment
 from tests.launch.two_hosts import Hosts
 from tests.pretrain.runs import losses, steps_taken
+from tests.processes import processes_with
 
 LAUNCH = str(Path(sys.executable).with_name("launch"))
 takes_hosts = pytest.mark.skipif(two_hosts.lacking() is not None, reason=str(two_hosts.lacking()))
@@ -89,14 +89,17 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_to_the_same_losses_
     hosts, small_corpus, undisturbed, tmp_path
 ):
     path, held = a_run(tmp_path, small_corpus), tmp_path / "held"
+
+    def left() -> set[int]:
+        """What the run has on the host that is cut off."""
+        return {one.pid for one in processes_with(RUN_UNDER_TEST=str(tmp_path))} & set(hosts.processes(1))
+
     with Started(tmp_path, command(hosts, path), Planned(0, 6, "hold", str(held))) as run:
         run.until(held.exists)
         hosts.cut_off(1)
         try:
             # the host's agent ends its ranks without the head
-            run.until(
-                lambda: "trying again in 2 s" in run.said and not of_run(tmp_path).intersection(hosts.processes(1))
-            )
+            run.until(lambda: "trying again in 2 s" in run.said and not left())
         finally:
             hosts.connect(1)
         lost, again, *unreachable, training = run.ended()
@@ -150,16 +153,6 @@ def test_a_run_over_a_slow_link_goes_on_by_itself_when_the_host_behind_it_is_los
 def is_agent(process: int) -> bool:
     command = subprocess.run(["ps", "-o", "args=", "-p", str(process)], capture_output=True, text=True).stdout
     return command.split()[1:] == ["-P", "-m", "launch", "agent"]
-
-
-def of_run(folder: Path) -> set[int]:
-    """The processes of the run under test, wherever they are."""
-    found = set()
-    for variables in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if f"RUN_UNDER_TEST={folder}" in variables.read_text(errors="replace").split("\0"):
-                found.add(int(variables.parent.name))
-    return found
 
 
 @pytest.mark.slow

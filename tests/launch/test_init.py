@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import io
 import json
 import random
 import re
@@ -12,7 +11,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sentencepiece import SentencePieceTrainer
 
 import data_pipeline
 from data_pipeline.config import CorpusConfig, TokenizerConfig
@@ -20,6 +18,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.formatting import duration
 from data_pipeline.stages import tokenizer
+from data_pipeline.tokenizer.training import largest_vocabulary
 from launch.tools.scaffold import machine as first_machine
 from launch.tools.scaffold.machine import SIZES, Machine, run_of_an_hour
 from launch.tools.scaffold.text import sample_of, sources_of
@@ -34,6 +33,7 @@ from tests.in_process import run_here
 from tests.tables import each
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
+INF = float("inf")
 # of each family one, and those that differ in their positions
 MODELS = ["t5-v1.1-xxl", "bart-base", "bert-base", "gpt2-small", "decoder-only-yan2024-15m"]
 
@@ -196,18 +196,13 @@ def make(kind: str) -> None:
         (folder / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
         return
     folder.mkdir()
-    if kind == "txt":
-        for number, text in enumerate(TEXTS):
-            (folder / f"{number}.txt").write_text(text.replace(" house", "\n\nhouse"))
-    elif kind == "csv":
+    if kind == "csv":
         with (folder / "a.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, ["id", "title", "body"], delimiter=";")
             writer.writeheader()
             writer.writerows(rows)
     elif kind == "json":  # as Dataset.to_json and pandas write it
         (folder / "a.json").write_text("\n".join(map(json.dumps, rows)))
-    elif kind == "array":
-        (folder / "a.json").write_text(json.dumps(rows, indent=1))
     elif kind == "nested":
         nested = [{"id": row["id"], "doc": {"title": row["title"], "text": row["body"]}} for row in rows]
         (folder / "a.json").write_text("\n".join(map(json.dumps, nested)))
@@ -223,10 +218,8 @@ def make(kind: str) -> None:
 @each(
     "kind, formats, column",
     [
-        ("txt", ["text"], None),
         ("csv", ["csv"], "body"),
         ("json", ["json"], "body"),
-        ("array", ["json"], "body"),
         ("nested", ["json"], "doc.text"),
         ("saved", ["arrow"], "body"),
         ("splits", ["arrow", "arrow"], "body"),
@@ -300,29 +293,12 @@ def test_a_vocabulary_is_one_that_the_text_can_fill():
     """sentencepiece says what it can get out of the text; half of that beyond the characters is asked for."""
     Path("a.txt").write_text("\n\n".join(TEXTS))
     sample = sample_of(sources_of("a.txt", None)[0])
-    most = most_of(sample.texts)
+    most = largest_vocabulary(TokenizerConfig(), sample.texts)
     characters = len(set("".join(TEXTS)) - {" "})
     assert characters < sample.vocabulary(32_000) <= most  # five words, however often, give few
     prose = sample_of(sources_of(str(SAMPLES / "c4-train.*.json.gz"), None)[0])
-    assert 3_000 < prose.vocabulary(32_000) < most_of(prose.texts) * 4
+    assert 3_000 < prose.vocabulary(32_000) < largest_vocabulary(TokenizerConfig(), prose.texts) * 4
     assert prose.vocabulary(1_000) == 1_000
-
-
-def most_of(texts: list[bytes]) -> int:
-    with pytest.raises(RuntimeError, match="Vocabulary size too high") as refused:
-        SentencePieceTrainer.train(
-            sentence_iterator=(line.decode() for text in texts for line in text.splitlines()),
-            model_writer=io.BytesIO(),
-            vocab_size=100_000,
-            character_coverage=TokenizerConfig().character_coverage,
-            byte_fallback=TokenizerConfig().byte_fallback,
-            pad_id=0,
-            eos_id=1,
-            unk_id=2,
-            bos_id=-1,
-            minloglevel=2,
-        )
-    return int(str(refused.value).split("<= ")[1].split(".")[0])
 
 
 # --- what fits the machine
@@ -336,7 +312,7 @@ def test_an_hour_is_an_hour_and_a_faster_machine_takes_a_larger_model():
         Machine(1, "NVIDIA H100", GPUS["h100-sxm"], bf16=True),
         Machine(8, "NVIDIA H100", GPUS["h100-sxm"], bf16=True),
     ):
-        first_run = run_of_an_hour(machine, 32_000, 100, lengths, float("inf"))
+        first_run = run_of_an_hour(machine, 32_000, 100, lengths, INF)
         assert first_run.steps * first_run.seconds == pytest.approx(3600, rel=0.01)
         assert first_run.steps >= 2000
         parameters = models.outline(first_run.config).num_parameters()
@@ -365,19 +341,9 @@ def test_a_model_that_the_user_names_keeps_its_steps_and_the_estimate_is_said():
     "one, all_, processor, said",
     [
         # of a row: two idle cores, which halve it; others on both cores; others while two threads wait for each other
-        (
-            0.08,
-            0.05,
-            0.08,
-            ["{}: about {0.05}", "\nmeasured: the passes of a step took "],
-        ),
+        (0.08, 0.05, 0.08, ["{}: about {0.05}", "\nmeasured: the passes of a step took "]),
         (0.16, 0.12, 0.08, ["{}: about {0.04} once nothing else runs, {0.12} as it is now", "(load 5.0)"]),
-        (
-            0.08,
-            float("inf"),
-            0.08,
-            ["far more as it is now", "more than 60 s with 2", "run.cpu_threads=1 takes {0.08}"],
-        ),
+        (0.08, INF, 0.08, ["far more as it is now", "more than 60 s with 2", "run.cpu_threads=1 takes {0.08}"]),
         (0.08, 1.00, 0.08, ["{1.0} as it is now", "run.cpu_threads=1 takes {0.08}"]),
     ],
 )
@@ -397,7 +363,7 @@ def test_the_promise_is_measured_and_says_when_the_machine_is_busy(tmp_path, mon
 
 def test_an_idle_machine_on_which_more_threads_are_no_faster_is_not_busy():
     assert [Passes(0.08, 0.08, 0.08, threads=2, load=load).busy for load in (0.0, 1.0)] == [False, True]
-    assert Passes(0.08, float("inf"), 0.08, threads=2, load=0.0).busy
+    assert Passes(0.08, INF, 0.08, threads=2, load=0.0).busy
 
 
 def test_a_few_passes_are_timed_with_one_thread_and_with_all(monkeypatch):
@@ -430,7 +396,7 @@ def test_the_first_metrics_come_within_a_minute_and_two_thirds_of_the_steps_have
     """In rows of the same text."""
     run_here("launch", "init")
     corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
-    first_run = run_of_an_hour(Machine.this(), 32_000, 100, (512, 114), float("inf"))
+    first_run = run_of_an_hour(Machine.this(), 32_000, 100, (512, 114), INF)
     a_row = first_run.measured(Machine.this(), (512, 114)).seconds / first_run.batch
     assert run.tracking.log_every_steps * run.batch.global_batch_size * a_row <= 12
     (stage,) = run.data.curriculum

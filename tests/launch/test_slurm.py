@@ -31,22 +31,6 @@ def test_a_job_ends_with_the_doctors_findings(cluster, small_corpus, tmp_path):
     assert not (tmp_path / "run/logs").exists()
 
 
-RANKS = """
-from os import environ
-from pretrain.run.slurm import rank_environment
-print(*(f"{name}={value}" for name, value in sorted(rank_environment(environ).items())))
-"""
-
-
-def test_tasks_of_srun_become_ranks(cluster):
-    told = cluster.run("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, "-c", RANKS).splitlines()
-    port = told[0].split("MASTER_PORT=")[1].split()[0]
-    assert sorted(told) == [
-        f"LOCAL_RANK={local} LOCAL_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port} RANK={rank} WORLD_SIZE=4"
-        for local, rank in ((0, 0), (0, 2), (1, 1), (1, 3))
-    ]
-
-
 STRANGE = "a 'b' \"c\"; touch $(touch {folder}/run) `touch {folder}/run` \\ #%j"
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +35,7 @@ from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.forked import Forked, forked_ranks, run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.processes import processes_with
 
 
 class Started:
@@ -76,15 +76,8 @@ class Started:
 
     def others(self) -> list[psutil.Process]:
         """Every process of the run except the one that was started, recognised by a name that all of them contain."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                marked = process.environ().get("RUN_UNDER_TEST") == str(self._folder)
-                if marked and process.status() != psutil.STATUS_ZOMBIE and process.pid != self.process.pid:
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
+        marked = processes_with(RUN_UNDER_TEST=str(self._folder))
+        return [process for process in marked if process.pid != self.process.pid]
 
     def named(self, name: str) -> psutil.Process:
         """DeepSpeed's "launcher", or "rank N"."""
@@ -313,23 +306,6 @@ def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_c
         assert "rank 0: no progress for 20 s (faults.hang_seconds); " in report
         assert "pretrain/trainer/train.py" in stacks
         assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits
-
-
-@pytest.mark.soak
-def test_a_loader_that_hangs_is_seen_in_the_stacks(small_corpus, folder):
-    """Its shard is replaced by a FIFO: opening it waits for a writer, as opening a file on a dead network mount
-    does."""
-    shutil.copytree(small_corpus, folder / "corpus")
-    evaluation = [{"hook": "validation_loss", "every_steps": 20}]
-    path = endless(folder, folder / "corpus", evaluation=evaluation)
-    with Forked("train", path, "faults.hang_seconds=20") as one:
-        one.until("step 2/")
-        for shard in (folder / "corpus/shards/validation").iterdir():
-            shard.unlink()
-            os.mkfifo(shard)
-        assert one.wait() == 1
-        assert "rank 0: no progress for 20 s (faults.hang_seconds); all stacks follow" in one.stderr
-        assert "data_pipeline/loading/store.py" in one.stderr.partition("all stacks follow")[2]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.run.health import Health
+from pretrain.run.train_state import Health
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 from tests.slow import slow

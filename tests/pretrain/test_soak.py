@@ -8,12 +8,12 @@ import time
 import uuid
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.processes import processes_with
 
 # Python imports a module of this name before anything else.
 SITECUSTOMIZE = """
@@ -41,18 +41,6 @@ def launched(path: Path, **variables: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | variables, start_new_session=True)
 
 
-def processes(name: str, value: str) -> list[psutil.Process]:
-    """Those with this variable in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 @pytest.mark.slow
 def test_a_run_whose_supervisor_is_killed_during_a_save_comes_to_the_same_bits(small_corpus, tmp_path):
     """No process may outlive it. It goes through DeepSpeed's launcher."""
@@ -66,10 +54,10 @@ def test_a_run_whose_supervisor_is_killed_during_a_save_comes_to_the_same_bits(s
         supervisor.with_suffix(".new").write_text(str(process.pid))
         supervisor.with_suffix(".new").rename(supervisor)
         assert process.wait() == -signal.SIGKILL, (killed.parent / "output").read_text()
-        while processes("MARK", mark):
+        while processes_with(MARK=mark):
             time.sleep(0.1)
     finally:
-        for left in processes("MARK", mark):
+        for left in processes_with(MARK=mark):
             left.kill()
     checkpoints = killed.parent / "run/checkpoints"
     assert [one.name for one in checkpoints.glob("step-*")] == ["step-00000002"]

@@ -1,4 +1,4 @@
-"""Writes the first corpus file and run file of a user: a few lines each, on top of files that ship."""
+"""Writes the first corpus file and run file of a user, by the templates beside this, on top of files that ship."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import data_pipeline
@@ -24,6 +25,7 @@ from launch.tools.scaffold.machine import (
 from launch.tools.scaffold.text import Sample, Source, sample_of, sources_of
 from pretrain.models import outline
 
+_TEMPLATES = Path(__file__).with_name("templates")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _ROWS = {  # by family, the shipped corpus file whose rows, tokens and lengths the first one takes
     "bart": "c4-bart",
@@ -35,17 +37,6 @@ _ROW_LENGTH = {"c4-causal": 1024}
 _TARGETS = {_OTHER_ROWS: 114, "c4-bert": 77}  # predicted tokens of a row; else as many as it has
 _SENTINELS, _LARGEST_VOCABULARY = 100, 32_000
 _TOKENS_PER_ROW, _BYTES_PER_TOKEN = 568, 4  # T5's; English with a vocabulary of a few thousand
-_CORPUS = """\
-# The corpus of {run}. `pretrain reference` shows every key.
-extends: configs:corpora/{rows}.yaml
-name: {name}
-output: {output}
-{comments}sources:                        {hint}
-{sources}
-cleaning: {{profile: none}}       # c4, wikipedia: rules for pages as they were crawled or dumped
-split: {{{by}validation_fraction: {held_out}}}
-tokenizer: {{vocab_size: {vocab_size}}}   # as many tokens as {why}
-"""
 _LANGUAGE_HINT = "# add `language: en` if all of it is English"
 _SHIPPED_HINT = "# the text that ships; `launch init NAME --text PATH` takes your own"
 _SAMPLES = {  # by format: the settings and files of the text that ships
@@ -62,24 +53,6 @@ dedup: {documents: false}       # parts that repeat each other stay
 _ENOUGH_FILES, _PARTS = 20, 1000  # of fewer files the last parts are held out, of more some files
 _SMALLEST_PART, _LARGEST_PART = 256, 8 << 20
 _SHORTER = "rows: {{objective: {{length: {longest}}}}}   # the model has no positions for more\n"
-_RUN = """\
-# Trains {model} on {corpus}{time}. `pretrain reference` shows every key.
-extends: configs:models/{model}.yaml
-run: {{name: {name}, directory: {directory}, seed: 0, max_steps: {steps}}}
-model: {{vocab_size: null{ids}}}   # as the corpus has
-data:
-  train: [{{corpus: {corpus}}}]
-  validation: [{{corpus: {corpus}}}]
-{curriculum}  workers: {workers}
-batch: {{global_batch_size: {batch}, micro_batch_size: {micro_batch}}}
-{optimizer}
-precision: {precision}
-deepspeed: {{zero_optimization: {{stage: 1}}}}
-checkpoint: {{every_steps: {save}, keep_last: 3}}
-evaluation:
-  - {{hook: validation_loss, every_steps: {evaluate}, rows: 256}}{input_use}
-tracking: {{mlflow: {{uri: "sqlite:///runs/mlflow.db", experiment: {name}}}, log_every_steps: {log}}}
-"""
 _TEXTBOOK = """\
 optimizer: {{name: adamw, learning_rate: {rate}, betas: [0.9, 0.98], weight_decay: 0.1, gradient_clipping: 1.0}}
 schedule: {{name: cosine, warmup_steps: {warmup}, final_learning_rate: {last_rate}}}"""
@@ -148,7 +121,8 @@ def write_first_files(
     contents = {run_file: _run_file(name, directory, first_run, machine, long_spans=not corpus)}
     if not corpus:
         models = min(_LARGEST_VOCABULARY, (model_named(first_run.model).vocab_size or math.inf) - _SENTINELS)
-        contents[corpus_file] = _CORPUS.format(
+        contents[corpus_file] = _filled(
+            "corpus",
             run=run_file,
             rows=rows,
             name=_quoted(name),
@@ -262,9 +236,11 @@ def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, lon
         optimizer = _RECORD.format(precision=machine.precision, warmup=warmup)
         until = max(1, 2 * steps // 3)
         curriculum = _CURRICULUM.format(until=until, inputs=_LONG_SPANS_INPUTS) if long_spans else ""
-    return _RUN.format(
+    return _filled(
+        "run",
         model=first_run.model,
-        time=f": about {duration(steps * first_run.seconds)} on {machine.name}",
+        time=duration(steps * first_run.seconds),
+        machine=machine.name,
         name=_quoted(name),
         directory=_quoted(f"runs/{name}"),
         corpus=_quoted(corpus),
@@ -281,6 +257,10 @@ def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, lon
         input_use=input_use,
         log=max(1, min(50, int(_SECONDS_TO_LOG / first_run.seconds))),
     )
+
+
+def _filled(template: str, **values: object) -> str:
+    return Template((_TEMPLATES / f"{template}.yaml").read_text()).substitute(values)
 
 
 def _quoted(text: str) -> str:
