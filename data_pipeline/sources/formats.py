@@ -14,8 +14,7 @@ from data_pipeline.foundation.plugins import offered
 from data_pipeline.sources import c4, csv, json_array, jsonl, pairs, plain_text, tables, wet, wikiextractor
 from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.recognition import refuse_other_format
-from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.source import ReadFunction, Source
+from data_pipeline.sources.record import Input, ReadFunction, ReadStats, Record, Source
 from data_pipeline.sources.tables import Columns
 from data_pipeline.sources.text_lines import RecordOptions, TextOptions
 from data_pipeline.sources.warc import pages as warc

@@ -1,8 +1,8 @@
 """The interface of readers: their input, the records they yield, and their notes on counts and damage."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.text.tally import Tally
@@ -90,6 +90,21 @@ class ReadStats:
         """Notes that something between records is damaged or missing, so that no lost record can be counted."""
         if len(self.damage) < _DAMAGE_KEPT:
             self.damage.append(Damage(position, reason))
+
+
+ReadFunction = Callable[[Input, ReadStats], Iterator[Record]]
+
+
+class Source:
+    """A file format of an installed package: `read` yields the records of a file, and `options` are the keys that a
+    source of the format may set."""
+
+    options: ClassVar[type[Section]] = Section
+
+    @staticmethod
+    def read(file: Input, stats: ReadStats) -> Iterator[Record]:
+        """Every record of `file`, whose `options` have the settings. Notes on what is damaged go to `stats`."""
+        raise NotImplementedError
 
 
 class FieldNames(Section):
