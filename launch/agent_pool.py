@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.processes import Process, ProcessGroup
 from launch.agent import NodeProcesses
 from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks, handshake
@@ -95,10 +96,7 @@ class Agent:
 
     def wait(self) -> None:
         """Waits until they have ended, or the node is lost."""
-        deadline = time.monotonic() + _SECONDS_TO_END
-        while self._ends and self._connection.lost is None and time.monotonic() < deadline:
-            self._receive()
-            time.sleep(_POLL_SECONDS)
+        self._receive_while(lambda: self._ends)
         self._events.clear()
 
     def dismiss(self, run_goes_on: bool) -> None:
@@ -108,12 +106,15 @@ class Agent:
 
     def gone(self) -> None:
         """Waits until it has ended, or is lost."""
+        self._receive_while(lambda: True)
+        self._connection.close()
+
+    def _receive_while(self, true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _SECONDS_TO_END
         self._receive()
-        while self._connection.lost is None and time.monotonic() < deadline:
+        while true() and self.lost is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
             self._receive()
-        self._connection.close()
 
     def _receive(self) -> None:
         for message in self._connection.receive():
@@ -209,11 +210,11 @@ class AgentPool:
             if shown is None:
                 if time.monotonic() < self._unknown[connected]:
                     return
-                raise ValueError("no message in time")
+                raise FailedError("no message in time")
             if not 0 <= shown.index < len(self._names):
-                raise ValueError("no agent of this number")
+                raise FailedError("no agent of this number")
             self.agents[shown.index] = Agent(Connection(connected), shown, self._names[shown.index])
-        except ValueError:
+        except FailedError:
             connected.close()
         del self._unknown[connected]
 

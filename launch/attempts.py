@@ -18,12 +18,11 @@ from pretrain.config import RunConfig
 from pretrain.faults import restarts
 from pretrain.faults.restarts import AttemptRecord
 from pretrain.hardware.machine import count_gpus
-from pretrain.run import rank_logs, status
+from pretrain.run import status
 from pretrain.run.status import Status
 from pretrain.trainer.preflight import ValidatedRun, is_finished, move_aside, preflight, unchecked
 
 NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,10 @@ class _Attempts:
                 return self._failed(recorded, _without(node))
         elif (reason := restarts.refusal(self.failures, self._faults.restarts)) is not None:
             return self._failed(recorded, reason)
-        _wait(restarts.seconds_to_wait(self.failures), attempt, requests)
+        seconds = restarts.seconds_to_wait(self.failures)
+        when = f" in {duration(seconds)}" if seconds else ""
+        print(f"starting attempt {recorded.attempt + 1}{when} (faults.restarts)", file=sys.stderr, flush=True)
+        requests.wait(seconds)
         return Ended(code, False) if requests.signals else None
 
     def _failed(self, record: AttemptRecord, reason: str, interrupted: bool = False) -> Ended:
@@ -162,12 +164,3 @@ def _interrupted(run: Run, directory: Path, requests: StopRequests) -> bool:
         return requests.by_scheduler
     now = status.read(directory)
     return not now.stop_file and now.step != run.stop_at_step
-
-
-def _wait(seconds: float, attempt: Attempt, requests: StopRequests) -> None:
-    number = rank_logs.attempt(attempt.logs) + 1
-    when = f" in {duration(seconds)}" if seconds else ""
-    print(f"starting attempt {number}{when} (faults.restarts)", file=sys.stderr, flush=True)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not requests.signals:
-        time.sleep(_POLL_SECONDS)

@@ -206,6 +206,12 @@ class StopRequests:
         """Whether the request came as SIGUSR1, with which schedulers warn that a job's time is nearly over."""
         return self.stop_signal == signal.SIGUSR1
 
+    def wait(self, seconds: float) -> None:
+        """Waits, at most until the first signal."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.signals:
+            time.sleep(_POLL_SECONDS)
+
     def on_signal(self, number: int) -> None:
         if self.signals and number == signal.SIGHUP:
             return  # closing a terminal sends it more than once: the shell does, and the kernel

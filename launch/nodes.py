@@ -2,7 +2,6 @@
 
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from pretrain.hardware.machine import free_port
 from pretrain.run import node_memory
 
 _WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and can't be reached: it may start anew
-_POLL_SECONDS = 0.1
 _LOOPBACK = "127.0.0.1"
 
 
@@ -113,9 +111,7 @@ class Nodes:
             if problem is None or self._requests.signals:
                 break
             print(f"{problem}; trying again in {seconds} s", file=sys.stderr, flush=True)
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline and not self._requests.signals:
-                time.sleep(_POLL_SECONDS)
+            self._requests.wait(seconds)
             problem = self._reach()
         if self._requests.signals:
             return False

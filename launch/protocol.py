@@ -10,6 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.json_file import parse_json
+
 HEARTBEAT_SECONDS = 2.0
 TIMEOUT_SECONDS = 30.0  # after which the other side counts as lost
 _QUIET = 3 * HEARTBEAT_SECONDS
@@ -31,27 +34,20 @@ class Handshake:
 def handshake(connected: socket.socket, token: str) -> Handshake | None:
     """The first message on a connection, which doesn't block; None if it hasn't all arrived.
 
-    Whatever else has arrived stays unread. Raises ValueError if the other side is no agent with this `token`.
+    Whatever else has arrived stays unread. Raises FailedError if the other side is no agent with this `token`.
     """
     try:
         received = connected.recv(_LONGEST_HANDSHAKE, socket.MSG_PEEK)
     except BlockingIOError:
         return None
     except OSError as error:
-        raise ValueError(f"the connection broke ({error.strerror})") from None
+        raise FailedError(f"the connection broke ({error.strerror})") from None
     line, end, _ = received.partition(b"\n")
-    if not end:
-        if 0 < len(received) < _LONGEST_HANDSHAKE:
-            return None
-        raise ValueError("no message")
-    try:
-        shown = Handshake(**json.loads(line))
-        admitted = hmac.compare_digest(shown.token.encode(), token.encode())
-    except (TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("no handshake") from error
-    kinds = {"host": str, "index": int, "gpus": int, "port": int}
-    if not admitted or any(type(getattr(shown, name)) is not kind for name, kind in kinds.items()):
-        raise ValueError("no agent of this head")
+    if not end and 0 < len(received) < _LONGEST_HANDSHAKE:
+        return None
+    shown = parse_json(line, Handshake, "handshake")
+    if not hmac.compare_digest(shown.token.encode(), token.encode()):
+        raise FailedError("no agent of this head")
     connected.recv(len(line) + 1)
     return shown
 

@@ -106,8 +106,3 @@ def runs() -> Iterator[tuple[Path, Path | None]]:
 def _is_alive(ranks: Path) -> bool:
     """True if the supervisor that made a directory for its ranks lives."""
     return psutil.pid_exists(int(ranks.name.split("-")[1]))
-
-
-def free_bytes(directory: Path) -> int:
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize

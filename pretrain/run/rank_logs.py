@@ -8,8 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.run import metrics_file as metric_log
-from pretrain.run import status
+from pretrain.run import metrics_file, status
 
 SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
 _LOGS, _ATTEMPT = "logs", "attempt-"
@@ -21,7 +20,7 @@ _BLOCK = 4096  # bytes; a smaller file may still fit on a full disk
 def next_attempt(run: Path) -> int:
     """The number of the next start, from 1. Starts that failed before they trained count too."""
     logged = (int(name[1]) for path in (run / _LOGS).glob("*") if (name := _DIRECTORY.fullmatch(path.name)))
-    return 1 + max(status.read(run).attempt, metric_log.last_attempt(run), *logged)
+    return 1 + max(status.read(run).attempt, metrics_file.last_attempt(run), *logged)
 
 
 def new_directory(run: Path) -> Path:

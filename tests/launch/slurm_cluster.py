@@ -49,8 +49,6 @@ SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=1,sched_min_interval=100000,batch_sched_delay=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-JobCompType=jobcomp/filetxt
-JobCompLoc={folder}/jobcomp
 PropagateResourceLimits=NONE
 """
 _NODE = (
@@ -103,7 +101,7 @@ class Cluster:
         self._start("slurmctld", "slurmctld", "-D", "-c")
         for node in NODES:
             self.start_node(node)
-        self.until_nodes_are("idle")
+        _until(lambda: self.run("sinfo", "-h", "-o", "%t", check=False).split() == ["idle"], "nodes to be idle")
 
     def start_node(self, node: str) -> None:
         self._start(f"slurmd of {node}", *self._host, "slurmd", "-D", "-N", node)
@@ -149,15 +147,6 @@ class Cluster:
     def until_over(self, job: int | str) -> None:
         """Until nothing of a job runs any more: a job is CANCELLED at once, and its ranks may still save."""
         _until(lambda: str(job) not in self.run("squeue", "-h", "-o", "%i").split(), f"job {job} to be over", 600)
-
-    def until_nodes_are(self, state: str) -> None:
-        _until(lambda: self.run("sinfo", "-h", "-o", "%t", check=False).split() == [state], f"nodes to be {state}")
-
-    def records(self, job: int | str) -> list[dict[str, str]]:
-        """SLURM's own records of a job's ends, oldest first."""
-        lines = (self.folder / "jobcomp").read_text().splitlines() if (self.folder / "jobcomp").exists() else []
-        rows = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
-        return [row for row in rows if row["JobId"] == str(job)]
 
     def stop(self) -> None:
         for process in self._processes():

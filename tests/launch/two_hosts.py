@@ -154,7 +154,7 @@ class SlowLink(threading.Thread):
         super().__init__(daemon=True)
         name = uuid.uuid4().hex[:8]
         self.names = [f"tap{name}-{end}" for end in range(2)]
-        self.frames = self.lost = 0
+        self.lost = 0
         self._seconds, self._loss = seconds, loss
         self._ends = [_tap(name) for name in self.names]
         self._over = threading.Event()
@@ -171,7 +171,6 @@ class SlowLink(threading.Thread):
             for end in select.select(self._ends, [], [], timeout)[0]:
                 with contextlib.suppress(OSError):
                     frame = os.read(end, 65536)
-                    self.frames += 1
                     if luck.random() < self._loss:
                         self.lost += 1
                     else:

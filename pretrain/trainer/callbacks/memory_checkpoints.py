@@ -2,6 +2,7 @@
 `pretrain.checkpoint.memory`."""
 
 import os
+import shutil
 from collections.abc import Mapping
 
 from data_pipeline.foundation.formatting import human_size
@@ -25,7 +26,7 @@ class CheckpointsInMemory(Callback):
             return
         node.mkdir(mode=0o700, parents=True, exist_ok=True)
         needed = memory_bytes(trainer.engine) * int(os.environ["LOCAL_SIZE"])
-        if least(node_memory.free_bytes(node) - needed, trainer.engine.device) < 0:
+        if least(shutil.disk_usage(node).free - needed, trainer.engine.device) < 0:
             trainer.report.warn(
                 f"{node}: too small for checkpoints in memory, which need {human_size(needed)} of each node"
             )
