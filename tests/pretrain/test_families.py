@@ -1,7 +1,6 @@
 """What holds for every family: how a model starts, what it sees, what padding and packing cost, how it is trained."""
 
 import itertools
-import json
 import math
 from collections.abc import Iterator
 
@@ -30,7 +29,7 @@ from tests.conftest import made_once, write_c4, write_corpus_file
 from tests.pretrain import small_models as small
 from tests.pretrain.exported import randomise
 from tests.pretrain.placed import placed
-from tests.pretrain.runs import train_each
+from tests.pretrain.runs import run_file, train_each
 from tests.pretrain.small_models import (
     DECODERS,
     ENCODER_DECODERS,
@@ -442,22 +441,7 @@ def test_a_family_trains_generates_and_is_exported(families, corpora, tmp_path, 
 
 def written(family, corpora, folder):
     corpus, sizes = FAMILIES[family]
-    data = [{"corpus": str(corpora[corpus])}]
-    config = {
-        "run": {"name": "test", "directory": str(folder / "run"), "max_steps": 4, "cpu_threads": 1},
-        "model": {"family": family, **sizes},
-        "data": {"train": data, "validation": data, "lanes": 8, "workers": 0},
-        "batch": {"global_batch_size": 8},
-        "optimizer": {"learning_rate": 1e-3},
-        "precision": "fp32",
-        "deepspeed": {"zero_optimization": {"stage": 2}},
-        "evaluation": [{"hook": "validation_loss", "every_steps": 4}],
-        "tracking": {"mlflow": None, "log_every_steps": 1},
-    }
-    folder.mkdir()
-    path = folder / "run.yaml"
-    path.write_text(json.dumps(config))
-    return path
+    return run_file(folder, corpora[corpus], model={"family": family, **sizes}, run={"max_steps": 4})
 
 
 def check_trained(family, folder):

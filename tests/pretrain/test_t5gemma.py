@@ -1,4 +1,4 @@
-"""T5Gemma and T5Gemma 2: published sizes, agreement with transformers, windows, FLOPs."""
+"""T5Gemma and T5Gemma 2: published sizes, windows, FLOPs."""
 
 from pathlib import Path
 
