@@ -13,13 +13,14 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.reader import Reader
+from data_pipeline.objectives.objective import Examples
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import InputUseSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.evaluation.loss_breakdown import is_text
+from pretrain.evaluation.loss_breakdown import entropy, is_sentinel, is_text
 
 _INPUT = "encoder_"
-_TRAINING_ROWS = 20_000  # whose targets the bigrams are counted in
+_TRAINING_ROWS = 20_000  # in which tokens are counted
 _DISCOUNT = 0.75  # of each count: the share that absolute discounting leaves to unigrams (Ney et al. 1994)
 
 
@@ -97,8 +98,7 @@ class InputUse:
         if vocabulary.sentinels:
             metrics |= {"first_token_loss": first_tokens.loss, "first_token_worth": first_tokens.worth}
             metrics |= {"later_token_loss": later.loss, "later_token_worth": later.worth}
-        frequencies = counts[counts > 0].double() / tokens
-        metrics["unigram_entropy"] = float(-(frequencies * frequencies.log()).sum()) if tokens else math.nan
+        metrics["unigram_entropy"] = entropy(counts)
         metrics["bigram_entropy"] = float(bigram_loss) / tokens if tokens else math.nan
         return metrics, int(rows)
 
@@ -119,10 +119,14 @@ def without_input(batch: Batch, eos: int) -> Batch:
 
 def first_of_spans(labels: Tensor, vocabulary: Vocabulary) -> Tensor:
     """Where a label in (batch, length) follows a sentinel. Without sentinels: nowhere."""
-    if not vocabulary.sentinels:
-        return torch.zeros_like(labels, dtype=torch.bool)
-    sentinels = (labels >= vocabulary.sentinel_ids.start) & (labels < vocabulary.sentinel_ids.stop)
-    return torch.nn.functional.pad(sentinels[:, :-1], (1, 0))
+    return torch.nn.functional.pad(is_sentinel(labels, vocabulary)[:, :-1], (1, 0))
+
+
+def training_examples(corpus: Corpus) -> Iterator[Examples]:
+    """The examples of up to 20,000 training rows, with the first epoch's noise, 1,024 at a time."""
+    reader, rows = Reader(corpus, "train", skip_damage=True), min(corpus.rows("train"), _TRAINING_ROWS)
+    for start in range(0, rows, 1024):
+        yield reader.examples(np.arange(start, min(start + 1024, rows)), 0)
 
 
 class Bigrams:
@@ -149,15 +153,9 @@ class Bigrams:
 
     @classmethod
     def of_training_rows(cls, corpus: Corpus) -> "Bigrams":
-        reader = Reader(corpus, "train", skip_damage=True)
-        rows = min(corpus.rows("train"), _TRAINING_ROWS)
-
-        def targets() -> Iterator[np.ndarray]:
-            for start in range(0, rows, 1024):
-                padded = reader.examples(np.arange(start, min(start + 1024, rows)), 0).targets
-                yield np.where(padded.filled, padded.values.astype(np.int64), IGNORE_INDEX)
-
-        return cls(targets(), corpus.tokenizer.vocabulary.size)
+        found = (examples.targets for examples in training_examples(corpus))
+        targets = (np.where(one.filled, one.values.astype(np.int64), IGNORE_INDEX) for one in found)
+        return cls(targets, corpus.tokenizer.vocabulary.size)
 
     def losses(self, labels: np.ndarray) -> np.ndarray:
         """(rows, length) −ln p of each label after the one before it; 0 in padding."""

@@ -1,5 +1,6 @@
 """The loss by groups of targets: early or late in a row, in short or long spans, of common or rare tokens."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -87,14 +88,24 @@ def is_text(labels: Tensor, vocabulary: Vocabulary) -> Tensor:
     return text if vocabulary.unk is None else text | (labels == vocabulary.unk)
 
 
+def is_sentinel(labels: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """Where a label is a sentinel."""
+    return (labels >= vocabulary.sentinel_ids.start) & (labels < vocabulary.sentinel_ids.stop)
+
+
+def entropy(counts: Tensor) -> float:
+    """The entropy in nats of a token whose frequencies are those of `counts` (ids,); NaN if all are 0."""
+    frequencies = counts[counts > 0].double() / counts.sum()
+    return float(-(frequencies * frequencies.log()).sum()) if len(frequencies) else math.nan
+
+
 def span_lengths(labels: Tensor, vocabulary: Vocabulary) -> Tensor:
     """For each text token after a sentinel in labels (batch, length), the tokens of its span; 0 elsewhere.
 
     With sentinels S: [S, 7, 8, S, 9, eos, -100] → [0, 2, 2, 0, 1, 0, 0]
     """
     text = is_text(labels, vocabulary)
-    sentinels = (labels >= vocabulary.sentinel_ids.start) & (labels < vocabulary.sentinel_ids.stop)
-    span = sentinels.cumsum(dim=1)  # from 1; 0 before the first sentinel
+    span = is_sentinel(labels, vocabulary).cumsum(dim=1)  # from 1; 0 before the first sentinel
     lengths = torch.zeros(labels.size(0), labels.size(1) + 1, dtype=torch.long, device=labels.device)
     lengths.scatter_add_(1, span, text.long())
     return lengths.gather(1, span) * (text & (span > 0))

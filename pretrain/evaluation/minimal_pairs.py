@@ -26,15 +26,14 @@ import numpy as np
 from data_pipeline.corpus import Corpus
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import markdown
-from data_pipeline.loading.reader import Reader
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
+from pretrain.evaluation.input_use import training_examples
 from pretrain.evaluation.prompt_format import Prompt, PromptFormat
 
 BLANKS = ("word", "span", "official", "no_input")  # scores that need a blank
 _GROUPS = {"s-selection": "argument_structure"}  # BLiMP's files have 13 groups; its paper and BabyLM count 12
 _SPAN = 3  # words
-_TRAINING_ROWS = 20_000
 _TIE = 1e-9  # of a score: sums of the same numbers in another order
 
 Score = Callable[[Sequence[str]], list[float]]
@@ -190,9 +189,7 @@ def unigram_score(corpora: Sequence[Corpus], tokenizer: Tokenizer) -> Score:
     """By the frequencies of tokens in up to 20,000 training rows of each of `corpora`, each count plus one half."""
     counts = np.full(tokenizer.size, 0.5)
     for corpus in corpora:
-        reader, rows = Reader(corpus, "train", skip_damage=True), min(corpus.rows("train"), _TRAINING_ROWS)
-        for start in range(0, rows, 1024):
-            examples = reader.examples(np.arange(start, min(start + 1024, rows)), 0)
+        for examples in training_examples(corpus):
             for side in (examples.inputs, examples.targets):
                 counts += np.bincount(side.values[side.filled].astype(np.int64), minlength=tokenizer.size)
     first, end = tokenizer.vocabulary.text

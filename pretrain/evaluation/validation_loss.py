@@ -9,7 +9,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.evaluation import ValidationLossSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.evaluation.loss_breakdown import is_text
+from pretrain.evaluation.loss_breakdown import entropy, is_text
 
 _METRICS = ("loss", "text_loss", "unigram_entropy")
 
@@ -44,10 +44,10 @@ class ValidationLoss:
 
 def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str]:
     """Compares the loss on text with that of predictions without context."""
-    loss, text, entropy = (metrics[metric] for metric in _METRICS)
+    loss, text, unigrams = (metrics[metric] for metric in _METRICS)
     yield (
         f"validation on {name}: loss {loss:.4f}; on text tokens alone {text:.4f} "
-        f"(unigram entropy is {entropy:.4f}, ln(vocabulary) is {math.log(corpus.tokenizer.vocab_size):.4f})"
+        f"(unigram entropy is {unigrams:.4f}, ln(vocabulary) is {math.log(corpus.tokenizer.vocab_size):.4f})"
     )
     if damaged := metrics.get("damaged_rows"):
         yield (
@@ -77,9 +77,7 @@ def _corpus_metrics(evaluation: Evaluation, corpus: Corpus, most_rows: int | Non
             next_sentence += torch.stack([losses.sum(), labelled.sum(), right.sum()])
     sums, next_sentence, counts = map(evaluation.sum, (sums, next_sentence, counts))
     loss, targets, text_loss, text_targets, whole_rows, hits = sums.tolist()
-    frequencies = counts[counts > 0].double() / text_targets
-    entropy = float(-(frequencies * frequencies.log()).sum()) if text_targets else math.nan
-    metrics = dict(zip(_METRICS, (_mean(loss, targets), _mean(text_loss, text_targets), entropy), strict=True))
+    metrics = dict(zip(_METRICS, (_mean(loss, targets), _mean(text_loss, text_targets), entropy(counts)), strict=True))
     metrics |= {"perplexity": math.exp(min(metrics["loss"], 700.0)), "accuracy": _mean(hits, targets)}
     loss, rows, right_rows = next_sentence.tolist()
     if rows:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pretrain.functional.attention_bias import toeplitz
-from pretrain.models.attention import positions_from
 from pretrain.models.positions import (
     LearnedPositions,
     LinearBias,
@@ -15,7 +14,6 @@ from pretrain.models.positions import (
     rotary_embedding,
     sinusoids,
 )
-from tests.tables import each
 
 
 def random(*shape, seed=0):
@@ -28,14 +26,6 @@ def turned(vector, position, base=10_000.0):
     return apply_rotary(vector[None, None, None], by).flatten()
 
 
-@each("distance", [0, 1, 7, 100])
-def test_rotated_dot_products_depend_on_distance_alone(distance):
-    query, key = random(32), random(32, seed=1)
-    products = torch.stack([turned(query, p + distance) @ turned(key, p) for p in (0, 1, 5, 40, 300)])
-    torch.testing.assert_close(products, products[:1].expand(5), rtol=0, atol=1e-4)  # angles are fp32
-    assert abs(products[0] - turned(query, distance + 3) @ turned(key, 0)) > 1e-2
-
-
 def test_rotation_by_hand():
     """Su et al. 2021, equation 15: pair i turns by position · base^(−2i / d); here dimension i goes with i + d / 2."""
     x, position = random(6), 5
@@ -45,22 +35,6 @@ def test_rotation_by_hand():
         one, other = x[i], x[i + 3]
         assert found[i].item() == pytest.approx((one * math.cos(angle) - other * math.sin(angle)).item(), abs=1e-5)
         assert found[i + 3].item() == pytest.approx((one * math.sin(angle) + other * math.cos(angle)).item(), abs=1e-5)
-
-
-def test_rotation_keeps_lengths_and_leaves_position_0():
-    x = random(2, 3, 7, 16)
-    rotated = apply_rotary(x, rotary_embedding(torch.arange(7), 16, torch.float64))
-    torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1), rtol=0, atol=1e-5)
-    torch.testing.assert_close(rotated[:, :, 0], x[:, :, 0], rtol=0, atol=0)
-
-
-def test_each_row_may_have_positions_of_its_own():
-    x = random(2, 3, 4, 8)
-    positions = torch.tensor([[0, 1, 0, 1], [3, 2, 9, 0]])
-    rotated = apply_rotary(x, rotary_embedding(positions, 8, torch.float64))
-    for row in range(2):
-        alone = apply_rotary(x[row : row + 1], rotary_embedding(positions[row], 8, torch.float64))
-        torch.testing.assert_close(rotated[row : row + 1], alone, rtol=0, atol=0)
 
 
 def test_slopes_of_linear_biases():
@@ -114,9 +88,3 @@ def test_learned_positions_skip_their_offset():
     assert learned.weight.shape == (1002, 16)
     assert learned.weight.std().item() == pytest.approx(0.02, rel=0.05)
     torch.testing.assert_close(learned(torch.tensor([[0, 999]])), learned.weight[[2, 1001]][None], rtol=0, atol=0)
-
-
-def test_positions_are_counted_or_given():
-    assert positions_from(4, 3, torch.device("cpu")).tolist() == [4, 5, 6]
-    given = torch.tensor([[0, 1, 0]])
-    assert positions_from(4, 3, torch.device("cpu"), given) is given
