@@ -9,7 +9,8 @@ import yaml
 
 from pretrain.models import DecoderOnlyConfig, build, outline
 from pretrain.models.flops import Sizes, count_flops
-from tests.pretrain.small_models import DECODERS
+from tests.pretrain.exported import randomise
+from tests.pretrain.small_models import DECODERS, ids
 from tests.tables import each
 
 SIZES = {"vocab_size": 300, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2}
@@ -17,22 +18,6 @@ SIZES = {"vocab_size": 300, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_laye
 
 def tiny(**changes):
     return DecoderOnlyConfig(**{**SIZES, "max_positions": 64, **changes})
-
-
-GEMMA_2 = DECODERS["gemma 2"]
-
-
-def ids(*shape, seed=0, vocab_size=300):
-    return torch.randint(3, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def made(**changes):
-    """A model whose weights are large enough for every part of it to matter."""
-    torch.manual_seed(0)
-    model = build(tiny(**changes)).eval()
-    for name, parameter in model.named_parameters():
-        torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.3)
-    return model
 
 
 def shipped(name):
@@ -66,7 +51,10 @@ def test_standard_deviations_at_the_start():
 def test_the_position_of_the_next_token_is_subtracted_from_the_output(norm):
     """Logits are (final_norm(h) − table[1..T]) · embeddingᵀ, with a layer norm of the difference if asked for; so a
     model that doesn't subtract gives h, and the rest follows by hand."""
-    model, plain = made(subtract_positions="with_norm" if norm else "without_norm"), made()
+    model, plain = (
+        randomise(build(tiny(**changes)), std=0.3)
+        for changes in ({"subtract_positions": "with_norm" if norm else "without_norm"}, {})
+    )
     weights = model.state_dict()
     assert weights["decoder.positions.weight"].shape == (65, 32)  # one row more than tokens
     shared = {name: weight for name, weight in weights.items() if "subtracted" not in name}
@@ -82,7 +70,7 @@ def test_the_position_of_the_next_token_is_subtracted_from_the_output(norm):
 def test_flops_of_grouped_heads_and_windows():
     """Per layer q and o of 32 · 48, k and v of 32 · 24, and 3 · 32 · 64 weights; the head has 300 · 32. Pairs have 12
     for each of 48 units: 100 · 100 where the row is seen, 100 · 4 in a window of 4."""
-    model = outline(DecoderOnlyConfig(**{**GEMMA_2, **SIZES, "num_layers": 4}))
+    model = outline(DecoderOnlyConfig(**{**DECODERS["gemma 2"], **SIZES, "num_layers": 4}))
     weights = 4 * (2 * 32 * 48 + 2 * 32 * 24 + 3 * 32 * 64) + 300 * 32
     pairs = 2 * 100**2 + 2 * 100 * 4
     assert count_flops(model, Sizes.of_example(100, 100)) == 6 * weights * 100 + 12 * 48 * pairs

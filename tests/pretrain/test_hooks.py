@@ -403,6 +403,11 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
     drawn = run_forked("attention", tmp_path / "run", *text)
     kinds = ("encoder", "decoder", "cross")
     assert drawn.stdout.split() == [str(tmp_path / f"a/{kind}.png") for kind in kinds], drawn.stderr
-    wrong = run_forked("evaluate", tmp_path / "run", "--hook", "lss")
-    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
-    assert "--hook: expected one of validation_loss," in wrong.stderr
+    for hook, line in (
+        ("lss", "error: --hook: expected one of validation_loss,"),
+        ("text_to_text", "error: --hook text_to_text: corpus: small has no text-to-text pairs"),
+        ("{hook: text_to_text, metrics: [bleu", "error: "),
+    ):
+        wrong = run_forked("evaluate", tmp_path / "run", "--hook", hook)
+        assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
+        assert wrong.stderr.startswith(line)

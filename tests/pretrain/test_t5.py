@@ -1,4 +1,4 @@
-"""T5, compared with its paper's numbers and with transformers, the reference implementation."""
+"""T5, compared with its paper's numbers."""
 
 import itertools
 import math
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.functional.attention_bias import toeplitz
@@ -16,6 +17,7 @@ from pretrain.models import T5Config, build
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
 from pretrain.trainer.validate import validate
+from tests.pretrain.runs import run_file
 from tests.tables import each
 
 V1_0 = {"feed_forward": "relu", "tie_embeddings": True}
@@ -134,19 +136,11 @@ def test_flops_are_those_of_the_matrices_and_of_attention(positions):
 def test_a_sequence_longer_than_learned_positions_is_refused_before_training(small_corpus, tmp_path):
     """The corpus's rows have 32 inputs and, at noise density 0.15 and mean span 3, 8 targets."""
     model = {**tiny(positions="learned", max_positions=31).model_dump(), "vocab_size": None}
-    content = {
-        "run": {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1},
-        "model": model,
-        "data": {"train": [{"corpus": str(small_corpus)}]},
-        "batch": {"global_batch_size": 8},
-        "optimizer": {"learning_rate": 1e-3},
-    }
-    with pytest.raises(
-        UserError, match=r"sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"
-    ):
-        validate(RunConfig.model_validate(content), 0, 1)
-    content["model"]["max_positions"] = 32
-    assert validate(RunConfig.model_validate(content), 0, 1).model.longest_sequence == 32
+    path = run_file(tmp_path, small_corpus, model=model)
+    refused = r"sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"
+    with pytest.raises(UserError, match=refused):
+        validate(load(path, [], RunConfig), 0, 1)
+    assert validate(load(path, ["model.max_positions=32"], RunConfig), 0, 1).model.longest_sequence == 32
 
 
 def test_configs_do_not_import_torch():

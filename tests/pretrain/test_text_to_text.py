@@ -25,7 +25,6 @@ from pretrain.evaluation.record import table
 from pretrain.run.metrics_file import read_metrics
 from pretrain.trainer.validate import validate
 from tests.conftest import made_once, run, write_corpus_file
-from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file, train_ranks
 from tests.tables import each
@@ -282,13 +281,3 @@ def test_what_a_hook_cannot_answer_is_refused_at_the_start(small_corpus, pairs_c
         validate(load(path, [], RunConfig), 0, 1)
     assert line in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
-
-
-def test_a_run_without_pairs_and_a_hook_that_is_no_yaml_get_one_line(small_corpus, tmp_path):
-    path = run_file(tmp_path, small_corpus, evaluation=[], run={"max_steps": 1})
-    assert train_ranks(path, 1) == [0]
-    named = run_forked("evaluate", tmp_path / "run", "--hook", "text_to_text")
-    line = "error: --hook text_to_text: corpus: small has no text-to-text pairs"
-    assert (named.returncode, named.stderr.splitlines()) == (2, [line])
-    wrong = run_forked("evaluate", tmp_path / "run", "--hook", "{hook: text_to_text, metrics: [bleu")
-    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
