@@ -1,6 +1,7 @@
 """The command `launch`: starts runs on one machine, on hosts that ssh reaches, or under SLURM."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -90,8 +91,6 @@ def hosts(
 
     Signals do what they do to `launch local`.
     """
-    import shlex
-
     from launch import hosts
     from launch.attempts import launch
     from launch.nodes import Run
@@ -207,8 +206,6 @@ def doctor(
 
     Exit code 0 means that nothing would stop a run.
     """
-    import shlex
-
     from data_pipeline.foundation.config_file import load
     from launch.slurm import ClusterConfig
     from launch.tools.doctor import doctor as doctors

@@ -217,7 +217,7 @@ def _variables(job: Job) -> dict[str, str]:
 
 def _directive(text: str, key: str) -> str:
     """`text` as one word of an #SBATCH line. SLURM knows quotes and backslashes, but no end of line."""
-    if re.search(r"[\x00-\x1f\x7f]", text):
+    if _CONTROL.search(text):
         raise UserError(f"{key}: {text!r}: SLURM takes no control characters here, such as an end of line")
     if _SAFE.fullmatch(text):
         return text

@@ -23,23 +23,10 @@ from launch.tools.doctor.checks import ALL_REDUCE, NODE_CHECKS, NUMERICS, Check,
 from launch.tools.doctor.doctor import doctor as examine
 from launch.tools.doctor.doctor import here, of_ranks, other_versions, report
 from tests.in_process import run_here
+from tests.mounts import mounted
 from tests.ports import free_port
 from tests.pretrain.runs import run_file as write_run_file
 from tests.tables import each
-
-takes_mounts = pytest.mark.skipif(
-    os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
-    reason="mounting file systems takes root and mount namespaces",
-)
-
-
-def mounted(options: str, where: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs `command` where a tmpfs is mounted at `where`; nobody else sees it."""
-    where.mkdir(exist_ok=True)
-    script = 'mount -t tmpfs -o "$0" tmpfs "$1" && shift && exec "$@"'
-    return subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, options, str(where), *command], capture_output=True, text=True
-    )
 
 
 def doctor(*arguments: str | Path) -> list[str]:
@@ -79,7 +66,6 @@ def test_a_healthy_machine_has_no_faults_and_is_as_it_was(small_corpus, tmp_path
     assert sorted(tmp_path.iterdir()) == before
 
 
-@takes_mounts
 def test_a_broken_machine_gets_a_line_for_each_fault_within_80_columns(tmp_path, monkeypatch):
     """Another DeepSpeed, a shared memory of 1 MiB and a missing corpus."""
     planted = tmp_path / "site/deepspeed-0.1.0.dist-info"
@@ -87,7 +73,7 @@ def test_a_broken_machine_gets_a_line_for_each_fault_within_80_columns(tmp_path,
     (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.1.0\n")
     monkeypatch.setenv("PYTHONPATH", f"{planted.parent}:{os.environ.get('PYTHONPATH', os.getcwd())}")  # noqa: PTH109
     path = write_run_file(tmp_path, tmp_path / "nothing")
-    done = mounted("size=1m", Path("/dev/shm"), doctor(path))
+    done = mounted(Path("/dev/shm"), "size=1m", doctor(path), tmp_path / "errors")
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert all(len(line) <= 80 or len(line.split()) == 1 for line in lines)  # a word is never cut
@@ -98,7 +84,6 @@ def test_a_broken_machine_gets_a_line_for_each_fault_within_80_columns(tmp_path,
     assert lines[-1].startswith("3 faults would stop a run")
 
 
-@takes_mounts
 @each("options, reason", [("size=1m", "No space left on device"), ("ro", "Read-only file system")])
 def test_a_run_directory_that_cannot_be_written_is_a_fault(tmp_path, options, reason):
     code = (
@@ -106,7 +91,9 @@ def test_a_run_directory_that_cannot_be_written_is_a_fault(tmp_path, options, re
         "(finding,) = machine.run_directory(checks.Settings(directory=f'{sys.argv[1]}/a/run'))\n"
         "print(finding.level, finding.found)"
     )
-    done = mounted(options, tmp_path / "disk", [sys.executable, "-c", code, str(tmp_path / "disk")])
+    done = mounted(
+        tmp_path / "disk", options, [sys.executable, "-c", code, str(tmp_path / "disk")], tmp_path / "errors"
+    )
     assert done.stdout == f"fault {tmp_path}/disk: {reason}\n", done.stderr
 
 

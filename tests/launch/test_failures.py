@@ -25,6 +25,7 @@ ATTEMPTS = {"yes": (1, 2), "once": (9, 2), "no": (9, 1)}  # how many of them fai
 # The package that stands first on the path of ranks, since they start in its folder.
 RANK = "import os, pathlib; os.execvp('sh', ['sh', str(pathlib.Path(__file__).parents[1] / 'rank.sh')])"
 SCRIPT = """
+echo "$GLOO_SOCKET_IFNAME $MASTER_ADDR" >> {folder}/network
 number=${{{logs}##*attempt-}}
 if [ "$number" -le {failing} ]; then
 case $RANK in
@@ -118,7 +119,8 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     failing, attempts = ATTEMPTS[another]
     places = {"run": run, "folder": tmp_path, "python": sys.executable}
     first, second = (script.format(**places) for script in (first, second))
-    script = SCRIPT.format(logs=rank_logs.SUPERVISED, failing=failing, first=first, second=second, done=DONE, run=run)
+    planned = {"first": first, "second": second, "done": DONE, "failing": failing, "logs": rank_logs.SUPERVISED}
+    script = SCRIPT.format(**planned, run=run, folder=tmp_path)
     for name, content in {
         "pretrain/__init__.py": "",
         "pretrain/__main__.py": RANK,
@@ -134,6 +136,7 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
         (tmp_path / "hostfile").write_text(arguments[0])
         command = ["launch", "hosts", str(path), "--hostfile", str(tmp_path / "hostfile")]
     monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     run.mkdir()
@@ -150,3 +153,6 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     started = 0 if line.startswith("`error: ") else attempts
     assert len(list(run.glob("logs/attempt-*"))) == started, said
     assert said.count("starting attempt 2") == (attempts == 2), said
+    if started and arguments == WITHOUT_HOSTS:
+        # gloo takes connections from anybody, and by default at the address of the host's name
+        assert set((tmp_path / "network").read_text().splitlines()) == {"lo 127.0.0.1"}

@@ -17,7 +17,7 @@ import pytest
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.signals import STOP_SIGNALS
-from launch import agent, attempts, head, rank_wrapper
+from launch import attempts, head, rank_wrapper
 from launch.agent import node_options
 from launch.agent_pool import Agent, AgentPool
 from launch.attempt import Attempt, first_failed
@@ -29,6 +29,7 @@ from pretrain.run import heartbeat, rank_logs
 from pretrain.run.status import Status
 from tests.launch import shell_ranks
 from tests.launch.shell_ranks import DONE, LAUNCHER, TO_LAUNCHER, agent_with, supervise, supervised, told
+from tests.mounts import mounted
 from tests.pretrain.runs import run_file
 from tests.tables import each
 
@@ -368,22 +369,11 @@ def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
     assert capfd.readouterr().err == f"the launcher ended before its ranks; their logs: {logs}\n  no hostfile\n"
 
 
-def on_a_disk_of_1_mb(disk: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs `command` in its own mount namespace, in which a small file system is mounted on `disk`."""
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
-        pytest.skip("a file system of one's own takes root or user namespaces")
-    disk.mkdir()
-    script = 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@" 2> "$0.stderr"'
-    done = subprocess.run([*unshare, "bash", "-c", script, disk, *command], stdout=subprocess.PIPE, text=True)
-    return subprocess.CompletedProcess(command, done.returncode, done.stdout, disk.with_suffix(".stderr").read_text())
-
-
 def test_on_a_full_disk_it_is_the_disk_that_is_named_with_the_rank(tmp_path):
     """Neither the rank's log nor the file of its exit code has any content."""
     disk = tmp_path / "disk"
     fills = f"head -c 2m /dev/zero > {disk}/filler; echo lost; exit 3"
-    done = on_a_disk_of_1_mb(disk, supervisor(disk / "run", fills))
+    done = mounted(disk, "size=1m", supervisor(disk / "run", fills), tmp_path / "errors")
     logs = disk / "run/logs/attempt-0001"
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
@@ -395,10 +385,10 @@ def test_on_a_full_disk_it_is_the_disk_that_is_named_with_the_rank(tmp_path):
 
 def test_a_disk_that_is_full_for_a_while_is_reported_once(tmp_path):
     """The rank keeps the disk full until the supervisor warns, and then stops."""
-    disk = tmp_path / "disk"
-    fills = f"head -c 2m /dev/zero > {disk}/filler; until [ -s {disk}.stderr ]; do sleep 0.05; done; rm {disk}/filler"
+    disk, errors = tmp_path / "disk", tmp_path / "errors"
+    fills = f"head -c 2m /dev/zero > {disk}/filler; until [ -s {errors} ]; do sleep 0.05; done; rm {disk}/filler"
     stops = f"touch {disk}/run/stop; {STOPS_ON_REQUEST.format(run=disk / 'run')}"
-    done = on_a_disk_of_1_mb(disk, supervisor(disk / "run", f"{fills}; {stops}"))
+    done = mounted(disk, "size=1m", supervisor(disk / "run", f"{fills}; {stops}"), errors)
     full = "No space left on device; the run goes on, but its logs are incomplete"
     assert (done.returncode, done.stderr) == (75, f"warning: {disk}/run/logs/attempt-0001: {full}\n")
 
@@ -473,19 +463,3 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
     assert sorted(done.stdout.splitlines()) == [
         f"{2 + local} {local} 2 4 10.0.0.1 29 GPU-8932f937,5" for local in range(2)
     ], done.stderr
-
-
-def test_ranks_of_one_machine_talk_over_loopback(small_corpus, tmp_path, monkeypatch):
-    """Gloo takes connections from anybody, and by default at the address of the host's name."""
-    given: list[dict[str, str]] = []
-
-    class Started(RankProcesses):
-        def __init__(self, command: list[str], environment: dict[str, str], *arguments: object, **named: object):
-            given.append(environment)
-            super().__init__(["true"], environment, *arguments, **named)
-
-    monkeypatch.setattr(agent, "RankProcesses", Started)
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    path = run_file(tmp_path, small_corpus)
-    assert attempts.launch_local(Run(path, ["faults.restarts=0"]), ranks=2) == 1
-    assert [(one["GLOO_SOCKET_IFNAME"], one["MASTER_ADDR"]) for one in given] == [("lo", "127.0.0.1")]
