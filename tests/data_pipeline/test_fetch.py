@@ -9,6 +9,7 @@ import random
 import re
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 import pytest
@@ -210,6 +212,21 @@ def test_a_file_goes_on_at_the_next_byte_and_two_versions_are_never_joined(
     assert fetch(tmp_path, file) == (["a"], {})
     assert visible(tmp_path) == {"a": NEW if new in answers else server.content["a"]}
     assert server.ranges("a") == ranges
+
+
+def reset(handler: Handler) -> None:
+    """Breaks off as when a machine goes down: what the client hasn't read yet is lost."""
+    serve(handler, until=500_000)
+    handler.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+    handler.connection.close()
+
+
+def test_a_connection_that_is_reset_costs_no_try_of_the_whole(server: Server, tmp_path: Path) -> None:
+    file = server.publish("a", 1_000_000)
+    server.plans["a"] = [reset] * 2
+    assert fetch(tmp_path, file) == (["a"], {})
+    assert visible(tmp_path) == server.content
+    assert len(server.requests) == 3
 
 
 # --- wrong content
