@@ -99,8 +99,9 @@ def test_the_cache_stays_within_its_limit_and_keeps_what_was_used_last(tmp_path)
 def test_a_cached_file_of_other_content_is_replaced(tmp_path):
     cache = DiskCache(tmp_path, limit=10_000)
     cache.get(digest(1), lambda: content(1))
-    (tmp_path / digest(1)[:2] / digest(1)).write_bytes(b"")  # as a full disk may leave it
-    assert cache.get(digest(1), lambda: content(1)) == content(1)
+    for other in (b"", content(2)):  # as a full disk may leave it, and as a bad one
+        (tmp_path / digest(1)[:2] / digest(1)).write_bytes(other)
+        assert cache.get(digest(1), lambda: content(1)) == content(1)
 
 
 def test_the_default_cache_is_on_the_nodes_disk_and_this_users_alone(tmp_path, monkeypatch):
