@@ -88,16 +88,9 @@ class Copy:
     pieces: dict[str, Piece] = field(default_factory=dict)
     image: Tensor = field(default_factory=lambda: torch.empty(0))
     seconds: float = 0.0
-    _pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (to, from)
+    pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (to, from)
     _done: threading.Event = field(default_factory=threading.Event)
     _event: Any = None  # on a GPU
-
-    def add(self, to: Tensor, source: Tensor, at_once: bool) -> None:
-        """Makes `source` a part of the copy; `at_once`, if it is in memory only now."""
-        if at_once:
-            to.copy_(source)
-        else:
-            self._pending.append((to, source))
 
     def begin(self, device: torch.device) -> None:
         """Starts to copy if the device does so by itself."""
@@ -106,7 +99,7 @@ class Copy:
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            for to, source in self._pending:
+            for to, source in self.pending:
                 to.copy_(source, non_blocking=True)
             self._event = stream.record_event()
         self._done.set()
@@ -116,10 +109,10 @@ class Copy:
         try:
             if self._event is not None:
                 self._event.synchronize()
-            for to, source in self._pending if self._event is None else ():
+            for to, source in self.pending if self._event is None else ():
                 to.copy_(source)
         finally:
-            self._pending.clear()
+            self.pending.clear()
             self._done.set()
 
     def wait(self) -> None:
@@ -175,15 +168,17 @@ class HostCopies:
         copy.image, copy.tensors = self._image, dict(self._tensors)
         for number, (buffer, owned) in enumerate(buffers):
             watchdog.alive()
-            at_once = swapped(deepspeed, number)
             with loaded(deepspeed, number):
                 for name in (PARAMETER, *copy.pieces[owned[0].name].states) if owned else ():
                     values = buffer.data if name == PARAMETER else state[buffer][name].detach()
                     for first, size in _adjacent(owned):
                         to = copy.tensors[f"{name}/{first.name}"].as_strided([size], [1])
-                        copy.add(to, values.narrow(0, first.offset, size), at_once)
-        for name, value in whole.items():
-            copy.add(copy.tensors[name], value, at_once=False)
+                        source = values.narrow(0, first.offset, size)
+                        if swapped(deepspeed, number):  # it is in memory only now
+                            to.copy_(source)
+                        else:
+                            copy.pending.append((to, source))
+        copy.pending += [(copy.tensors[name], value) for name, value in whole.items()]
         copy.begin(self._engine.device)
         self._current = copy
         return copy

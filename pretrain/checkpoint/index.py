@@ -5,7 +5,7 @@ import json
 import math
 import mmap
 from collections.abc import Callable, Container, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,7 +103,7 @@ class Index:
     @property
     def train_state(self) -> TrainState:
         """The progress of the run when it saved the checkpoint."""
-        return TrainState(self.step, self.position, self.skipped, self.health, self.unlogged, self.callbacks)
+        return TrainState(**{one.name: getattr(self, one.name) for one in fields(TrainState)})
 
     @property
     def model(self) -> ModelConfig:

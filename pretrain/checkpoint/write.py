@@ -67,17 +67,12 @@ def write_run_index(
     return write_index(
         directory,
         parts,
-        step=train_state.step,
-        position=train_state.position,
+        **vars(train_state),
         consumed=origin.mixture.consumed(train_state.position),
-        skipped=train_state.skipped,
         config_fingerprint=origin.config_fingerprint,
         identity=origin.identity,
         world_size=origin.ranks,
         zero_stage=origin.zero_stage,
-        health=train_state.health,
-        unlogged=train_state.unlogged,
-        callbacks=train_state.callbacks,
         weights=weights,
     )
 

@@ -24,17 +24,19 @@ def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) 
     At ZeRO stage 3 each parameter is partitioned as soon as it is created: no rank ever holds the whole model.
     """
     torch.manual_seed(config.run.seed)
-    stage = stage_on(config, dist.get_world_size())
-    nothing = contextlib.nullcontext()
-    with sharded(config) if stage == 3 else nothing, nothing if drawn else not_drawn():
+    with sharded(config), contextlib.nullcontext() if drawn else not_drawn():
         model = models.build(model_config)
-    prepare_layers(model, config.compute, stage)
+    prepare_layers(model, config.compute, stage_on(config, dist.get_world_size()))
     return model
 
 
 @contextlib.contextmanager
 def sharded(config: RunConfig) -> Iterator[None]:
-    with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, dist.get_world_size())):
+    """Within the block, parameters are partitioned as they are created, if ZeRO's stage is 3."""
+    if stage_on(config, ranks := dist.get_world_size()) < 3:
+        yield
+        return
+    with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, ranks)):
         yield
 
 

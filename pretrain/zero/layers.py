@@ -31,7 +31,8 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     compiled = compiles(compute)
     if compiled:
         torch._dynamo.config.recompile_limit = _GRAPHS
-        _watch_compilation()
+        on_compile_start(lambda _: watchdog.compiling(True))
+        on_compile_end(lambda _: watchdog.compiling(False))
         for module in model.modules():
             if isinstance(module, Head):
                 module.compiled = True
@@ -42,7 +43,9 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
         if compiled:
             forward = torch.compile(forward, backend=BACKEND)
             if stage == 3:
-                _gather_as_one(layer)
+                from pretrain.zero.deepspeed_private import deepspeed  # takes seconds: `compiles` is needed before
+
+                deepspeed.utils.set_z3_leaf_module(layer, True)
         if compute.activation_checkpointing:
             forward = recomputed(forward)
         if compiled or compute.activation_checkpointing:
@@ -75,16 +78,5 @@ def layers_by_name(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _watch_compilation() -> None:
-    on_compile_start(lambda _: watchdog.compiling(True))
-    on_compile_end(lambda _: watchdog.compiling(False))
-
-
 def _in_training(layer: nn.Module, prepared: Forward, plain: Forward) -> Forward:
     return lambda *inputs, **options: (prepared if layer.training else plain)(*inputs, **options)
-
-
-def _gather_as_one(layer: nn.Module) -> None:
-    from pretrain.zero.deepspeed_private import deepspeed  # takes seconds: `compiles` is needed before
-
-    deepspeed.utils.set_z3_leaf_module(layer, True)

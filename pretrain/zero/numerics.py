@@ -153,12 +153,11 @@ Train = Callable[[int, list[Batch]], object]
 @contextlib.contextmanager
 def _engine(config: RunConfig) -> Iterator[tuple[DeepSpeedEngine, Train]]:
     """DeepSpeed's engine, and what trains it on a rank's micro-batches of a step."""
-    stage = stage_on(config, dist.get_world_size())
-    with sharded(config) if stage == 3 else contextlib.nullcontext():
+    with sharded(config):
         model = ExactModel()
     with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
         model.fill()
-    prepare_layers(model, config.compute, stage)
+    prepare_layers(model, config.compute, stage_on(config, dist.get_world_size()))
     if deepspeed.__version__ == TESTED_VERSION:
         engine = Engine(model, config, optimizer=sgd(model))
         yield engine.deepspeed, lambda step, batches: engine.step(step, 0, batches)

@@ -17,14 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from data_pipeline.foundation.config_file import check
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from pretrain.optimizers.groups import set_rates
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import own_rows
+from tests.pretrain.small_runs import own_rows, run_config
 
 STAGES, RANKS, PRECISIONS = (1, 2, 3), (1, 2, 4), ("fp32", "bf16")
 ROWS = 8  # of a global batch
@@ -50,18 +49,16 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 def config(model: str, optimizer: str, steps: int, stage: int = 1, precision: str = "fp32", **zero: Any) -> RunConfig:
     """The run file of this test; its data and directories are not used."""
     common = {"name": optimizer, "weight_decay": 0.1, "gradient_clipping": 0.5}
-    values = {
-        "run": {"name": "exactness", "directory": "run", "max_steps": steps},
-        "model": MODELS[model],
-        "data": {"train": [{"corpus": "none"}]},
-        "batch": {"global_batch_size": ROWS},
-        "optimizer": {**common, **OPTIMIZERS[optimizer]},
-        "schedule": {"name": "cosine", "warmup_steps": 3},
-        "precision": precision,
-        # at stage 3 several flat tensors for each group
-        "deepspeed": {"zero_optimization": {"stage": stage, "sub_group_size": 1000, **zero}},
-    }
-    return check(values, RunConfig, "exactness")
+    return run_config(
+        stage,
+        MODELS[model],
+        {"sub_group_size": 1000, **zero},  # at stage 3 several flat tensors for each group
+        run={"name": "exactness", "directory": "run", "max_steps": steps},
+        batch={"global_batch_size": ROWS},
+        optimizer={**common, **OPTIMIZERS[optimizer]},
+        schedule={"name": "cosine", "warmup_steps": 3},
+        precision=precision,
+    )
 
 
 def build(settings: RunConfig, device: torch.device | None = None) -> nn.Module:

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError
 from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import run_file
+from tests.pretrain.runs import error_of, run_file
 from tests.slow import slow
 from tests.tables import each
 
@@ -104,8 +104,7 @@ def loaded_wrong(path: Path) -> str:
     from pretrain.trainer import callback, train
     from pretrain.zero.deepspeed_private import in_memory
 
-    config = load(path, [], RunConfig)
-    assert train.train_on(dist.get_rank(), dist.get_world_size(), config, 4) == 75
+    assert train.train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), 4) == 75
     right = callback.restore
 
     def wrong(engine: Any, directory: Path) -> None:
@@ -113,14 +112,9 @@ def loaded_wrong(path: Path) -> str:
         fragment = next(in_memory(engine.deepspeed))
         fragment.view(fragment.buffer.data)[:1].view(torch.int32).bitwise_xor_(1)
 
-    callback.restore = wrong
-    try:
-        train.train_on(dist.get_rank(), dist.get_world_size(), config, None)
-    except FailedError as error:
-        return str(error)
-    finally:
-        callback.restore = right
-    return ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callback, "restore", wrong)
+        return error_of(path)
 
 
 def test_weights_that_change_as_they_are_loaded_end_the_start(small_corpus, tmp_path):
