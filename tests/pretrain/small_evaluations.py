@@ -53,7 +53,7 @@ def log_p(
 
 @torch.no_grad()
 def log_p_after(model: Any, before: Sequence[int], scored: Sequence[int]) -> float:
-    """Σ log p of `scored` after `before` under a decoder alone, by its losses."""
+    """Σ log p of `scored` after `before` under a decoder-only model, by its losses."""
     whole = torch.tensor([[*before, *scored]])
     losses = model(encoder_input_ids=whole[:, :-1], labels=whole[:, 1:])["labels"]
     return -float(losses[0, -len(scored) :].sum())
