@@ -29,8 +29,7 @@ from pretrain.evaluation.collectives import Collectives
 from pretrain.evaluation.hook import Evaluation, Findings, HeldOut
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
-from pretrain.evaluation.prompt_format import FORMS, PromptFormat
-from pretrain.evaluation.prompt_scores import PromptScores
+from pretrain.evaluation.prompt_format import FORMS, PromptFormat, PromptScores
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import input_ids, prompt_ids

@@ -12,8 +12,7 @@ from data_pipeline.loading.reader import Reader
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import ContinuationSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.evaluation.prompt_format import PromptFormat
-from pretrain.evaluation.prompt_scores import PromptScores
+from pretrain.evaluation.prompt_format import PromptFormat, PromptScores
 
 _LEAST = 3  # tokens of a text
 

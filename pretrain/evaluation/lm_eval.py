@@ -19,8 +19,7 @@ from data_pipeline.foundation.config_file import check
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.evaluation.prompt_format import Prompt, PromptFormat
-from pretrain.evaluation.prompt_scores import PromptScores
+from pretrain.evaluation.prompt_format import Prompt, PromptFormat, PromptScores
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded, split_spans

@@ -10,8 +10,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import UserError
 from pretrain.evaluation import minimal_pairs
 from pretrain.evaluation.minimal_pairs import Pair, SentencePrompts
-from pretrain.evaluation.prompt_format import PromptFormat
-from pretrain.evaluation.prompt_scores import PromptScores
+from pretrain.evaluation.prompt_format import PromptFormat, PromptScores
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file, train_ranks
 from tests.pretrain.small_evaluations import CAUSAL, T5, evaluation_of, log_p, log_p_after
