@@ -50,8 +50,7 @@ def planner(recipe: str, gpu: str) -> Planner:
     config = load(path, [], RunConfig)
     inputs, targets = corpora()[config.data.train[0].corpus].rows.objective.shape
     config, row, _ = resolve_rows(config, path, inputs, targets)
-    kind = gpu_named(gpu)
-    return Planner(config, row, gpu, kind, 8, kind.network, MFU, price=2.0)
+    return Planner(config, row, gpu, gpu_named(gpu), MFU, price=2.0)
 
 
 def tokens(recipe: str) -> float:
@@ -64,10 +63,8 @@ def tokens(recipe: str) -> float:
 
 def hours(recipe: str, gpu: str, gpus: int) -> str:
     """Of the fastest setting that fits, "–" if none does."""
-    found = planner(recipe, gpu).best(gpus)
-    if found is None:
-        return "–"
-    return f"{found.hours:,.0f}" if found.hours >= 20 else f"{found.hours:.1f}"
+    fitting = [option.hours for option in planner(recipe, gpu).options(gpus) if option.rows]
+    return "–" if not fitting else f"{min(fitting):,.0f}" if min(fitting) >= 20 else f"{min(fitting):.1f}"
 
 
 def counted(recipe: str) -> list[str]:

@@ -93,22 +93,15 @@ def plan(
         typer.Option(
             min=0.01,
             max=1.0,
-            help="Share of its peak that a GPU reaches while it computes. Default: 0.31; on cpu, by width.",
+            help="Share of its peak that a GPU reaches. Default: 0.31; on cpu, by width.",
         ),
     ] = None,
     price: Annotated[float | None, typer.Option(min=0.0, help="Dollars for a GPU and an hour. Default: 2.")] = None,
-    network: Annotated[
-        float | None, typer.Option(min=0.1, help="GB/s from a GPU to other nodes. Default: typical of the GPU.")
-    ] = None,
     inputs: Annotated[int | None, typer.Option(min=1, help="Input tokens of a row. Default: the corpus's.")] = None,
     targets: Annotated[int | None, typer.Option(min=1, help="Target tokens of a row. Default: the corpus's.")] = None,
-    days: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="The longest that a run may take; the cheapest GPUs that keep to it are shown."),
-    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object, in bytes, seconds and FLOPs.")] = False,
 ) -> None:
-    """Say how long a run takes on which GPUs, what it costs and what fits. Needs no GPU, no network and no corpus.
+    """Say how long a run takes on GPUs, what it costs and what fits. Needs no GPU, no network and no corpus.
 
     Without a built corpus, the lengths of rows come from the corpus file that builds it, which is named.
 
@@ -135,8 +128,11 @@ def plan(
     settings, row, corpus_file = resolve_rows(settings, config, inputs, targets)
     mfu = mfu or (cpu.share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
-    planner = Planner(settings, row, gpu, kind, gpus // nodes, network or kind.network, mfu, price, days, corpus_file)
-    print(json.dumps(plan_tables.as_json(planner, gpus), indent=1) if json_ else plan_tables.text(planner, gpus))
+    planner = Planner(settings, row, gpu, kind, mfu, price, corpus_file)
+    if json_:
+        print(json.dumps(plan_tables.as_json(planner, gpus, nodes), indent=1))
+    else:
+        print(plan_tables.text(planner, gpus, nodes))
 
 
 @app.command(epilog="Example: pretrain reference optimizer.learning_rate")

@@ -1,11 +1,6 @@
-"""The needs of a run on GPUs of one kind: the largest micro-batch that fits, the time at a stated MFU, and the cost.
-
-A collective takes the time of its bytes at `EFFICIENCY` of the slowest link on its way. What it takes to begin one, and
-to pass from GPU to GPU, isn't counted: steps of many small messages, as of stage 3 on hundreds of GPUs, take longer.
-"""
+"""The needs of a run on GPUs of one kind: the largest micro-batch that fits, the time at a stated MFU, and the cost."""
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,14 +19,12 @@ from pretrain.hardware import cpu_speed as cpu
 from pretrain.hardware.gpus import Gpu
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.tools.plan.activations import Rows, activations
-from pretrain.tools.plan.zero_memory import Offload, Parameters, Setting, States, Traffic, states, traffic
+from pretrain.tools.plan.zero_memory import Offload, Parameters, Setting, States, states
 from pretrain.trainer.validate import with_tokenizer_ids
 from pretrain.zero.memory import SAFE
 
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
-EFFICIENCY = 0.8  # the share of a link's data-sheet bandwidth that large collectives of NCCL reach
-FASTER = 1.3  # so many times faster, another stage is worth a warning
 _PROBES = (1, 2, 16, 128)  # rows whose activations are counted; others lie on lines between them
 _MASKED = 0.15  # the share of tokens that BERT predicts
 
@@ -76,57 +69,27 @@ def resolve_rows(
     return config.model_copy(update={"model": model}), Rows(1, inputs, targets, math.ceil(share * targets)), taken
 
 
-def bandwidth(gpu: Gpu, gpus: int, nodes: int, network: float) -> float:
-    """Bytes/s of each GPU in a collective of all. `network`: GB/s that each can send to other nodes.
-
-    In NCCL's rings over several nodes each byte leaves a node once, and all network cards of the node share the work.
-    """
-    link = gpu.link if gpus > 1 else math.inf
-    return EFFICIENCY * 1e9 * (min(link, network * gpus // nodes) if nodes > 1 else link)
-
-
-def step_seconds(flops: float, recomputed: float, sent: Traffic, rate: float, bandwidth: float) -> tuple[float, float]:
-    """Seconds of a step in which the GPUs compute, and in which they wait for each other.
-
-    `flops` on all GPUs, forward and backward; `recomputed`: those of the layers that checkpointing computes again.
-    `rate`: FLOP/s that all GPUs reach together. `bandwidth`: bytes/s of each.
-    """
-    forward, backward = flops / 3 / rate, (2 * flops + recomputed) / 3 / rate
-    beside, behind, waited = (size / bandwidth for size in sent)
-    return forward + backward, max(0.0, beside - forward) + max(0.0, behind - backward) + waited
-
-
 @dataclass(frozen=True)
 class Option:
-    """One setting on a number of GPUs. `rows` is the largest micro-batch that fits; 0: not even one row does, and what
-    follows `peak` is 0. `mfu`: of the whole step; waiting and recomputing are no useful work."""
+    """A setting on a number of GPUs. `rows` is the largest micro-batch that fits; 0: not even one row does. `one_row`
+    and `peak` are bytes, of a row's activations and of all; `seconds` are those of a step in which no GPU waits."""
 
     setting: Setting
-    gpus: int
-    nodes: int
     states: States
     one_row: int
     rows: int
     peak: int
-    sent: float = 0.0
-    seconds: float = 0.0
-    waits: float = 0.0
-    mfu: float = 0.0
-    hours: float = 0.0
-    cost: float = 0.0
-
-
-def memory_checkpoint_bytes(parameters: Parameters, nodes: int) -> int:
-    """Of each node's memory for checkpoints there: its ranks' state twice and, if there are more, the next node's."""
-    return 2 * parameters.state // nodes * (2 if nodes > 1 else 1)
+    seconds: float
+    hours: float
+    cost: float
 
 
 @dataclass
 class Planner:
-    """Finds what fits on numbers of GPUs of one kind, how long a run takes there, and what it costs.
+    """Finds what fits on GPUs of one kind, how long a run takes there, and what it costs.
 
-    - `rows`: one row of the run. `network`: GB/s of a GPU to other nodes. `price`: dollars for a GPU and an hour.
-    - `mfu`: the share of its peak that a GPU reaches while it computes. `days`: how long the run may take.
+    - `rows`: one row of the run. `price`: dollars for a GPU and an hour.
+    - `mfu`: the share of its peak that a GPU reaches.
     - `corpus_file`: the one that row or vocabulary are from, if the corpus isn't built.
     """
 
@@ -134,11 +97,8 @@ class Planner:
     rows: Rows
     gpu_name: str
     gpu: Gpu
-    gpus_per_node: int
-    network: float
     mfu: float
     price: float
-    days: float | None = None
     corpus_file: str | None = None
 
     def __post_init__(self) -> None:
@@ -167,38 +127,10 @@ class Planner:
             for checkpointing in (False, True)
         ]
 
-    def own(self, gpus: int) -> Option:
+    def own(self, options: list[Option]) -> Option:
         """The setting of the run file."""
         own = self.config.zero_stage, self.config.compute.activation_checkpointing
-        return next(one for one in self.options(gpus) if (one.setting.stage, one.setting.checkpointing) == own)
-
-    def best(self, gpus: int) -> Option | None:
-        """The setting with the shortest step of those that fit."""
-        return min((one for one in self.options(gpus) if one.rows), key=lambda option: option.hours, default=None)
-
-    def faster_stage(self, gpus: int) -> Option | None:
-        """The fastest other stage of the run file, if its own takes at least `FASTER` times as long."""
-        own, options = self.own(gpus), self.options(gpus)
-        alike = (one for one in options if one.rows and one.setting.checkpointing == own.setting.checkpointing)
-        best = min(alike, key=lambda option: option.hours, default=None)
-        return best if best and own.hours >= FASTER * best.hours else None
-
-    def counts(self, asked: int) -> Iterator[int]:
-        """Numbers of GPUs to compare: from an eighth of `asked` to eight times as many, by powers of two. There is one
-        CPU."""
-        if self.on_cpu:
-            yield asked
-            return
-        for gpus in sorted({asked, *(max(1, int(asked * 2.0**power)) for power in range(-3, 4))}):
-            whole_nodes = gpus <= self.gpus_per_node or gpus % self.gpus_per_node == 0
-            if whole_nodes and not BatchPlan(self.config.batch, gpus).problems():
-                yield gpus
-
-    def cheapest(self, options: Iterable[Option | None]) -> Option | None:
-        """The cheapest that ends in time."""
-        hours = 24 * (self.days or math.inf)
-        in_time = (option for option in options if option and option.hours <= hours)
-        return min(in_time, key=lambda option: option.cost, default=None)
+        return next(one for one in options if (one.setting.stage, one.setting.checkpointing) == own)
 
     def activations(self, rows: int, checkpointing: bool) -> int:
         """Bytes at the peak of a pass over a micro-batch of `rows`; counted for a few sizes, on the line through the
@@ -213,39 +145,25 @@ class Planner:
         return int(low + (rows - below) / (above - below) * (high - low))
 
     def _option(self, setting: Setting, gpus: int) -> Option:
-        config, zero, nodes = self.config, self.config.deepspeed.zero_optimization, -(-gpus // self.gpus_per_node)
-        kept, share = (
-            states(self.parameters, setting, gpus, config.precision, zero),
-            BatchPlan(config.batch, gpus).micro_batch,
-        )
-
-        def peak(rows: int) -> int:
-            return kept.peak(self.activations(rows, setting.checkpointing))
-
-        fitting = [rows for rows in range(1, share + 1) if share % rows == 0 and peak(rows) <= self.usable]
-        rows = max(fitting, default=0)
-        option = Option(setting, gpus, nodes, kept, self.activations(1, setting.checkpointing), rows, peak(rows or 1))
-        if not rows:
-            return option
-        sent = traffic(self.parameters, setting, gpus, share // rows, config.precision, zero)
-        flops = config.batch.global_batch_size * sum(self.flops.values())
-        layers = flops - config.batch.global_batch_size * self.flops["head"]
-        fastest = gpus * self.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
-        speed = bandwidth(self.gpu, gpus, nodes, self.network)
-        computes, waits = step_seconds(flops, layers * setting.checkpointing, sent, fastest * self.mfu, speed)
-        seconds = computes + waits
-        hours, mfu = self._steps() * seconds / 3600, flops / fastest / seconds
-        return replace(
-            option, sent=sum(sent), seconds=seconds, waits=waits, mfu=mfu, hours=hours, cost=hours * gpus * self.price
-        )
+        config, checkpointing = self.config, setting.checkpointing
+        held = states(self.parameters, setting, gpus, config.precision, config.deepspeed.zero_optimization)
+        share = BatchPlan(config.batch, gpus).micro_batch
+        peaks = {
+            rows: held.peak(self.activations(rows, checkpointing)) for rows in range(1, share + 1) if share % rows == 0
+        }
+        rows = max((rows for rows, peak in peaks.items() if peak <= self.usable), default=0)
+        of_row = sum(self.flops.values()) + checkpointing * (sum(self.flops.values()) - self.flops["head"]) / 3
+        rate = gpus * self.mfu * self.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
+        seconds = config.batch.global_batch_size * of_row / rate
+        hours = self._steps() * seconds / 3600
+        one_row = self.activations(1, checkpointing)
+        return Option(setting, held, one_row, rows, peaks[rows or 1], seconds, hours, hours * gpus * self.price)
 
     def _steps(self) -> float:
         """The run's steps, as steps of its full batch."""
-        batch = self.config.batch
-        last = batch.ramp_up[-1].until_step if batch.ramp_up else 0
-        steps = self.config.run.max_steps
-        ramp = sum(batch.rows(number) for number in range(min(last, steps))) / batch.global_batch_size
-        return ramp + max(0, steps - last)
+        batch, steps = self.config.batch, self.config.run.max_steps
+        last = min(batch.ramp_up[-1].until_step if batch.ramp_up else 0, steps)
+        return sum(batch.rows(number) for number in range(last)) / batch.global_batch_size + steps - last
 
     def _near(self, gpus: int) -> str:
         """The nearest numbers of GPUs that can share the batches."""

@@ -1,5 +1,4 @@
-"""The tensors that DeepSpeed ZeRO keeps on a rank and sends: weights, in the model's precision and in fp32, moments,
-gradients.
+"""The tensors that DeepSpeed ZeRO keeps on a rank: weights, in the model's precision and in fp32, moments, gradients.
 
 Read in DeepSpeed 0.19.8's source (`bf16_optimizer.py`, `zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients
 accumulated and reduced in fp32, as this project sets it, and checked in the tests against what DeepSpeed allocates.
@@ -8,7 +7,7 @@ accumulated and reduced in fp32, as this project sets it, and checked in the tes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from torch import Size
 
@@ -71,10 +70,6 @@ class Parameters:
         """Bytes of a checkpoint, of all ranks together: weights in fp32 and the moments that ZeRO shards."""
         return FP32 * self.count + self.moments
 
-    def up_to(self, size: int) -> int:
-        """Elements of all parameters that have `size` at most."""
-        return sum(one for one in self.sizes if one <= size)
-
 
 def _factored(shape: Sequence[int], config: AdafactorConfig) -> int:
     if len(shape) == 2 and min(shape) >= config.min_dim_size_to_factor:
@@ -117,15 +112,10 @@ class States:
         return self.lasting + max(self.buffers + max(activations, left + self.reduction), self.step)
 
 
-def zero_keys(zero: ZeroSection) -> dict[str, Any]:
-    """The keys of `deepspeed.zero_optimization`, with the defaults on GPUs for those that the run file doesn't set."""
-    given = {key: value for key, value in zero.model_dump().items() if value is not None}
-    return {**dict(ZeroSection()), **zero_defaults(3, "cuda"), **given}
-
-
 def states(parameters: Parameters, setting: Setting, ranks: int, precision: str, zero: ZeroSection) -> States:
     """The tensors that a rank keeps. `zero`: the run file's `deepspeed.zero_optimization`, for the sizes of buckets."""
-    keys, width = zero_keys(zero), 2 if precision == "bf16" else FP32
+    given = {key: value for key, value in zero.model_dump().items() if value is not None}
+    keys, width = {**dict(ZeroSection()), **zero_defaults(3, "cuda"), **given}, 2 if precision == "bf16" else FP32
     stage, offload = setting.stage, setting.offload
     count, largest, bucket = parameters.count, max(parameters.sizes), keys["reduce_bucket_size"]
     share, filled = -(-count // ranks), min(bucket, count)
@@ -138,7 +128,7 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
         reduced_after=filled / count,
     )
     if stage == 3:
-        persistent = parameters.up_to(keys["stage3_param_persistence_threshold"])
+        persistent = sum(size for size in parameters.sizes if size <= keys["stage3_param_persistence_threshold"])
         live = min(count, keys["stage3_max_live_parameters"])
         coming = min(count - live, keys["stage3_prefetch_bucket_size"])
         # a gathered parameter is copied out of the buffer in which it arrived
@@ -164,40 +154,3 @@ def states(parameters: Parameters, setting: Setting, ranks: int, precision: str,
     if offload == "optimizer and weights":
         return replace(held, gradients=0, weights=0, host=host + held.weights)
     return replace(held, gradients=0, host=host)
-
-
-class Traffic(NamedTuple):
-    """The bytes that each GPU sends in a step: during the forward pass, during the backward pass, and while it waits
-    for them."""
-
-    forward: float
-    backward: float
-    exposed: float
-
-
-def traffic(
-    parameters: Parameters, setting: Setting, gpus: int, micro_batches: int, precision: str, zero: ZeroSection
-) -> Traffic:
-    """The traffic of a step of `micro_batches` on each GPU.
-
-    Gradients travel in fp32: once a step at stage 1, with each micro-batch at stages 2 and 3. Stages 1 and 2 all-reduce
-    them and gather the new weights once. Stage 3 scatters them and gathers the weights for each pass, except for small
-    parameters, which stay whole, and for those that the backward pass needs so soon after the forward pass that they
-    are kept. With overlap, all buckets but the last travel during the backward pass.
-    """
-    others = (gpus - 1) / gpus  # the share of a tensor that a GPU sends, in a ring, to gather or to scatter it
-    keys, count = zero_keys(zero), parameters.count
-    weight, gradients = others * (2 if precision == "bf16" else FP32), others * FP32 * count
-    early = max(0.0, 1 - keys["reduce_bucket_size"] / count) if keys["overlap_comm"] else 0.0
-    if setting.stage == 1:
-        return Traffic(0.0, 0.0, 2 * gradients + weight * count)
-    if setting.stage == 2:
-        reduced = 2 * gradients * micro_batches
-        return Traffic(0.0, early * reduced, (1 - early) * reduced + weight * count)
-    small = parameters.up_to(keys["stage3_param_persistence_threshold"])
-    kept = min(count, keys["stage3_max_live_parameters"], keys["stage3_max_reuse_distance"] // 2)
-    forward, backward = (weight * micro_batches * (count - whole) for whole in (small, kept))
-    scattered, updated = gradients * micro_batches, weight * small
-    if not keys["overlap_comm"]:
-        return Traffic(0.0, 0.0, forward + backward + scattered + updated)
-    return Traffic(forward, backward + early * scattered, (1 - early) * scattered + updated)
