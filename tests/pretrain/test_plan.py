@@ -368,7 +368,7 @@ def test_without_its_corpus_a_run_is_planned_from_the_file_that_builds_it(
 
 
 SCALING = (RUNS.parents[1] / "docs/results/plans.md").read_text(encoding="utf-8")
-PLANS = re.findall(r"(?s)\n    pretrain plan (configs\S+ [^\n]*)\n\n(?:Its tables:\n\n)?```\n(.*?)```", SCALING)
+PLANS = re.findall(r"(?s)\n    pretrain plan (configs\S+ [^\n]*)\n\n(?:Its table:\n\n)?```\n(.*?)```", SCALING)
 
 
 @tables.each(
