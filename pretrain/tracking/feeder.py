@@ -4,7 +4,9 @@ RUN/tracking.json       the description of the run for MLflow (TrackedRun)
 RUN/mlflow.json         how far MLflow has been fed (FeedState); a resumed run continues the same MLflow run
 RUN/metrics.jsonl       the metrics
 RUN/system/NODE.jsonl   the metrics of the machines
-RUN/artifacts/          every file that appears here is uploaded; see uploads.py
+RUN/artifacts/          every file that appears here is uploaded, under its own path, but for
+  evaluation/NAME.json                 a table: MLflow's UI lists it as one
+  evaluation/NAME/step-00001000.png    an image pictures/NAME of a step: the UI has a slider over the steps
 RUN/checkpoints/        each checkpoint becomes a model with the metrics of its step; see checkpoints.py
 
 MLflow takes an equal point (name, step, time, value) only once. So sending lines again, after a kill came before the
@@ -12,30 +14,34 @@ offset was saved, is harmless.
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking.context.registry import resolve_tags
 
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
 from data_pipeline.foundation.secrets import masked
 from pretrain.run import metrics_file
 from pretrain.run import system_metrics as system
 from pretrain.tracking.checkpoints import log_checkpoints
 from pretrain.tracking.metric_names import in_mlflow
-from pretrain.tracking.mlflow_run import NOTE, FeedState, MlflowRun, TrackedRun
+from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY, NOTE, FeedState, MlflowRun, TrackedRun, file_version
 from pretrain.tracking.parent_runs import parent_run, settle_parent
 from pretrain.tracking.store import ARTIFACTS, absolute_uri, client, create_tables, safe_key, sqlite_file
-from pretrain.tracking.uploads import upload_files
 
 # the value with which the UI opens an experiment on its training runs, not on its pages for language-model calls
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _RUN_KEY = "run_key"
 _ROWS_AT_ONCE = 100
+_STEP = re.compile(r"step-(\d+)\.png")
+_TABLE = re.compile(rf"{ARTIFACTS_DIRECTORY}/evaluation/.+\.json")
 _PARAMETER_LENGTH = 6000  # to which MLflow cuts it
 
 
@@ -52,7 +58,7 @@ class MlflowFeeder:
         run = self._connected()
         files = [self.run_dir / metrics_file.FILE_NAME, *system.files(self.run_dir)]
         sent = sum(_feed_rows(run, str(file.relative_to(self.run_dir))) for file in files)
-        upload_files(run)
+        _upload_files(run)
         log_checkpoints(run)
         return sent
 
@@ -147,6 +153,36 @@ def _feed_rows(run: MlflowRun, name: str) -> int:
         run.save()
         sent += len(metrics)
     return sent
+
+
+def _upload_files(run: MlflowRun) -> None:
+    """Uploads what is new or has changed. A file that is uploaded again replaces the earlier one; an image joins it."""
+    for name in run.description.artifacts:
+        _upload(run, run.directory / name, name, PurePosixPath(name))
+    directory = run.directory / ARTIFACTS_DIRECTORY
+    for path in sorted(directory.rglob("*")):
+        if not path.name.endswith(TEMPORARY_SUFFIX):
+            target = PurePosixPath(path.relative_to(directory))
+            _upload(run, path, str(path.relative_to(run.directory)), target)
+
+
+def _upload(run: MlflowRun, path: Path, name: str, target: PurePosixPath) -> None:
+    """Uploads a file, `name` in FeedState.files, to the path `target` of the run's artifacts."""
+    if not path.is_file() or run.state.files.get(name) == (version := file_version(path)):
+        return
+    if found := _STEP.fullmatch(target.name):
+        key = "/".join(["pictures", *target.parent.parts[1:]])
+        allowed = re.sub(r"[^\w\-./ ]", "_", key, flags=re.ASCII)
+        run.client.log_image(run.state.run_id, mlflow.Image(str(path)), key=allowed, step=int(found[1]))
+    else:
+        folder = str(target.parent)
+        run.client.log_artifact(run.state.run_id, str(path), None if folder == "." else folder)
+    run.state.files[name] = version
+    if _TABLE.fullmatch(name):
+        tables = sorted(one.removeprefix(f"{ARTIFACTS_DIRECTORY}/") for one in run.state.files if _TABLE.fullmatch(one))
+        listed = [{"path": table, "type": "table"} for table in tables]
+        run.client.set_tag(run.state.run_id, "mlflow.loggedArtifacts", json.dumps(listed))
+    run.save()
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
