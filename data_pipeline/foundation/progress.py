@@ -37,6 +37,7 @@ class Progress:
     _done: int = 0
     _started: float = field(init=False)
     _begun: float | None = None
+    _before: int = 0  # done when the work was first seen to have begun: how long that took is unknown
 
     def __post_init__(self) -> None:
         self._started = self.clock()
@@ -52,10 +53,10 @@ class Progress:
         part = self.in_progress()
         if self.estimate is not None:
             self.size = self.estimate()
-        if self._begun is None and (self.count or part is not None):
-            self._begun = self.clock()
         now = min(self.size, self._finished + (part or 0)) if self.size else self.count
         self._done = max(self._done, now)
+        if self._begun is None and (self.count or part is not None):
+            self._begun, self._before = self.clock(), self._done
         return self._done
 
     def line(self) -> str:
@@ -66,8 +67,8 @@ class Progress:
         if self.size:
             words.append(f"{done / 1e6:,.0f} of {self.size / 1e6:,.0f} MB")
         words.append(f"{now - self._started:.0f} s")
-        if done and self._begun is not None and now > self._begun:
-            rate = done / (now - self._begun)
+        if done > self._before and self._begun is not None and now > self._begun:
+            rate = (done - self._before) / (now - self._begun)
             if self.size:
                 words.append(f"{rate / 1e6:.1f} MB/s")
             words.append(f"{((self.size or self.total) - done) / rate:.0f} s left")

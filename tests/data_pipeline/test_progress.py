@@ -43,6 +43,16 @@ def test_the_time_left_does_not_count_what_passes_before_work_begins():
     assert work.line() == "documents: 1/4, 25 of 100 MB, 20 s, 2.5 MB/s, 30 s left"
 
 
+def test_no_rate_is_shown_of_work_whose_begin_was_not_seen():
+    """A unit in this process has read 8 of 23 MB when it is first looked at: nothing says how long that took."""
+    clock, in_progress = Clock(), None
+    work = Progress("documents", total=1, size=23_000_000, in_progress=lambda: in_progress, clock=clock)
+    clock.now, in_progress = 110, 8_000_000
+    assert work.line() == "documents: 0/1, 8 of 23 MB, 10 s"
+    clock.now, in_progress = 115, 18_000_000
+    assert work.line() == "documents: 0/1, 18 of 23 MB, 15 s, 2.0 MB/s, 2 s left"
+
+
 def test_one_large_file_has_progress_inside_it_which_never_falls():
     clock, in_progress = Clock(), 0
     work = Progress("documents", total=1, size=80_000_000, in_progress=lambda: in_progress, clock=clock)
