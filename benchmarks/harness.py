@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from pretrain.kernels.matmul import multiplies_bf16
+from pretrain.kernels.matmul import MULTIPLIES_BF16
 from pretrain.zero.memory import keep_freed_memory
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ class Options:
     def slow(self, precision: str) -> bool:
         """Whether this CPU has no arithmetic for `precision`, in which PyTorch's own products then take up to seventy
         times as long as in fp32: a benchmark then gives the peer less work."""
-        return precision == "bf16" and not self.cuda and not multiplies_bf16()
+        return precision == "bf16" and not self.cuda and not MULTIPLIES_BF16
 
 
 @dataclass

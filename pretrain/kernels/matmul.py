@@ -11,13 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def multiplies_bf16() -> bool:
-    """True if PyTorch has fast products of bf16 on this CPU."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-_MULTIPLIES_BF16 = multiplies_bf16()
+# True if PyTorch has fast products of bf16 on this CPU.
+MULTIPLIES_BF16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -39,7 +34,7 @@ def addmm(summand: Tensor, left: Tensor, right: Tensor, beta: float, alpha: floa
 
 
 def _widened(x: Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not _MULTIPLIES_BF16
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not MULTIPLIES_BF16
 
 
 class _Widened(torch.autograd.Function):

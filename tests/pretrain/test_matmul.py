@@ -16,7 +16,7 @@ HALF_A_STEP = 2.0**-8  # of a bf16 number, relative to it
 @pytest.fixture(autouse=True)
 def _no_arithmetic_for_bf16(monkeypatch):
     """This CPU is taken for one that doesn't multiply bf16."""
-    monkeypatch.setattr(matmul, "_MULTIPLIES_BF16", False)
+    monkeypatch.setattr(matmul, "MULTIPLIES_BF16", False)
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor, terms: torch.T
 
 
 def test_a_cpu_that_multiplies_bf16_does_so_by_itself(monkeypatch):
-    monkeypatch.setattr(matmul, "_MULTIPLIES_BF16", True)
+    monkeypatch.setattr(matmul, "MULTIPLIES_BF16", True)
     x, weight, bias, summand = draw(2, 8, 48, seed=0), draw(40, 48, seed=1), draw(40, seed=2), draw(2, 8, 40, seed=3)
     assert torch.equal(matmul.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
     assert torch.equal(matmul.matmul(x, weight.T), x @ weight.T)
