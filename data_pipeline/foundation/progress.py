@@ -42,6 +42,7 @@ class Progress:
     def __post_init__(self) -> None:
         self._started = self.clock()
         self.done()  # if no workers have to start first, the work begins now
+        self._before = 0
 
     def finish(self, size: int) -> None:
         """Counts one finished item of `size` bytes."""
