@@ -2,31 +2,56 @@
 
     python -m checks.near_duplicates
 
-Counts, the same on every machine: tests/data_pipeline/test_minhash_quality.py says what the pairs are.
+Counts, the same on every machine. In a copy of a real page, words are replaced until the two sets of n-grams have the
+wanted Jaccard similarity, which is then computed exactly. Each pair goes through the keys of the pipeline's own step;
+it is found if both pages share a key.
 """
 
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from data_pipeline.dedup.config import MinHashConfig
-from data_pipeline.dedup.minhash import shape
+from data_pipeline.dedup.minhash import NearDuplicates, ngrams, shape
+from data_pipeline.text.document import Document
 from tests.data_pipeline.reading import c4_pages
-from tests.data_pipeline.test_minhash_quality import measure
 
 FILE = Path(__file__).parents[1] / "docs/results/corpus/near-duplicates.csv"
 PAIRS = 840
+_LEAST_WORDS, _MOST_WORDS = 150, 400
+
+
+def planted(texts: Sequence[str], wanted: float, ngram: int, random: np.random.Generator) -> tuple[str, str, float]:
+    """(a page, a copy with some words replaced, their exact Jaccard similarity, about `wanted`)."""
+    words = texts[int(random.integers(len(texts)))].lower().split()[:_MOST_WORDS]
+    original = ngrams(" ".join(words), ngram)
+    # If the copy has l other n-grams in place of l of n, the similarity is (n - l) / (n + l).
+    lose = len(original) * (1 - wanted) / (1 + wanted)
+    copy = words
+    for number, place in enumerate(random.permutation(len(words))):
+        changed = [*copy]
+        changed[place] = f"planted{number}x{random.integers(10**9)}"
+        if len(original - ngrams(" ".join(changed), ngram)) > lose:
+            break
+        copy = changed
+    other = ngrams(" ".join(copy), ngram)
+    return " ".join(words), " ".join(copy), len(original & other) / len(original | other)
 
 
 def main() -> int:
-    texts = c4_pages()
+    texts = [text for text in c4_pages() if len(text.split()) >= _LEAST_WORDS]
     with FILE.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.writer(lines, lineterminator="\n")
         writer.writerow(["bands", "rows", "similarity", "found"])
         for config in (MinHashConfig(), MinHashConfig(threshold=0.8)):
-            result = measure(texts, config, PAIRS)
-            for similarity, found in zip(result.similarity, result.found, strict=True):
-                writer.writerow([*shape(config), f"{similarity:.6f}", int(found)])
+            random, step = np.random.default_rng(0), NearDuplicates(config)
+            for wanted in np.linspace(0.3, 1, PAIRS):
+                *both, similarity = planted(texts, float(wanted), config.ngram, random)
+                first, second = ({key for _, key in step.keys(Document(text=text))} for text in both)
+                writer.writerow([*shape(config), f"{similarity:.6f}", int(bool(first & second))])
     print(FILE)
     return 0
 

@@ -70,7 +70,7 @@ def test_a_job_goes_back_into_the_queue_if_its_warning_comes_before_the_ranks(cl
     cluster.run("scancel", "--batch", "--signal=USR1", job)
     cluster.until(job, "COMPLETED", "FAILED", "CANCELLED")
     assert f"requeueing job {job}" in said(tmp_path, job)
-    assert status(tmp_path) == {"state": "finished", "attempt": 1, "step": 2, "stop_file": False}
+    assert status(tmp_path) == {"state": "finished", "attempt": 1, "step": 2, "stop_file": False, "reason": ""}
     assert "nothing was saved, and the same command starts the run again" in said(tmp_path, job)
 
 
