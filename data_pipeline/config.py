@@ -90,9 +90,9 @@ class SplitConfig(Section):
     """Which documents are held out."""
 
     by: Literal["hash", "position"] = "hash"
-    """What chooses them. `hash`: the md5 of the normalised URL or, without a URL, of the id. `position`: those that
-    begin in the last `validation_fraction` of the characters of an input file, before cleaning; of each range, if the
-    file is a dump that is read in ranges."""
+    """What chooses them. `hash`: the md5 of the normalised URL or, without a URL, of the id. `position`: the last
+    `validation_fraction` of each source, by the bytes of its files as they are stored, in order; in the file where it
+    begins, by characters before cleaning."""
     validation_fraction: float = Field(0.001, ge=0, lt=1)
     """The share of documents held out for validation."""
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,21 +38,25 @@ _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A `range` of the file at `path`. `file` is the path within the source, `killed` why it can't be read at all."""
+    """A `range` of the file at `path`. `file` is the path within the source, `killed` why it can't be read at all.
+
+    `held_out`: (p, q) if the last p/q of its characters are held out; None if a hash of each document decides.
+    """
 
     path: str
     file: str
     range: Range
     killed: str = ""
+    held_out: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class DocumentsSpec:
     """Inputs of one source, and how they become documents.
 
-    `name` is the source's. `split` is `CorpusConfig.ratio_of`, and `by_position` whether the end of each input is held
-    out. `part` names the first part, which is written to `folder`; `urls`: true if the addresses of dropped pages,
-    which deduplication compares with others, are written beside it.
+    `name` is the source's, `split` is `CorpusConfig.ratio_of`. `part` names the first part, which is written to
+    `folder`; `urls`: true if the addresses of dropped pages, which deduplication compares with others, are written
+    beside it.
     """
 
     inputs: list[InputSpec]
@@ -60,7 +66,6 @@ class DocumentsSpec:
     options: dict[str, Any]
     cleaning: CleaningConfig
     split: tuple[int, int]
-    by_position: bool
     part: str
     folder: str
     urls: bool
@@ -130,18 +135,30 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
             inputs.append([(file, Range()) for file in together])
         else:
             inputs += [[(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, plans)]
+    sizes, before = Counter[str](), Counter[str]()  # bytes of each source
+    for file in files:
+        sizes[file.source.name] += file.bytes
     for number, own in enumerate(inputs):
         name = f"part-{number:05d}"
         source = own[0][0].source
+        ends = list[tuple[int, int] | None]()
+        for file, piece in own:
+            size = (piece.stop or file.bytes) - piece.start
+            before[source.name] += size
+            left = sizes[source.name] - before[source.name]
+            by_position = config.split.by == "position" and source.split is None
+            ends.append(_held_out(left, size, sizes[source.name], ratios[source.name]) if by_position else None)
         spec = DocumentsSpec(
-            inputs=[InputSpec(file.path, file.name, piece) for file, piece in own],
+            inputs=[
+                InputSpec(file.path, file.name, piece, held_out=end)
+                for (file, piece), end in zip(own, ends, strict=True)
+            ],
             format=source.format,
             name=source.name,
             language=source.language,
             options=source.options,
             cleaning=rules[source.name],
             split=ratios[source.name],
-            by_position=config.split.by == "position" and source.split is None,
             part=name,
             folder=".stages/documents" if steps else "documents",
             urls="urls" in steps,
@@ -149,6 +166,7 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
         )
         settings = {key: value for key, value in vars(spec).items() if key != "inputs"}
         stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: a file may be moved
+        settings["held_out"] = ends
         size = sum((piece.stop or file.bytes) - piece.start for file, piece in own)
         units.append(Unit(name, spec, fingerprint([settings, stamps, *spec.cleaning.identity]), bytes=size))
     return units
@@ -238,7 +256,7 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
     return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
 
 
-STAGE = Stage("documents", 11, write_documents, "lower characters_per_part", without)
+STAGE = Stage("documents", 12, write_documents, "lower characters_per_part", without)
 
 
 def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:
@@ -319,19 +337,21 @@ def read_records(spec: DocumentsSpec, file: InputSpec, stats: ReadStats) -> Iter
 
 
 class Splits:
-    """The split of each record of an input. By position, it reads the whole input first."""
+    """The split of each record of an input. If a part of it is held out by position, all of it is read first."""
 
     def __init__(self, spec: DocumentsSpec, file: InputSpec):
-        self._spec, self._file = spec, file.file
-        self._characters = _characters(spec, file) if spec.by_position else 0
+        self._spec, self._file = spec, file
+        end = Fraction(*file.held_out) if file.held_out else Fraction(0)
+        self._for_training: float | Fraction = math.inf  # characters
+        if end:
+            self._for_training = (1 - end) * _characters(spec, file) if end < 1 else 0
         self._before = 0
 
     def of_next(self, record: Record) -> str:
         """The split of `record`. Takes every record of the input, in order."""
-        held_out, modulus = self._spec.split
-        if not self._spec.by_position:
-            return split_of(record.url, self._spec.identity(self._file, record.ordinal), held_out, modulus)
-        split = "validation" if self._before * modulus >= self._characters * (modulus - held_out) else "train"
+        if self._file.held_out is None:
+            return split_of(record.url, self._spec.identity(self._file.file, record.ordinal), *self._spec.split)
+        split = "validation" if self._before >= self._for_training else "train"
         self._before += len(record.text) + len(record.target)
         return split
 
@@ -352,6 +372,14 @@ def clean_record(
         return None
     document = _document(record, *kept, split, spec, file)
     return replace(document, target=clean.masked(record.target, tally)) if record.target else document
+
+
+def _held_out(left: int, size: int, total: int, ratio: tuple[int, int]) -> tuple[int, int]:
+    """(p, q): the share p/q of an input of `size` bytes that lies in the last `ratio` of its source of `total` bytes,
+    `left` of which come after the input."""
+    inside = Fraction(*ratio) * total - left
+    share = min(max(inside / size, Fraction(0)), Fraction(1)) if size else Fraction(0)
+    return share.numerator, share.denominator
 
 
 def _characters(spec: DocumentsSpec, file: InputSpec) -> int:

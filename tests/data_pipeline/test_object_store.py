@@ -243,7 +243,7 @@ def documents_spec(path: str) -> documents.DocumentsSpec:
     return documents.DocumentsSpec(
         inputs=[documents.InputSpec(path, "a.txt", Range())],
         **{"format": "text", "name": "text", "language": "en", "options": {}, "part": "part-00000"},
-        **{"split": (0, 1), "by_position": False, "folder": "documents", "urls": False, "characters_per_part": 10**6},
+        **{"split": (0, 1), "folder": "documents", "urls": False, "characters_per_part": 10**6},
         cleaning=CleaningConfig(profile="none"),
     )
 

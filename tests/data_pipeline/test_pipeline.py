@@ -129,24 +129,30 @@ def test_the_split_is_tfds_rule():
     assert split_of("", "c4/file/000000001", 1, 1) == "validation"
 
 
-def test_a_split_by_position_holds_out_the_end_of_a_file(tmp_path):
-    """Characters 4, 2, 3, 1 and 2 of 12: the third document begins at the middle, the fourth after three quarters."""
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("aaaa", "bb", "ccc", "d", "ee")))
-    for fraction, expected in ((0.5, "ttvvv"), (0.49, "tttvv"), (0.25, "tttvv"), (0.2, "ttttv"), (0.0, "ttttt")):
+def test_a_split_by_position_holds_out_the_end_of_each_source(tmp_path):
+    """One file: of the characters 4, 2, 3, 1 and 2 of 12, the third document begins at the middle, the fourth after
+    three quarters. Then the last third of three files of one size, and its last half: half of the second file."""
+
+    def splits(fraction: float, files: int) -> str:
         settings = {
             "name": "a",
             "output": str(tmp_path / "corpus"),
-            "sources": [{"format": "jsonl", "path": str(path)}],
+            "sources": [{"format": "jsonl", "path": [str(tmp_path / f"{number}.jsonl") for number in range(files)]}],
             "cleaning": {"profile": "none"},
             "split": {"by": "position", "validation_fraction": fraction},
         }
         (unit,) = plan_documents(CorpusConfig.model_validate(settings), tmp_path / "corpus")
         (part,) = write_documents(tmp_path / "corpus", unit.spec).parts
-        assert (
-            "".join(split[0] for split in pq.read_table(tmp_path / "corpus" / part.path)["split"].to_pylist())
-            == expected
-        )
+        return "".join(split[0] for split in pq.read_table(tmp_path / "corpus" / part.path)["split"].to_pylist())
+
+    for number in range(3):
+        texts = ("aaaa", "bb", "ccc", "d", "ee")
+        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for fraction, expected in ((0.5, "ttvvv"), (0.49, "tttvv"), (0.25, "tttvv"), (0.2, "ttttv"), (0.0, "ttttt")):
+        assert splits(fraction, 1) == expected
+    assert splits(0.3333, 3) == "tttttttttttvvvv"
+    assert splits(0.5, 3) == "tttttttvvvvvvvv"
+    assert splits(0.9999, 3) == "tvvvvvvvvvvvvvv"
 
 
 def test_a_second_run_does_nothing(small_corpus):

@@ -47,7 +47,7 @@ _TEXT_COMMENT = (
     "# sample_by: `document` keeps a file in order; `paragraph`, `line`: each is a document, and they are shuffled\n"
 )
 _PARTS_COMMENT = """\
-# split: of these few files, the last part of each is held out; max_document_bytes cuts them at blank lines, in order
+# split: the end of the last of these few files is held out; max_document_bytes cuts them at blank lines, in order
 dedup: {documents: false}       # parts that repeat each other stay
 """
 _ENOUGH_FILES, _PARTS = 20, 1000  # of fewer files the last parts are held out, of more some files
