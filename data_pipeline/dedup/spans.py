@@ -23,6 +23,7 @@ class EqualSpans(Step):
     """
 
     name = "spans"
+    version = 3
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         if document.target:

@@ -141,7 +141,7 @@ CHECKS: dict[str, Stage] = {
     "filters": Stage("page-filters", 3, filter_pages, "lower characters_per_part"),
     "decontamination": Stage("decontamination", 4, find_contaminated, "look for fewer evaluation sets"),
 }
-LAST = Stage("deduplicated", 2, write_left, "lower characters_per_part")
+LAST = Stage("deduplicated", 3, write_left, "lower characters_per_part")
 
 
 def drops(step: str) -> bool:

@@ -2,21 +2,19 @@
 
 import functools
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
+from punkt import PunktParameters, PunktSentenceTokenizer
 from punkt.data import english
-
-if TYPE_CHECKING:
-    from nltk.tokenize.punkt import PunktSentenceTokenizer
+from punkt.rules.language import LanguageVars
 
 _MARKED_WORD = re.compile(r"(?<!\S)[^\s.?!]*+[.?!]\S*+")
 _END_MARK = re.compile("[.?!]")
 _PLAIN_END = re.compile(r"(?<!\S)([a-z]{2,})\.[ \n]+(?=[A-Z])")  # Punkt sees no end in some other white space
-_NON_WORD = r"""[?!)";}\]*:@'({\[]"""
-_BOUNDARY = re.compile(rf"[.?!](?=(?P<after_tok>{_NON_WORD}|\s+(?P<next_tok>\S+)))")
+_NON_WORD = """)";}]*:@'({["""
+_BOUNDARY = re.compile(rf"[.?!](?=(?P<after_tok>[?!{re.escape(_NON_WORD)}]|\s+(?P<next_tok>\S+)))")
+_REALIGNED = r"""["')\]}]+?(?:\s+|(?=--)|$)"""
 
 
 def count_sentences(text: str, at_most: int | None = None) -> int:
@@ -53,38 +51,41 @@ def _kept_together() -> frozenset[str]:
     return frozenset(english.ABBREV_TYPES) | {first for first, _ in english.COLLOCATIONS}
 
 
-@functools.cache
-def _english() -> "PunktSentenceTokenizer":
-    """NLTK's tokenizer as it was until 3.6.5, when C4 was made.
+def candidates(text: str) -> Iterator[tuple[re.Match, str]]:
+    """For each word: the last mark that may end a sentence, and the word up to it with what follows."""
+    for word in _MARKED_WORD.finditer(text):
+        marks = [mark.start() for mark in _END_MARK.finditer(word[0])]
+        for boundary in (_BOUNDARY.match(text, word.start() + mark) for mark in reversed(marks)):
+            if boundary:
+                yield boundary, text[word.start() : boundary.end()] + boundary["after_tok"]
+                break
+
+
+class _AsOfOld(PunktSentenceTokenizer):
+    """Punkt as NLTK had it until 3.6.5, when C4 was made.
 
     Later versions take typographic quotes for punctuation and treat runs of marks ("!!!!") differently, which changes
     the number of sentences in 1 % of C4's lines.
     """
-    # Imported here because NLTK takes a second to import, and most pages don't need it.
-    from nltk import redos
-    from nltk.tokenize import punkt as nltk_punkt
 
-    # By default NLTK stops a regular expression after 5 s, so results would depend on the machine's load.
-    redos.DEFAULT_TIMEOUT = None
+    __slots__ = ()
 
-    class LanguageVars(nltk_punkt.PunktLanguageVars):
-        __slots__ = ()
-        re_boundary_realignment = re.compile(r"""["')\]}]+?(?:\s+|(?=--)|$)""", re.MULTILINE)
-        _re_non_word_chars = _NON_WORD
+    def _raw_spans(self, text: str) -> Iterator[tuple[int, int]]:
+        start = 0
+        for boundary, context in candidates(text):
+            if self._context_has_sentbreak(context):
+                yield start, boundary.end()
+                start = boundary.start("next_tok") if boundary["next_tok"] else boundary.end()
+        yield start, len(text.rstrip())
 
-    class Tokenizer(nltk_punkt.PunktSentenceTokenizer):
-        def _match_potential_end_contexts(self, text: str) -> Iterator[tuple[re.Match, str]]:
-            """For each word: the last mark that may end a sentence, and the word up to it with what follows."""
-            for word in _MARKED_WORD.finditer(text):
-                marks = [mark.start() for mark in _END_MARK.finditer(word[0])]
-                for boundary in (_BOUNDARY.match(text, word.start() + mark) for mark in reversed(marks)):
-                    if boundary:
-                        yield boundary, text[word.start() : boundary.end()] + boundary["after_tok"]
-                        break
 
-    parameters = nltk_punkt.PunktParameters()
-    parameters.abbrev_types = set(english.ABBREV_TYPES)
-    parameters.collocations = set(english.COLLOCATIONS)
-    parameters.sent_starters = set(english.SENT_STARTERS)
-    parameters.ortho_context = defaultdict(int, english.ORTHO_CONTEXT)
-    return Tokenizer(parameters, lang_vars=LanguageVars())
+@functools.cache
+def _english() -> PunktSentenceTokenizer:
+    learned = {
+        "abbrev_types": set(english.ABBREV_TYPES),
+        "collocations": set(english.COLLOCATIONS),
+        "sent_starters": set(english.SENT_STARTERS),
+        "ortho_context": dict(english.ORTHO_CONTEXT),
+    }
+    rules = LanguageVars(non_word_chars=_NON_WORD, boundary_realignment_pattern=_REALIGNED)
+    return _AsOfOld(PunktParameters(**learned), rules=rules)

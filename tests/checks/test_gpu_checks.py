@@ -157,7 +157,7 @@ ABSENT = (
     "fasttext",
     "langdetect",
     "mlflow",
-    "nltk",
+    "punkt",
     "pycld2",
     "ray",
     "rensa",
