@@ -1,33 +1,34 @@
 """Chooses what computes attention, before the first step. On a GPU, this project's kernels must show that they do.
 
-The forms of attention that the run's model takes are computed once by them and once by PyTorch, forward and backward.
+The forms of attention that the run's model takes are computed once by them and once by PyTorch, forward and backward,
+in a process of its own.
 """
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.device import with_target_indices
 from pretrain import models
-from pretrain.functional.attention import attend, use, using
-from pretrain.functional.attention_bias import Pattern, Window, labels
+from pretrain.functional.attention import use, using
+from pretrain.functional.kernel_check import Form
 from pretrain.models import ModelConfig
 from pretrain.trainer.trial_passes import full_rows
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.ranks import least
 
-# Relative, in the L2 norm, against sums in fp32. bf16 rounds by up to 2⁻⁹: the inputs of the second product of each
-# result, and the result itself.
-TOLERANCE = {torch.bfloat16: 4e-3, torch.float32: 1e-5}
-TOLERANCE_OF_TF32 = 4e-3
 _ROWS = 2  # of each form: a program of the kernels works on one head of one row
-_LONGEST = 1024  # tokens: longer rows have more tiles of the same kind
+_CHECK = [sys.executable, "-m", "pretrain.functional.kernel_check"]
+_SECONDS = 120.0  # of the check. It takes a few, and some 15 where the kernels are to be compiled
 
 
 def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
@@ -62,80 +63,42 @@ def _rows(run: ValidatedRun) -> Iterator[Batch]:
 def find_problem(config: ModelConfig, batches: Iterable[Batch], dtype: torch.dtype, device: torch.device) -> str | None:
     """The problem with the kernels for the model of `config` in training on `batches`, in one line, if there is one.
 
-    Any exception is one, also of `batches`.
+    Any exception is one, also of `batches`, and so is a check that doesn't end within two minutes.
     """
     try:
-        for call in calls(config, list(batches), dtype):
-            name, error = max(_errors(call, device).items(), key=lambda item: item[1])
-            tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-            tolerance = TOLERANCE_OF_TF32 if tf32 else TOLERANCE[dtype]
-            if not error <= tolerance:
-                return f"{name}: {error:.1e} away from PyTorch's, more than {tolerance:g}"
-    except Exception as error:  # whatever a compiler, a driver or a kernel raises: the run goes on without them
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        given = json.dumps([forms(config, list(batches), dtype), str(dtype).removeprefix("torch."), str(device), tf32])
+        ended = subprocess.run(_CHECK, input=given, text=True, capture_output=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"the check has not ended within {_SECONDS:g} s"
+    except Exception as error:  # whatever reading rows or starting a process raises: the run goes on without kernels
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return None
+    if ended.returncode < 0:
+        return f"the check was killed by {signal.Signals(-ended.returncode).name}"
+    said = ended.stderr.strip().splitlines() or [f"the check ended with exit code {ended.returncode}"]
+    return said[-1] if ended.returncode else None
 
 
-def calls(config: ModelConfig, batches: Sequence[Batch], dtype: torch.dtype) -> list[tuple]:
-    """The arguments of the kernels' operator in a pass over the batches, on the meta device; each form of it once."""
+def forms(config: ModelConfig, batches: Sequence[Batch], dtype: torch.dtype) -> list[Form]:
+    """The forms of attention that the kernels get in a pass over the batches, each at the first of its lengths."""
     model = models.outline(config).to(dtype).train()
-    found: dict[tuple, tuple] = {}
     with using("triton"), _Recorded() as recorded:
         for batch in batches:
             model(**{name: one.to("meta") for name, one in with_target_indices(batch).items()})
-    for call in recorded.calls:
-        queries, _, _, diagonals, hidden, seed, *settings = call
-        form = queries.shape[1:2], queries.shape[3:], diagonals is None, len(hidden), seed is None, *settings
-        found.setdefault(form, call)
+    found: dict[Form, Form] = {}
+    for form in recorded.forms:
+        found.setdefault(form._replace(rows=0, queries=0, keys=0), form)
     return list(found.values())
 
 
 class _Recorded(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple] = []
+        self.forms: list[Form] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Mapping | None = None) -> Any:
         if function.name() == "encdec::flash_attention":
-            self.calls.append(args)
+            queries, keys, _, diagonals, hidden, _, *settings = args
+            sizes = *queries.shape[:3], *keys.shape[2:]
+            self.forms.append(Form(*sizes, diagonals is not None, len(hidden) > 0, *settings))
         return function(*args, **(kwargs or {}))
-
-
-def _errors(call: tuple, device: torch.device) -> dict[str, float]:
-    """Relative errors of the output and all gradients in one form of attention, for random numbers and two examples in
-    each row. With dropout, only an output or gradient that isn't finite has one: ∞."""
-    q, k, _, diagonals, hidden, _, before, after, scale, softcap, dropout = call
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, q.dtype)
-
-    (rows, heads, queries, d_kv), keys = q.shape, k.size(2)
-    queries, keys = min(queries, _LONGEST), min(keys, _LONGEST)
-    inputs = [draw(rows, length, heads, d_kv).transpose(1, 2) for length in (queries, keys, keys)]
-    inputs += [] if diagonals is None else [draw(heads, queries + keys - 1)]
-    examples = (
-        torch.arange(length, device=device).mul(2).div(length, rounding_mode="floor") for length in (queries, keys)
-    )
-    seen = labels(queries, None, *(one.expand(rows, -1) for one in examples)) if hidden else None
-    window = None if before is None else Window(before, after)
-    pattern = Pattern(None, seen, before is None and after is not None, window)
-    along = draw(rows, heads, queries, d_kv)
-
-    def results(backend: Any, dtype: torch.dtype, dropout: float) -> list[Tensor]:
-        given = [one.to(dtype, copy=True).requires_grad_() for one in inputs]
-        own = pattern._replace(diagonals=given[3] if len(given) > 3 else None)
-        bias = own if backend == "triton" else own.matrix(queries, keys, dtype, device)
-        with using(backend):
-            output = attend(given[0], given[1], given[2], bias, False, scale, dropout, softcap)
-        return [output.detach(), *torch.autograd.grad(output, given, along.to(dtype))]
-
-    names = ["the output", *(f"the gradient of {name}" for name in ("queries", "keys", "values", "the bias"))]
-    found, exact = results("triton", q.dtype, 0.0), results("sdpa", torch.float32, 0.0)
-    errors = {
-        name: float((one.float() - other).norm() / other.norm())
-        for name, one, other in zip(names, found, exact, strict=False)
-    }
-    if dropout and not all(bool(one.isfinite().all()) for one in results("triton", q.dtype, dropout)):
-        errors["dropout"] = float("inf")
-    return errors

@@ -1,5 +1,7 @@
 """What computes attention: `compute.attention`, and the check of this project's kernels at the start of a run."""
 
+import json
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +15,13 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
-from pretrain.functional import attention
+from pretrain.functional import attention, kernel_check
 from pretrain.functional.attention import attend, eager, using
 from pretrain.functional.attention_bias import Pattern
+from pretrain.functional.kernel_check import Form
 from pretrain.models.attention import logit_bias
 from pretrain.trainer import attention_check, device_problems
-from pretrain.trainer.attention_check import choose_attention, find_problem
+from pretrain.trainer.attention_check import choose_attention, forms
 from pretrain.trainer.validate import validate
 from tests.pretrain import runs
 from tests.pretrain.attention_cases import MODELS, interpreted
@@ -113,15 +116,17 @@ def test_on_a_gpu_the_kernels_are_taken_after_a_check(asked, problem, backend, m
 def test_the_forms_of_a_runs_own_rows_are_checked(small_corpus, tmp_path, monkeypatch):
     """Of T5: encoder, decoder and cross-attention, at the greatest lengths of the run."""
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
-    checked: list[tuple] = []
-    monkeypatch.setattr(attention_check, "_errors", lambda call, _: checked.append(call) or {"the output": 0.0})
+    given = tmp_path / "given"
+    child(monkeypatch, f"import sys; open({str(given)!r}, 'w').write(sys.stdin.read())")
     monkeypatch.setattr(attention_check, "least", lambda value, _: value)
     run = validate(load(run_file(tmp_path, small_corpus), [], RunConfig), 0, 1)
     assert choose_attention(run, CUDA) is None
     assert attention._backend == "triton"
+    found, *settings = json.loads(given.read_text())
+    assert settings == ["float32", "cuda", False]
     inputs, targets = run.lengths
-    widths = {(queries.size(2), keys.size(2)) for queries, keys, *_ in checked}
-    assert widths >= {(inputs, inputs), (targets, targets), (targets, inputs)}
+    widths = {(form.queries, form.keys) for form in (Form(*one) for one in found)}
+    assert widths == {(inputs, inputs), (targets, targets), (targets, inputs)}
 
 
 def test_rows_that_cant_be_read_are_a_problem_and_no_end(monkeypatch):
@@ -165,7 +170,8 @@ def batches() -> list[dict[str, Tensor]]:
 
 
 def problem(values: dict[str, Any]) -> str | None:
-    return find_problem(models.parse(values), batches(), torch.float32, torch.device("cpu"))
+    found = forms(models.parse(values), batches(), torch.float32)
+    return kernel_check.find_problem(found, "float32", "cpu", False)
 
 
 def problems() -> list[str | None]:
@@ -178,6 +184,46 @@ def test_kernels_that_are_right_pass_the_check():
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
     with interpreted() as run:
         assert run(problems) == [None, None]
+
+
+def by_a_process(config: Any = T5) -> str | None:
+    return attention_check.find_problem(models.parse(config), batches(), torch.float32, torch.device("cpu"))
+
+
+def test_the_check_is_a_process_of_its_own(monkeypatch):
+    """In Triton's interpreter, then without it, where there is no GPU to compile for."""
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert by_a_process() is not None
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert by_a_process() is None
+
+
+def child(monkeypatch, code: str) -> None:
+    """Puts `code` into the place of the check's process."""
+    monkeypatch.setattr(attention_check, "_CHECK", [sys.executable, "-c", code])
+
+
+@each(
+    "code, expected",
+    [
+        ("import os; os.kill(os.getpid(), 11)", "the check was killed by SIGSEGV"),
+        ("import os; os._exit(3)", "the check ended with exit code 3"),
+        ("import sys; print('ptxas: a warning', file=sys.stderr); sys.exit('no compiler')", "no compiler"),
+        ("print('a warning')", None),
+    ],
+)
+def test_a_check_that_breaks_is_a_problem_and_no_end(code, expected, monkeypatch):
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+    child(monkeypatch, code)
+    assert by_a_process() == expected
+
+
+def test_a_check_that_hangs_is_ended(monkeypatch):
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+    child(monkeypatch, "import signal; signal.pause()")
+    monkeypatch.setattr(attention_check, "_SECONDS", 0.01)
+    assert by_a_process() == "the check has not ended within 0.01 s"
 
 
 @pytest.fixture
