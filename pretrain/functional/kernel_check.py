@@ -73,7 +73,7 @@ def _errors(form: Form, dtype: torch.dtype, device: torch.device) -> dict[str, f
         torch.arange(length, device=device).mul(2).div(length, rounding_mode="floor") for length in (queries, keys)
     )
     seen = labels(queries, None, *(one.expand(rows, -1) for one in examples)) if form.masked else None
-    window = None if before is None else Window(before, after)
+    window = None if before is None or after is None else Window(before, after)
     pattern = Pattern(None, seen, before is None and after is not None, window)
     along = draw(rows, heads, queries, d_kv)
 

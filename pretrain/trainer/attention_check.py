@@ -99,6 +99,6 @@ class _Recorded(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Mapping | None = None) -> Any:
         if function.name() == "encdec::flash_attention":
             queries, keys, _, diagonals, hidden, _, *settings = args
-            sizes = *queries.shape[:3], *keys.shape[2:]
-            self.forms.append(Form(*sizes, diagonals is not None, len(hidden) > 0, *settings))
+            sizes = [*queries.shape[:3], *keys.shape[2:]]
+            self.forms.append(Form._make([*sizes, diagonals is not None, len(hidden) > 0, *settings]))
         return function(*args, **(kwargs or {}))
