@@ -105,6 +105,7 @@ def assert_rows_stand_alone(
     columns = columns or {}
     whole = objective.apply(rows, keys, vocabulary, columns)
     for side in (whole.inputs, whole.targets):
+        assert not np.shares_memory(side.values, rows.values)
         assert (side.values[~side.filled] == vocabulary.pad).all()
         assert side.values.dtype == rows.values.dtype
     count = len(keys)

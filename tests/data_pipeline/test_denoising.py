@@ -184,17 +184,6 @@ def test_kept_share_is_that_of_the_reference():
     assert kept / sum(map(len, rows)) == pytest.approx(0.7285, abs=0.003)
 
 
-def test_share_of_random_tokens():
-    objective = Denoising(span_length="subword", random_ratio=0.1, permute_sentence_ratio=0)
-    noise = np.array([[t for t in row if t not in WORDS] for row in samples(objective, words(40))])
-    assert noise.shape == (SAMPLES, 12)  # ⌈0.3 · 40⌉, exactly
-    random = noise[noise != MASK]
-    assert close(random.size / noise.size, 0.1, noise.size)
-    counts = np.bincount(random - TEXT.start, minlength=len(TEXT))
-    assert len(counts) == len(TEXT)
-    assert all(close(count / random.size, 1 / len(TEXT), random.size) for count in counts)
-
-
 def test_random_tokens_are_independent():
     objective = Denoising(insert_ratio=0.1, random_ratio=1.0, permute_sentence_ratio=0, span_length="subword")
     tokens = np.array(samples(objective, words(38)))

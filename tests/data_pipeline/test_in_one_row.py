@@ -10,7 +10,6 @@ from data_pipeline.objectives.causal import CausalLM
 from data_pipeline.objectives.in_one_row import InOneRow
 from data_pipeline.objectives.objective import together
 from data_pipeline.objectives.prefix_lm import PrefixLM
-from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.packing.examples import balanced
 from tests.data_pipeline.example_rows import VOCABULARY, as_lists, make_rows, ragged_rows
 
@@ -33,14 +32,6 @@ def test_it_is_the_inputs_and_then_the_targets_which_alone_have_a_loss(lengths, 
         assert batch["prefix_mask"][number].nonzero().flatten().tolist() == [*range(len(first))]
         if "encoder_attention_mask" in batch:
             assert batch["encoder_attention_mask"][number].sum() == length
-
-
-def test_its_row_is_that_of_the_other_objective_and_no_longer_than_it_says():
-    inner = SpanCorruption(inputs_length=128)
-    objective = InOneRow(of=inner)
-    assert objective.columns == ()
-    rows, keys = make_rows(3, inner.raw_length)
-    assert objective.apply(rows, keys, VOCABULARY, {}).inputs.values.shape[1] == objective.shape[0]
 
 
 def test_examples_with_a_prefix_stand_beside_those_without():

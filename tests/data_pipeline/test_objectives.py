@@ -1,7 +1,11 @@
 """What holds for all objectives: rows stand alone, lengths follow from formulas, settings without sense are refused."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from data_pipeline.objectives.causal import CausalLM
@@ -10,11 +14,22 @@ from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.iid_denoising import IidDenoising
 from data_pipeline.objectives.in_one_row import InOneRow
 from data_pipeline.objectives.masked_lm import MaskedLM
+from data_pipeline.objectives.objective import Examples, Padded
 from data_pipeline.objectives.prefix_lm import FullLM, PrefixLM
 from data_pipeline.objectives.randomness import permutation, random_bits, row_keys, uniform
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.objectives.ul2 import UL2
-from tests.data_pipeline.example_rows import assert_rows_stand_alone, make_rows, ragged_rows
+from tests.data_pipeline.example_rows import (
+    EOS,
+    FIRST_SENTINEL,
+    TEXT,
+    VOCABULARY,
+    as_lists,
+    assert_rows_stand_alone,
+    make_rows,
+    ragged_rows,
+    restored,
+)
 from tests.tables import each
 
 SHORT, LONG = [20, 3, 2, 20, 9, 4], [64, 12, 40, 64, 12, 4, 34, 64, 62, 6]
@@ -39,6 +54,75 @@ def test_an_example_depends_on_its_row_and_key_alone(objective, length, lengths)
     assert objective.raw_length == length
     for rows, keys in (make_rows(16, length), ragged_rows(lengths)):
         assert_rows_stand_alone(objective, rows, keys)
+
+
+def sides_of(examples: Examples) -> Iterator[tuple[list[int], list[int]]]:
+    return zip(as_lists(examples.inputs), as_lists(examples.targets), strict=True)
+
+
+def shifted(examples: Examples) -> list[list[int]]:
+    rows = [[inputs[0], *targets] for inputs, targets in sides_of(examples)]
+    assert [row[:-1] for row in rows] == as_lists(examples.inputs)
+    return rows
+
+
+def text_of(read: list[int]) -> tuple[list[int], tuple[int, int, int]]:
+    """The text of a row in which the middle comes last; its parts' lengths."""
+    first, second, third = (read.index(FIRST_SENTINEL - number) for number in range(3))
+    assert first == 0
+    before, after, middle = read[1:second], read[second + 1 : third], read[third + 1 :]
+    return before + middle + after, (len(before), len(middle), len(after))
+
+
+def middle_last(examples: Examples) -> list[list[int]]:
+    """Of rows of more than four tokens, three give way to marks."""
+    return [text_of(row)[0] if row[0] == FIRST_SENTINEL else row for row in shifted(examples)]
+
+
+def split(examples: Examples) -> list[list[int]]:
+    sides = list(sides_of(examples))
+    assert all(inputs[-1] == targets[-1] == EOS for inputs, targets in sides)
+    assert all(len(targets) > 1 for _, targets in sides)
+    return [[*inputs[:-1], *targets[:-1]] for inputs, targets in sides]
+
+
+LENGTHS, DENSITIES = st.integers(8, 120), st.floats(0.05, 0.45)
+
+
+@each(
+    "objectives, give_back",
+    [
+        (st.builds(CausalLM, length=LENGTHS), shifted),
+        (st.builds(CausalInfilling, length=LENGTHS, fim_rate=st.just(1.0)), middle_last),
+        (st.builds(PrefixLM, length=LENGTHS, noise_density=DENSITIES), split),
+        (st.builds(FullLM, length=LENGTHS), split),
+        (st.builds(IidDenoising, inputs_length=LENGTHS, noise_density=st.floats(0.01, 0.95)), restored),
+        (
+            st.builds(
+                SpanCorruption,
+                inputs_length=st.integers(16, 200),
+                noise_density=DENSITIES,
+                mean_span_length=st.floats(2.0, 8.0),
+                random_roll=st.booleans(),
+            ),
+            restored,
+        ),
+    ],
+)
+def test_inputs_and_targets_give_back_the_row(objectives, give_back):
+    @settings(max_examples=40)
+    @given(objectives, st.lists(st.integers(1, 200), min_size=1, max_size=8), st.integers(0, 2**40))
+    def check(objective, lengths, seed):
+        tails = [length for length in lengths if length < objective.raw_length and objective.accepts(length)]
+        rows, keys = ragged_rows([objective.raw_length, *tails], seed)
+        examples = objective.apply(rows, keys, VOCABULARY, {})
+        cut = 3 if give_back is middle_last else 0
+        assert give_back(examples) == [row[: len(row) - cut * (len(row) > 4)] for row in as_lists(rows)]
+        for side, longest in zip((examples.inputs, examples.targets), objective.shape, strict=True):
+            assert side.lengths.max() <= longest
+            assert give_back is not restored or (side.values >= TEXT[1]).sum(axis=1).max() <= objective.sentinels
+
+    check()
 
 
 @each(
@@ -156,6 +240,31 @@ def mixture(mode: str, denoiser: dict[str, object], **more: object) -> dict[str,
 def test_settings_without_sense_are_refused(kind, settings, reason):
     with pytest.raises(ValidationError, match=reason):
         kind.model_validate(settings)
+
+
+def test_ids_above_65535_stay_what_they_are():
+    rows = Padded.full(np.array([[70_000, 70_001, 70_002]], dtype=np.uint32))
+    examples = CausalLM(length=2).apply(rows, np.zeros(1, dtype=np.uint64), VOCABULARY, {})
+    assert examples.targets.values.tolist() == [[70_001, 70_002]]
+    assert examples.targets.values.dtype == np.uint32
+
+
+def test_tokens_after_marks_may_be_left_without_a_loss():
+    values = np.array([[7, EOS, 9, 8, EOS], [5, 6, EOS, 8, 9]], dtype=np.uint16)
+    rows, keys = Padded(values, np.array([5, 4])), np.zeros(2, dtype=np.uint64)
+    assert CausalLM(length=4).apply(rows, keys, VOCABULARY, {}).predicted is None
+    examples = CausalLM(length=4, after_marks=False).apply(rows, keys, VOCABULARY, {})
+    assert examples.predicted.tolist() == [[True, False, True, True], [True, True, False, False]]
+
+
+def test_rows_whose_middle_comes_last_are_chosen_at_the_rate_and_cut_anywhere():
+    rows, keys = make_rows(4000, 20)
+    read = shifted(CausalInfilling(length=19, fim_rate=0.25).apply(rows, keys, VOCABULARY, {}))
+    cut = [text_of(one)[1] for one in read if one[0] == FIRST_SENTINEL]
+    assert 0.22 < len(cut) / 4000 < 0.28
+    assert np.abs(np.mean(cut, axis=0) - 17 / 3).max() < 0.6  # of two uniform cuts, each part has a third on average
+    assert {lengths[0] for lengths in cut} == set(range(18))
+    assert sum(one == row for one, row in zip(read, as_lists(rows), strict=True)) == 4000 - len(cut)
 
 
 # ---- randomness

@@ -5,16 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.objectives.objective import Examples, Padded, together
-from data_pipeline.objectives.prefix_lm import FullLM, PrefixLM
-from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.objectives.prefix_lm import PrefixLM
 from tests.data_pipeline.example_rows import (
     EOS,
     PAD,
-    TEXT,
     VOCABULARY,
     as_lists,
     assert_alike,
-    assert_rows_stand_alone,
     make_rows,
     ragged_rows,
 )
@@ -29,21 +26,6 @@ def segments_of(side: Padded, segments: np.ndarray) -> list[list[list[int]]]:
         [row[numbers == number].tolist() for number in (1, 2)]
         for row, numbers in zip(side.values, segments, strict=True)
     ]
-
-
-@settings(max_examples=60)
-@given(st.lists(st.integers(2, 120), min_size=1, max_size=8), st.floats(0.02, 0.5), st.integers(0, 2**40))
-def test_prefix_and_rest_give_back_the_row(lengths, density, seed):
-    objective = PrefixLM(length=max(lengths), noise_density=density)
-    rows, keys = ragged_rows(lengths, seed)
-    examples = objective.apply(rows, keys, VOCABULARY, {})
-    sides = as_lists(examples.inputs), as_lists(examples.targets)
-    for row, inputs, targets in zip(as_lists(rows), *sides, strict=True):
-        assert [*inputs[:-1], *targets[:-1]] == row
-        assert inputs[-1] == targets[-1] == EOS
-        assert min(len(inputs), len(targets)) > 1
-    for side, longest in zip((examples.inputs, examples.targets), objective.shape, strict=True):
-        assert side.lengths.max() <= longest
 
 
 @settings(max_examples=60)
@@ -85,26 +67,6 @@ def test_packed_splits_are_uniform():
     assert counts[0] == 0
     assert len(counts) == 20  # 1 … 19
     assert np.abs(counts[1:] / 20_000 - 1 / 19).max() < 4.5 * np.sqrt(1 / 19 * 18 / 19 / 20_000)
-
-
-def test_the_worked_example_of_a_packed_row():
-    row = Padded.full(np.arange(12)[None] + TEXT[0])
-    keys = row_keys(0, "test", 0, np.arange(100))
-    everything = Padded(np.repeat(row.values, 100, axis=0), np.full(100, 12))
-    examples = PrefixLM(length=8, packed=True).apply(everything, keys, VOCABULARY, {})
-    split_at_2 = np.flatnonzero((examples.input_segments == 1).sum(axis=1) == 3)[0]
-    a, end = TEXT[0], EOS
-    assert examples.inputs.values[split_at_2].tolist() == [a, a + 1, end, a + 6, a + 7, a + 8, a + 9, end]
-    assert examples.input_segments[split_at_2].tolist() == [1, 1, 1, 2, 2, 2, 2, 2]
-    assert examples.targets.values[split_at_2].tolist() == [a + 2, a + 3, a + 4, a + 5, end, a + 10, a + 11, end]
-    assert examples.target_segments[split_at_2].tolist() == [1, 1, 1, 1, 1, 2, 2, 2]
-
-
-def test_full_lm_says_the_whole_row_after_nothing():
-    rows, keys = ragged_rows([9, 1, 5, 9])
-    examples = assert_rows_stand_alone(FullLM(length=10), rows, keys)
-    assert as_lists(examples.inputs) == [[EOS]] * 4
-    assert as_lists(examples.targets) == [[*row, EOS] for row in as_lists(rows)]
 
 
 def test_packed_examples_of_several_sources_are_put_together_with_their_segments():

@@ -3,29 +3,32 @@
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
-from data_pipeline.objectives.objective import Examples, Padded
+from data_pipeline.objectives.objective import Padded
+from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.objectives.ul2 import UL2
 from tests.data_pipeline.example_rows import (
-    EOS,
     FIRST_SENTINEL,
     TEXT,
     VOCABULARY,
     as_lists,
     assert_rows_stand_alone,
     ragged_rows,
-    restored,
 )
 from tests.tables import each
 
 R, S, X = (VOCABULARY.special[token] for token in ("[R]", "[S]", "[X]"))
 MODES = [R, R, S, X, X, X, X]
+TABLE = [  # the paper's
+    *(SpanCorruption(mean_span_length=3, noise_density=0.15), SpanCorruption(mean_span_length=8, noise_density=0.15)),
+    PrefixLM(noise_density=0.25),
+    *(SpanCorruption(mean_span_length=span, noise_density=0.5) for span in (3, 8)),
+    *(SpanCorruption(mean_span_length=64, noise_density=density) for density in (0.15, 0.5)),
+]
 
 
 def rows_of(objective, numbers, seed=0):
@@ -34,51 +37,15 @@ def rows_of(objective, numbers, seed=0):
     return rows, keys, {"denoiser": np.array(numbers, dtype=np.uint8)}
 
 
-def test_lengths_are_those_of_t5s_helper_for_each_denoiser():
-    """(3, .15), (8, .15), S, (3, .5), (8, .5), (64, .15), (64, .5): 908 − 454 + 57 + 1 = 600 − 90 + 1 + 1 = 512."""
+def test_a_row_is_what_its_denoiser_makes_of_it_behind_the_token_of_its_mode():
     objective = UL2()
     assert objective.raw_lengths.tolist() == [568, 588, 512, 766, 908, 600, 1006]
-    assert objective.columns == ("denoiser",)
-
-
-def test_each_denoiser_announces_itself_and_masks_as_the_table_says():
-    objective = UL2()
-    numbers = list(range(7)) * 30
-    rows, keys, columns = rows_of(objective, numbers)
+    rows, keys, columns = rows_of(objective, list(range(7)) * 5)
     examples = objective.apply(rows, keys, VOCABULARY, columns)
-    assert examples.inputs.values[:, 0].tolist() == MODES * 30
-    spans = [28, 11, 0, 128, 57, 1, 8]
-    masked = [85, 88, None, 383, 454, 90, 503]
-    sides = as_lists(examples.inputs), as_lists(examples.targets)
-    suffixes = []
-    for number, inputs, targets in zip(numbers, *sides, strict=True):
-        sentinels = [token for token in inputs if token >= TEXT[1]]
-        assert len(sentinels) == spans[number]
-        if masked[number] is None:
-            suffixes.append(len(targets) - 1)
-        else:
-            assert len(inputs) == 513
-            assert len(targets) == masked[number] + spans[number] + 1
-            assert [token for token in targets if token >= TEXT[1]] == sentinels
-    assert all(1 <= suffix <= 255 for suffix in suffixes)
-    assert abs(np.mean(suffixes) - 128) < 4 * np.sqrt((255**2 - 1) / 12 / 30)  # a quarter of 512
-
-
-@settings(max_examples=25)
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=8), st.integers(0, 2**40))
-def test_inputs_and_targets_give_back_the_row(numbers, seed):
-    rows, keys, columns = rows_of(UL2(), numbers, seed)
-    examples = UL2().apply(rows, keys, VOCABULARY, columns)
-    for number, row, inputs, targets in zip(
-        numbers, as_lists(rows), as_lists(examples.inputs), as_lists(examples.targets), strict=True
-    ):
-        assert inputs[0] == MODES[number]
-        if inputs[0] == S:
-            assert [*inputs[1:-1], *targets[:-1]] == row
-            assert inputs[-1] == targets[-1] == EOS
-        else:
-            one = Examples(Padded.full(np.array([inputs[1:]])), Padded.full(np.array([targets])))
-            assert restored(one) == [row]
+    for number, (inputs, targets) in enumerate(zip(as_lists(examples.inputs), as_lists(examples.targets), strict=True)):
+        one = Padded(rows.values[number : number + 1, : rows.lengths[number]], rows.lengths[number : number + 1])
+        alone = TABLE[number % 7].apply(one, keys[number : number + 1], VOCABULARY, {})
+        assert [inputs, targets] == [[MODES[number % 7], *as_lists(alone.inputs)[0]], as_lists(alone.targets)[0]]
 
 
 def test_a_row_depends_on_its_key_and_its_denoiser_alone():
@@ -86,14 +53,6 @@ def test_a_row_depends_on_its_key_and_its_denoiser_alone():
     assert_rows_stand_alone(UL2(), rows, keys, VOCABULARY, columns)
     short = Padded(rows.values, np.array([568, 1006, 2, 40, 512, 9, 600, 766, 588, 2, 100]))
     assert_rows_stand_alone(UL2(), short, keys, VOCABULARY, columns)
-
-
-def test_a_row_is_what_its_denoiser_makes_of_it():
-    rows, keys, columns = rows_of(UL2(), [0, 0, 0])
-    alone = SpanCorruption().apply(rows, keys, VOCABULARY, {})
-    examples = UL2().apply(rows, keys, VOCABULARY, columns)
-    assert (examples.inputs.values[:, 1:] == alone.inputs.values).all()
-    assert (examples.targets.values == alone.targets.values).all()
 
 
 @each("rates", [[1] * 7, [2.0, 1.0, 1.0, 0.5, 0.25, 0.125, 0.125]])
