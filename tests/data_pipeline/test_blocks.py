@@ -7,7 +7,6 @@ import pytest
 import webdataset
 
 from data_pipeline.corpus import blocks
-from data_pipeline.objectives.objective import Examples, Padded
 from tests.tables import each
 
 
@@ -38,24 +37,6 @@ def test_a_block_is_read_back_as_it_was_written():
     assert blocks.column_in([found, found], [2, 0], "denoiser").tolist() == [2, 1]
     with pytest.raises(ValueError, match="read-only"):
         found["tokens"][0] = 1  # a view into a file
-
-
-def test_examples_keep_all_that_they_say():
-    filled = Padded(np.array([[5, 6, 7], [8, 9, 0]]), np.array([3, 2]))
-    examples = Examples(
-        filled,
-        filled,
-        predicted=np.array([[True, False, True], [False, True, False]]),
-        token_types=np.array([[0, 1, 1], [0, 1, 0]]),
-        next_sentence=np.array([1, 0]),
-    )
-    block = blocks.of_examples(examples)
-    found = blocks.examples_in([block, block], [1, 0])
-    assert found.inputs.values.tolist() == [[8, 9, 0], [5, 6, 7]]
-    assert found.predicted.tolist() == [[False, True, False], [True, False, True]]
-    assert found.token_types.tolist() == [[0, 1, 0], [0, 1, 1]]
-    assert found.next_sentence.tolist() == [0, 1]
-    assert found.input_segments is None
 
 
 @each(

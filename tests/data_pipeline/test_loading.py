@@ -1,8 +1,5 @@
 """The loader: its order is computed, and the same for every number of ranks and workers."""
 
-import shutil
-import subprocess
-import sys
 from fractions import Fraction
 
 import numpy as np
@@ -12,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.corpus import Blocks, open_corpus
-from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.mixing import Mixture, rates_of_rows
 from data_pipeline.loading.order import EpochOrder
 from data_pipeline.loading.reader import Reader
-from data_pipeline.loading.stream import Stream, StreamState
+from data_pipeline.loading.stream import Stream
 from tests.tables import each
 
 
@@ -45,21 +42,6 @@ def test_neighbours_come_from_different_blocks_and_epochs_differ():
     assert len(set((first[:16] // 64).tolist())) >= 12
     second = EpochOrder(blocks, 16, 0, 1).row_ids(np.arange(2048))
     assert (first == second).mean() < 0.01
-
-
-@settings(max_examples=40)
-@given(st.lists(st.floats(0.05, 10), min_size=1, max_size=5), st.integers(0, 10**9))
-def test_a_mixture_is_a_closed_function_of_the_position(weights, start):
-    mixture = Mixture(weights)
-    positions = np.arange(start, start + 300)
-    corpora, places = mixture.deal(positions)
-    before = np.array(mixture.consumed(start))
-    for corpus, place in zip(corpora, places, strict=True):
-        assert place == before[corpus]
-        before[corpus] += 1
-    assert before.tolist() == mixture.consumed(start + 300)
-    shares = np.array(mixture.consumed(10**9)) / 10**9
-    assert np.abs(shares - np.array(weights) / sum(weights)).max() < 2e-4
 
 
 @each("rows", [5_000, 20_001, 1_000_000, 3_333_333_333, 10**12])
@@ -118,29 +100,6 @@ def test_rows_that_were_not_consumed_are_noticed():
     assert "expected [6, 2] at position 8" in str(mixture.miscount([5, 3], 8))
 
 
-def all_inputs(corpus, layouts, steps, workers=0, first=0):
-    """encoder_input_ids of each step, gathered from all ranks."""
-    stream = Stream([corpus], [1.0], seed=0, lanes=8)
-    start = StreamState.at(stream, first * layouts[0].rows(layouts[0].accumulation), [])
-    ranks = [list(TrainingBatches(stream, layout, start).loader(steps, workers)) for layout in layouts]
-    return [torch.cat([micro["encoder_input_ids"] for rank in ranks for micro in rank[step]]) for step in range(steps)]
-
-
-@each("ranks, accumulation", [(1, 4), (2, 1), (2, 4), (8, 1)])
-def test_global_batches_do_not_depend_on_the_ranks(small_corpus, ranks, accumulation):
-    corpus = open_corpus(small_corpus)
-    whole = all_inputs(corpus, [BatchLayout(0, 1, 16, 1)], 6)
-    layouts = [BatchLayout(rank, ranks, 16 // ranks // accumulation, accumulation) for rank in range(ranks)]
-    assert all(map(torch.equal, whole, all_inputs(corpus, layouts, 6)))
-
-
-def test_global_batches_do_not_depend_on_the_workers_nor_on_where_a_run_was_cut(small_corpus):
-    corpus, layouts = open_corpus(small_corpus), [BatchLayout(0, 1, 16, 1)]
-    whole = all_inputs(corpus, layouts, 6)
-    assert all(map(torch.equal, whole, all_inputs(corpus, layouts, 6, workers=2)))
-    assert all(map(torch.equal, whole[2:], all_inputs(corpus, layouts, 4, first=2)))
-
-
 @each("ranks", [1, 2])
 def test_steps_of_growing_batches_follow_one_another_in_the_stream(small_corpus, ranks):
     """Steps of 4, 8 and 16 rows take the same rows as seven steps of 4."""
@@ -189,19 +148,6 @@ def test_a_row_that_is_not_in_the_split_is_refused_with_its_size(small_corpus):
             Reader(corpus, "validation").examples([0, row], 0)
 
 
-def test_a_damaged_block_is_named(small_corpus, tmp_path):
-    copy = tmp_path / "corpus"
-    shutil.copytree(small_corpus, copy)
-    corpus = open_corpus(copy)
-    blocks = corpus.blocks("train")
-    shard = copy / blocks.shards[blocks.shard[0]]
-    content = bytearray(shard.read_bytes())
-    content[blocks.offset[0] + 700] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(DamagedInput, match="shard-00000"):
-        Reader(corpus, "train").examples([0], 0)
-
-
 def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus_built_with_noise):
     """Every held-out token is in a row, and the padding of the last row doesn't count."""
     corpus = open_corpus(small_corpus)
@@ -232,23 +178,3 @@ def test_rows_that_share_their_width_hold_the_same_targets_on_any_number_of_rank
         return found
 
     assert targets(1, 1) == targets(5, 1) == targets(5, 2) == targets(24, 1)
-
-
-ABANDONED = """
-import sys
-from data_pipeline.corpus import open_corpus
-from data_pipeline.loading.batches import TrainingBatches
-from data_pipeline.loading.batch_layout import BatchLayout
-from data_pipeline.loading.stream import Stream
-
-stream = Stream([open_corpus(sys.argv[1])], [1.0], 0, 8)
-steps = TrainingBatches(stream, BatchLayout(0, 1, 4, 1)).loader(1000, workers=2)
-print(*next(steps)[0]["labels"].shape)
-"""
-
-
-@pytest.mark.slow
-def test_a_script_that_leaves_a_loader_open_ends(small_corpus):
-    command = [sys.executable, "-c", ABANDONED, small_corpus]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.split()[0]) == (0, "4"), done.stderr

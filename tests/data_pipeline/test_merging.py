@@ -1,17 +1,15 @@
 """Merged files: they hold what the files held, a build with them has the same bytes, and they are made again alike."""
 
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys
-from data_pipeline.dedup.keys import KeyBucket, Keys, pairs_within, read_duplicates, write_duplicates
 from data_pipeline.execution import buckets, merging
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, merge_tokens, read_bucket
 from data_pipeline.execution.merging import MergeSpec, Merging, group_sizes
@@ -51,17 +49,8 @@ def test_files_are_merged_where_their_readers_would_open_many(files, readers, si
     assert opens <= 1.01 * files
 
 
-def merged(corpus: Path, work: object, files: Sequence[str], size: int) -> list[str]:
-    """The names of `files` after merging groups of `size`."""
-    outputs = []
-    for first in range(0, len(files), size):
-        outputs.append(f"{Path(files[0]).stem}-{size}-{first}.safetensors")
-        work(corpus, MergeSpec(tuple(files[first : first + size]), first, outputs[-1]))  # type: ignore[operator]
-    return outputs
-
-
-@each("of_pairs", [False, True])
-def test_buckets_of_merged_tokens_are_those_of_the_files(tmp_path, of_pairs, monkeypatch):
+def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
+    """Those of other tokens, keys and duplicates are in the builds below."""
     monkeypatch.setattr(buckets, "_TOKENS_AT_ONCE", 50)
     chance, files = np.random.default_rng(3), []
     same = np.sort(chance.integers(0, 2**64, 6, np.uint64))  # hashes that files share: their order decides
@@ -73,64 +62,18 @@ def test_buckets_of_merged_tokens_are_those_of_the_files(tmp_path, of_pairs, mon
             arrays[f"{split}.hashes"] = hashes
             arrays[f"{split}.offsets"] = np.cumsum([0, *lengths]).astype(np.int64)
             arrays[f"{split}.tokens"] = chance.integers(0, 60_000, lengths.sum()).astype(np.uint16)
-            if of_pairs:
-                arrays[f"{split}.targets"] = lengths // 2
+            arrays[f"{split}.targets"] = lengths // 2
         files.append(f"{number}.safetensors")
         save_file(arrays, tmp_path / files[-1])
-    twos = merged(tmp_path, merge_tokens, files, 2)
-    for some in (twos, merged(tmp_path, merge_tokens, files, 5), merged(tmp_path, merge_tokens, twos, 2)):
-        for count in (1, 3, 8):
-            all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
-            assert count_tokens(tmp_path, some, all_buckets) == count_tokens(tmp_path, files, all_buckets)
-            for bucket in all_buckets:
-                found, wanted = read_bucket(tmp_path, some, bucket), read_bucket(tmp_path, files, bucket)
-                assert found.tokens.tolist() == wanted.tokens.tolist()
-                assert found.starts.tolist() == wanted.starts.tolist()
-                assert not of_pairs or found.targets.tolist() == wanted.targets.tolist()
-    assert load_file(tmp_path / twos[0])["train.tokens"].dtype == np.uint16
-
-
-def test_buckets_of_merged_keys_are_those_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "_KEYS_AT_ONCE", 100)
-    chance, files = random.Random(5), []
-    for unit in range(5):
-        own = Keys(group=1, order=1)
-        for document in range(0 if unit == 1 else 150):
-            own.add(document, 0, (chance.getrandbits(64) if document % 3 else document % 40 << 50, chance.randrange(5)))
-        files.append(f"{unit}.safetensors")
-        own.write(tmp_path / files[-1])
-
-    def merge(corpus: Path, spec: MergeSpec) -> None:
-        KeyBucket.merge(corpus, spec.files, spec.first, corpus / spec.output, with_pairs=True)
-
-    twos = merged(tmp_path, merge, files, 2)
-    for some in (twos, merged(tmp_path, merge, twos, 3)):
-        for bucket in (KeyBucket(0, 1), *(KeyBucket(number, 8) for number in range(8))):
-            (table, units), (wanted, of_files) = bucket.read(tmp_path, some), bucket.read(tmp_path, files)
-            assert units.dtype == of_files.dtype
-            assert sorted(zip(table.tolist(), units, strict=True)) == sorted(
-                zip(wanted.tolist(), of_files, strict=True)
-            )
-        found, expected = (np.concatenate(list(pairs_within(tmp_path, names))) for names in (some, files))
-        assert found.tolist() == expected.tolist()
-        assert len(found)
-
-
-def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "_DUPLICATES_AT_ONCE", 20)
-    chance, files = np.random.default_rng(7), []
-    for number in (0, 40, 1, 90, 30):
-        files.append(f"{len(files)}.safetensors")
-        units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
-        write_duplicates(tmp_path / files[-1], units, places, 7)
-
-    def merge(corpus: Path, spec: MergeSpec) -> None:
-        keys.merge_duplicates(corpus, spec.files, corpus / spec.output)
-
-    twos = merged(tmp_path, merge, files, 2)
-    for some in (twos, merged(tmp_path, merge, twos, 3)):
-        for unit in range(7):
-            assert read_duplicates(tmp_path, None, some, unit) == read_duplicates(tmp_path, None, files, unit)
+    merge_tokens(tmp_path, MergeSpec(tuple(files), 0, "merged.safetensors"))
+    for count in (1, 3, 8):
+        all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
+        merged, apart = ["merged.safetensors"], files
+        assert count_tokens(tmp_path, merged, all_buckets) == count_tokens(tmp_path, apart, all_buckets)
+        for bucket in all_buckets:
+            found, wanted = read_bucket(tmp_path, merged, bucket), read_bucket(tmp_path, apart, bucket)
+            for name in ("tokens", "starts", "targets"):
+                assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
 
 
 @each("values", [3, 5])
@@ -164,6 +107,8 @@ def grouped(monkeypatch) -> Iterator[list[int]]:
     """Sizes of groups, to be changed, by which all files are merged."""
     sizes: list[int] = []
     monkeypatch.setattr(merging, "group_sizes", lambda files, readers: sizes)
+    for module, bound, number in ((buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 3)):
+        monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
     with without_ray():
         yield sizes
 

@@ -26,7 +26,6 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
-from data_pipeline.loading.device import on_device
 from data_pipeline.loading.processes import _Guarded, items
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
 from data_pipeline.objectives.span_corruption import SpanCorruption
@@ -200,11 +199,23 @@ def test_rows_of_a_damaged_block_count_for_nothing_and_all_others_are_as_ever(sm
     assert "sha256 differs" in skipped.reason
 
 
-@each("workers", [0, 2])
-def test_a_damaged_block_stops_the_stream_and_is_named(copy, lost, workers):
-    batches = TrainingBatches(stream_of(copy), WIDE)
-    with pytest.raises(DamagedInput, match=r"train/shard-00000.tar.*sha256 differs"):
-        list(batches.loader(STEPS, workers))
+def flipped(shard: Path) -> None:
+    """`lost` has flipped a bit."""
+
+
+@each(
+    "damage, workers, said",
+    [
+        (flipped, 0, "sha256 differs"),
+        (flipped, 2, "sha256 differs"),
+        (lambda shard: os.truncate(shard, 5000), 0, "ends at byte 5000"),
+        (Path.unlink, 0, "No such file"),
+    ],
+)
+def test_damage_stops_the_stream_and_is_named(copy, lost, damage, workers, said):
+    damage(copy / "shards/train/shard-00000.tar")
+    with pytest.raises(DamagedInput, match=rf"train/shard-00000\.tar.*{said}"):
+        list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, workers))
 
 
 def test_a_block_that_was_skipped_stays_skipped_after_it_was_mended(small_corpus, copy, lost):
@@ -228,16 +239,6 @@ def test_damage_in_held_out_text_is_passed_over_where_asked(copy, lost):
     batches = list(validation_batches(corpus, BatchLayout(0, 1, 4, 1), skip_damage=True))
     counted = sum(int((batch["labels"] != IGNORE_INDEX).any(dim=1).sum()) for batch in batches)
     assert counted == corpus.rows("validation") - len(lost["validation"])
-
-
-def test_a_shard_cut_short_is_named_and_a_missing_one_too(copy):
-    shard = copy / "shards/train/shard-00000.tar"
-    os.truncate(shard, 5000)
-    with pytest.raises(DamagedInput, match="ends at byte 5000"):
-        list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, 0))
-    shard.unlink()
-    with pytest.raises(DamagedInput, match="No such file"):
-        list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, 0))
 
 
 def test_a_shard_outside_the_corpus_is_refused(copy):
@@ -371,8 +372,3 @@ def test_what_the_loader_hands_over_is_pinned_tensor_by_tensor(small_corpus, mon
     again = made.pin_memory()
     assert again.item.batch.keys() == made.item.batch.keys()
     assert [id(tensor) for tensor in pinned] == [id(tensor) for tensor in made.item.batch.values()]
-
-
-def test_batches_stay_as_they_are_where_there_is_no_accelerator(small_corpus):
-    loaded = list(TrainingBatches(stream_of(small_corpus), BatchLayout(0, 1, 4, 2)).loader(3, 0))
-    assert list(on_device(loaded, torch.device("cpu"))) == loaded
