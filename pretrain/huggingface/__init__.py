@@ -4,9 +4,8 @@ What differs between families stands beside their models, in `HF_MODELS`; here i
 tokenizers, checks, the model card and, in `remote_code`, modelling files of models that transformers lacks.
 """
 
-from pretrain.huggingface.convert import from_hf, to_hf
-from pretrain.huggingface.export import export, hf_model_of
+from pretrain.huggingface.export import export, hf_model_of, to_hf
 from pretrain.huggingface.load import import_, load_state, read
 from pretrain.huggingface.yan import import_yan
 
-__all__ = ["export", "from_hf", "hf_model_of", "import_", "import_yan", "load_state", "read", "to_hf"]
+__all__ = ["export", "hf_model_of", "import_", "import_yan", "load_state", "read", "to_hf"]

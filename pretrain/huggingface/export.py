@@ -11,10 +11,10 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.huggingface import card, tokenizer_export
 from pretrain.huggingface.card import CTRANSLATE2, TRANSFORMERS, Lineage
-from pretrain.huggingface.convert import check, shapes, to_hf
 from pretrain.huggingface.load import CONFIG, GENERATION
-from pretrain.models import ModelConfig
-from pretrain.models.state_dict_adapter import Exported, HFModel, hf_models
+from pretrain.huggingface.weights import check, shapes
+from pretrain.models import FAMILIES, ModelConfig, outline
+from pretrain.models.state_dict_adapter import TOKEN_IDS, Exported, HFModel, hf_models, tensor_names, tied, to_theirs
 
 README = "README.md"
 PATTERN = "model{suffix}.safetensors"  # weights.WEIGHTS, or the files that weights.INDEX lists
@@ -101,6 +101,31 @@ def _exported(
         padding = list(range(tokenizer.size, config.padded_vocab_size))
         generation = {**generation, **bos, **({"suppress_tokens": padding} if padding else {})}
     return replace(model, config={**model.config, **bos}, generation_config=generation)
+
+
+def to_hf(hf: HFModel, config: ModelConfig, state: Mapping[str, Tensor]) -> Exported:
+    """The model in transformers' form; `state` holds whole tensors under our names.
+
+    Raises UserError for what transformers' model doesn't have, and for tensors that it would ignore.
+    """
+    ids = to_theirs(config, TOKEN_IDS)
+    saved = {
+        "architectures": [hf.class_name],
+        "model_type": hf.model_type,
+        "vocab_size": config.padded_vocab_size,
+        **to_theirs(config, hf.settings),
+        **hf.fixed,
+        **ids,
+        **hf.config_to_hf(config),
+    }
+    theirs = hf.tensors_to_hf(config, state)
+    names = tensor_names(hf, theirs, tied(outline(config)))
+    start = {"decoder_start_token_id": config.decoder_start_id} if hf.encoder_decoder else {}
+    generation = None if FAMILIES[config.family].generates is None else {**ids, **start}
+    tensors = {names[name]: tensor for name, tensor in theirs.items()}
+    like = next(iter(state.values()))
+    tensors |= {name: like.new_zeros(shape) for name, shape in hf.unused(saved).items()}
+    return Exported(tensors, saved, generation)
 
 
 def without_mup(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -18,25 +18,26 @@ from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from pretrain.checkpoint.trained import save_weights
 from pretrain.huggingface import tokenizer_import, weights
-from pretrain.huggingface.convert import from_hf
-from pretrain.huggingface.sizes import check_sizes, in_their_names, leaves
-from pretrain.models import FAMILIES, ModelConfig
-from pretrain.models.state_dict_adapter import HFModel, Json, Shapes, State, hf_models
+from pretrain.models import FAMILIES, ModelConfig, outline
+from pretrain.models.state_dict_adapter import (
+    OUTPUT,
+    HFModel,
+    Json,
+    Shapes,
+    State,
+    drop_copies,
+    hf_models,
+    in_their_names,
+    tensor_names,
+    tied,
+    to_ours,
+)
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
 # Settings of classifiers, which no model here is; transformers makes a list as long as they say.
 _LABELS = ("num_labels", "id2label", "label2id")
-
-
-class Imported(NamedTuple):
-    """A model under our names, with fp32 weights. `replaced`: a key of config.json and its id, if transformers embeds
-    this id otherwise than by its row of the matrix."""
-
-    config: ModelConfig
-    state: State
-    replaced: tuple[str, int] | None
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
@@ -55,7 +56,7 @@ def load_state(path: Path) -> tuple[ModelConfig, State]:
 
     `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
     """
-    config, state, _ = _read_model(path)
+    config, state, _, _ = _read_model(path)
     return config, state
 
 
@@ -64,7 +65,7 @@ def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
 
     Prints a line for each choice that the files leave open.
     """
-    config, state, replaced = _read_model(path)
+    config, state, hf, settings = _read_model(path)
     tokenizer = tokenizer_import.read(path)
     rows = config.padded_vocab_size
     if isinstance(tokenizer.model, TokenizerJson):
@@ -72,9 +73,11 @@ def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
         roles = {"pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
         config = config.model_copy(update=roles)  # chosen with a view to config.json
     vocabulary = tokenizer.vocabulary
-    if replaced and replaced[1] < tokenizer.size and replaced[1] not in vocabulary.special.values():
+    section, _, key = (hf.replaced or "").partition(".")
+    id_ = settings[section][key] if hf.replaced else None
+    if id_ is not None and id_ < tokenizer.size and id_ not in vocabulary.special.values():
         raise UserError(
-            f"{path}: {replaced[0]} is {replaced[1]} in config.json, which the tokenizer gives to text. transformers "
+            f"{path}: {hf.replaced} is {id_} in config.json, which the tokenizer gives to text. transformers "
             "has a vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
         )
     if tokenizer.size > rows:
@@ -108,12 +111,11 @@ def _unit(rows: int, ids: int) -> int:
     return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
 
 
-def _read_model(directory: Path) -> Imported:
-    """Reads the model in `directory`. `model_type` selects the family.
+def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
+    """Our config and tensors of the model in `directory`, transformers' model that it is, and its settings there.
 
-    Nothing is built before the sizes in config.json are found in the headers of the weights: a wrong one could fill the
-    memory. Raises UserError, with the setting or tensor, for what our model doesn't support; FailedError if a file is
-    damaged.
+    Nothing is built before the sizes in config.json are found in the weights: a wrong one could fill the memory. Raises
+    UserError, with the setting or tensor, for what our model doesn't support; FailedError if a file is damaged.
     """
     path = directory / CONFIG
     weights.check_files(directory)
@@ -124,12 +126,11 @@ def _read_model(directory: Path) -> Imported:
     hf = by_type.get(str(saved.get("model_type")))
     if hf is None:
         raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
-    if endless := [".".join(key) for key, value in leaves(saved) if isinstance(value, float) and not isfinite(value)]:
+    if endless := [".".join(key) for key, value in weights.leaves(saved) if _is_endless(value)]:
         raise UserError(f"{path}: no finite numbers: {', '.join(endless)}")
     _refuse_others(_FIXED, saved, path)
-    saved = _needed(saved, hf)
-    stored = weights.shapes_of(directory)
-    settings, theirs = _settings(saved, stored, hf, path)
+    stored = weights.read(directory)
+    settings, theirs = _settings(_needed(saved, hf), weights.sizes(stored), hf, path)
     _refuse_others(hf.fixed, settings, path)
     names, rejection = {name: name for name in stored}, None
     try:
@@ -137,9 +138,8 @@ def _read_model(directory: Path) -> Imported:
             names = _loaded_names(stored, hf.class_name, theirs, path)
     except UserError as error:  # our own checks name keys and tensors, so they go first
         rejection = error
-    tensors = {names[name]: tensor for name, tensor in weights.read(directory).items()}
     try:
-        config, state = from_hf(hf, settings, tensors)
+        config, state = from_hf(hf, settings, {names[name]: tensor for name, tensor in stored.items()})
     except KeyError as error:
         raise UserError(f"{path}: lacks {error}") from None
     except ValidationError as error:
@@ -151,7 +151,30 @@ def _read_model(directory: Path) -> Imported:
         raise rejection
     if hf.encoder_decoder:
         _refuse_other_start(config, settings, directory)
-    return Imported(config, state, _replaced(settings, hf))
+    return config, state, hf, settings
+
+
+def from_hf(hf: HFModel, settings: Json, tensors: State) -> tuple[ModelConfig, State]:
+    """Our config and tensors, from config.json with transformers' defaults and the tensors of a file.
+
+    Raises UserError for what our model doesn't support, and for tensors that are missing, unexpected or copies that
+    differ.
+    """
+    tensors = dict(tensors)
+    drop_copies(tensors, hf.copies)
+    ours = {**to_ours(settings, hf.settings), **hf.config_from_hf(settings, tensors)}
+    config = hf.config_class.model_validate(ours)
+    model = outline(config)
+    expected, matrix = hf.tensors_to_hf(config, model.state_dict()), tied(model)
+    names = tensor_names(hf, expected, matrix)
+    if matrix:
+        drop_copies(tensors, {names[matrix]: [(hf.names or {}).get(OUTPUT, OUTPUT)]})
+    weights.check({names[name]: tuple(tensor.shape) for name, tensor in expected.items()}, tensors)
+    return config, hf.tensors_from_hf(config, {name: tensors[names[name]] for name in expected})
+
+
+def _is_endless(value: Any) -> bool:
+    return isinstance(value, float) and not isfinite(value)
 
 
 def _needed(saved: Json, hf: HFModel) -> Json:
@@ -177,25 +200,21 @@ def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Jso
 
     Several EOS tokens become the first: the tokenizer says which is ours.
     """
-    theirs, settings = None, saved
-    _check_sizes(saved, stored, hf, path)  # transformers makes lists as long as there are layers
+    theirs, settings, keys = None, saved, None if hf.names is None else hf.all_keys
+    weights.check_sizes(saved, stored, keys, path)  # transformers makes lists as long as there are layers
     if not hf.code:
-        theirs = _config_of(saved, path)
+        from transformers import CONFIG_MAPPING  # takes seconds to import
+
+        with _by_transformers(path):
+            theirs = CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
         settings = {**saved, **theirs.to_dict()}
-        _check_sizes(settings, stored, hf, path)
+        weights.check_sizes(settings, stored, keys, path)
     for section in (settings, settings.get("encoder"), settings.get("decoder")):
         if isinstance(section, dict) and isinstance(ends := section.get("eos_token_id"), list) and ends:
             section["eos_token_id"], rows = ends[0], section.get("vocab_size")
             if outside := [id_ for id_ in ends if isinstance(id_, int) and isinstance(rows, int) and id_ >= rows]:
                 raise UserError(f"{path}: eos_token_id has {outside}, but the embedding has {rows} rows")
     return settings, theirs
-
-
-def _check_sizes(settings: Json, stored: Shapes, hf: HFModel, path: Path) -> None:
-    try:
-        check_sizes(settings, stored, None if hf.names is None else hf.all_keys)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def _refuse_other_start(config: ModelConfig, settings: Json, directory: Path) -> None:
@@ -209,14 +228,6 @@ def _refuse_other_start(config: ModelConfig, settings: Json, directory: Path) ->
             raise UserError(
                 f"{file}: decoder_start_token_id is {start!r}, but our {config.family} starts from {token}, {ours}"
             )
-
-
-def _replaced(settings: Json, hf: HFModel) -> tuple[str, int] | None:
-    if hf.replaced is None:
-        return None
-    section, key = hf.replaced.split(".")
-    id_ = settings[section][key]
-    return None if id_ is None else (hf.replaced, id_)
 
 
 def _refuse_ids(config: ModelConfig, keys: Mapping[str, str], path: Path) -> None:
@@ -238,20 +249,6 @@ def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None
         raise UserError(f"{path}: our models don't support these settings: {'; '.join(problems)}")
 
 
-def _config_of(saved: Json, path: Path) -> Any:
-    """transformers' config object, with its defaults and the settings that it derives from others.
-
-    Raises UserError, which names `path`, if transformers rejects the content `saved` of config.json.
-    """
-    from transformers import CONFIG_MAPPING  # takes seconds to import
-
-    try:
-        with _quiet():
-            return CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
-    except Exception as error:  # wrong types and values, by exceptions of several libraries
-        raise _rejected(path, error) from None
-
-
 def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path) -> dict[str, str]:
     """The name under which transformers loads each tensor of a file into the class `class_name`.
 
@@ -263,11 +260,8 @@ def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
-    try:
-        with torch.device("meta"), _quiet():
-            model = getattr(transformers, class_name)(config)
-    except Exception as error:  # as above
-        raise _rejected(path, error) from None
+    with _by_transformers(path), torch.device("meta"):
+        model = getattr(transformers, class_name)(config)
     renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
     state = model.state_dict()
     found: dict[str, str] = {}
@@ -280,8 +274,9 @@ def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' and torch's warnings: our own checks refuse what they are about."""
+def _by_transformers(path: Path) -> Iterator[None]:
+    """Without transformers' and torch's warnings: our own checks refuse what they are about. Raises UserError, which
+    names `path`, if transformers rejects its content."""
     from transformers.utils import logging  # takes seconds
 
     before = logging.get_verbosity()
@@ -289,10 +284,8 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
+    except Exception as error:  # wrong types and values, by exceptions of several libraries
+        reason = printable(" ".join(str(error).split())) or type(error).__name__
+        raise UserError(f"{path}: transformers rejects it: {reason}") from None
     finally:
         logging.set_verbosity(before)
-
-
-def _rejected(path: Path, error: Exception) -> UserError:
-    reason = printable(" ".join(str(error).split())) or type(error).__name__
-    return UserError(f"{path}: transformers rejects it: {reason}")

@@ -1,17 +1,20 @@
-"""The weights in a Hugging Face directory: what the headers of its safetensors files say, and the tensors in fp32."""
+"""The weights in a Hugging Face directory in fp32, and whether a config fits them."""
 
+import re
 import stat
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import human_size, printable
 from data_pipeline.foundation.json_file import read_json
-from pretrain.models.state_dict_adapter import Json, Shapes, State
+from pretrain.models import ModelConfig, outline
+from pretrain.models.state_dict_adapter import Json, Shapes, State, few
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
@@ -19,6 +22,11 @@ _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpac
 _LARGEST_DESCRIPTION = 2**30  # bytes of a file that isn't weights
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _OTHERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # masks and positions beside the weights
+# Our settings that are a dimension of a tensor or divide one, and those that count layers.
+_SIZES = ["vocab_size", "d_model", "d_ff", "d_kv", "head_dim", "num_heads", "num_key_value_heads", "num_cross_heads"]
+_SIZES += ["num_token_types", "max_positions", "relative_attention_num_buckets"]
+_LAYERS = ["num_layers", "num_encoder_layers", "num_decoder_layers"]
+_LAYER = re.compile(r"(.+?)\.(\d+)\.")
 
 
 def check_files(directory: Path) -> None:
@@ -33,42 +41,30 @@ def check_files(directory: Path) -> None:
             raise UserError(f"{printable(str(path))}: {human_size(found.st_size)}, which is no description of a model")
 
 
-def shapes_of(directory: Path) -> Shapes:
-    """The shapes of the tensors that transformers loads, from the headers of their files.
+def read(directory: Path) -> State:
+    """The tensors that transformers loads, with weights in fp32.
 
     Raises UserError if there are none or their numbers are of a kind that no weights here have, such as float8;
     FailedError if a file is damaged.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    tensors: State = {}
     for path, names in _files(directory).items():
         try:
             with safe_open(path, "pt") as file:
-                tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                kinds = {name: tensor.get_dtype() for name, tensor in tensors.items()}
-                shapes = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
+                kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+                wrong = sorted(name for name, kind in kinds.items() if kind not in (*_FLOATS, *_OTHERS))
+                stored = {} if wrong else {name: file.get_tensor(name) for name in kinds}
         except Exception as error:
             raise FailedError(f"{path}: damaged: {printable(str(error))}") from None
-        if odd := sorted(name for name in shapes if not name.isprintable()):
+        if odd := sorted(name for name in kinds if not name.isprintable()):
             raise FailedError(f"{path}: damaged: a tensor is named {printable(odd[0])}")
-        if names and (others := sorted(names ^ shapes.keys())):
+        if names and (others := sorted(names ^ kinds.keys())):
             raise FailedError(f"{path}: holds other tensors than {INDEX} says: {', '.join(map(printable, others[:8]))}")
-        if wrong := sorted(name for name, kind in kinds.items() if kind not in (*_FLOATS, *_OTHERS)):
+        if wrong:
             raise UserError(
                 f"{path}: {wrong[0]} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}: "
                 "quantized weights can't be imported"
             )
-        found |= shapes
-    return found
-
-
-def read(directory: Path) -> State:
-    """The tensors that transformers loads, with weights in fp32. Raises as `shapes_of` and `in_fp32` do."""
-    tensors: State = {}
-    for path in _files(directory):
-        try:
-            stored = load_file(path)
-        except Exception as error:
-            raise FailedError(f"{path}: damaged: {error}") from None
         tensors |= in_fp32(stored, path)
     return tensors
 
@@ -125,3 +121,80 @@ def _shards(index: Path) -> dict[str, set[str]]:
     if not shards:
         raise FailedError(f"{index}: damaged: expected weight_map, from names of tensors to files")
     return shards
+
+
+def check_sizes(settings: Json, stored: Shapes, keys: Mapping[str, str] | None, path: Path) -> None:
+    """Raises UserError if a size in `settings`, ours or those of config.json, is too large for the weights.
+
+    No width, number of heads or number of ids exceeds the largest dimension of a tensor, and layers are numbered in the
+    tensors' names. `stored`: the shapes of the file's tensors. `keys`: the key of each setting; None: its name.
+    `path`: the file of the settings.
+    """
+    numbered = defaultdict(set)
+    for name in stored:
+        if layer := _LAYER.match(name):
+            numbered[layer[1]].add(layer[2])
+    layers = max(map(len, numbered.values()), default=0)
+    largest = max((size for shape in stored.values() if 0 not in shape for size in shape), default=0)
+    of_sizes = largest, f"the largest dimension of the weights is {largest}"
+    of_layers = layers, f"there are weights of {layers} layers"
+    ours = {**dict.fromkeys(_SIZES, of_sizes), **dict.fromkeys(_LAYERS, of_layers)}
+    limits = ours if keys is None else {keys[name]: limit for name, limit in ours.items() if name in keys}
+    problems = [
+        f"{'.'.join(key)} is {value}, but {limits[key[-1]][1]}"
+        for key, value in leaves(settings)
+        if key[-1] in limits and _number(value) > limits[key[-1]][0]
+    ]
+    if problems:
+        raise UserError(f"{path}: {'; '.join(problems)}")
+
+
+def _number(value: Any) -> float:
+    """The number that pydantic would read, also from text."""
+    try:
+        return value if isinstance(value, int) else float(value)
+    except (TypeError, ValueError):
+        return 0
+
+
+def leaves(settings: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values below the sections of `settings`, and in lists, with their paths."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*above, key))
+        elif isinstance(value, list):
+            yield from leaves({str(number): one for number, one in enumerate(value)}, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors of the model's `state_dict()`; tied ones appear under each of their names."""
+    return sizes(outline(config).state_dict())
+
+
+def sizes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def check(
+    expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], what: str = "the weights don't fit"
+) -> None:
+    """Raises UserError that names tensors that are missing, unexpected, of the wrong shape or not floating-point."""
+    both = sorted(expected.keys() & tensors.keys())
+    problems = [
+        *(f"{name} is missing" for name in sorted(expected.keys() - tensors.keys())),
+        *(f"{printable(name)} is not of the model" for name in sorted(tensors.keys() - expected.keys())),
+        *(
+            f"{name} should be {expected[name]}, is {tuple(tensors[name].shape)}"
+            for name in both
+            if tuple(tensors[name].shape) != expected[name]
+        ),
+        *(
+            f"{name} is of {str(tensors[name].dtype).removeprefix('torch.')}, not of floating-point numbers"
+            for name in both
+            if not tensors[name].is_floating_point()
+        ),
+    ]
+    if problems:
+        raise UserError(f"{what}: {few(problems, '; ')}")

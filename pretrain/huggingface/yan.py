@@ -18,9 +18,7 @@ from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from pretrain.checkpoint.trained import save_weights
 from pretrain.config.models import AutoregressiveConfig, ModelConfig
 from pretrain.huggingface import weights
-from pretrain.huggingface.convert import check, shapes
-from pretrain.huggingface.sizes import check_sizes, in_their_names
-from pretrain.models.state_dict_adapter import Json, State
+from pretrain.models.state_dict_adapter import Json, State, in_their_names
 
 # The settings' values that are pickled by the names of the author's classes; all are read as their text.
 _MODULES = ("autoregressive_encoder_decoder_transformer.model", "encoder_decoder_transformer.model", "model")
@@ -90,19 +88,17 @@ def _read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
     saved = _load(path)
     try:
         settings, tensors = saved["model_config"], saved["model"]
-        check_sizes(settings, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, _SETTINGS)
+        weights.check_sizes(settings, weights.sizes(tensors), _SETTINGS, path)
         config = _config(settings, eos)
         state = _renamed(tensors)
         if config.embedding_loss is None:  # the author's model has a norm for it even so
             state = {name: tensor for name, tensor in state.items() if not name.startswith("embedding_loss.")}
-        check(shapes(config), state)
+        weights.check(weights.shapes(config), state, f"{path}: the weights don't fit")
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a checkpoint of Yan's autoregressive encoder-decoder: lacks {error}") from None
     except ValidationError as error:
         lines = in_their_names(error, _SETTINGS)
         raise UserError("\n".join(f"{path}: model_config: {line}" for line in lines)) from None
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     return config, state
 
 
@@ -125,22 +121,17 @@ def _config(settings: Json, eos: int) -> AutoregressiveConfig:
     loss = settings["embedding_loss_type"]
     return AutoregressiveConfig.model_validate(
         {
-            "vocab_size": settings["alphabet_size"],
+            **{ours: settings[theirs] for ours, theirs in _SETTINGS.items()},
             "pad_id": eos,
             "eos_id": eos,
-            "d_model": settings["n_embed"],
-            "num_heads": settings["n_head"],
             "num_cross_heads": across["n_head"],
-            "num_encoder_layers": settings["n_layer"],
             "num_decoder_layers": settings["n_layer"],
-            "max_positions": settings["context_size"],
             "bias": settings["use_bias"],
             "cross_attention_bias": across["use_bias"],
             "order": _ORDER[settings["order_type"]],
             "bridge_norm": settings["add_ln_before_decoder_ff"],
             "subtract_positions": _SUBTRACTED[settings["sub_pos_embed_to_decoder"]],
             "add_positions": settings["add_pos_embed_to_decoder"],
-            "dropout_rate": settings["dropout_rate"],
             "embedding_loss": None
             if loss == "NONE"
             else {

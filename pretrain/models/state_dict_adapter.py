@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from data_pipeline.foundation.config_file import Section
@@ -26,6 +27,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 TOKEN_IDS = {"pad_id": "pad_token_id", "eos_id": "eos_token_id"}
 OUTPUT = "lm_head.weight"
 _MOST_PROBLEMS = 8
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,16 @@ class HFModel:
 
     def lacks(self, config: ModelConfig) -> list[str]:
         """The settings of `config` that transformers' model can't have: ["positions: rotary"]."""
-        return [
-            f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
-            for key, values in self.can_be.items()
-            if (value := getattr(config, key)) not in values
-        ]
+        return lacks(self.can_be, config)
+
+
+def lacks(can_be: Mapping[str, tuple], config: ModelConfig) -> list[str]:
+    """The settings of `config` with other values than they `can_be`."""
+    return [
+        f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
+        for key, values in can_be.items()
+        if (value := getattr(config, key)) not in values
+    ]
 
 
 def hf_models(family: str) -> Sequence[HFModel]:
@@ -157,6 +164,18 @@ def tied(model: Model) -> str | None:
     named = dict(model.named_parameters(remove_duplicate=False))
     output = named.pop(OUTPUT)
     return next((name for name, parameter in named.items() if parameter is output), None)
+
+
+def tensor_names(hf: HFModel, state: Iterable[str], tied: str | None) -> dict[str, str]:
+    """Transformers' name of each tensor. The output matrix is stored once, as the matrix `tied` to it."""
+    found: dict[str, str | None] = {}
+    for name in state:
+        ours = tied if tied and name == OUTPUT else name
+        number = _NUMBER.search(ours)
+        theirs = ours if hf.names is None else hf.names.get(_NUMBER.sub("{}", ours, count=1))
+        found[name] = theirs and theirs.format(number and number[0])
+    refuse_tensors([name for name, theirs in found.items() if theirs is None])
+    return {name: theirs for name, theirs in found.items() if theirs}
 
 
 def drop_copies(tensors: State, copies: Mapping[str, Iterable[str]]) -> None:
@@ -217,6 +236,19 @@ def to_ours(settings: Json, names: Settings) -> Json:
         ours: key.from_hf(settings[key.key]) if isinstance(key, Choice) else settings[key]
         for ours, key in names.items()
     }
+
+
+def in_their_names(error: ValidationError, keys: Mapping[str, str]) -> list[str]:
+    """One line for each problem with our config, in which the `keys` of config.json stand for our settings."""
+    lines = []
+    for one in error.errors():
+        message = one["msg"].removeprefix("Value error, ")
+        key = ".".join(map(str, one["loc"]))
+        if one["type"] != "value_error":  # the message of a validator says all
+            message = f"{message[:1].lower()}{message[1:]}, got {one['input']!r}"
+        line = f"{key}: {message}" if key else message
+        lines.append(re.sub(r"\w+", lambda word: keys.get(word[0], word[0]), line))
+    return lines
 
 
 # --- models that transformers lacks ---

@@ -6,6 +6,7 @@ from data_pipeline.foundation.config_file import check
 from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import StackConfig
 from pretrain.models import DecoderOnlyConfig, ModelConfig, ModernConfig, T5Gemma2Config, T5GemmaConfig
+from pretrain.models.state_dict_adapter import lacks
 
 STYLES: dict[str, type[ModelConfig]] = {"t5gemma": T5GemmaConfig, "t5gemma2": T5Gemma2Config, "modern": ModernConfig}
 _GEMMA = {
@@ -43,10 +44,10 @@ def target(
     Raises UserError that names the settings which that family can't have, and those in which the two may not differ.
     """
     for config in (decoder, encoder or decoder):
-        if lacks := _lacks(style, config):
-            able = [other for other in STYLES if not _lacks(other, config)]
+        if lacking := lacks(_CAN_BE[style], config):
+            able = [other for other in STYLES if not lacks(_CAN_BE[other], config)]
             way_out = f"; use --style {' or '.join(able)}" if able else "; no style can"
-            raise UserError(f"the family {style} can't have {', '.join(lacks)}{way_out}")
+            raise UserError(f"the family {style} can't have {', '.join(lacking)}{way_out}")
     if encoder is not None:
         _check_alike(style, decoder, encoder)
     kind = STYLES[style]
@@ -61,15 +62,6 @@ def target(
     else:
         values["bos_id"] = bos_id
     return check(values, kind, f"the family {style}")
-
-
-def _lacks(style: str, config: DecoderOnlyConfig) -> list[str]:
-    """The settings of `config` that the style can't have: ["qk_norm: true"]."""
-    return [
-        f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
-        for key, values in _CAN_BE[style].items()
-        if (value := getattr(config, key)) not in values
-    ]
 
 
 def _check_alike(style: str, decoder: DecoderOnlyConfig, encoder: DecoderOnlyConfig) -> None:
