@@ -8,12 +8,16 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from launch.agent_pool import Agent, AgentPool
 from launch.head import result, stop_requests, watch
 from launch.rank_processes import RankProcesses, wrapped
 from pretrain.run import heartbeat, rank_logs
 
+WAITS = "sleep 3600"
+ASKED = "until [ -e {run}/stop ]; do sleep 0.05; done"
+STOPPED = """echo '{{"state": "stopped", "attempt": 1, "step": 3}}' > {run}/status.json"""
 TO_LAUNCHER = "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -TERM $parent"
 DONE = f"touch ${heartbeat.DIRECTORY}/rank-$RANK.done"
 LAUNCHER = """
@@ -41,22 +45,35 @@ def agent_with(ranks: RankProcesses) -> Agent:
     return agent
 
 
-def supervise(command: list[str], environment: dict[str, str], run: Path, ranks: int, dead_rank_seconds: float) -> int:
+def launcher_of(*ranks: list[str], words: str = "") -> list[str]:
+    """A launcher that starts a rank for each command, prints `words` and waits."""
+    return [sys.executable, "-S", "-c", LAUNCHER, json.dumps([words, *map(wrapped, ranks)])]
+
+
+def supervise(
+    command: list[str],
+    run: Path,
+    ranks: int,
+    dead_rank_seconds: float = 3600,
+    hang_seconds: float | None = None,
+    another_follows: bool = False,
+) -> int:
     """Runs `command` until its `ranks` have ended; returns the exit code of `result`."""
     with stop_requests(run) as requests:
 
         def start(logs: Path) -> list[Agent]:
-            supervised = {**environment, rank_logs.SUPERVISED: str(logs)}
-            return [agent_with(RankProcesses(command, supervised, ranks, logs / "launcher.log"))]
+            supervised = {**os.environ, rank_logs.SUPERVISED: str(logs)}
+            started = RankProcesses(command, supervised, ranks, logs / "launcher.log", hang_seconds=hang_seconds)
+            return [agent_with(started)]
 
-        return result(watch(start, run, requests, dead_rank_seconds), run, requests)
+        attempt = watch(start, run, requests, dead_rank_seconds, another_follows=another_follows)
+        return result(attempt, run, requests)
 
 
-def supervised(run: Path, *ranks: str, words: str = "", dead_rank_seconds: float = 3600) -> int:
+def supervised(run: Path, *ranks: str, words: str = "", **options: Any) -> int:
     """The exit code of a supervised launcher that starts a shell script for each rank, prints `words` and waits."""
-    commands = [wrapped(["sh", "-c", script]) for script in ranks]
-    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps([words, *commands])]
-    return supervise(launcher, dict(os.environ), run, len(ranks), dead_rank_seconds)
+    commands = [["sh", "-c", script.format(run=run)] for script in ranks]
+    return supervise(launcher_of(*commands, words=words), run, len(ranks), **options)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,15 @@ import re
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import launch.cli
 from pretrain.faults import restarts
 from pretrain.run import lock, rank_logs
-from tests.launch.shell_ranks import DONE, TO_LAUNCHER, told
+from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TO_LAUNCHER, WAITS, told
 from tests.pretrain.runs import run_file
+from tests.processes import processes_with
 from tests.tables import each
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/when-a-run-fails.md"
@@ -57,9 +59,6 @@ case "$*" in
 *) exec sh -c "$last" ;;
 esac
 """
-WAITS = "sleep 3600"
-ASKED = "until [ -e {run}/stop ]; do sleep 0.05; done"
-STOPPED = f"""echo '{{{{"state": "stopped", "attempt": 1, "step": 3}}}}' > {{run}}/status.json; {DONE}"""
 WITHOUT_HOSTS = ("--ranks", "2")
 
 
@@ -88,7 +87,7 @@ PLANTED: dict[str, tuple[str, str, tuple[str, ...]]] = {
         WITHOUT_HOSTS,
     ),
     "the disk is full": (WAITS, fails("OSError: [Errno 28] No space left on device"), WITHOUT_HOSTS),
-    "a signal": (f"{ASKED}; {STOPPED}", f"kill -TERM {os.getpid()}; {ASKED}; {DONE}", WITHOUT_HOSTS),
+    "a signal": (f"{ASKED}; {STOPPED}; {DONE}", f"kill -TERM {os.getpid()}; {ASKED}; {DONE}", WITHOUT_HOSTS),
     "two signals": (WAITS, f"kill -TERM {os.getpid()}; {ASKED}; kill -TERM {os.getpid()}; {WAITS}", WITHOUT_HOSTS),
     "a host is lost": (
         WAITS,
@@ -136,6 +135,7 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
         (tmp_path / "hostfile").write_text(arguments[0])
         command = ["launch", "hosts", str(path), "--hostfile", str(tmp_path / "hostfile")]
     monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
@@ -153,6 +153,8 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     started = 0 if line.startswith("`error: ") else attempts
     assert len(list(run.glob("logs/attempt-*"))) == started, said
     assert said.count("starting attempt 2") == (attempts == 2), said
+    psutil.wait_procs(left := processes_with(RUN_UNDER_TEST=str(tmp_path)), timeout=60)
+    assert [process.cmdline() for process in left if process.is_running()] == []
     if started and arguments == WITHOUT_HOSTS:
         # gloo takes connections from anybody, and by default at the address of the host's name
         assert set((tmp_path / "network").read_text().splitlines()) == {"lo 127.0.0.1"}

@@ -1,7 +1,6 @@
 """The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
 import contextlib
-import json
 import os
 import pty
 import signal
@@ -17,27 +16,23 @@ import pytest
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.signals import STOP_SIGNALS
-from launch import attempts, head, rank_wrapper
+from launch import attempts, head
 from launch.agent import node_options
-from launch.agent_pool import Agent, AgentPool
+from launch.agent_pool import AgentPool
 from launch.attempt import Attempt, first_failed
 from launch.attempts import Ended
-from launch.head import result, stop_requests, watch
+from launch.head import result, stop_requests
 from launch.nodes import Access, Node, Run
-from launch.rank_processes import RankProcesses, wrapped
+from launch.rank_processes import RankProcesses
 from pretrain.run import heartbeat, rank_logs
 from pretrain.run.status import Status
 from tests.launch import shell_ranks
-from tests.launch.shell_ranks import DONE, LAUNCHER, TO_LAUNCHER, agent_with, supervise, supervised, told
+from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TO_LAUNCHER, WAITS, launcher_of, supervise, supervised, told
 from tests.mounts import mounted
 from tests.pretrain.runs import run_file
 from tests.tables import each
 
-STOPS_ON_REQUEST = """
-until [ -e {run}/stop ]; do sleep 0.05; done
-echo '{{"state": "stopped", "attempt": 1, "step": 3}}' > {run}/status.json
-"""
-NEVER_STOPS = "sleep 3600"
+STOPS = f"{ASKED}; {STOPPED}"
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +50,6 @@ def statuses(processes: list[psutil.Process]) -> set[str]:
         with contextlib.suppress(psutil.NoSuchProcess):
             found.add(process.status())
     return found
-
-
-def ended(pid_file: Path) -> bool:
-    """Whether the process whose id is in `pid_file` has ended. Its init may not have reaped it yet."""
-    pid = int(pid_file.read_text())
-    return not psutil.pid_exists(pid) or statuses([psutil.Process(pid)]) <= {psutil.STATUS_ZOMBIE}
 
 
 def supervisor(run: Path, *ranks: str) -> list[str]:
@@ -86,18 +75,8 @@ ABOVE = "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
 )
 def test_a_signal_to_the_supervisor_or_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, signalled, said):
     capfd.readouterr()
-    assert supervised(tmp_path, f"{signalled}\n{STOPS_ON_REQUEST.format(run=tmp_path)}") == 75
+    assert supervised(tmp_path, f"{signalled}\n{STOPS}") == 75
     assert capfd.readouterr().err == said
-
-
-def test_a_second_signal_to_the_supervisor_ends_ranks_that_cannot_obey_the_first(tmp_path, capfd):
-    me, asked = os.getpid(), f"until [ -e {tmp_path}/stop ]; do sleep 0.05; done"
-    script = f"echo $$ > {tmp_path}/pid; kill -USR1 {me}; {asked}; kill -USR1 {me}; kill -STOP $$"
-    assert supervised(tmp_path, script) == 1
-    first, last = capfd.readouterr().err.splitlines()
-    assert first.startswith("SIGUSR1: saving and stopping")
-    assert last == "ended at once: all steps are lost, since there is no checkpoint"
-    assert ended(tmp_path / "pid")
 
 
 @each(
@@ -118,8 +97,7 @@ def test_a_second_signal_says_which_steps_are_lost(tmp_path, monkeypatch, saved,
 def test_a_run_whose_terminal_is_closed_stops(tmp_path):
     """Both the kernel and the shell signal the supervisor, which then can't print any more."""
     terminal, inside = pty.openpty()
-    script = f"echo training; {STOPS_ON_REQUEST.format(run=tmp_path)}"
-    command = ["setsid", "--ctty", *supervisor(tmp_path, script)]
+    command = ["setsid", "--ctty", *supervisor(tmp_path, f"echo training; {STOPS}")]
     process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside)
     os.close(inside)
     with os.fdopen(terminal, "rb", buffering=0) as screen:
@@ -145,20 +123,11 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_killed_launcher_ends_the_run(tmp_path, capfd):
-    """The ranks that it leaves behind are killed."""
-    script = f"echo $$ > {tmp_path}/pid\n{TO_LAUNCHER.replace('TERM', 'KILL')}\n{NEVER_STOPS}"
-    assert supervised(tmp_path, script) == 1
-    assert "the launcher ended before its ranks" in capfd.readouterr().err
-    assert ended(tmp_path / "pid")
-
-
 def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
     """Signals stay blocked until `catch` unblocks them. A shell above the rank would unblock them at once; dash
     does."""
     command = [sys.executable, "-c", "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()))"]
-    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", wrapped(command)])]
-    supervise(launcher, dict(os.environ), tmp_path, 1, dead_rank_seconds=3600)
+    supervise(launcher_of(command), tmp_path, 1)
     blocked = {int(number) for number in (tmp_path / "logs/attempt-0001/rank-00000.log").read_text().split()}
     assert blocked == set(STOP_SIGNALS)
 
@@ -239,40 +208,30 @@ def test_the_rank_that_failed_is_named(tmp_path, capfd, first, second, said):
         ("kill -KILL $$", "rank 1 was killed by SIGKILL; its log: {log}\n"),
         ("echo last words; exit 0", LEFT),
         # it may wait for a tracker, or for ranks that wait for it
-        (f"echo last words; {FAILED}; {NEVER_STOPS}", "rank 1 failed; its log: {log}\n  last words\n"),
+        (f"echo last words; {FAILED}; {WAITS}", "rank 1 failed; its log: {log}\n  last words\n"),
     ],
 )
 def test_ranks_that_hang_since_another_died_or_failed_have_their_time_to_end(tmp_path, capfd, last, said):
     capfd.readouterr()
     started = time.monotonic()
-    assert supervised(tmp_path, NEVER_STOPS, last, dead_rank_seconds=1) == 1
+    assert supervised(tmp_path, WAITS, last, dead_rank_seconds=1) == 1
     assert time.monotonic() - started >= 1
     assert capfd.readouterr().err == said.format(log=tmp_path / "logs/attempt-0001/rank-00001.log")
 
 
 def test_a_rank_whose_wrapper_is_killed_is_named_though_the_others_save(tmp_path, capfd):
     """DeepSpeed's launcher signals the other ranks, which save and stop."""
-    killed = f"kill -KILL $PPID; touch {tmp_path}/killed; {NEVER_STOPS}"
-    stops = f"until [ -e {tmp_path}/killed ]; do sleep 0.05; done; touch {tmp_path}/stop; {DONE}; "
-    assert supervised(tmp_path, killed, stops + STOPS_ON_REQUEST.format(run=tmp_path)) == 1
+    killed = f"kill -KILL $PPID; touch {tmp_path}/killed; {WAITS}"
+    stops = f"until [ -e {tmp_path}/killed ]; do sleep 0.05; done; {DONE}; {STOPPED}"
+    assert supervised(tmp_path, killed, stops) == 1
     log = tmp_path / "logs/attempt-0001/rank-00000.log"
     assert capfd.readouterr().err == f"rank 0 lost its wrapper process, which was killed; its log: {log}\n"
 
 
 def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
     """Though another attempt would follow one: rank 0 has more to write."""
-    last, first = f"{OVER[1]}; sleep 1; {STOPS_ON_REQUEST.format(run=tmp_path)}exit 75", "exit 75"
-    commands = [wrapped(["sh", "-c", script]) for script in (last, first)]
-    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", *commands])]
-
-    def start(logs: Path) -> list[Agent]:
-        (tmp_path / "stop").touch()
-        environment = {**os.environ, rank_logs.SUPERVISED: str(logs)}
-        return [agent_with(RankProcesses(launcher, environment, 2, logs / "launcher.log"))]
-
-    with stop_requests(tmp_path) as requests:
-        attempt = watch(start, tmp_path, requests, 3600, another_follows=True)
-        assert (attempt.codes, result(attempt, tmp_path, requests)) == ({1: 75, 0: 75}, 75)
+    saves = f"{OVER[1]}; sleep 1; {STOPPED}; exit 75"
+    assert supervised(tmp_path, saves, "exit 75", another_follows=True) == 75
 
 
 BEATS = """
@@ -281,7 +240,8 @@ from pathlib import Path
 from pretrain.run import heartbeat, outcome
 rank = int(os.environ["RANK"])
 with heartbeat.beating(rank):
-    Path(f"beats-{rank}").touch()
+    Path(f"new-{rank}").write_text(str(os.getpid()))
+    os.rename(f"new-{rank}", f"beats-{rank}")
     while rank == 1 or not Path("hangs").exists():
         time.sleep(0.05)
     outcome.hung(rank)
@@ -292,13 +252,12 @@ with heartbeat.beating(rank):
 def test_a_rank_was_silent_though_it_wakes_before_the_end(tmp_path, monkeypatch):
     """DeepSpeed's launcher signals the others when one has ended, which interrupts native code that hangs."""
     monkeypatch.chdir(tmp_path)
-    commands = [wrapped([sys.executable, "-c", BEATS])] * 2
-    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", *commands])]
+    launcher = launcher_of(*[[sys.executable, "-c", BEATS]] * 2)
     ranks = RankProcesses(launcher, {**os.environ, rank_logs.SUPERVISED: str(tmp_path)}, 2, tmp_path / "log")
     try:
         while not all(Path(f"beats-{rank}").exists() for rank in range(2)):
             time.sleep(0.05)
-        (silent,) = (one for one in psutil.Process().children(recursive=True) if is_rank(one, 1))
+        silent = psutil.Process(int(Path("beats-1").read_text()))
         silent.suspend()
         while heartbeat.read(ranks._directory)[1].silent < 1:
             time.sleep(0.05)
@@ -316,15 +275,8 @@ def test_a_rank_was_silent_though_it_wakes_before_the_end(tmp_path, monkeypatch)
     assert first_failed(attempt) == 1
 
 
-def is_rank(process: psutil.Process, rank: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.environ().get("RANK") == str(rank) and rank_wrapper.__file__ not in process.cmdline()
-    return False
-
-
-STOPS = """
-import os, signal, sys
-from pathlib import Path
+ALL_STOP = """
+import os, signal
 from pretrain.run import heartbeat
 with heartbeat.beating(int(os.environ["RANK"])):
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -333,17 +285,8 @@ with heartbeat.beating(int(os.environ["RANK"])):
 
 def test_that_all_ranks_are_stopped_is_noticed(tmp_path, capfd):
     """None of them can say so."""
-    commands = [wrapped([sys.executable, "-c", STOPS])] * 2
-    launcher = [sys.executable, "-S", "-c", LAUNCHER, json.dumps(["", *commands])]
-
-    def start(logs: Path) -> list[Agent]:
-        environment = {**os.environ, rank_logs.SUPERVISED: str(logs)}
-        return [agent_with(RankProcesses(launcher, environment, 2, logs / "launcher.log", hang_seconds=0.5))]
-
-    with stop_requests(tmp_path) as requests:
-        attempt = watch(start, tmp_path, requests, dead_rank_seconds=0.1)
-        assert result(attempt, tmp_path, requests) == 1
-    assert set(attempt.hung) <= {0, 1}
+    launcher = launcher_of(*[[sys.executable, "-c", ALL_STOP]] * 2)
+    assert supervise(launcher, tmp_path, 2, dead_rank_seconds=0.1, hang_seconds=0.5) == 1
     assert " makes no progress, and its process is stopped (SIGSTOP)" in capfd.readouterr().err
 
 
@@ -364,7 +307,7 @@ def test_exit_code_2_is_a_refusal_only_before_the_first_step(tmp_path, step, cod
 
 def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
     command = ["sh", "-c", "echo no hostfile; exit 1"]
-    assert supervise(command, dict(os.environ), tmp_path, ranks=2, dead_rank_seconds=1) == 1
+    assert supervise(command, tmp_path, ranks=2, dead_rank_seconds=1) == 1
     logs = tmp_path / "logs/attempt-0001"
     assert capfd.readouterr().err == f"the launcher ended before its ranks; their logs: {logs}\n  no hostfile\n"
 
@@ -387,8 +330,7 @@ def test_a_disk_that_is_full_for_a_while_is_reported_once(tmp_path):
     """The rank keeps the disk full until the supervisor warns, and then stops."""
     disk, errors = tmp_path / "disk", tmp_path / "errors"
     fills = f"head -c 2m /dev/zero > {disk}/filler; until [ -s {errors} ]; do sleep 0.05; done; rm {disk}/filler"
-    stops = f"touch {disk}/run/stop; {STOPS_ON_REQUEST.format(run=disk / 'run')}"
-    done = mounted(disk, "size=1m", supervisor(disk / "run", f"{fills}; {stops}"), errors)
+    done = mounted(disk, "size=1m", supervisor(disk / "run", f"{fills}; {STOPPED}"), errors)
     full = "No space left on device; the run goes on, but its logs are incomplete"
     assert (done.returncode, done.stderr) == (75, f"warning: {disk}/run/logs/attempt-0001: {full}\n")
 

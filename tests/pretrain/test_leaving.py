@@ -56,11 +56,13 @@ def wait_for_ever() -> None:
 
 
 @pytest.mark.slow
-def test_the_run_ends_though_the_failed_rank_would_wait_for_a_rank_that_waits_for_it(tmp_path, capfd):
+def test_the_run_ends_though_the_failed_rank_would_wait_for_a_rank_that_waits_for_it(tmp_path, capfd, monkeypatch):
     command = json.dumps(wrapped([sys.executable, "-c", RANK]))
     own = {"WORLD_SIZE": "2", "LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
     launcher = [sys.executable, "-S", "-c", LAUNCHER, command]
-    assert supervise(launcher, {**os.environ, **own}, tmp_path, ranks=2, dead_rank_seconds=1) == 1
+    assert supervise(launcher, tmp_path, ranks=2, dead_rank_seconds=1) == 1
     lines = capfd.readouterr().err.splitlines()
     logs = tmp_path / "logs/attempt-0001"
     assert f"rank 1 ended with exit code 1: ValueError: on purpose; its log: {logs}/rank-00001.log" in lines
