@@ -6,8 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,8 @@ from pretrain.run import node_memory
 from tests.in_process import run_here
 from tests.launch import two_hosts
 from tests.launch.conftest import a_run
-from tests.launch.steps import Planned, environment
+from tests.launch.started import Started
+from tests.launch.steps import Planned
 from tests.launch.two_hosts import Hosts
 from tests.pretrain.runs import losses, steps_taken
 from tests.processes import processes_with
@@ -40,47 +40,10 @@ def hosts(tmp_path_factory) -> Iterator[Hosts]:
         hosts.stop()
 
 
-def command(hosts: Hosts, path: Path, *options: str) -> list[str]:
-    return [LAUNCH, "hosts", str(path), *hosts_of(hosts, path), *options]
-
-
 def hosts_of(hosts: Hosts, path: Path) -> list[str]:
     hostfile = path.with_name("hostfile")
     hostfile.write_text("".join(f"{address} slots=1  # a host\n" for address in hosts.addresses))
     return ["--hostfile", str(hostfile), "--ssh", hosts.ssh]
-
-
-class Started:
-    """A command in the background, whose ranks do what is planned. What it writes to stderr goes to a file."""
-
-    def __init__(self, folder: Path, command: list[str], *planned: Planned):
-        self._errors = folder / "stderr"
-        # a variable that processes on the hosts get too
-        variables = {**os.environ, **environment(*planned), "RUN_UNDER_TEST": str(folder)}
-        with self._errors.open("w") as stderr:
-            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=variables)
-
-    @property
-    def said(self) -> str:
-        return self._errors.read_text()
-
-    def until(self, true: Callable[[], object]) -> None:
-        """Until something is true, which is to happen while the command runs."""
-        while not true():
-            assert self._process.poll() is None, self.said
-            time.sleep(0.1)
-
-    def ended(self) -> list[str]:
-        """What it has said, once it has succeeded."""
-        assert self._process.wait() == 0, self.said
-        return self.said.splitlines()
-
-    def __enter__(self) -> "Started":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
 
 
 @pytest.mark.slow
@@ -94,15 +57,17 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_to_the_same_losses_
         """What the run has on the host that is cut off."""
         return {one.pid for one in processes_with(RUN_UNDER_TEST=str(tmp_path))} & set(hosts.processes(1))
 
-    with Started(tmp_path, command(hosts, path), Planned(0, 6, "hold", str(held))) as run:
+    command = ["launch", "hosts", path, *hosts_of(hosts, path)]
+    with Started(tmp_path, *command, planned=(Planned(0, 6, "hold", str(held)),)) as run:
         run.until(held.exists)
         hosts.cut_off(1)
         try:
             # the host's agent ends its ranks without the head
-            run.until(lambda: "trying again in 2 s" in run.said and not left())
+            run.until(lambda: "trying again in 2 s" in run.stderr and not left())
         finally:
             hosts.connect(1)
-        lost, again, *unreachable, training = run.ended()
+        assert run.end() == 0, run.stderr
+    lost, again, *unreachable, training = run.stderr.splitlines()
     assert lost == f"node {hosts.addresses[1]} is lost: no word from it for 30 s; ending the other ranks"
     assert again == "starting attempt 2 (faults.restarts)"
     for line, seconds in zip(unreachable, (1, 2, 4, 8, 16), strict=False):
@@ -125,10 +90,11 @@ def test_a_run_over_a_slow_link_goes_on_by_itself_when_the_host_behind_it_is_los
     """A link of 200 ms that loses 1 % makes a run slower and nothing else. Then the host's agent is killed, and its
     ranks die with it. Nothing is on disk when the host is lost, whose memory goes with it: the other has its part."""
     path, held = a_run(tmp_path, small_corpus), tmp_path / "held"
-    options = ["--min-nodes", "1", "checkpoint.every_steps=100", "checkpoint.memory_every_steps=1"]
+    command = ["launch", "hosts", path, *hosts_of(hosts, path), "--min-nodes", "1"]
+    command += ["checkpoint.every_steps=100", "checkpoint.memory_every_steps=1"]
     with (
         hosts.slow(1, seconds=0.1, loss=0.01) as link,  # each way
-        Started(tmp_path, command(hosts, path, *options), Planned(1, 5, "hold", str(held))) as run,
+        Started(tmp_path, *command, planned=(Planned(1, 5, "hold", str(held)),)) as run,
     ):
         run.until(lambda: held.exists() and link.lost)
         assert losses(path) == {step: undisturbed[step] for step in losses(path)}
@@ -137,7 +103,8 @@ def test_a_run_over_a_slow_link_goes_on_by_itself_when_the_host_behind_it_is_los
         memory = node_memory.path(tmp_path / "run", hosts.names[1])
         assert memory
         shutil.rmtree(memory)
-        lost, goes_on, again, training = run.ended()
+        assert run.end() == 0, run.stderr
+    lost, goes_on, again, training = run.stderr.splitlines()
     first, second = hosts.addresses
     assert lost.startswith(f"node {second} is lost: its connection ")
     assert goes_on == f"going on with 1 node ({first}), 1 rank"

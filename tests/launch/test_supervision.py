@@ -12,7 +12,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,75 +22,16 @@ import psutil
 import pytest
 
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
-from launch import rank_wrapper
-from launch.attempts import launch_local
-from launch.nodes import Run
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
 from pretrain.run import heartbeat, outcome, rank_logs
 from pretrain.run.metrics_file import read_metrics
+from tests.in_process import run_here
+from tests.launch.started import Started
 from tests.pretrain.forked import Forked, forked_ranks, run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
-from tests.processes import processes_with
-
-
-class Started:
-    """A command of this project in the background, whose output the test reads."""
-
-    def __init__(self, folder: Path, *command: str | Path):
-        name, *arguments = map(str, command)
-        self._errors = folder / "stderr"
-        self._folder = folder
-        self.stdout = ""
-        with self._errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                [str(Path(sys.executable).with_name(name)), *arguments],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-
-    def until(self, start: str) -> None:
-        """Reads output up to a line that begins with `start`."""
-        assert self.process.stdout
-        for line in self.process.stdout:
-            self.stdout += line
-            if line.startswith(start):
-                return
-        raise AssertionError(self.stderr)
-
-    def end(self) -> int:
-        """The exit code, when the command has ended and left no process behind."""
-        self.stdout += self.process.communicate()[0]
-        psutil.wait_procs(self.others())  # they die of its death, which takes the kernel a moment
-        return self.process.returncode
-
-    @property
-    def stderr(self) -> str:
-        return self._errors.read_text()
-
-    def others(self) -> list[psutil.Process]:
-        """Every process of the run except the one that was started, recognised by a name that all of them contain."""
-        marked = processes_with(RUN_UNDER_TEST=str(self._folder))
-        return [process for process in marked if process.pid != self.process.pid]
-
-    def named(self, name: str) -> psutil.Process:
-        """DeepSpeed's "launcher", or "rank N"."""
-        found = []
-        for process in self.others():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                command, rank, parent = process.cmdline(), process.environ().get("RANK"), process.parent()
-                if name == "launcher" and "launch.deepspeed_launcher" in command:
-                    found.append(process)
-                if name == f"rank {rank}" and "pretrain" in command and rank_wrapper.__file__ not in command:
-                    # its parent is a rank, if this is the server of its loader or a worker
-                    found += [process] if parent is None or parent.cmdline() != command else []
-        (process,) = found
-        return process
 
 
 @pytest.fixture
@@ -101,29 +41,17 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def started(folder) -> Iterator[list[Started]]:
-    """The processes that a test has started, which are killed at its end."""
-    all_started: list[Started] = []
-    yield all_started
-    for one in all_started:
-        for process in [*one.others(), one.process]:
-            process.kill()
-        one.process.wait()
-
-
 def endless(folder: Path, corpus: Path, directory: Path | None = None, **changes: object) -> Path:
     settings = {"max_steps": 1_000_000, "directory": str(directory or folder / "run")}
     return run_file(folder, corpus, run=settings, **{"evaluation": [], **changes})
 
 
-def launched(started: list[Started], path: Path, *overrides: str) -> Started:
-    """Starts a run of two ranks and waits until it has done two steps."""
-    one = Started(path.parent, "launch", "local", path, "--ranks", "2", *overrides)
-    started.append(one)
-    one.until("step ")
-    one.until("step ")
-    return one
+@contextlib.contextmanager
+def launched(path: Path, *overrides: str) -> Iterator[Started]:
+    """A run of two ranks that has done two steps."""
+    with Started(path.parent, "launch", "local", path, "--ranks", "2", *overrides) as one:
+        one.until(lambda: one.stdout.count("\nstep ") >= 2)
+        yield one
 
 
 def is_whole(folder: Path) -> None:
@@ -138,15 +66,15 @@ def is_whole(folder: Path) -> None:
 # ---- through DeepSpeed's launcher
 
 
-def test_a_run_saves_and_stops_with_75(small_corpus, folder, started):
+def test_a_run_saves_and_stops_with_75(small_corpus, folder):
     """Every step ends in a save here, so most signals arrive during one. The first start replaces an existing run."""
     path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
     (folder / "run").mkdir()
     (folder / "run/metrics.jsonl").write_text("of an earlier run")
-    one = launched(started, path, "--fresh")
-    assert f"{folder}/run: moved the existing run to {folder}/run.old-1" in one.stdout
-    one.process.send_signal(signal.SIGTERM)
-    assert one.end() == 75, one.stderr
+    with launched(path, "--fresh") as one:
+        assert f"{folder}/run: moved the existing run to {folder}/run.old-1" in one.stdout
+        one.process.send_signal(signal.SIGTERM)
+        assert one.end() == 75, one.stderr
     assert (folder / "run.old-1/metrics.jsonl").read_text() == "of an earlier run"
     assert "stopped on request" in one.stdout
     assert not (folder / "run/stop").exists()
@@ -154,26 +82,24 @@ def test_a_run_saves_and_stops_with_75(small_corpus, folder, started):
 
 
 @pytest.mark.slow
-def test_a_warning_to_all_processes_stops_a_run_that_goes_on(small_corpus, folder, started):
+def test_a_warning_to_all_processes_stops_a_run_that_goes_on(small_corpus, folder):
     """A scheduler's warning would otherwise end DeepSpeed's launcher, or make it kill the ranks, and end the loader's
     workers. While the run trains, no other may train in its directory."""
     path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
     assert train_ranks(path, 2, stop=3) == [75, 75]
     stopped = max(losses(path))
-    one = launched(started, path, "data.workers=1")
-    holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"
-    with pytest.raises(UserError) as refused:
-        launch_local(Run(path, []), ranks=2)
-    assert str(refused.value) == f"run.directory: {folder}/run: {holder}"
-    alone = run_forked("train", path)
-    assert (alone.returncode, alone.stderr) == (2, f"error: {refused.value}\n")
-    assert not (folder / "run/logs/attempt-0003").exists()
-    launcher = one.named("launcher")
-    for process in [one.process, *one.others()]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGUSR1)
-    launcher.send_signal(signal.SIGTERM)
-    assert one.end() == 75, one.stderr
+    with launched(path, "data.workers=1") as one:
+        holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"
+        refused = f"error: run.directory: {folder}/run: {holder}\n"
+        for done in (run_here("launch", "local", path, "--ranks", "2"), run_forked("train", path)):
+            assert (done.returncode, done.stderr) == (2, refused)
+        assert not (folder / "run/logs/attempt-0003").exists()
+        launcher = one.named("launcher")
+        for process in [one.process, *one.others()]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGUSR1)
+        launcher.send_signal(signal.SIGTERM)
+        assert one.end() == 75, one.stderr
     is_whole(folder)
     attempts = {row.step: row.attempt for row in read_metrics(folder / "run") if "train/loss" in row.metrics}
     assert attempts == {step: 1 if step <= stopped else 2 for step in range(1, max(attempts) + 1)}
