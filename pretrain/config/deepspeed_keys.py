@@ -15,64 +15,56 @@ from data_pipeline.foundation.config_file import LocalPath, Section
 Options = dict[str, Any] | None
 _NEED_LOG = {"comms_logger", "dump_state", "memory_breakdown", "wall_clock_breakdown"}
 _SILENCED = "goes to DeepSpeed's log, which shows only errors; set log_level: info as well"
-_OWN_CHECKPOINTS = "the section checkpoint decides how checkpoints are written, not DeepSpeed"
+_BY_REASON = {
+    "set batch.global_batch_size and batch.micro_batch_size instead":
+        "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps managed_gradient_accumulation",
+    "set optimizer.gradient_clipping instead": "gradient_clipping",
+    "set optimizer instead": "optimizer zero_allow_untested_optimizer zero_force_ds_cpu_optimizer",
+    "set schedule instead": "scheduler",
+    "set precision instead": "bf16 bfloat16 torch_autocast amp",
+    "not supported: T5 diverges in fp16; set precision: bf16": "fp16",
+    "gradients are always accumulated and reduced in fp32": "data_types communication_data_type",
+    "every rank runs all layers of the model; shard it with zero_optimization":
+        "sequence_parallel_size seq_parallel_communication_data_type tensor_parallel pipeline expert_parallel "
+        "use_data_before_expert_parallelism",
+    "a step's loss is the mean over all its tokens, which determines how gradients are scaled":
+        "prescale_gradients gradient_predivide_factor gradient_allreduce_op",
+    "DeepSpeed ignores it; set zero_optimization.allgather_partitions": "disable_allgather",
+    "set tracking.log_every_steps instead": "steps_per_print",
+    "set compute.activation_checkpointing instead": "activation_checkpointing",
+    "set compute.compile instead": "compile",
+    "set checkpoint instead": "checkpoint datastates_ckpt nebula",
+    "set data instead": "dataloader_drop_last data_efficiency curriculum_learning",
+    "set batch.micro_batch_size: auto instead": "autotuning",
+    "set model.vocab_size instead": "vocabulary_size",
+    "isn't for pretraining": "hybrid_engine weight_quantization",
+    "DeepSpeed has removed it": "elasticity compression_training eigenvalue graph_harvesting progressive_layer_drop "
+        "quantize_training sparse_attention sparse_gradients",
+}  # fmt: skip
+_ZERO_BY_REASON = {
+    "DeepSpeed's map of fragments is wrong with it": "round_robin_gradients",
+    "the section checkpoint decides how checkpoints are written": "elastic_checkpoint load_from_fp32_weights "
+        "pipeline_loading_checkpoint stage3_gather_16bit_weights_on_model_save "
+        "stage3_gather_fp16_weights_on_model_save",
+    "DeepSpeed ignores it": "legacy_stage1",
+    "a parameter without a gradient in a step always counts as having a zero gradient": "ignore_unused_parameters",
+    "without the norm of the gradient no step with a non-finite one would be skipped": "compute_grad_norm",
+    "set offload_optimizer or offload_param instead": "cpu_offload cpu_offload_param cpu_offload_use_pin_memory",
+    "is for optimizers of DeepSpeed's own": "zenflow save_muon_momentum_buffer_in_memory",
+    "follows from compute.compile, with which each layer is gathered as one": "leaf_module",
+    "gradients are always reduced in fp32": "zero_quantized_gradients",
+    "all weights are trained": "zero_quantized_nontrainable_weights",
+    "DeepSpeed has removed it; set zero_hpz_partition_size": "mics_shard_size mics_hierarchical_params_gather",
+    "DeepSpeed has removed it": "zeropp_loco_param",
+}  # fmt: skip
+_OFFLOAD_BY_REASON = {
+    "DeepSpeed updates what isn't offloaded with an AdamW of its own": "ratio",
+    "works only with DeepSpeed's own Adam": "super_offload cpuadam_cores_perc",
+}
 
 
-def _by_key(reasons: dict[str, str]) -> dict[str, str]:
-    """Reasons by key, of reasons by keys that are refused for the same one."""
-    return {key: reason for keys, reason in reasons.items() for key in keys.split()}
-
-
-_REFUSED = _by_key({
-    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps managed_gradient_accumulation":
-        "follows from batch.global_batch_size, batch.micro_batch_size and the number of ranks",
-    "gradient_clipping": "set optimizer.gradient_clipping instead",
-    "optimizer zero_allow_untested_optimizer zero_force_ds_cpu_optimizer":
-        "set optimizer instead: the optimizers are this project's, offloaded or not",
-    "scheduler": "set schedule instead",
-    "bf16 bfloat16 torch_autocast amp": "set precision instead",
-    "fp16": "not supported: T5 diverges in fp16; set precision: bf16",
-    "data_types communication_data_type": "gradients are always accumulated and reduced in fp32",
-    "sequence_parallel_size seq_parallel_communication_data_type tensor_parallel pipeline":
-        "every rank runs all layers of the model; shard it with zero_optimization",
-    "expert_parallel use_data_before_expert_parallelism": "there are no experts",
-    "prescale_gradients gradient_predivide_factor gradient_allreduce_op":
-        "a step's loss is the mean over all its tokens, which determines how gradients are scaled",
-    "disable_allgather": "DeepSpeed accepts it but ignores it; set zero_optimization.allgather_partitions",
-    "steps_per_print": "set tracking.log_every_steps instead",
-    "activation_checkpointing": "needs DeepSpeed's own function; set compute.activation_checkpointing",
-    "compile": "set compute.compile instead",
-    "checkpoint datastates_ckpt nebula": _OWN_CHECKPOINTS,
-    "dataloader_drop_last data_efficiency curriculum_learning": "the section data decides the rows and their order",
-    "autotuning": "starts runs of its own; set batch.micro_batch_size: auto",
-    "hybrid_engine": "is for reinforcement learning",
-    "vocabulary_size": "set model.vocab_size instead",
-    "weight_quantization": "training doesn't quantize weights",
-    "elasticity": "DeepSpeed has removed it; the global batch is the same for any number of ranks",
-    "compression_training eigenvalue graph_harvesting progressive_layer_drop quantize_training sparse_attention "
-    "sparse_gradients": "DeepSpeed has removed it",
-})  # fmt: skip
-_ZERO_REFUSED = _by_key({
-    "round_robin_gradients": "DeepSpeed's map of fragments is wrong with it",
-    "elastic_checkpoint load_from_fp32_weights pipeline_loading_checkpoint stage3_gather_16bit_weights_on_model_save "
-    "stage3_gather_fp16_weights_on_model_save": _OWN_CHECKPOINTS,
-    "legacy_stage1": "DeepSpeed accepts it but ignores it",
-    "ignore_unused_parameters": "a parameter without a gradient in a step always counts as having a zero gradient",
-    "compute_grad_norm": "without the norm of the gradient no step with a non-finite one would be skipped",
-    "cpu_offload": "set offload_optimizer: {device: cpu}",
-    "cpu_offload_param": "set offload_param: {device: cpu}",
-    "cpu_offload_use_pin_memory": "set pin_memory under offload_optimizer or offload_param",
-    "zenflow save_muon_momentum_buffer_in_memory": "is for optimizers of DeepSpeed's own",
-    "leaf_module": "follows from compute.compile, with which each layer is gathered as one",
-    "zero_quantized_gradients": "gradients are always reduced in fp32",
-    "zero_quantized_nontrainable_weights": "all weights are trained",
-    "mics_shard_size mics_hierarchical_params_gather": "DeepSpeed has removed it; set zero_hpz_partition_size",
-    "zeropp_loco_param": "DeepSpeed has removed it",
-})  # fmt: skip
-_OFFLOAD_REFUSED = _by_key({
-    "ratio": "DeepSpeed updates what isn't offloaded with an AdamW of its own",
-    "super_offload cpuadam_cores_perc": "works only with DeepSpeed's own Adam",
-})  # fmt: skip
+def _by_key(keys_by_reason: Mapping[str, str]) -> dict[str, str]:
+    return {key: reason for reason, keys in keys_by_reason.items() for key in keys.split()}
 
 
 class PassedOn(Section):
@@ -104,7 +96,7 @@ class OffloadSection(PassedOn):
 class OptimizerOffloadSection(OffloadSection):
     """Where the optimizer's state is kept."""
 
-    refused: ClassVar[Mapping[str, str]] = _OFFLOAD_REFUSED
+    refused: ClassVar[Mapping[str, str]] = _by_key(_OFFLOAD_BY_REASON)
 
     buffer_count: NonNegativeInt = 4
     """NVMe: buffers; at least the number of tensors that the optimizer has for a parameter."""
@@ -141,7 +133,7 @@ def _stage(stage: int) -> int:
 class ZeroSection(PassedOn):
     """How ZeRO shards the state of training. The defaults are DeepSpeed's, but for the stage."""
 
-    refused: ClassVar[Mapping[str, str]] = _ZERO_REFUSED
+    refused: ClassVar[Mapping[str, str]] = _by_key(_ZERO_BY_REASON)
 
     stage: Annotated[int, Field(strict=True), AfterValidator(_stage)] = 2
     """The tensors that are sharded. 1: the optimizer's state. 2: gradients too. 3: parameters too; on one rank, if
@@ -222,7 +214,7 @@ class DeepSpeedSection(PassedOn):
     more. Its other keys are refused with the reason: the rest of the run file decides them, or DeepSpeed ignores them
     or gets them wrong."""
 
-    refused: ClassVar[Mapping[str, str]] = _REFUSED
+    refused: ClassVar[Mapping[str, str]] = _by_key(_BY_REASON)
 
     zero_optimization: ZeroSection = ZeroSection()
     """How ZeRO shards the state of training over the ranks."""
