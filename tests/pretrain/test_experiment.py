@@ -8,7 +8,6 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -281,12 +280,6 @@ def test_a_group_may_compare_rows_by_another_metric(tmp_path):
     assert labels == ["step", "nats per token above a", "infilling/x above a"]
 
 
-def test_every_run_has_the_metrics_of_groups(monkeypatch):
-    monkeypatch.setattr(results, "_result", lambda run, metrics: metrics)
-    runs = [SimpleNamespace(finished=True)] * 2
-    assert results.results(runs, iter(["b", "a", "b"])) == [["a", "b"], ["a", "b"]]
-
-
 # Runs.
 
 
@@ -304,38 +297,33 @@ def test_gpus_are_divided_among_runs(monkeypatch):
     assert shares(2, 2) == ["4", "7"]
 
 
-def planned(tmp_path, names):
-    """Runs that nothing trains."""
-    file = run_file(tmp_path, tmp_path / "corpus")
-    return [
-        PlannedRun(name, 0, file, (), load(file, [f"run.directory={tmp_path / name}"], RunConfig)) for name in names
+def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
+    runs = planned(
+        tmp_path, monkeypatch, "abc", "import sys; print('why', end='\\n\\n'); sys.exit(3 * (sys.argv[1] == 'b'))"
+    )
+    failed = [f"failed: b (exit code 3), {tmp_path}/b.log: why"]
+    assert launches.train_all(runs, 2, "three") == (1, failed)
+    title, *ended = capsys.readouterr().out.splitlines()
+    assert title == "three, 0 of 3 runs finished"
+    assert sorted(line.split(" (")[0][5:] for line in ended) == [
+        "a: finished",
+        f"b: failed, {tmp_path}/b.log: why",
+        "c: finished",
     ]
+    assert ended[-1].startswith("2/3  ")
 
 
-def pretend(script):
-    """What starts a process that runs `script` with the name of the row instead of a launcher."""
+def planned(tmp_path, monkeypatch, names, script):
+    """Runs that are processes with a `script`, which gets the name of the row, in the place of a launcher."""
 
     def start(group, run, changes):
-        run.log.parent.mkdir(parents=True, exist_ok=True)
         with run.log.open("ab") as log:
             return group.start([sys.executable, "-c", script, run.row], output=log)
 
-    return start
-
-
-def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        launches, "start", pretend("import sys; print('why', end='\\n\\n'); sys.exit(3 * (sys.argv[1] == 'b'))")
-    )
-    reported = []
-    ended, stopped = launches.run_all(planned(tmp_path, "abc"), launches.environments(2, 0), reported.append)
-    assert not stopped
-    assert {one.run.row: one.code for one in ended} == {"a": 0, "b": 3, "c": 0}
-    assert sorted(one.run.row for one in reported) == ["a", "b", "c"]
-    assert next(one for one in ended if one.code).last_line == "why"
-    assert launches.exit_code(ended, stopped) == 1
-    assert launches.exit_code([one for one in ended if not one.code], False) == 0
-    assert launches.exit_code([], True) == 75
+    monkeypatch.setattr(launches, "start", start)
+    file = run_file(tmp_path, tmp_path / "corpus")
+    configs = [load(file, [f"run.directory={tmp_path / name}", f"run.name={name}"], RunConfig) for name in names]
+    return [PlannedRun(name, 0, file, (), config) for name, config in zip(names, configs, strict=True)]
 
 
 def test_a_signal_reaches_the_runs_that_train_and_no_other_is_started(tmp_path, monkeypatch, capfd):
@@ -353,13 +341,14 @@ elif sys.argv[1] == "b":
 while True:
     time.sleep(0.1)
 """
-    monkeypatch.setattr(launches, "start", pretend(script))
     before = signal.getsignal(signal.SIGTERM)
-    ended, stopped = launches.run_all(planned(tmp_path, "abc"), [{}, {}], lambda ended: None)
-    assert stopped
-    assert {one.run.row: one.code for one in ended} == {"a": 75, "b": 75}
+    assert launches.train_all(planned(tmp_path, monkeypatch, "abc", script), 2, "three") == (75, [])
     assert signal.getsignal(signal.SIGTERM) is before
-    assert "SIGTERM: the runs that train save and stop" in capfd.readouterr().err
+    printed = capfd.readouterr()
+    assert sorted(line.split(" (")[0] for line in printed.out.splitlines()[1:]) == [
+        f"0/3  {row}: stopped after saving" for row in "ab"
+    ]
+    assert "SIGTERM: the runs that train save and stop" in printed.err
 
 
 def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path):
@@ -389,34 +378,32 @@ def test_a_run_waits_for_the_one_whose_weights_it_starts_from(small_corpus, tmp_
         run_file(tmp_path, small_corpus, **changes).rename(rows / f"{name}.yaml")
     runs = plan_experiment(experiment_file.read(rows), 1, None, [], out, 1)
     assert [run.row for run in runs if run.follows(runs[0])] == ["b-then"]
-    happened = []
-    wait = """
+    program = """
 import pathlib, signal, sys, time
 signal.alarm(200)
-while sys.argv[1:] and not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.02)
+ended, row, code = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+while row == "a-first" and not (ended / "c-other").exists():
+    time.sleep(0.02)
+(ended / row).touch()
+sys.exit(code)
 """
 
-    def started(code, gate):
-        """The first row ends once the third has, all with this exit code."""
+    def started(code):
+        """The rows in the order of their starts, each with those that had ended by then."""
+        ended, found = tmp_path / f"ended-{code}", []
+        ended.mkdir()
 
         def start(group, run, environment):
-            happened.append(f"{run.row} starts")
-            waits_for = [str(gate)] if run.row == "a-first" else []
-            return group.start([sys.executable, "-c", f"{wait}\nexit({code})", *waits_for], os.environ)
-
-        def report(ended):
-            happened.append(f"{ended.run.row} ends")
-            if ended.run.row == "c-other":
-                gate.touch()
+            found.append((run.row, sorted(path.name for path in ended.iterdir())))
+            return group.start([sys.executable, "-c", program, ended, run.row, str(code)])
 
         monkeypatch.setattr(launches, "start", start)
-        happened.clear()
-        launches.run_all(runs, [{}, {}], report)
-        return happened
+        launches.train_all(runs, 2, "three")
+        return found
 
-    first = ["a-first starts", "c-other starts", "c-other ends", "a-first ends"]
-    assert started(0, tmp_path / "gate") == [*first, "b-then starts", "b-then ends"]
-    assert started(1, tmp_path / "other gate") == first
+    first = ["a-first", "c-other"]
+    assert started(0) == [("a-first", []), ("c-other", []), ("b-then", first)]
+    assert [row for row, _ in started(1)] == first
 
 
 @pytest.mark.slow

@@ -3,8 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.processes import Process, ProcessGroup
@@ -14,37 +13,6 @@ from pretrain.tools.experiment.planned_runs import PlannedRun
 from pretrain.tools.experiment.results import results
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A run whose launcher has ended with exit code `code` after `seconds`."""
-
-    run: PlannedRun
-    code: int
-    seconds: float
-
-    @property
-    def outcome(self) -> str:
-        """The validation loss of a run that has finished; else how it ended."""
-        if self.code:
-            return "stopped after saving" if self.code == STOPPED else f"failed, {self.run.log}: {self.last_line}"
-        loss = next((result.validation_loss for result in results([self.run])), None)
-        return "finished" if loss is None else f"validation loss {loss:.4f}"
-
-    @property
-    def last_line(self) -> str:
-        """The last line of its log."""
-        lines = self.run.log.read_text(errors="replace").split("\n") if self.run.log.exists() else []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "its launcher printed nothing")
-
-
-@dataclass(frozen=True)
-class Trained:
-    """`code`: the exit code of the whole. `failures`: a line for each run that failed."""
-
-    code: int
-    failures: list[str]
-
-
 def at_once_and_threads(at_once: int | None) -> tuple[int, int | None]:
     """How many runs train at the same time, and the CPU threads of each; None where there are GPUs."""
     gpus = count_gpus()
@@ -52,52 +20,21 @@ def at_once_and_threads(at_once: int | None) -> tuple[int, int | None]:
     return at_once, None if gpus else threads_per_rank(at_once)
 
 
-def train_all(runs: Sequence[PlannedRun], at_once: int, title: str, train: bool = True) -> Trained:
-    """Trains those of `runs` that haven't finished; none of them unless `train`. Prints a line for each that ends."""
-    unfinished = [run for run in runs if not run.finished]
-    done = len(runs) - len(unfinished)
-    print(f"{title}, {done} of {len(runs)} runs finished", flush=True)
+def train_all(runs: Sequence[PlannedRun], at_once: int, title: str, train: bool = True) -> tuple[int, list[str]]:
+    """Trains those of `runs` that haven't finished, none of them unless `train`, and prints a line for each that ends.
 
-    def report(ended: Ended) -> None:
-        nonlocal done
-        done += ended.code == 0
-        print(f"{done}/{len(runs)}  {ended.run.name}: {ended.outcome} ({ended.seconds:.0f} s)", flush=True)
-
-    ended, stopped = run_all(unfinished if train else [], environments(at_once, count_gpus()), report)
-    failures = [
-        f"failed: {one.run.name} (exit code {one.code}), {one.run.log}: {one.last_line}"
-        for one in ended
-        if one.code not in (0, STOPPED)
-    ]
-    return Trained(exit_code(ended, stopped), failures)
-
-
-def environments(at_once: int, gpus: int) -> list[dict[str, str]]:
-    """The environment variables of each of the runs that train at the same time: the GPUs are divided among them.
-
-    If there are more runs than GPUs, runs share a GPU.
-
-    2 runs on 4 GPUs -> "0,1" and "2,3"; 2 runs on 1 GPU -> "0" and "0"
-    """
-    if not gpus:
-        return [{} for _ in range(at_once)]
-    given = os.environ.get(VISIBLE)
-    names = [name.strip() for name in given.split(",")][:gpus] if given else [str(number) for number in range(gpus)]
-    each = max(1, gpus // at_once)
-    shares = [[names[(slot * each + number) % gpus] for number in range(each)] for slot in range(at_once)]
-    return [{VISIBLE: ",".join(share)} for share in shares]
-
-
-def run_all(
-    runs: Sequence[PlannedRun], environments: Sequence[Mapping[str, str]], report: Callable[[Ended], None]
-) -> tuple[list[Ended], bool]:
-    """Runs all of `runs`, one at a time in each of `environments`; returns how each ended, and whether a signal came.
+    Returns the exit code, 1 if a run failed, else 75 if one stopped before its end; and a line for each that failed.
 
     A run that starts from another's weights waits for it, and isn't started if that one failed. Otherwise a run that
     fails doesn't end the others. After a signal no run is started; those that train get it too: they save
     and stop, and at a second signal they end at once.
     """
-    waiting, free, ended = list(runs), list(environments), list[Ended]()
+    waiting = [run for run in runs if not run.finished]
+    done = len(runs) - len(waiting)
+    print(f"{title}, {done} of {len(runs)} runs finished", flush=True)
+    if not train:
+        return 0, []
+    free, codes, failures = environments(at_once, count_gpus()), set[int](), list[str]()
     working: dict[Process, tuple[PlannedRun, Mapping[str, str]]] = {}
     with ProcessGroup() as group:
 
@@ -118,11 +55,45 @@ def run_all(
                     run, environment = working.pop(first)
                     free.append(environment)
                     group.remove(first)
-                    ended.append(Ended(run, first.code or 0, time.monotonic() - first.started))
-                    report(ended[-1])
-                    if first.code:
+                    code = first.code or 0
+                    codes.add(code)
+                    done += code == 0
+                    seconds = time.monotonic() - first.started
+                    print(f"{done}/{len(runs)}  {run.name}: {_outcome(run, code)} ({seconds:.0f} s)", flush=True)
+                    if code not in (0, STOPPED):
+                        failures.append(f"failed: {run.name} (exit code {code}), {run.log}: {_last_line(run)}")
+                    if code:
                         waiting = [one for one in waiting if not one.follows(run)]
-            return ended, bool(received)
+    return 1 if failures else STOPPED if received or STOPPED in codes else 0, failures
+
+
+def _outcome(run: PlannedRun, code: int) -> str:
+    """The validation loss of a run that has finished; else how its launcher ended."""
+    if code:
+        return "stopped after saving" if code == STOPPED else f"failed, {run.log}: {_last_line(run)}"
+    loss = next((result.validation_loss for result in results([run])), None)
+    return "finished" if loss is None else f"validation loss {loss:.4f}"
+
+
+def _last_line(run: PlannedRun) -> str:
+    lines = run.log.read_text(errors="replace").split("\n") if run.log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "its launcher printed nothing")
+
+
+def environments(at_once: int, gpus: int) -> list[dict[str, str]]:
+    """The environment variables of each of the runs that train at the same time: the GPUs are divided among them.
+
+    If there are more runs than GPUs, runs share a GPU.
+
+    2 runs on 4 GPUs -> "0,1" and "2,3"; 2 runs on 1 GPU -> "0" and "0"
+    """
+    if not gpus:
+        return [{} for _ in range(at_once)]
+    given = os.environ.get(VISIBLE)
+    names = [name.strip() for name in given.split(",")][:gpus] if given else [str(number) for number in range(gpus)]
+    each = max(1, gpus // at_once)
+    shares = [[names[(slot * each + number) % gpus] for number in range(each)] for slot in range(at_once)]
+    return [{VISIBLE: ",".join(share)} for share in shares]
 
 
 def _first_ready(waiting: list[PlannedRun], working: Sequence[PlannedRun]) -> PlannedRun | None:
@@ -132,12 +103,6 @@ def _first_ready(waiting: list[PlannedRun], working: Sequence[PlannedRun]) -> Pl
             waiting.remove(run)
             return run
     return None
-
-
-def exit_code(ended: Sequence[Ended], stopped: bool) -> int:
-    """1 if a run failed, else 75 if one stopped before its end, else 0."""
-    codes = {one.code for one in ended}
-    return 1 if codes - {0, STOPPED} else STOPPED if stopped or STOPPED in codes else 0
 
 
 def start(group: ProcessGroup, run: PlannedRun, environment: Mapping[str, str]) -> Process:

@@ -11,7 +11,7 @@ from typing import Any
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.models import outline
-from pretrain.run.metrics_file import Row, read_metrics
+from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment.planned_runs import PlannedRun
 
 _VALIDATION = re.compile(r"validation/(.+)/loss")
@@ -99,11 +99,19 @@ def _number(text: str) -> float | int | None:
 def _result(run: PlannedRun, others: Sequence[str]) -> Result:
     checkpoint = newest(run.directory)
     assert checkpoint is not None, "a finished run has saved"
-    model, metrics = checkpoint_index.read(checkpoint).model, read_metrics(run.directory)
-    validation = next((name for row in metrics for name in row.metrics if _VALIDATION.fullmatch(name)), None)
-    found = _VALIDATION.fullmatch(validation or "")
-    corpus = found[1] if found else ""
-    embedding_loss = _last(metrics, "train/embedding_loss")
+    model, curves = checkpoint_index.read(checkpoint).model, dict[str, list[tuple[int, float]]]()
+    for row in read_metrics(run.directory):
+        for name, value in row.metrics.items():
+            curves.setdefault(name, []).append((row.step, value))
+    corpus = next((found[1] for name in curves if (found := _VALIDATION.fullmatch(name))), "")
+
+    def last(name: str) -> float | None:
+        return curves[name][-1][1] if name in curves else None
+
+    def total(name: str) -> float | None:
+        return sum(value for _, value in curves[name]) if name in curves else None
+
+    embedding_loss = last("train/embedding_loss")
     if embedding_loss is not None:
         embedding_loss /= getattr(model, "embedding_loss").coefficient  # noqa: B009 - of one family alone
     return Result(
@@ -111,28 +119,15 @@ def _result(run: PlannedRun, others: Sequence[str]) -> Result:
         run.seed,
         run.config.run.max_steps,
         outline(model).num_parameters(),
-        _last(metrics, "train/loss"),
-        _last(metrics, validation),
+        last("train/loss"),
+        last(f"validation/{corpus}/loss"),
         embedding_loss,
-        _last(metrics, "embedding/effective_rank"),
-        _curve(metrics, validation),
-        _last(metrics, f"validation/{corpus}/text_loss"),
-        _last(metrics, f"input_use/{corpus}/worth"),
-        _last(metrics, "train/tokens"),
-        _sum(metrics, "train/seconds"),
-        _sum(metrics, "train/processor_seconds"),
-        {name: _curve(metrics, name) for name in others},
+        last("embedding/effective_rank"),
+        curves.get(f"validation/{corpus}/loss", []),
+        last(f"validation/{corpus}/text_loss"),
+        last(f"input_use/{corpus}/worth"),
+        last("train/tokens"),
+        total("train/seconds"),
+        total("train/processor_seconds"),
+        {name: curves.get(name, []) for name in others},
     )
-
-
-def _curve(metrics: Sequence[Row], name: str | None) -> list[tuple[int, float]]:
-    return [(row.step, row.metrics[name]) for row in metrics if name in row.metrics]
-
-
-def _last(metrics: Sequence[Row], name: str | None) -> float | None:
-    return next((row.metrics[name] for row in reversed(metrics) if name in row.metrics), None)
-
-
-def _sum(metrics: Sequence[Row], name: str) -> float | None:
-    values = [row.metrics[name] for row in metrics if name in row.metrics]
-    return sum(values) if values else None

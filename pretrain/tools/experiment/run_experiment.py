@@ -8,7 +8,7 @@ from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.secrets import masked
 from pretrain.evaluation.record import png
 from pretrain.tools.experiment import curves, experiment_file, experiment_table
-from pretrain.tools.experiment.launches import Trained, at_once_and_threads, train_all
+from pretrain.tools.experiment.launches import at_once_and_threads, train_all
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
 from pretrain.tracking.parent_runs import parent_run, settle_parent
@@ -48,22 +48,26 @@ def experiment(
 
 
 def conclude(
-    trained: Trained,
+    trained: tuple[int, Sequence[str]],
     runs: Sequence[PlannedRun],
     losses: Mapping[str, float],
     files: Sequence[Path],
     text: str,
     out: Path,
 ) -> int:
-    """Sends `losses` and `files` to MLflow, prints the table `text` and which runs failed; returns the exit code."""
+    """Sends `losses` and `files` to MLflow, and prints the table `text` and which runs failed.
+
+    `trained`: what `train_all` returned, whose exit code this returns too.
+    """
+    code, failures = trained
     if problem := _log_to_parents(runs, losses, files):
         print(f"warning: {problem}")
     print("\n" + text + "\n")
-    for line in trained.failures:
+    for line in failures:
         print(line)
-    again = "" if trained.code == 0 else "; run the same command again to continue"
+    again = "" if code == 0 else "; run the same command again to continue"
     print(f"{out}: {', '.join(file.name for file in files)}{again}")
-    return trained.code
+    return code
 
 
 def _log_to_parents(runs: Sequence[PlannedRun], losses: Mapping[str, float], files: Sequence[Path]) -> str | None:

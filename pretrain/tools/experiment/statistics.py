@@ -66,37 +66,30 @@ def compare(rows: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str,
     """
     own = rows.get(baseline, {})
     pairs = {name: len(values.keys() & own.keys()) for name, values in rows.items() if name != baseline}
-    compared = [name for name, number in pairs.items() if number]
-    if not compared:
+    names = [baseline, *(name for name, number in pairs.items() if number)]
+    cells = [(name, seed) for name in names for seed in rows.get(name, ())]
+    if len(names) == 1:
         return {}
-    names = [baseline, *compared]
-    seeds = sorted({seed for name in names for seed in rows[name]})
-    cells = [(name, seed) for name in names for seed in rows[name]]
-    design = np.array([[float(one in (name, seed)) for one in (*names, *seeds)] for name, seed in cells])
-    values = np.array([rows[name][seed] for name, seed in cells])
-    inverse = np.linalg.pinv(design.T @ design)
-    effects = inverse @ design.T @ values
+    effects = (*names, *sorted({seed for _, seed in cells}))
+    design = np.array([[float(one in cell) for one in effects] for cell in cells])
+    values, inverse = np.array([rows[name][seed] for name, seed in cells]), np.linalg.pinv(design)
     free = len(cells) - int(np.linalg.matrix_rank(design))
-    squares = float(np.square(values - design @ effects).sum())
-    exact = squares <= 1e-24 * float(np.square(values).sum())  # rounding alone
+    scatter = float(np.linalg.norm(values - design @ inverse @ values)) / math.sqrt(max(free, 1))
+    if scatter <= 1e-12 * float(np.linalg.norm(values)):  # rounding alone
+        scatter = 0.0
     found = {}
     for place, name in enumerate(names[1:], start=1):
-        contrast = np.zeros(design.shape[1])
-        contrast[[place, 0]] = 1, -1
-        variance = float(contrast @ inverse @ contrast) * (0.0 if exact else squares) / max(free, 1)
-        found[name] = _comparison(float(contrast @ effects), pairs[name], math.sqrt(variance), free)
+        weights = inverse[place] - inverse[0]  # of the values, in the difference of the rows
+        difference, error = float(weights @ values), float(np.linalg.norm(weights)) * scatter
+        found[name] = _comparison(difference, pairs[name], error, free)
     return found
 
 
 def _comparison(difference: float, pairs: int, error: float, free: int) -> Comparison:
     if not free:
         return Comparison(difference, pairs)
-    if error == 0:
-        equal = abs(difference) < 1e-12
-        t = 0.0 if equal else math.copysign(math.inf, difference)
-        return Comparison(difference, pairs, 0.0, free, t, float(equal), (difference, difference))
-    t, half = difference / error, float(stdtrit(free, 0.975)) * error
-    p = 2 * float(stdtr(free, -abs(t)))
+    t = difference / error if error else math.copysign(math.inf, difference) if abs(difference) >= 1e-12 else 0.0
+    p, half = 2 * float(stdtr(free, -abs(t))), float(stdtrit(free, 0.975)) * error
     return Comparison(difference, pairs, error, free, t, p, (difference - half, difference + half))
 
 
