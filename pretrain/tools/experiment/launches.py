@@ -35,7 +35,7 @@ def train_all(runs: Sequence[PlannedRun], at_once: int, title: str, train: bool 
     if not train:
         return 0, []
     free, codes, failures = environments(at_once, count_gpus()), set[int](), list[str]()
-    working: dict[Process, tuple[PlannedRun, Mapping[str, str]]] = {}
+    working: dict[Process, tuple[PlannedRun, dict[str, str]]] = {}
     with ProcessGroup() as group:
 
         def pass_on(number: int) -> None:
