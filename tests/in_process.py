@@ -30,3 +30,10 @@ def run_here(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
         main()
     code = int(ended.value.code or 0)
     return subprocess.CompletedProcess([name, *arguments], code, out.getvalue(), errors.getvalue())
+
+
+def done_here(name: str, *arguments: str | Path) -> str:
+    """What a command prints that must not fail."""
+    done = run_here(name, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

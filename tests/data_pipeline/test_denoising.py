@@ -163,19 +163,6 @@ def test_every_outcome_is_as_likely_as_in_the_plain_procedure(changed):
     assert same_distribution(map(outcome, ours), map(outcome, theirs))
 
 
-@each("changed", [{}, *slow({"replace_length": -1}, {"poisson_lambda": 8.0}, {"replace_length": 0})])
-def test_long_rows_lose_as_much_as_in_the_plain_procedure(changed):
-    objective = Denoising(**changed)
-    row = [token for i in range(60) for token in [WORDS[i], *PARTS[: i % 3 == 0], *[STOP][: i % 11 == 10]]]
-    rng = np.random.default_rng(0)
-
-    def outcome(tokens):
-        return len(tokens), sum(token == MASK for token in tokens) // 2, sum(token in TEXT for token in tokens)
-
-    ours, theirs = samples(objective, row)[:5000], [slow_noise(row, objective, rng) for _ in range(5000)]
-    assert same_distribution(map(outcome, ours), map(outcome, theirs))
-
-
 def test_kept_share_is_that_of_the_reference():
     """A run of the reference kept 72.85 % of the tokens of random sequences, at mask 0.3 and λ 3.5."""
     rng = np.random.default_rng(0)

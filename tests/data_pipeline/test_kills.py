@@ -15,7 +15,7 @@ from data_pipeline import report
 from data_pipeline.execution import merging
 from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.data_pipeline.build_processes import MERGING, checksums, family, raylets
-from tests.in_process import run_here
+from tests.in_process import done_here
 
 
 def at_work_on(stage: str, config: Path, *overrides: str) -> subprocess.Popen[str]:
@@ -74,13 +74,11 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
         (tmp_path / "acted").touch()
         build.wait()
 
-    undisturbed = run_here("data-pipeline", "build", config, f"output={whole}")
-    assert undisturbed.returncode == 0, undisturbed.stderr
+    done_here("data-pipeline", "build", config, f"output={whole}")
     monkeypatch.setattr(merging, "group_sizes", lambda files, readers: [2])
-    done = run_here("data-pipeline", "build", config, f"output={killed}")
-    assert done.returncode == 0, done.stderr
+    printed = done_here("data-pipeline", "build", config, f"output={killed}")
     for stage in ("documents: 3 of 3", "substrings-keys: 3 of 3", "decontamination: 3 of 3", "tokenizer: 1 of 1"):
-        assert f"{stage} unit" in done.stdout  # up to date: what was finished stays
+        assert f"{stage} unit" in printed  # up to date: what was finished stays
     assert checksums(killed) == checksums(whole)
     found = report.read(killed)
     assert found.spans.dropped["duplicate_substring"] == found.evaluation_sets["test"].found == 1

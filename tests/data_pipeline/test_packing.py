@@ -13,7 +13,6 @@ from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.objective import Examples, Padded, together
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.objectives.text_to_text import TextToText
-from data_pipeline.objectives.ul2 import UL2
 from data_pipeline.packing import PACKINGS, Documents, Rules
 from data_pipeline.packing.examples import balanced, best_fit
 from data_pipeline.text.vocabulary import Vocabulary
@@ -46,16 +45,6 @@ def test_documents_are_laid_end_to_end_and_the_tail_is_dropped_or_kept():
     dropped = pack("concatenate", three, CausalLM(length=2), keep_tail=False)
     assert rows_of(dropped) == [[3, 4, 5], [6, 7, 8]]
     assert (kept.dropped, dropped.dropped) == (0, 2)
-
-
-def test_a_row_of_ul2_is_as_long_as_its_denoiser_says():
-    objective = UL2()
-    rows = pack("concatenate", documents(np.arange(200_000) % 900), objective)
-    lengths = np.diff(rows.offsets)
-    assert (lengths[:-1] == objective.raw_lengths[rows.columns["denoiser"][:-1]]).all()
-    assert lengths[-1] <= objective.raw_lengths[rows.columns["denoiser"][-1]]
-    assert len(rows.columns["denoiser"]) == len(rows)
-    assert set(rows.columns["denoiser"].tolist()) == set(range(7))
 
 
 def test_a_complete_document_is_a_row_and_a_longer_one_is_cut_at_the_last_sentence_end_that_fits():

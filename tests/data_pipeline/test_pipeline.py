@@ -21,7 +21,6 @@ import webdataset
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.blocks import decode_block
 from data_pipeline.corpus.verify import verify
 from data_pipeline.execution import work_units
 from data_pipeline.foundation import atomic
@@ -36,7 +35,7 @@ from data_pipeline.stages.documents import split_of, write_documents
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
 from tests.data_pipeline.build_processes import checksums
 from tests.data_pipeline.pages import documents_of, page, write_pages
-from tests.in_process import run_here
+from tests.in_process import done_here, run_here
 from tests.tables import each
 
 KEPT = "; its undamaged records were kept"
@@ -54,29 +53,20 @@ def trained(corpus: Path) -> dict[str, object]:
     return {"path": str(corpus / "tokenizer/spiece.model"), "vocab_size": 500, "sentinels": 20}
 
 
-def test_rows_have_the_helpers_length_and_manifest_and_blocks_agree(small_corpus):
+def test_rows_have_the_helpers_length(small_corpus):
+    """5 of 34 tokens are masked in 2 spans: 34 - 5 + 2, and EOS, make 32."""
     manifest = json.loads((small_corpus / "manifest.json").read_text())
-    blocks = pq.read_table(small_corpus / "blocks.parquet").to_pylist()
-    assert manifest["rows"]["raw_length"] == 34  # 5 masked in 2 spans: 34 - 5 + 2, and EOS, make 32
-    for split in ("train", "validation"):
+    assert manifest["rows"]["raw_length"] == 34
+    for split, tails in (("train", 0), ("validation", 1)):  # a held-out tail is a shorter row
         described = manifest["splits"][split]
-        own = [block for block in blocks if block["split"] == split]
-        assert described["rows"] == sum(block["rows"] for block in own)
-        full = described["rows"] if split == "train" else described["rows"] - 1  # a held-out tail is a shorter row
-        assert full * 34 <= described["tokens"] <= described["rows"] * 34
-        assert [block["first_row"] for block in own] == np.cumsum([0, *[b["rows"] for b in own]])[:-1].tolist()
-        for shard in described["shards"]:
-            content = (small_corpus / shard["name"]).read_bytes()
-            assert (len(content), hashlib.sha256(content).hexdigest()) == (shard["bytes"], shard["sha256"])
-            for block in own:
-                if block["shard"] == shard["name"]:
-                    part = content[block["offset"] : block["offset"] + block["length"]]
-                    assert hashlib.sha256(part).hexdigest() == block["sha256"]
-                    arrays = decode_block(part)
-                    lengths = np.diff(arrays["row_offsets"])
-                    assert set(lengths[:-1]) <= {34}
-                    assert lengths[-1] == 34 or (split == "validation" and block == own[-1])
-                    assert len(arrays["row_offsets"]) == block["rows"] + 1
+        lengths = [
+            length
+            for shard in described["shards"]
+            for sample in webdataset.WebDataset(str(small_corpus / shard["name"]), shardshuffle=False).decode()
+            for length in np.diff(sample["row_offsets.npy"]).tolist()
+        ]
+        assert (len(lengths), sum(lengths)) == (described["rows"], described["tokens"])
+        assert set(lengths[: len(lengths) - tails]) == {34}
 
 
 def test_shards_are_plain_webdataset(small_corpus, corpus_built_with_noise):
@@ -89,7 +79,6 @@ def test_shards_are_plain_webdataset(small_corpus, corpus_built_with_noise):
     for sample in samples:
         assert sample["tokens.npy"].dtype == np.uint16
         assert sample["row_offsets.npy"].dtype == np.int64
-        assert sample["row_offsets.npy"][-1] == len(sample["tokens.npy"])
         assert (np.diff(sample["document_offsets.npy"]) > 0).all()
     shard = next((corpus_built_with_noise / "shards" / "train").glob("*.tar"))
     sample = next(iter(webdataset.WebDataset(str(shard), shardshuffle=False).decode()))
@@ -157,24 +146,22 @@ def test_a_split_by_position_holds_out_the_end_of_each_source(tmp_path):
 
 def test_a_second_run_does_nothing(small_corpus):
     before = {path: path.stat().st_mtime_ns for path in small_corpus.rglob("*") if path.is_file()}
-    done = run_here("data-pipeline", "build", small_corpus.parent / "corpus.yaml")
-    assert done.returncode == 0
-    assert "to do" not in done.stdout
+    printed = done_here("data-pipeline", "build", small_corpus.parent / "corpus.yaml")
+    assert "to do" not in printed
     assert {path: path.stat().st_mtime_ns for path in small_corpus.rglob("*") if path.is_file()} == before
 
 
 def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(tmp_path):
     config = make_inputs(tmp_path)
-    assert run_here("data-pipeline", "build", config).returncode == 0
+    done_here("data-pipeline", "build", config)
     documents = {path: path.stat().st_mtime_ns for path in (tmp_path / "corpus/documents").iterdir()}
     first = json.loads((tmp_path / "corpus/manifest.json").read_text())
-    done = run_here("data-pipeline", "build", config, "tokenizer.vocab_size=400")
-    assert done.returncode == 0, done.stderr
-    assert "documents: 3 of 3 units up to date" in done.stdout
-    assert "tokens: 3 units to do (input or config changed)" in done.stdout
+    printed = done_here("data-pipeline", "build", config, "tokenizer.vocab_size=400")
+    assert "documents: 3 of 3 units up to date" in printed
+    assert "tokens: 3 units to do (input or config changed)" in printed
     texts = [row["text"] for row in documents_of(tmp_path / "corpus") if row["split"] == "train"]
     trained = f"tokenizer: trained on {len(texts)} of {len(texts)} training documents, "
-    assert trained in done.stdout
+    assert trained in printed
     sample = {"documents": len(texts), "bytes": len("".join(texts).encode())}
     assert vars(report.read(tmp_path / "corpus").tokenizer_sample) == sample
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "corpus/documents").iterdir()} == documents
@@ -192,7 +179,7 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path, monkeyp
         {"format": "c4", "path": str(C4_SAMPLE), "language": "en"},
     ]
     config = write_corpus_file(tmp_path / "corpus.yaml", sources=sources, tokenizer=trained(small_corpus))
-    assert run_here("data-pipeline", "build", config).returncode == 0
+    done_here("data-pipeline", "build", config)
     stats = json.loads(run_here("data-pipeline", "stats", tmp_path / "corpus", "--json").stdout)
     assert stats["documents"]["read"] == stats["documents"]["kept"] + sum(stats["documents"]["dropped"].values())
     assert stats["documents"]["dropped"]["redirect"] > 0
@@ -203,8 +190,6 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path, monkeyp
         assert f"<td>{name}</td>" in (tmp_path / "corpus/report.html").read_text()
     assert [entry["status"] for entry in stats["inputs"]] == ["ok", "ok"]
     assert stats["inputs"][1]["documents"] == 1000
-    assert {"rows", "tokens", "shards"} <= stats["splits"]["train"].keys()
-    assert {"name", "megabytes", "core_seconds", "megabytes_per_core_second"} <= stats["stages"][0].keys()
     for stage in stats["stages"]:  # one unit after the other, here
         assert (stage["workers"], stage["ray_start_seconds"], stage["idle_seconds"]) == (1, 0, 0)
         assert (stage["core_seconds"], stage["driver_core_seconds"]) == (stage["units"], stage["units"] + 1)
@@ -213,9 +198,8 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path, monkeyp
         *(f"| {stage['name']}" for stage in stats["stages"]),
         "| together",
     ]
-    table = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet")
-    assert table.column_names[:7] == ["id", "text", "url", "title", "language", "source", "split"]
-    first = table.to_pylist()[0]
+    first = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet").to_pylist()[0]
+    assert list(first)[:7] == ["id", "text", "url", "title", "language", "source", "split"]
     assert first["id"].startswith("enwiki/enwiki-20060303-pages-articles2.xml.bz2/0")
     assert first["url"].startswith("http://en.wikipedia.org/wiki/")
 
@@ -275,10 +259,9 @@ def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small
         str(copy / name) for name in [*damaged, "report.json"]
     )
     assert "data-pipeline build CORPUS.yaml --repair" in way_out
-    repaired = run_here("data-pipeline", "build", config, f"output={copy}", "--repair")
-    assert repaired.returncode == 0, repaired.stderr
-    assert f"{copy}/.stages/tokens/part-00002.safetensors: damaged, will be rebuilt" in repaired.stdout
-    assert "documents: 1 unit to do (new), 2 up to date" in repaired.stdout
+    repaired = done_here("data-pipeline", "build", config, f"output={copy}", "--repair")
+    assert f"{copy}/.stages/tokens/part-00002.safetensors: damaged, will be rebuilt" in repaired
+    assert "documents: 1 unit to do (new), 2 up to date" in repaired
     assert checksums(copy) == checksums(small_corpus)
     assert verify(open_corpus(copy)) == []
     assert json.loads((copy / "report.json").read_text())["documents"]["kept"] == 180
@@ -301,7 +284,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_still_checked(sm
     done = run_here(*repair)
     assert f"error: {copy / names[2]}: Is a directory; what is finished is kept\n" in done.stderr
     (copy / names[2]).rmdir()
-    assert run_here(*repair).returncode == 0
+    done_here(*repair)
     assert verify(open_corpus(copy)) == []
 
 
@@ -367,8 +350,7 @@ def test_a_build_does_again_what_its_notes_do_not_vouch_for(small_corpus, tmp_pa
     for options in ([], ["--repair"]):
         for path in sorted((copy / ".stages").glob("*/*.json")):
             path.write_bytes(next(strange))
-        done = run_here("data-pipeline", "build", small_corpus.parent / "corpus.yaml", f"output={copy}", *options)
-        assert done.returncode == 0, done.stderr
+        done_here("data-pipeline", "build", small_corpus.parent / "corpus.yaml", f"output={copy}", *options)
         assert checksums(copy) == checksums(small_corpus)
 
 
@@ -379,18 +361,9 @@ def test_the_manifest_says_how_the_corpus_was_made(small_corpus):
     assert (source["name"], source["format"], source["language"]) == ("c4", "c4", "en")
     assert source["options"] == {"max_record_bytes": 64 * 2**20}  # no option was given: this is the default
     assert (source["cleaning"]["profile"], source["cleaning"]["min_sentences_per_page"]) == ("none", 0)
-    assert (made["dedup"]["urls"], made["dedup"]["lines"], made["dedup"]["documents"]) == (None, False, False)
     assert made["split"] == {"by": "hash", "validation_fraction": 0.05}
-    assert (made["tokenizer"]["vocab_size"], made["tokenizer"]["sample_documents"]) == (500, 1_000_000)
     assert [file["name"] for file in manifest["documents"]] == [f"documents/part-{n:05d}.parquet" for n in range(3)]
     assert manifest["code_version"] == code_version()
-
-
-def test_show_prints_decoded_inputs_and_targets(small_corpus):
-    done = run_here("data-pipeline", "show", small_corpus, "-n", "2")
-    assert done.returncode == 0
-    assert done.stdout.count("inputs") == done.stdout.count("targets") == 2
-    assert "<extra_id_0>" in done.stdout
 
 
 def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_corpus, tmp_path):
@@ -436,11 +409,9 @@ def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_c
         "c4/picture.json.gz": "unreadable",
         "c4/whole.json.gz": "ok",
     }
-    for path in ("gz/cut.json.gz", "bz2/cut.xml.bz2"):
-        assert "ends before its end marker" in inputs[path]["reason"]
-        assert inputs[path]["documents"] > 0
-    for path in ("c4/empty.json.gz", "c4/picture.json.gz"):
-        assert (inputs[path]["documents"], inputs[path]["reason"] != "") == (0, True)
+    assert {path: entry["documents"] > 0 for path, entry in inputs.items()} == {
+        path: entry["status"] != "unreadable" for path, entry in inputs.items()
+    }
     assert inputs["c4/whole.json.gz"]["documents"] == 30
     lines = files["c4/picture.json.gz"].count(b"\n") + 1
     assert stats["documents"]["dropped"]["damaged"] == lines + 1  # each line of the picture, and the page that was cut
@@ -482,14 +453,10 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
     records = (page(text, f"https://a.org/{number}", "2019-04-25T12:57:54Z") for number, text in enumerate(pages))
     write_pages(tmp_path / "a.json.gz", records)
     config = write_corpus_file(tmp_path / "corpus.yaml", cleaning={})
-    done = run_here("data-pipeline", "documents", config)
-    assert done.returncode == 0, done.stderr
+    printed = done_here("data-pipeline", "documents", config)
     dropped = "3 dropped: curly_bracket 1, language_other 1, too_few_sentences 1"
-    assert f"documents: 1 file → 4 documents, 1 kept, {dropped}" in done.stdout.splitlines()
-    assert f"the report is {tmp_path}/corpus/report.md" in done.stdout
-    shown = run_here("data-pipeline", "stats", tmp_path / "corpus")
-    assert shown.returncode == 0, shown.stderr
-    assert "1 of 4 documents kept." in shown.stdout
+    assert f"documents: 1 file → 4 documents, 1 kept, {dropped}" in printed.splitlines()
+    assert f"the report is {tmp_path}/corpus/report.md" in printed
     counted = report.read(tmp_path / "corpus")
     rules = {"curly_bracket": 1, "language_other": 1, "too_few_sentences": 1}
     assert counted.documents == report.DocumentCounts(4, 1, rules)
@@ -522,7 +489,7 @@ def test_a_dump_of_many_streams_is_cut_into_units_and_gives_the_same_documents(t
             sources=[{"format": "wikipedia", "path": str(dump)}],
             bytes_per_unit=size,
         )
-        assert run_here("data-pipeline", "documents", config).returncode == 0
+        done_here("data-pipeline", "documents", config)
         tables.append(documents_of(tmp_path / f"corpus-{size}"))
     assert len(list((tmp_path / f"corpus-{size}/documents").iterdir())) > 4
     assert tables[0] == tables[1]
@@ -546,24 +513,21 @@ def test_stages_run_by_themselves(tmp_path):
     config = make_inputs(tmp_path, records=20, parts=1)
     made = []
     for stage in ("documents", "tokenizer", "shard"):
-        assert run_here("data-pipeline", stage, config).returncode == 0
+        done_here("data-pipeline", stage, config)
         made.append([name for name in ("documents", "tokenizer", "shards") if (tmp_path / "corpus" / name).exists()])
     assert made == [["documents"], ["documents", "tokenizer"], ["documents", "tokenizer", "shards"]]
     with (tmp_path / "corpus/.stages/driver").open() as file:
         lock(file, None)  # raises if the finished builds still claimed the corpus: other processes may build it
 
 
-def counts(read: int, kept: int, dropped: dict[str, int], lines: dict[str, int]) -> tuple:
-    return report.DocumentCounts(read, kept, dropped), report.LineCounts(9, lines)
-
-
 def test_what_is_said_where_no_document_is_left():
-    assert report.why_nothing_is_left(*counts(0, 0, {}, {})) == "no document was read from the sources"
-    held_out = report.why_nothing_is_left(*counts(5, 1, {"empty": 4}, {}))
-    assert held_out.startswith("no document for training: 1 document left, all held out")
-    assert report.why_nothing_is_left(*counts(1200, 0, {"a": 1, "b": 1199}, {"c": 7})) == (
-        "no document is left of 1,200 read; dropped: b 1,199, a 1; lines dropped: c 7"
-    )
+    for read, kept, dropped, said in (
+        (0, 0, {}, "no document was read from the sources"),
+        (5, 1, {"empty": 4}, "no document for training: 1 document left, all held out"),
+        (1200, 0, {"a": 1, "b": 1199}, "no document is left of 1,200 read; dropped: b 1,199, a 1; lines dropped: c 7"),
+    ):
+        counts = report.DocumentCounts(read, kept, dropped), report.LineCounts(9, {"c": 7})
+        assert report.why_nothing_is_left(*counts).startswith(said)
 
 
 @each("content", ["", "[]", "{}", "null", "{"])
@@ -591,10 +555,9 @@ def test_the_documents_of_a_folder_of_text_stay_whole_and_the_pieces_of_a_large_
         split={"validation_fraction": 0},
         tokenizer=trained(small_corpus),
     )
-    done = run_here("data-pipeline", "build", config)
-    assert done.returncode == 0, done.stderr
+    printed = done_here("data-pipeline", "build", config)
     pieces = [row["id"] for row in documents_of(tmp_path / "corpus")]
-    assert f"documents: 6 files → {len(pieces)} documents, {len(pieces)} kept" in done.stdout.splitlines()
+    assert f"documents: 6 files → {len(pieces)} documents, {len(pieces)} kept" in printed.splitlines()
     assert len([identity for identity in pieces if "/3.txt/" in identity]) >= 10
     (shard,) = (tmp_path / "corpus/shards/train").iterdir()
     samples = list(webdataset.WebDataset(str(shard), shardshuffle=False).decode())
@@ -674,8 +637,6 @@ def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_cos
         "b/5-x.json.gz": "unreadable",
     }
     assert len(statuses) == 14
-    same = run_here("data-pipeline", "diff", *(tmp_path / f"shared-{share}" for share in (0, 10**7)))
-    assert same.stdout.splitlines()[2:] == [f"{found[0].documents.kept} documents the same in both"]
     for share in (0, 10**7):
         traced = run_here("data-pipeline", "trace", tmp_path / f"shared-{share}", f"b/6.json.gz/{3:09d}", "--json")
         (found,) = json.loads(traced.stdout)

@@ -17,6 +17,7 @@ from data_pipeline.foundation.progress import (
     track,
 )
 from data_pipeline.sources.compression.decompress import open_stream
+from tests.tables import each
 
 
 def test_one_is_singular():
@@ -30,47 +31,46 @@ class Clock:
         return self.now
 
 
-def test_the_time_left_does_not_count_what_passes_before_work_begins():
-    """Workers take 10 s to start, then do 25 of 100 MB in 10 s: the rest takes 30 s, not 60."""
-    clock, in_progress = Clock(), None
-    work = Progress("documents", total=4, size=100_000_000, in_progress=lambda: in_progress, clock=clock)
-    clock.now = 105
-    assert work.line() == "documents: 0/4, 0 of 100 MB, 5 s"
-    clock.now, in_progress = 110, 0
-    assert work.line() == "documents: 0/4, 0 of 100 MB, 10 s"
-    clock.now, in_progress = 120, 0
-    work.finish(25_000_000)
-    assert work.line() == "documents: 1/4, 25 of 100 MB, 20 s, 2.5 MB/s, 30 s left"
-
-
-def test_no_rate_is_shown_of_work_whose_begin_was_not_seen():
-    """A unit in this process has read 8 of 23 MB when it is first looked at: nothing says how long that took."""
-    clock, in_progress = Clock(), None
-    work = Progress("documents", total=1, size=23_000_000, in_progress=lambda: in_progress, clock=clock)
-    clock.now, in_progress = 110, 8_000_000
-    assert work.line() == "documents: 0/1, 8 of 23 MB, 10 s"
-    clock.now, in_progress = 115, 18_000_000
-    assert work.line() == "documents: 0/1, 18 of 23 MB, 15 s, 2.0 MB/s, 2 s left"
-
-
-def test_one_large_file_has_progress_inside_it_which_never_falls():
-    clock, in_progress = Clock(), 0
-    work = Progress("documents", total=1, size=80_000_000, in_progress=lambda: in_progress, clock=clock)
-    clock.now, in_progress = 110, 20_000_000
-    assert work.line() == "documents: 0/1, 20 of 80 MB, 10 s, 2.0 MB/s, 30 s left"
-    in_progress = 5_000_000  # its worker died, and another one starts again
-    assert work.done() == 20_000_000
-    in_progress = 90_000_000  # more was read than the file had when the work was planned
-    assert work.done() == 80_000_000
-
-
-def test_items_without_a_size_are_counted():
-    clock = Clock()
-    work = Progress("verify", total=10, clock=clock)
-    clock.now = 108
-    work.finish(1)
-    work.finish(1)
-    assert work.line() == "verify: 2/10, 8 s, 32 s left"
+@each(
+    "work, at_first, looks",
+    [
+        (  # workers take 10 s to start, then do 25 of 100 MB in 10 s: the rest takes 30 s, not 60
+            {"total": 4, "size": 100_000_000},
+            None,
+            [
+                (5, None, (), "0/4, 0 of 100 MB, 5 s"),
+                (10, 0, (), "0/4, 0 of 100 MB, 10 s"),
+                (20, 0, (25_000_000,), "1/4, 25 of 100 MB, 20 s, 2.5 MB/s, 30 s left"),
+            ],
+        ),
+        (  # a unit in this process has read 8 of 23 MB when it is first looked at: nothing says how long that took
+            {"total": 1, "size": 23_000_000},
+            None,
+            [
+                (10, 8_000_000, (), "0/1, 8 of 23 MB, 10 s"),
+                (15, 18_000_000, (), "0/1, 18 of 23 MB, 15 s, 2.0 MB/s, 2 s left"),
+            ],
+        ),
+        (  # the worker of a large file dies, and another one starts again; then it reads more than the file had
+            {"total": 1, "size": 80_000_000},
+            0,
+            [
+                (10, 20_000_000, (), "0/1, 20 of 80 MB, 10 s, 2.0 MB/s, 30 s left"),
+                (15, 5_000_000, (), "0/1, 20 of 80 MB, 15 s, 1.3 MB/s, 45 s left"),
+                (20, 90_000_000, (), "0/1, 80 of 80 MB, 20 s, 4.0 MB/s, 0 s left"),
+            ],
+        ),
+        ({"total": 10}, 0, [(8, 0, (1, 1), "2/10, 8 s, 32 s left")]),
+    ],
+)
+def test_what_is_done_never_falls_and_the_time_left_is_that_of_the_work_alone(work, at_first, looks):
+    clock, in_progress = Clock(), at_first
+    progress = Progress("documents", in_progress=lambda: in_progress, clock=clock, **work)
+    for seconds, in_progress, finished, line in looks:  # noqa: B007
+        clock.now = 100 + seconds
+        for size in finished:
+            progress.finish(size)
+        assert progress.line() == f"documents: {line}"
 
 
 def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path, monkeypatch):

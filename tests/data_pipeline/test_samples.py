@@ -17,26 +17,15 @@ def content(path: Path) -> bytes:
         return stream.read()
 
 
-def test_wikipedia_samples_are_contiguous():
+def test_real_texts_have_the_published_layout():
     first, second = (content(path).decode() for path in ENWIKI)
     assert first.split("  <page>")[0] == second.split("  <page>")[0]
     assert re.findall("<title>(.*?)</title>", first)[-1] == "Alexander Mackenzie"
     assert re.findall("<title>(.*?)</title>", second)[0] == "Annexation"
-
-
-def test_c4_sample_has_the_published_layout():
-    lines = content(C4_SAMPLE).decode().splitlines(keepends=True)
-    assert len(lines) == 1000
-    for line in lines:
-        record = json.loads(line)
-        assert list(record) == ["text", "timestamp", "url"]
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", record["timestamp"])
-        assert line == json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
-    # the first record of allenai/c4
-    assert lines[0].startswith('{"text":"Beginners BBQ Class Taking Place in Missoula!\\nDo you want to get better')
-    assert lines[0].endswith(
-        '"timestamp":"2019-04-25T12:57:54Z","url":"https://klyq.com/beginners-bbq-class-taking-place-in-missoula/"}\n'
-    )
+    records = list(map(json.loads, content(C4_SAMPLE).decode().splitlines()))
+    assert {tuple(record) for record in records} == {("text", "timestamp", "url")}
+    assert len(records) == 1000
+    assert records[0]["url"] == "https://klyq.com/beginners-bbq-class-taking-place-in-missoula/"
     assert C4_SAMPLE.read_bytes()[4:8] == bytes(4)  # no time in the gzip header
 
 

@@ -136,25 +136,6 @@ def kept(path: Path | str) -> tuple[list[str], ReadStats, str]:
     return lines, stats, ""
 
 
-@each("compress, members", itertools.product(COMPRESSIONS, [1, 8]))
-def test_no_altered_text_is_read_wherever_a_bit_is_flipped(tmp_path, compress, members):
-    """8 bits anywhere, and 8 in the last bytes, where a flip can hide the end marker."""
-    path = tmp_path / "a"
-    size = -(-len(STORED) // members)
-    pieces = [compress(STORED[at : at + size]) for at in range(0, len(STORED), size)]
-    whole = b"".join(pieces)
-    chance = random.Random(1)
-    for trial in range(16):
-        first = 0 if trial < 8 else len(whole) - 24
-        damaged = bytearray(whole)
-        damaged[chance.randrange(first, len(whole))] ^= 1 << chance.randrange(8)
-        path.write_bytes(damaged)
-        lines, stats, damage = kept(path)
-        assert lines == LINES[: len(lines)]
-        assert damage or len(lines) == len(LINES)
-        assert len(lines) + stats.counters["damaged"] <= stats.counters["read"]
-
-
 @each("compress, buffered, place", itertools.product([gzip.compress, zstd], [1 << 26, 1000], ["local", "memory"]))
 def test_a_member_that_fails_its_checksum_is_left_out_whole(tmp_path, monkeypatch, compress, buffered, place):
     """Also one too large to hold, which is read twice, and a remote one, which is copied for it."""
