@@ -66,7 +66,6 @@ LONGEST = [
     "pretrain/test_optimizers.py",
     "pretrain/test_sharded_construction.py",
     "pretrain/test_training.py",
-    "pretrain/test_soak.py",
     "pretrain/test_hooks.py",
     "pretrain/test_tracking.py",
     "pretrain/test_passes.py",

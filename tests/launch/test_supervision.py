@@ -1,7 +1,7 @@
 """Runs that are signalled, killed, stopped or hang: real ranks.
 
-One test goes through DeepSpeed's launcher, whose ranks take seconds to start, as does tests/pretrain/test_soak.py; all
-others fork their ranks. What a supervisor makes of ranks that crash or hang is in `test_supervise`.
+One test goes through DeepSpeed's launcher, whose ranks take seconds to start; all others fork their ranks. What a
+supervisor makes of ranks that crash or hang is in `test_supervise`.
 """
 
 import contextlib

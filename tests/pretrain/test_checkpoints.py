@@ -16,7 +16,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.atomic import fingerprint, sha256
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, sha256
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
 from launch.attempts import launch_local
@@ -241,8 +241,10 @@ def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finis
 
 
 def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finished):
-    """The run, with four checkpoints, is set back to step 6 and then saves after every step."""
+    """The run, with four checkpoints, is set back to step 6 and then saves after every step. A save of
+    an attempt before was killed."""
     checkpoints = finished.parent / "run/checkpoints"
+    shutil.copytree(checkpoints / "step-00000009", checkpoints / f".step-00000009.0123abcd-1{TEMPORARY_SUFFIX}")
     (checkpoints / "latest").write_text("step-00000006\n")
     settings = ("checkpoint.every_steps=1", "checkpoint.keep_last=2", "checkpoint.keep_every_steps=3")
     stopped = train(finished, 1, *settings, "--stop-at-step", "8")

@@ -8,9 +8,8 @@ import torch
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.zero import deepspeed_private
-from pretrain.zero.config import deepspeed_config
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 
 CASES: list[tuple[int, str, dict[str, Any] | None]] = [
     *((stage, precision, None) for stage in (1, 2, 3) for precision in ("fp32", "bf16")),
@@ -39,12 +38,9 @@ def complaints() -> list[tuple[str | None, str | None]]:
 
 
 def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tuple[str | None, str | None]:
-    from pretrain.zero.construction import construct
-    from pretrain.zero.engine import Engine
-
     config = run_config(stage, zero=zero, precision=precision)
     layout = own_layout()
-    engine = Engine(construct(config, config.model), config)
+    engine = engine_of(config)
     for step in range(2):
         engine.step(step, 8 * step, micro_batches(layout, step))
     deepspeed_private.check(engine.deepspeed)
@@ -68,10 +64,6 @@ def refusal(engine: Any) -> str:
     with pytest.raises(FailedError) as error:
         deepspeed_private.check(engine.deepspeed)
     return str(error.value)
-
-
-def test_a_step_that_is_not_finite_is_skipped_in_bf16_whatever_deepspeeds_default_is():
-    assert deepspeed_config(run_config(precision="bf16"), 1)["bf16"]["check_grad_overflow"] is True
 
 
 def test_another_version_is_refused_with_what_vouches_for_it(monkeypatch):

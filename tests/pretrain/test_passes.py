@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pretrain import models, optimizers
 from pretrain.optimizers import flat_buffers
 from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment
-from pretrain.optimizers.tiles import tiles
 from pretrain.zero.config import deepspeed_config
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
@@ -164,17 +163,6 @@ def test_optimizers_take_whole_flat_buffers_in_few_operations(name, most, monkey
     in_whole, operations = stepped(name, device)
     assert operations <= most
     assert (in_whole - in_parts).norm() / in_parts.norm() < 1e-5
-
-
-def test_few_tiles_cover_the_matrices_of_repeated_layers(monkeypatch):
-    monkeypatch.setattr(flat_buffers, "IN_PARTS", frozenset())
-    buffer = as_one_flat(Layers())
-    found = tiles(buffer, list(range(len(buffer.fragments))))
-    assert len(found) == 4
-    seen = torch.zeros(len(buffer.tensor))
-    for tile in found:
-        tile.view(seen).add_(1)
-    assert torch.equal(seen, torch.ones_like(seen))
 
 
 def test_one_rank_shards_nothing_unless_it_offloads():

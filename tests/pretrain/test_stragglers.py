@@ -181,7 +181,7 @@ def test_watch_shows_the_straggler_while_there_is_one(tmp_path, capsys):
 
 
 def train_slowed(path, cause, first, share):
-    """Trains on this rank. From step `first` on, a rank's device or loader, or all loaders, take longer by `share`.
+    """Trains on this rank. From step `first` on, the device or the loader of rank 1 takes longer by `share`.
 
     By this rank's clock each of the two passes of a step takes half a second, and nothing else takes any time.
     """
@@ -190,8 +190,7 @@ def train_slowed(path, cause, first, share):
     from pretrain.zero import step_times
     from pretrain.zero.engine import Engine
 
-    take_step, forward = Engine.step, Engine.training_losses
-    load_batches, create = TrainingBatches.loader, Stragglers.__init__
+    take_step, forward, load_batches = Engine.step, Engine.training_losses, TrainingBatches.loader
     now, steps = [0.0], [0]
 
     def step(self, number, *arguments):
@@ -211,12 +210,8 @@ def train_slowed(path, cause, first, share):
     Engine.step, Engine.training_losses = step, forward_on_device
     step_times.time = SimpleNamespace(perf_counter=lambda: now[0])
     step_times.FileIO = lambda _: (_ for _ in ()).throw(OSError())  # a machine that tells nothing of waiting
-    if cause == "store" or (cause == "loader" and os.environ["RANK"] == "1"):
+    if cause == "loader" and os.environ["RANK"] == "1":
         TrainingBatches.loader = slow_loader
-    if cause == "store":
-        Stragglers.__init__ = lambda self, factor, machines, folder, _, busy: create(
-            self, factor, machines, folder, True, busy
-        )
     return train(load(path, [], RunConfig))
 
 
@@ -230,16 +225,16 @@ def events(path):
     return [(row["step"], row["rank"], row["slow"]) for row in rows]
 
 
-@each("cause, stage, share", [("device", 2, 0.6), *slow(("device", 3, 0.6), ("loader", 2, 1.0), ("store", 2, 1.0))])
+@each("cause, stage, share", [("device", 2, 0.6), *slow(("device", 3, 0.6), ("loader", 2, 1.0))])
 def test_a_rank_that_is_slowed_down_is_named_within_twenty_steps(small_corpus, tmp_path, cause, stage, share):
     sections = {"evaluation": [], "checkpoint": {"every_steps": 1000}}
     path, first = run_file(tmp_path, small_corpus, stage, run={"max_steps": 42}, **sections), 21
     assert on_ranks(2, train_slowed, path, cause, first, share, joined=False) == [0, 0]
     ((step, rank, what),) = events(path)
     assert first < step < first + 20
-    assert (rank, what) == (None if cause == "store" else 1, cause)
+    assert (rank, what) == (1, cause)
     last = [row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics][-1]
-    assert last["stragglers/rank"] == (-1 if rank is None else 1)
+    assert last["stragglers/rank"] == 1
     assert last["stragglers/factor"] == last[f"stragglers/{cause}"] > FACTOR
     assert all(math.isfinite(value) for value in last.values())
 
@@ -309,11 +304,3 @@ def test_steps_in_which_rank_0_does_something_else_too_dont_count(tmp_path):
     """MLflow's client is imported beside the first ones."""
     assert on_ranks(2, named_while_busy_for, tmp_path, WINDOW - EVERY) == [[2 * WINDOW - EVERY], []]
     assert on_ranks(2, named_while_busy_for, tmp_path, 0) == [[WINDOW], []]
-
-
-def test_no_factor_means_no_watching(small_corpus, tmp_path):
-    path = run_file(tmp_path, small_corpus, faults={"straggler_factor": None}, evaluation=[])
-    assert on_ranks(2, train_slowed, path, "nothing", 0, 0.0, joined=False) == [0, 0]
-    rows = read_metrics(tmp_path / "run")
-    assert rows
-    assert not any(name.startswith("stragglers/") for row in rows for name in row.metrics)
