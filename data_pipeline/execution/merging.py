@@ -39,13 +39,9 @@ class Merging:
     work: Callable[[Path, MergeSpec], Result]
 
     def stage(self, level: int) -> Stage[MergeSpec, Result]:
-        """The stage of a level, from 1."""
-        return Stage(level_name(self.stage_name, level), 1, self.work, "lower ray.num_cpus")
-
-
-def level_name(stage_name: str, level: int) -> str:
-    """ "tokens", 1  ->  "tokens-merged"      "tokens", 2  ->  "tokens-merged-2" """
-    return f"{stage_name}-merged" + (f"-{level}" if level > 1 else "")
+        """The stage of a level, from 1: "tokens-merged", "tokens-merged-2", …"""
+        name = f"{self.stage_name}-merged" + (f"-{level}" if level > 1 else "")
+        return Stage(name, 1, self.work, "lower ray.num_cpus")
 
 
 def group_sizes(files: int, readers: int) -> list[int]:

@@ -56,7 +56,8 @@ def in_brief(meaning: str) -> str:
 
 def values(schema: dict[str, Any], quote: Callable[[str], str] = str) -> str:
     """The values that the JSON Schema of a key allows: "integer > 0, auto or null". `quote` marks literal values."""
-    return _listed(_alternatives(schema, quote))
+    texts = _alternatives(schema, quote)
+    return " or ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 def _alternatives(schema: dict[str, Any], quote: Callable[[str], str]) -> list[str]:
@@ -80,7 +81,3 @@ def _alternatives(schema: dict[str, Any], quote: Callable[[str], str]) -> list[s
         return ["non-empty " * bool(schema.get("minLength")) + schema.get("format", "text")]
     limits = [f"{sign} {schema[name]:,.10g}" for name, sign in _LIMITS.items() if name in schema]
     return [" ".join(["keys and values" if kind == "object" else kind, ", ".join(limits)]).strip()]
-
-
-def _listed(texts: list[str], last: str = "or") -> str:
-    return f" {last} ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))

@@ -6,6 +6,7 @@ that is large, files are merged (`execution.merging`).
 """
 
 import hashlib
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,15 +24,12 @@ from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.safetensors_file import os_errors
 from data_pipeline.text.document import Document
-from data_pipeline.tokenizer.coverage import Coverage
+from data_pipeline.text.tally import most_common
+from data_pipeline.tokenizer.text_model import TextModel
 
 _ENCODE_BATCH, _ENCODE_CHARACTERS = 512, 8_000_000  # documents that are encoded at once, and their characters
 _ORDER_BITS = 12  # of a hash, for the place in a run of documents that stay together
-
-
-def token_dtype(vocabulary_size: int) -> type[np.unsignedinteger]:
-    """uint16 if every id fits into it, else uint32."""
-    return np.uint16 if vocabulary_size <= 65_536 else np.uint32
+_CHARACTERS_IN_RESULT = 1000
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,54 @@ class TokensResult(Result):
     characters: dict[str, int] = field(default_factory=dict)
 
 
+class Coverage:
+    """Counts the tokens that are unknown, or bytes of a character that has no token, and these characters.
+
+    Characters are counted in texts with such tokens, composed first (NFC), as tokenizers do.
+    """
+
+    def __init__(self, model: TextModel):
+        self._model = model
+        self._kinds = np.zeros(model.size, dtype=np.uint8)
+        self._kinds[sorted(model.byte_ids)] = 2
+        if model.vocabulary.unk is not None:
+            self._kinds[model.vocabulary.unk] = 1
+        self._tokens = np.zeros(3, dtype=np.int64)
+        self._seen = np.zeros(0, dtype=np.int64)  # how often each code point was
+        self._waiting: list[str] = []
+
+    def add(self, ids: np.ndarray, *texts: str) -> None:
+        """Counts `ids` (n,), of the model alone, which `texts` became."""
+        kinds = self._kinds[ids]
+        if kinds.any():
+            self._tokens += np.bincount(kinds, minlength=3)
+            self._waiting += texts
+            if len(self._waiting) >= 256:
+                self._see()
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """How many tokens are unknown, and how many are bytes."""
+        return {"unknown": int(self._tokens[1]), "bytes": int(self._tokens[2])}
+
+    @property
+    def characters(self) -> dict[str, int]:
+        """How often the 1,000 most frequent characters of these tokens occur, by count and then by name."""
+        self._see()
+        counts = {chr(code): int(self._seen[code]) for code in np.flatnonzero(self._seen)}
+        encoded = self._model.encode(list(counts))
+        uncovered = [character for character, ids in zip(counts, encoded, strict=True) if self._kinds[ids].any()]
+        return most_common({character: counts[character] for character in uncovered}, _CHARACTERS_IN_RESULT)
+
+    def _see(self) -> None:
+        text = unicodedata.normalize("NFC", "\n".join(self._waiting))
+        self._waiting = []
+        counts = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32))
+        if len(counts) > len(self._seen):
+            counts, self._seen = self._seen, counts
+        self._seen[: len(counts)] += counts
+
+
 def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Unit[TokensSpec]]:
     """One unit for each part."""
     units = []
@@ -84,7 +130,7 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
 def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     """Writes the token ids of one part's documents by split, sorted by hash."""
     model = tokenizer.read(corpus, **spec.tokenizer.layout)
-    dtype = token_dtype(model.size)
+    dtype = np.uint16 if model.size <= 65_536 else np.uint32
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
     targets: dict[str, list[int]] = {split: [] for split in SPLITS}

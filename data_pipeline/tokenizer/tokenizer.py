@@ -5,7 +5,7 @@ In ascending order the ids are the model's own, the special tokens in their orde
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -26,6 +26,12 @@ from data_pipeline.tokenizer.wordpiece import WordPiece
 
 FOLDER = "tokenizer"  # in a corpus and in a checkpoint
 _DESCRIPTION = f"{FOLDER}/description.json"
+_READ: dict[str, Callable[[Path], TextModel]] = {
+    SentencePiece.kind: lambda folder: SentencePiece.read(folder / MODEL),
+    ByteLevelBPE.kind: ByteLevelBPE.read,
+    WordPiece.kind: WordPiece.read,
+    TokenizerJson.kind: TokenizerJson.read,
+}
 
 
 @dataclass(frozen=True)
@@ -201,20 +207,9 @@ def load(directory: Path, described: TokenizerDescription | None = None) -> Toke
 
 def read(directory: Path, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
     """The tokenizer whose files lie in `directory`, with these special tokens and sentinels."""
-    model: TextModel
-    match kind:
-        case SentencePiece.kind:
-            model = SentencePiece.read(directory / FOLDER / MODEL)
-        case ByteLevelBPE.kind:
-            model = ByteLevelBPE.read(directory / FOLDER)
-        case WordPiece.kind:
-            model = WordPiece.read(directory / FOLDER)
-        case TokenizerJson.kind:
-            model = TokenizerJson.read(directory / FOLDER)
-        case other:
-            known = ", ".join(kind.kind for kind in (SentencePiece, ByteLevelBPE, WordPiece, TokenizerJson))
-            raise UserError(f"{directory}: unknown tokenizer kind {other!r}, expected one of {known}")
-    return Tokenizer(model, special_tokens, sentinels)
+    if kind not in _READ:
+        raise UserError(f"{directory}: unknown tokenizer kind {kind!r}, expected one of {', '.join(_READ)}")
+    return Tokenizer(_READ[kind](directory / FOLDER), special_tokens, sentinels)
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:

@@ -24,10 +24,10 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.execution.parts import part_file
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.stages.tokenizer import STAGE, Sample, TokenizerResult, TokenizerSpec
+from data_pipeline.stages.tokens import Coverage
 from data_pipeline.text.document import Document
 from data_pipeline.tokenizer import Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
-from data_pipeline.tokenizer.coverage import Coverage
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
 from data_pipeline.tokenizer.training import _cut, check_memory, draw_sample, train
