@@ -1,6 +1,5 @@
 """How CI runs pytest: what fails is run once more, alone, and what tests leave behind is ended."""
 
-import contextlib
 import re
 import shutil
 import subprocess
@@ -9,8 +8,9 @@ import time
 import uuid
 from pathlib import Path
 
-import psutil
 import pytest
+
+from tests.processes import runs
 
 TOP = Path(__file__).parent.parent
 HEAD = """
@@ -69,13 +69,6 @@ def run(folder: Path, name: str, *parts: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def _runs(process: int) -> bool:
-    """Whether it exists and isn't just one that nobody has waited for."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def test_what_fails_once_is_named_and_does_not_count_and_what_is_left_is_ended(tmp_path, name):
     code, said = run(tmp_path, name, ONCE, LEAVES)
     assert code == 0, said
@@ -85,9 +78,9 @@ def test_what_fails_once_is_named_and_does_not_count_and_what_is_left_is_ended(t
     left = (tmp_path / "left").read_text()
     assert re.findall(r"(?m)^left behind, and ended: (\d+) sleep 86400$", said) == [left]
     until = time.monotonic() + 120
-    while (runs := _runs(int(left))) and time.monotonic() < until:
+    while (still := runs(int(left))) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not runs
+    assert not still
     assert (tmp_path / "leaves").read_text() == "."  # what passed isn't run again
 
 

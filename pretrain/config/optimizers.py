@@ -1,5 +1,6 @@
 """The `optimizer:` and `schedule:` sections of a run file: one class per kind. Nothing here imports torch."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -175,7 +176,7 @@ class MuonConfig(OptimizerConfig):
 
 
 class Schedule(Section):
-    """The formulas are in pretrain/config/schedules.py."""
+    """The learning rate as a pure function of the step."""
 
     name: str
     """The shape of the schedule."""
@@ -183,9 +184,34 @@ class Schedule(Section):
     """Steps of warm-up, in which the rate rises along a line from 0 to its peak, or stays there with
     `warmup: constant`."""
 
+    def factor(self, step: int, max_steps: int, peak: float) -> float:
+        """The learning rate of step `step` (from 0) of a run of `max_steps` relative to its `peak`, the same for every
+        group of parameters: from 0 to 1, unless `final_learning_rate` is above the peak."""
+        return self._in_warmup(step + 1) if step + 1 < self.warmup_steps else self._after(step + 1, max_steps, peak)
+
+    def _in_warmup(self, count: int) -> float:
+        return count / self.warmup_steps
+
+    def _after(self, count: int, max_steps: int, peak: float) -> float:
+        """The factor of step `count` (from 1), after the warm-up."""
+        return 1.0
+
     def problems(self, max_steps: int) -> list[str]:
         """The settings that don't fit into a run of `max_steps`, one line for each."""
         return []
+
+
+_REMAINING = {
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "one_minus_sqrt": lambda progress: 1 - math.sqrt(progress),
+}
+
+
+def _decayed(shape: str, count: int, begin: int, end: int, final: float) -> float:
+    """The factor of step `count` of a decay to `final` between two steps."""
+    progress = min(1.0, max(0, count - begin) / max(1, end - begin))
+    return final + (1 - final) * _REMAINING[shape](progress)
 
 
 class DecaySchedule(Schedule):
@@ -195,6 +221,10 @@ class DecaySchedule(Schedule):
     """The last learning rate."""
     until_step: PositiveInt | None = None
     """The step at which the last rate is reached; it may lie beyond the run's end. null: `run.max_steps`."""
+
+    def _after(self, count: int, max_steps: int, peak: float) -> float:
+        end = self.until_step or max_steps
+        return _decayed(self.name, count, self.warmup_steps, end, self.final_learning_rate / peak)
 
     def problems(self, max_steps: int) -> list[str]:
         if self.until_step is None or self.until_step > self.warmup_steps:
@@ -225,6 +255,10 @@ class WarmupStableDecaySchedule(Schedule):
     final_learning_rate: NonNegativeFloat = 0.0
     """The last learning rate."""
 
+    def _after(self, count: int, max_steps: int, peak: float) -> float:
+        begin = max_steps - self.decay_steps
+        return _decayed(self.decay_shape, count, begin, max_steps, self.final_learning_rate / peak)
+
     def problems(self, max_steps: int) -> list[str]:
         if self.warmup_steps + self.decay_steps <= max_steps:
             return []
@@ -238,6 +272,14 @@ class InverseSquareRootSchedule(Schedule):
     warmup: Literal["constant", "linear"] = "constant"
     """The rate during warm-up. `constant`: the peak, as in T5. `linear`: rises from 0, as in the Transformer and in
     Adafactor with warmup_init."""
+
+    def _in_warmup(self, count: int) -> float:
+        """`constant` is T5's rule (Raffel et al. 2020, section 3.1.2), `linear` that of Vaswani et al. 2017, section
+        5.3."""
+        return 1.0 if self.warmup == "constant" else super()._in_warmup(count)
+
+    def _after(self, count: int, max_steps: int, peak: float) -> float:
+        return math.sqrt(max(self.warmup_steps, 1) / count)
 
 
 class ConstantSchedule(Schedule):

@@ -17,7 +17,6 @@ from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.objectives.registry import TrainingObjective
-from pretrain.config import schedules
 from pretrain.config.batch import BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
@@ -339,7 +338,7 @@ class RunConfig(Section):
 
     def rate_factor(self, step: int) -> float:
         """The learning rate of step `step` (from 0) relative to its peak."""
-        return schedules.factor(self.optimizer, self.schedule, self.run.max_steps, step)
+        return self.schedule.factor(step, self.run.max_steps, self.optimizer.learning_rate)
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step `step` (from 0), for parameters whose group doesn't set its own."""

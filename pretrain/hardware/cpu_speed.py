@@ -8,11 +8,8 @@ from functools import cache
 import psutil
 
 from data_pipeline.foundation.memory import available
-from pretrain.config import RunConfig
-from pretrain.config.models import ModelConfig
 from pretrain.hardware.gpus import Gpu
 from pretrain.hardware.machine import threads_per_rank
-from pretrain.models import outline
 
 NAME = "cpu"
 _WIDTH, _SECONDS = 512, 0.3  # of the products that are timed, and for how long
@@ -60,20 +57,3 @@ def this_cpu() -> Gpu:
     rate = product_flops() / 1e12
     gigabytes = available() / 2**30
     return Gpu(frozenset(), rate, rate, rate, gigabytes, memory_bandwidth=0, link=1, network=1)
-
-
-def seconds_left(
-    config: RunConfig, model: ModelConfig, lengths: tuple[int, int], step: int, matmul_flops: float
-) -> float:
-    """Seconds from `step` to the end of a run on CPUs that reach `matmul_flops` FLOP/s in wide products together.
-
-    `model` is the run's with its vocabulary, `lengths` those of a row's inputs and targets.
-    """
-    from pretrain.models.flops import Sizes, count_flops  # imports torch, which a slow file system makes hang
-
-    ends = [*(ramp.until_step for ramp in config.batch.ramp_up), config.run.max_steps]
-    rows = 0
-    for end in (min(end, config.run.max_steps) for end in ends):
-        rows += max(0, end - step) * config.batch.rows(end - 1)
-        step = max(step, end)
-    return rows * count_flops(outline(model), Sizes.of_example(*lengths)) / (share(model.width) * matmul_flops)

@@ -22,7 +22,7 @@ from pretrain import models
 from pretrain.functional.attention import use, using
 from pretrain.functional.kernel_check import Form
 from pretrain.models import ModelConfig
-from pretrain.trainer.trial_passes import full_rows
+from pretrain.trainer.micro_batch import full_rows
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.ranks import least
 

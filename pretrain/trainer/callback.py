@@ -101,7 +101,6 @@ class Trainer:
     - `micro_batches`: this rank's of the step, for which it waited `waited` seconds.
     - `outcome`: of the last step. `requested`: what any rank has asked for in it, by name.
     - `stopping`: the run saves and stops after this step.
-    - `peak`: FLOP/s of all devices, if they are measured.
     - `weights`: a fingerprint of the weights after this step, if it is saved.
     """
 
@@ -123,7 +122,6 @@ class Trainer:
         self.stopping = self.asked_to_stop = self._went_back = False
         self.waited = 0.0
         self.weights: str | None = None
-        self.peak: float | None = None
         self._lookahead: Lookahead[list[Batch]] | None = None
         for name, callback in callbacks.items():
             callback.load_state_dict(self.state.callbacks.get(name, {}))

@@ -1,4 +1,4 @@
-"""The training loop. What happens besides its steps is in callbacks, each in a file of its own."""
+"""The training loop. What happens besides its steps is in callbacks, each a class that can be left out."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -9,21 +9,13 @@ from pretrain.checkpoint.tensors import load_weights
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
 from pretrain.run import watchdog
-from pretrain.trainer import wrappers
+from pretrain.trainer import distillation
 from pretrain.trainer.callback import Callback, Trainer
-from pretrain.trainer.callbacks.checkpointing import Checkpointing
-from pretrain.trainer.callbacks.comparing_memory import ComparingMemory
-from pretrain.trainer.callbacks.evaluation_hooks import EvaluationHooks
-from pretrain.trainer.callbacks.memory_checkpoints import CheckpointsInMemory
-from pretrain.trainer.callbacks.profiling import Profiling
-from pretrain.trainer.callbacks.replaying import Replaying
-from pretrain.trainer.callbacks.reporting import Reporting
-from pretrain.trainer.callbacks.skipped_steps import SkippedSteps
-from pretrain.trainer.callbacks.speed import Speed
-from pretrain.trainer.callbacks.spikes import Spikes
+from pretrain.trainer.callbacks.bad_steps import SkippedSteps, Spikes
+from pretrain.trainer.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
+from pretrain.trainer.callbacks.faulty_hardware import ComparingMemory, Replaying, Straggling, WeightComparison
+from pretrain.trainer.callbacks.reporting import EvaluationHooks, Profiling, Reporting, Speed
 from pretrain.trainer.callbacks.stops import Stops
-from pretrain.trainer.callbacks.straggling import Straggling
-from pretrain.trainer.callbacks.weight_comparison import WeightComparison
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.construction import construct
@@ -42,7 +34,8 @@ def train(run: ValidatedRun, report: RunReport, callbacks: dict[str, Callback]) 
     model = construct(run.config, run.model, drawn=run.resume is None)
     if run.initial_weights and not run.resume:
         load_weights(model, run.initial_weights, gathered)
-    wrappers.wrap(model, run.config, communication_device())
+    if run.config.wrapper:
+        distillation.wrap(model, run.config.wrapper, run.config.precision, communication_device())
     trainer = Trainer(run, report, Engine(model, run.config), callbacks)
     for callback in callbacks.values():
         callback.before_training(trainer)

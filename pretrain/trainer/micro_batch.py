@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from pydantic import PositiveInt
 
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.loading.batches import Batch
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
 from data_pipeline.loading.device import with_target_indices
 from pretrain.checkpoint.index import Identity
 from pretrain.config.batch import BatchPlan
-from pretrain.trainer import wrappers
-from pretrain.trainer.trial_passes import discarded_pass, full_rows
 from pretrain.trainer.validate import ValidatedRun
-from pretrain.zero.deepspeed_private import fragments, optimizer_state
+from pretrain.zero.deepspeed_private import fragments, keeping_counters, optimizer_state
 from pretrain.zero.engine import Engine
 from pretrain.zero.memory import SAFE, DeviceMemory
 from pretrain.zero.ranks import least, on_rank_0
@@ -86,7 +86,7 @@ def _conditions(run: ValidatedRun, engine: Engine) -> Conditions:
         device=torch.cuda.get_device_name(engine.device) if cuda else "cpu",
         model=fingerprint(run.model.model_dump()),
         settings=fingerprint(settings),
-        wrapper=wrappers.identity(config),
+        wrapper=run.identity["wrapper"],
     )
 
 
@@ -162,3 +162,30 @@ def _moments_to_come(engine: Engine) -> int:
         return 0
     average = 0 if engine.config.optimizer.ema_decay is None else _AVERAGE
     return (_MOMENTS + average) * sum(fragment.size for fragment in fragments(engine.deepspeed))
+
+
+def discarded_pass(engine: Engine, batch: Batch) -> None:
+    """Runs a step whose gradient isn't finite, so that DeepSpeed discards it; then resets DeepSpeed's counters."""
+    deepspeed = engine.deepspeed
+    with keeping_counters(deepspeed):
+        deepspeed.set_gradient_accumulation_boundary(True)
+        losses = engine.training_losses(batch)
+        loss = torch.stack([values.sum() for values in losses.values() if values.requires_grad]).sum()
+        deepspeed.backward(loss * float("nan"), scale_wrt_gas=False)
+        deepspeed.step()
+
+
+def full_rows(run: ValidatedRun, count: int) -> Batch:
+    """`count` rows of the run, padded to the greatest width that their objective allows."""
+    inputs, targets = run.lengths
+    batch = TrainingBatches(run.stream, replace(run.plan, measured=count).layout)[0].batch
+    ids = batch["encoder_input_ids"]
+    batch.setdefault("encoder_attention_mask", torch.ones_like(ids))
+    return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}
+
+
+def _widened(name: str, tensor: torch.Tensor, inputs: int, targets: int) -> torch.Tensor:
+    if tensor.dim() == 1:
+        return tensor
+    width = targets if name in LABELS or name.startswith("decoder") else inputs
+    return F.pad(tensor, (0, max(0, width - tensor.size(1))), value=IGNORE_INDEX if name in LABELS else 0)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from pretrain.checkpoint.save import Saved
 
 _LONG = 3600.0  # s
-_LONG_ON_CPU = 7200.0  # s
 _QUICK = 100_000_000  # parameters: larger models take long to read again for a picture of their attention
 
 
@@ -96,12 +95,6 @@ class RunReport:
                 f"step {step}/{steps}  loss {metrics['train/loss']:.4f}  lr {metrics['train/learning_rate']:.2e}  "
                 f"norm {metrics['train/gradient_norm']:.3f}  {_skipped_and_speed(metrics, steps - step)}".rstrip()
             )
-
-    def forecast_on_cpu(self, seconds: float) -> None:
-        """Prints how long a long run takes, before its first step: who has forgotten the GPU needn't wait for that."""
-        if seconds > _LONG_ON_CPU:
-            steps = self.run.config.run.max_steps
-            self._print(f"without a GPU, about {duration(seconds)} to step {steps:,}; Ctrl-C saves")
 
     def forecast(self, step: int, seconds: float) -> None:
         """Prints when a long run will end if each step takes `seconds`; the first logged step may be hours away."""

@@ -2,8 +2,7 @@
 
 MFU is the arithmetic that the examples of a step need (forward and backward, no recomputation, no padding), divided by
 what the devices could do in that time at their peak. The peak is the vendor's dense figure for known GPUs, and the
-fastest of several measured matrix products for other devices. On GPUs there is a second share, of what they reach in
-products of the model's own shapes.
+fastest of several measured matrix products for other devices.
 """
 
 import contextlib
@@ -19,25 +18,24 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.hardware.gpus import Arithmetic, gpu_of_device
+from pretrain.hardware.gpus import gpu_of_device
+from pretrain.kernels.matmul import matmul
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model
 from pretrain.run import node_memory
-from pretrain.trainer.matmul_speed import products, products_flops, seconds_of
 from pretrain.trainer.validate import ValidatedRun
 
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
 _LONG = 0.01  # s: a product that takes as long keeps the device busy
 _PLACES, _ROWS_COUNTED = 8, 32  # rows at places all over a run, whose lengths stand for all
+_TIMES = 3  # of a product
 
 
 def peak_flops(config: RunConfig, device: torch.device) -> float:
     """The peak FLOP/s of one rank's `device` in the arithmetic of the run."""
-    known = None
-    if device.type == "cuda":
-        arithmetic: Arithmetic = "tf32" if config.precision == "fp32" and config.compute.tf32 else config.precision
-        known = data_sheet_peak(torch.cuda.get_device_name(device), arithmetic)
-    return known or _remembered_peak(_dtype(config), device)
+    if device.type == "cuda" and (gpu := gpu_of_device(torch.cuda.get_device_name(device))):
+        return gpu.flops("tf32" if config.precision == "fp32" and config.compute.tf32 else config.precision)
+    return _remembered_peak(torch.bfloat16 if config.precision == "bf16" else torch.float32, device)
 
 
 def _remembered_peak(dtype: torch.dtype, device: torch.device) -> float:
@@ -54,39 +52,29 @@ def _remembered_peak(dtype: torch.dtype, device: torch.device) -> float:
     return found
 
 
-def peak_of_products(
-    config: RunConfig, device: torch.device, model: Model, lengths: tuple[int, int], rows: int
-) -> float | None:
-    """FLOP/s of one rank's `device` in the products of a micro-batch: `rows` with `lengths` inputs and targets.
-
-    None on a CPU, whose peak is measured anyway, and where these products may take as long as a step.
-    """
-    if device.type == "cpu":
-        return None
-    return products_flops(products(model, *(rows * length for length in lengths)), _dtype(config), device)
-
-
-def _dtype(config: RunConfig) -> torch.dtype:
-    return torch.bfloat16 if config.precision == "bf16" else torch.float32
-
-
-def data_sheet_peak(name: str, arithmetic: Arithmetic) -> float | None:
-    """The peak FLOP/s of the GPU that CUDA calls `name`; None for an unknown GPU."""
-    gpu = gpu_of_device(name)
-    return None if gpu is None else gpu.flops(arithmetic)
-
-
 def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
     """FLOP/s of the fastest of some matrix products, wider and wider until they keep the device busy."""
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)  # its own: the global generator is not touched
     for width in _WIDTHS:
         matrix = torch.rand(width, width, device=device, generator=generator).to(dtype)
-        seconds = seconds_of(matrix, matrix)
+        seconds = _seconds_of(matrix)
         best = max(best, 2 * width**3 / seconds)
         if seconds > _LONG:
             break
     return best
+
+
+def _seconds_of(matrix: Tensor) -> float:
+    """The shortest time of a square matrix's product with itself; the first, which isn't timed, chooses a kernel."""
+    times = []
+    for _ in range(1 + _TIMES):
+        started = time.perf_counter()
+        result = matmul(matrix, matrix)
+        if result.is_cuda:
+            torch.cuda.synchronize(result.device)
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
 
 
 def sizes(batch: Batch) -> Tensor:
@@ -125,13 +113,10 @@ def flops_per_step(setup: ValidatedRun) -> float:
 
 
 class ThroughputMeter:
-    """Times the steps between two logs.
+    """Times the steps between two logs. `peak`: FLOP/s of all devices together."""
 
-    `peak`: FLOP/s of all devices together; `products`: the same in the model's own matrix products, if it was measured.
-    """
-
-    def __init__(self, model: Model, peak: float, products: float | None = None):
-        self._model, self._peak, self._products = model, peak, products
+    def __init__(self, model: Model, peak: float):
+        self._model, self._peak = model, peak
         self._seconds = self._processor_seconds = 0.0  # of the steps since the last metrics
         self.restart()
 
@@ -169,17 +154,14 @@ class ThroughputMeter:
         examples = Sizes(*counts)
         seconds = self._last - self._started
         tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
-        flops = count_flops(self._model, examples) / seconds
         metrics = {
             "train/tokens_per_second": tokens / seconds,
             "train/steps_per_second": self._steps / seconds,
-            "train/mfu": flops / self._peak,
+            "train/mfu": count_flops(self._model, examples) / seconds / self._peak,
             "train/data_wait_fraction": self._waited / seconds,
             "train/seconds": self._seconds,
             "train/processor_seconds": processor / 1e6,
         }
         self._seconds = self._processor_seconds = 0.0
-        if self._products:
-            metrics["train/mfu_of_products"] = flops / self._products
         self._begin()
         return metrics

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from packaging.requirements import Requirement
 
@@ -25,6 +24,7 @@ from checks.gpu import runner
 from checks.gpu.checks import CHECKS
 from checks.gpu.report import Report, plain
 from checks.gpu.runner import ROOT, Lines, Place, Planned, run
+from tests.processes import runs
 
 CPU = Place("cpu", small=True)
 
@@ -77,14 +77,6 @@ class Impatient(subprocess.Popen):
                 raise subprocess.TimeoutExpired("", timeout)
             time.sleep(0.02)
         return super().wait()
-
-
-def runs(pid: int) -> bool:
-    """Whether the process exists and isn't just one that nobody has waited for."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 # ---- the runner

@@ -1,6 +1,5 @@
-"""Run files and schedules."""
+"""Run files."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -28,22 +27,6 @@ optimizer: {learning_rate: 1.0e-2}
     return lambda *overrides: load(path, overrides, RunConfig)
 
 
-def test_cosine(config):
-    settings = config("schedule={name: cosine, warmup_steps: 100, final_learning_rate: 1.0e-3}")
-    assert settings.learning_rate(49) == pytest.approx(5e-3)
-    assert settings.learning_rate(99) == pytest.approx(1e-2)
-    assert settings.learning_rate(549) == pytest.approx((1e-2 + 1e-3) / 2)
-    assert settings.learning_rate(999) == pytest.approx(1e-3)
-
-
-def test_inverse_square_root_is_t5s(config):
-    """T5's rule (Raffel et al. 2020, section 3.1.2) is 1/√max(n, k) with k warm-up steps; here it is scaled to peak at
-    1e-2."""
-    settings = config("schedule={name: inverse_square_root, warmup_steps: 100}")
-    for step in (0, 50, 99, 100, 399, 899):
-        assert settings.learning_rate(step) == pytest.approx(1e-2 * math.sqrt(100) / math.sqrt(max(step + 1, 100)))
-
-
 def test_a_key_of_a_family_is_named_as_in_the_file(config):
     """The suggested key is of the same family: T5 has no cross_attention_bias."""
     with pytest.raises(UserError, match=r"model\.num_head: unknown key; nearest valid key: model\.num_heads$"):
@@ -60,6 +43,11 @@ def test_a_key_of_a_family_is_named_as_in_the_file(config):
         (
             "batch.micro_batch_size=x",  # one line, not one for each type that it may have
             "batch.micro_batch_size: expected integer > 0, auto or null, got 'x' (rows per forward pass on a rank)",
+        ),
+        (
+            "deepspeed.train_batch_size=4",
+            "deepspeed.train_batch_size: follows from batch.global_batch_size, batch.micro_batch_size and the number "
+            "of ranks",
         ),
         ("data.train=[]", "data.train: expected non-empty list of keys and values, got [] (the corpora to train on)"),
         ("faults.spikes=7", "faults.spikes: expected keys and values or null, got 7 (detection of loss spikes)"),

@@ -125,24 +125,6 @@ def test_losses_and_gradients_are_those_of_the_formula(settings, precision, devi
         assert float(((one.double() - other).norm() / other.norm()).detach()) < most
 
 
-@each("dtype", [torch.float32, torch.bfloat16])
-def test_a_teacher_that_is_the_student_teaches_nothing(dtype, device):
-    """All ids, at any temperature: the divergence is 0, and so is its gradient, but for rounding."""
-    case = Case(dtype, device)
-    head = Head(24, VOCABULARY, 1.0).to(device, dtype)
-    teacher = OnlyHead(Head(24, VOCABULARY, 1.0).to(device, dtype))
-    teacher.load_state_dict({"lm_head.weight": head.weight})
-    case.states, case.in_text = case.x.detach(), torch.ones_like(case.in_text)
-    for temperature in (1.0, 3.0):
-        student = OnlyHead(head, ModelConfig(family="none"))
-        head.__dict__.pop("forward", None)  # of the wrapper before
-        losses = losses_of(case, student, teacher, VOCABULARY, weight=1.0, temperature=temperature)
-        assert losses["distillation_loss"].abs().max() < 1e-5
-        (gradient,) = torch.autograd.grad(losses["labels"].sum(), case.x)
-        of_text = torch.autograd.grad(token_losses(F.linear(case.x, head.weight), case.labels).sum(), case.x)[0]
-        assert gradient.norm() < 1e-5 * of_text.norm()
-
-
 def test_the_teacher_gets_no_gradient_and_evaluation_knows_none():
     case = Case(torch.float32)
     case.states.requires_grad_()

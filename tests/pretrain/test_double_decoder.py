@@ -12,8 +12,7 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.models import DoubleDecoderConfig, build
 from pretrain.models.double_decoder import visible_in_blocks
-from pretrain.models.flops import Sizes, count_flops
-from pretrain.trainer.matmul_speed import products
+from pretrain.models.flops import Sizes, count_flops, matrices
 from tests.pretrain.exported import randomise
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
@@ -125,7 +124,7 @@ def test_flops_are_those_of_products_and_of_pairs_that_a_mask_shows():
         model(row, row)["labels"].sum().backward()
     hidden = 12 * 32 * 2 * 20**2
     assert counter.get_total_flops() - count_flops(model, Sizes.of_example(20, 20)) == hidden
-    of_products = sum(6 * count * one * two * three for (one, two, three), count in products(model, 20, 20).items())
+    of_products = sum(6 * 20 * weight.numel() for _, rows, weight in matrices(model) if rows in ("inputs", "targets"))
     assert count_flops(model, Sizes.of_example(20, 20)) - of_products == 12 * 32 * 4 * 20**2  # the pairs of four layers
     seen = model.row(row)
     first = int((seen.blocks == 0).sum())  # those see the first token and its state

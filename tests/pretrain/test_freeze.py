@@ -9,7 +9,7 @@ import torch
 from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
-from pretrain.optimizers.groups import parameter_groups, problems, set_rates
+from pretrain.optimizers.groups import parameter_groups, problems
 from tests.pretrain.runs import run_file, train_each
 from tests.pretrain.small_runs import run_config
 from tests.tables import each
@@ -49,19 +49,6 @@ def test_frozen_parameters_keep_their_bits_and_a_resume_repeats_them(small_corpu
             assert not torch.equal(before[name], after[name]), name
         whole, cut = (parameters(runs[name, stage], 4) for name in ("whole", "cut"))
         assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
-
-
-def test_rates_of_frozen_groups_are_0_until_their_step():
-    config = run_config(optimizer={"learning_rate": 1e-2, "weight_decay": 0.1, "freeze": FREEZE})
-    model = models.outline(config.model)
-    groups = parameter_groups(model, config.optimizer)
-    optimizer = torch.optim.SGD(groups)
-    for step, learning in ((0, 1), (1, 1), (2, 2)):
-        set_rates(optimizer, config, step)
-        rates = {(group["frozen_until"], group["weight_decay"]): group["lr"] for group in optimizer.param_groups}
-        assert len(rates) == 4  # frozen or not, with decay or without
-        assert sum(rate > 0 for rate in rates.values()) == 2 * learning
-        assert rates[0, 0.1] == 1e-2
 
 
 @each(

@@ -1,8 +1,5 @@
 """Which GPUs count, compared with PyTorch's own reading of CUDA_VISIBLE_DEVICES."""
 
-import os
-import subprocess
-import sys
 from itertools import takewhile
 
 import pynvml
@@ -32,9 +29,10 @@ def _nothing_is_asked_for_and_no_driver_is_here(monkeypatch):
 )
 def test_indices_choose_gpus_as_cuda_and_pytorch_read_them(chosen, tmp_path, monkeypatch):
     """The machine has two GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert count_gpus(tmp_path) == 0  # none yet
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     expected = list(takewhile(lambda index: index < 2, torch.cuda._parse_visible_devices()))
     assert count_gpus(tmp_path) == len(expected)
 
@@ -42,7 +40,6 @@ def test_indices_choose_gpus_as_cuda_and_pytorch_read_them(chosen, tmp_path, mon
 @each(
     "chosen, expected",
     [
-        (None, 2),
         ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", 1),
         ("GPU-8932f937,GPU-1a2b3c4d", 2),
         ("GPU-8932f937,GPU-8932f937", 0),
@@ -53,15 +50,9 @@ def test_indices_choose_gpus_as_cuda_and_pytorch_read_them(chosen, tmp_path, mon
 def test_uuids_choose_gpus(chosen, expected, tmp_path, monkeypatch):
     (tmp_path / "nvidia0").touch()
     (tmp_path / "nvidia1").touch()
-    if chosen is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert count_gpus(tmp_path) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert count_gpus(tmp_path) == expected
-
-
-def test_a_machine_without_gpus_has_none_whatever_is_chosen(tmp_path, monkeypatch):
-    for chosen in ("0", "GPU-8932f937", "-1"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-        assert count_gpus(tmp_path) == 0
 
 
 def test_the_cpu_may_be_asked_for_beside_gpus(tmp_path, monkeypatch):
@@ -122,16 +113,6 @@ def test_a_rank_is_bound_to_the_cores_beside_its_gpu(tmp_path, monkeypatch):
         assert hardware.bind_to(near) == bool(expected)
         assert bound == expected
     assert not hardware.bind_to(set())
-
-
-def test_a_process_and_its_children_stay_on_the_cores():
-    core = min(os.sched_getaffinity(0))
-    code = (
-        "import os, subprocess, sys; from pretrain.hardware.machine import bind_to; "
-        f"bind_to({{{core}}}); assert os.sched_getaffinity(0) == {{{core}}}; "
-        "print(subprocess.check_output([sys.executable, '-c', 'import os; print(os.sched_getaffinity(0))'], text=True))"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == str({core})
 
 
 def test_ranks_of_a_machine_share_its_cores(monkeypatch):

@@ -1,6 +1,6 @@
 """Tokens per second and MFU: FLOPs compared with torch's count for a real model, peaks with data sheets."""
 
-from collections import Counter
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -9,51 +9,26 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretrain.config.models import AnyModelConfig
-from pretrain.models import build
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.hardware.gpus import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.trainer import matmul_speed as products_module
+from pretrain.models.stacks import EncoderDecoder
 from pretrain.trainer import throughput
-from pretrain.trainer.matmul_speed import products, products_flops
-from pretrain.trainer.throughput import ThroughputMeter, data_sheet_peak, measured_peak, sizes
+from pretrain.trainer.throughput import ThroughputMeter, measured_peak, sizes
+from tests.pretrain.small_models import ONE_OF_EACH_FAMILY, as_at_the_start, examples_of, packed
 from tests.pretrain.small_runs import run_config
 from tests.slow import slow
 from tests.tables import each
 
-SIZE = {"d_model": 32, "num_heads": 4, "vocab_size": 48}
-STACKS = {**SIZE, "num_encoder_layers": 2, "num_decoder_layers": 3}
-WIDER = {"d_model": 32, "d_ff": 80, "num_heads": 4, "num_layers": 3}
-NARROWER = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
-FAMILIES = {
-    "t5": {**STACKS, "d_kv": 16, "d_ff": 80},
-    "bart": {**STACKS, "d_ff": 80},
-    "vanilla": {**STACKS, "d_ff": 80},
-    "t5gemma": {"vocab_size": 48, "encoder": {**WIDER, "d_model": 48}, "decoder": NARROWER},
-    "modern": {"vocab_size": 48, "encoder": WIDER, "decoder": NARROWER},
-    "t5gemma2": {**SIZE, "d_ff": 80, "num_layers": 2, "num_key_value_heads": 2},
-    "autoregressive": {**STACKS, "max_positions": 64, "subtract_positions": "without_norm"},
-    "decoder_only": {**SIZE, "d_ff": 80, "num_layers": 2, "max_positions": 64},
-    "encoder_only": {**SIZE, "d_ff": 80, "num_layers": 2, "max_positions": 64, "next_sentence": True},
-}
-DECODERS_OF_TARGETS = ("t5", "bart", "vanilla", "t5gemma", "t5gemma2", "modern")
 
-
-def model_of(family):
-    config: AnyModelConfig = run_config(model={"family": family, **FAMILIES[family]}).model
-    return build(config)
-
-
-def row(family, inputs, targets):
-    """One row with these numbers of tokens; if the targets are beside the inputs, as many of them are predicted."""
-    generator = torch.Generator().manual_seed(inputs)
-    batch = {"encoder_input_ids": torch.randint(3, 48, (1, inputs), generator=generator)}
-    if family in DECODERS_OF_TARGETS:
-        return {**batch, "labels": torch.randint(3, 48, (1, targets), generator=generator)}
-    labels = torch.randint(3, 48, (1, inputs), generator=generator)
-    if family == "encoder_only":
-        labels[:, targets:] = -100
-        batch["next_sentence_labels"] = torch.ones(1, dtype=torch.int64)
-    return {**batch, "labels": labels}
+def rows(model, *lengths):
+    """A batch of rows of these numbers of inputs and targets, padded as the loader does it."""
+    batch = packed(examples_of(model, [[one] for one in lengths]), padding=0)
+    batch = {name: batch[name] for name in ("encoder_input_ids", "encoder_attention_mask", "labels")}
+    if model.config.family == "encoder_only":
+        batch["labels"][:, ::3] = IGNORE_INDEX
+        batch["next_sentence_labels"] = torch.ones(len(lengths), dtype=torch.int64)
+    return batch
 
 
 def counted(model, batch):
@@ -63,47 +38,22 @@ def counted(model, batch):
     return counter.get_total_flops()
 
 
-def padded(rows):
-    """A batch of rows of different lengths, as the loader makes it."""
-    widest = {name: max(one[name].size(-1) for one in rows) for name in ("encoder_input_ids", "labels")}
-    batch = {
-        name: torch.cat(
-            [torch.nn.functional.pad(one[name], (0, width - one[name].size(1)), value=fill) for one in rows]
-        )
-        for (name, width), fill in zip(widest.items(), (0, -100), strict=True)
-    }
-    lengths = torch.tensor([one["encoder_input_ids"].size(1) for one in rows])
-    batch["encoder_attention_mask"] = (torch.arange(widest["encoder_input_ids"]) < lengths[:, None]).long()
-    if "next_sentence_labels" in rows[0]:
-        batch["next_sentence_labels"] = torch.cat([one["next_sentence_labels"] for one in rows])
-    return batch
+LENGTHS = [(20, 12), (9, 5), (14, 7)]
+NAMES = [name for name in ONE_OF_EACH_FAMILY if name != "double_decoder"]  # its pairs: test_double_decoder.py
+FIRST = ("t5gemma2", "autoregressive, plain")  # of each way to count
 
 
-def packed(rows):
-    """One row of several examples, with two tokens of padding."""
-    batch = {}
-    for side, name, fill in (("encoder", "encoder_input_ids", 0), ("decoder", "labels", -100)):
-        end = torch.tensor([[0, 0]])
-        batch[name] = torch.cat([*(one[name] for one in rows), end + fill], dim=1)
-        numbers = [torch.full_like(one[name], number) for number, one in enumerate(rows, 1)]
-        batch[f"{side}_segment_ids"] = torch.cat([*numbers, end], dim=1)
-    return batch
-
-
-FIRST = ("t5gemma2", "autoregressive")  # of each way to count
-
-
-@each("family", [*FIRST, *slow(*(family for family in FAMILIES if family not in FIRST))])
-def test_flops_are_those_that_torch_counts(family):
+@each("name", [*FIRST, *slow(*(name for name in NAMES if name not in FIRST))])
+def test_flops_are_those_that_torch_counts(name):
     """Rows without padding, and padded and packed ones, for which torch counts each example by itself."""
-    model = model_of(family)
-    whole = row(family, 20, 12)
-    assert count_flops(model, Sizes(*sizes(whole).tolist())) == counted(model, whole)
-    rows = [whole, row(family, 9, 5), row(family, 14, 7)]
-    alone = sum(counted(model, one) for one in rows)
-    assert count_flops(model, Sizes(*sizes(padded(rows)).tolist())) == alone < counted(model, padded(rows))
-    if family in DECODERS_OF_TARGETS:
-        assert count_flops(model, Sizes(*sizes(packed(rows)).tolist())) == alone
+    model = as_at_the_start(name)
+    alone = [counted(model, rows(model, one)) for one in LENGTHS]
+    assert count_flops(model, Sizes(*sizes(rows(model, LENGTHS[0])).tolist())) == alone[0]
+    padded = rows(model, *LENGTHS)
+    assert count_flops(model, Sizes(*sizes(padded).tolist())) == sum(alone) < counted(model, padded)
+    if isinstance(model, EncoderDecoder):
+        together = packed(examples_of(model, [LENGTHS]))
+        assert count_flops(model, Sizes(*sizes(together).tolist())) == sum(alone)
 
 
 @pytest.fixture
@@ -113,11 +63,11 @@ def one_rank():
     dist.destroy_process_group()
 
 
-@each("family, tokens", [("t5", 20 + 9 + 12 + 5), ("decoder_only", 20 + 9)])
-def test_the_meter_counts_real_tokens_once(one_rank, family, tokens):
+@each("name, tokens", [("t5", 20 + 9 + 12 + 5), ("decoder_only", 20 + 9)])
+def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
     """Targets count too if a decoder reads them. Ratios of metrics don't depend on the clock."""
-    model = model_of(family)
-    batch = padded([row(family, 20, 12), row(family, 9, 5)])
+    model = as_at_the_start(name)
+    batch = rows(model, *LENGTHS[:2])
     meter = ThroughputMeter(model, peak=1e9)
     for _ in range(3):
         meter.step(0.0, [batch, batch])
@@ -142,60 +92,25 @@ def test_the_meter_counts_real_tokens_once(one_rank, family, tokens):
 )
 def test_peaks_are_the_data_sheets_without_sparsity(name, bf16, tf32, fp32):
     """Other devices have none: they are measured."""
-    found = [data_sheet_peak(name, arithmetic) for arithmetic in ("bf16", "tf32", "fp32")]
+    gpu = gpu_of_device(name)
+    found = [gpu and gpu.flops(arithmetic) for arithmetic in ("bf16", "tf32", "fp32")]
     assert found == pytest.approx([bf16, tf32, fp32])
 
 
-@pytest.fixture
-def readings(monkeypatch):
-    """A clock of the module alone that advances a second at each reading; what it has shown."""
-    shown = []
-
-    def now():
-        shown.append(float(len(shown)))
-        return shown[-1]
-
-    monkeypatch.setattr(products_module, "time", SimpleNamespace(perf_counter=now))
-    return shown
-
-
 @each("dtype", [torch.float32, torch.bfloat16])
-def test_the_measured_peak_is_work_over_time(readings, dtype):
-    """A product takes a second, so FLOP/s are the FLOPs that torch counts, of as many products as were timed."""
-    readings.clear()
+def test_the_measured_peak_is_work_over_time(monkeypatch, dtype):
+    """By a clock that advances a second at each reading, twice a product, of all products that torch counts."""
+    clock = itertools.count()
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     before = torch.random.get_rng_state()
     with FlopCounterMode(display=False) as counter:
         peak = measured_peak(dtype, torch.device("cpu"))
-    assert peak == pytest.approx(counter.get_total_flops() / (len(readings) / 2))  # two readings each
+    assert peak == pytest.approx(counter.get_total_flops() / (next(clock) / 2))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@each("family", [*DECODERS_OF_TARGETS, "autoregressive", "decoder_only"])
-def test_a_models_products_are_its_flops_without_pairs(family):
-    """6 FLOPs for a weight and a token: three products of 2 each."""
-    model, inputs, targets = model_of(family), 40, 24 if family in DECODERS_OF_TARGETS else 40
-    shapes = products(model, inputs, targets).items()
-    assert sum(6 * rows * width * out * count for (rows, width, out), count in shapes) == count_flops(
-        model, Sizes(2, inputs, targets, 0, 0, 0)
-    )
-
-
-def test_the_rate_of_products_is_work_over_time(readings):
-    """Each of the three products of a shape takes a second; with more rows than are timed, in proportion."""
-    cpu = torch.device("cpu")
-    shapes = products(model_of("t5"), 40, 24)
-    work = sum(6 * rows * width * out * count for (rows, width, out), count in shapes.items())
-    assert products_flops(shapes, torch.bfloat16, cpu) == pytest.approx(work / (3 * shapes.total()))
-    shape = (4 * products_module._MOST_ROWS, 8, 16)
-    rate = products_flops(Counter({shape: 5}), torch.float32, cpu)
-    assert rate == pytest.approx(6 * shape[0] * 8 * 16 / (3 * 4))
-
-
-ARITHMETICS = [("bf16", True, "bf16"), ("fp32", True, "tf32"), ("fp32", False, "fp32")]
-
-
-@each("precision, tf32, arithmetic", ARITHMETICS)
+@each("precision, tf32, arithmetic", [("bf16", True, "bf16"), ("fp32", True, "tf32"), ("fp32", False, "fp32")])
 def test_the_peak_is_that_of_the_runs_arithmetic(monkeypatch, precision, tf32, arithmetic):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 PCIe")
     config = run_config(precision=precision, compute={"tf32": tf32})
-    assert throughput.peak_flops(config, torch.device("cuda")) == data_sheet_peak("NVIDIA H100 PCIe", arithmetic)
+    assert throughput.peak_flops(config, torch.device("cuda")) == GPUS["h100-pcie"].flops(arithmetic)

@@ -9,8 +9,8 @@ import pytest
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError, UserError
-from pretrain.config import RunConfig
 from pretrain.trainer.validate import validate
+from tests.pretrain.small_runs import run_config
 from tests.tables import each
 
 SIZES = {"d_model": 32, "d_ff": 64, "num_heads": 4}
@@ -31,15 +31,12 @@ def prepared(small_corpus, tmp_path):
     def made(model, objective=None, sections=None, **optimizer):
         corpora = [{"corpus": str(small_corpus)}]
         objective = objective and {**objective, "length": raw_length + objective["length"]}
-        content = {
+        usual = {
             "run": {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1},
-            "model": model,
             "data": {"train": corpora, "validation": corpora, "objective": objective},
-            "batch": {"global_batch_size": 8},
             "optimizer": {"learning_rate": 1e-3, **optimizer},
-            **(sections or {}),
         }
-        return validate(RunConfig.model_validate(content), 0, 1)
+        return validate(run_config(model=model, **(usual | (sections or {}))), 0, 1)
 
     return made
 
@@ -96,6 +93,35 @@ def test_all_problems_are_told_at_once(prepared, small_corpus):
     lines = told(prepared, DECODER, groups=[{"match": ["norm"], "weight_decay": 0.0}])
     assert len(lines) == 2  # the objective doesn't fit either
     assert any("optimizer.groups.0.match.0: 'norm' matches no remaining parameter" in line for line in lines)
+
+
+def test_objectives_and_micro_batches_fit_the_rows(prepared, small_corpus):
+    longer, causal = {"name": "span_corruption", "inputs_length": 64}, {"name": "causal_lm", "length": 33}
+    for data, expected in (
+        ({"objective": longer}, "data.objective: needs rows of"),
+        ({"curriculum": [{"until_step": 4, "objective": longer}]}, "data.curriculum.0.objective: needs rows of"),
+        ({"curriculum": [{"until_step": 4, "objective": causal}]}, "model.family: vanilla learns from"),
+    ):
+        sections = {"data": {"train": [{"corpus": str(small_corpus)}], **data}}
+        (line,) = told(prepared, VANILLA, sections=sections)
+        assert line.startswith(expected)
+    sections = {"batch": {"global_batch_size": 8, "micro_batch_size": 3}}
+    assert told(prepared, VANILLA, sections=sections) == [
+        "batch.micro_batch_size: 3 doesn't divide a rank's share of 8 rows"
+    ]
+
+
+@pytest.mark.slow
+def test_the_ids_of_a_model_are_the_tokenizers(prepared, small_corpus, bart_corpus):
+    """In BART's vocabulary, padding, from which the decoder starts, is 1, and EOS is 2."""
+    corpora = [{"corpus": str(bart_corpus)}]
+    model = prepared(VANILLA, sections={"data": {"train": corpora}}).model
+    assert (model.vocab_size, model.pad_id, model.eos_id) == (50_286, 1, 2)
+    (line,) = told(prepared, {**VANILLA, "pad_id": 0}, sections={"data": {"train": corpora}})
+    assert line == f"model.pad_id: 0, but {bart_corpus}'s tokenizer has 1"
+    corpora = [{"corpus": str(small_corpus)}, *corpora]
+    (line,) = told(prepared, VANILLA, sections={"data": {"train": corpora}})
+    assert line.startswith(f"{bart_corpus}: built with another tokenizer than {small_corpus}")
 
 
 def test_rows_with_next_sentences_cannot_be_shared(prepared, small_corpus):
