@@ -17,7 +17,7 @@ from data_pipeline.foundation.json_file import read_json
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.evaluation_sets import EvaluationSetsResult
-from data_pipeline.stages.part_readings import DecontaminationResult, KeysResult
+from data_pipeline.stages.part_readings import KeysResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult
@@ -246,7 +246,7 @@ def _report(corpus: Path, name: str, built: Built) -> Report:
     text_read, text_left = (sum(result.text_bytes for result in results) for results in (documents, left))
     after_dedup = ("tokenizer-sample", "tokenizer", "tokens", *built.merged, "rows", "shards")
     sizes = {"documents": sum(result.bytes for result in documents)} | dict.fromkeys(after_dedup, text_left)
-    evaluation_sets = _evaluation_sets([unit.result for units in built.steps.values() for unit in units])
+    evaluation_sets = _evaluation_sets(built)
     sizes["evaluation-sets"] = sum(counts.bytes for counts in evaluation_sets.values())
     samples = [unit.result.sample for unit in built.tokenizer if unit.result.sample.documents]
     return Report(
@@ -345,12 +345,13 @@ def _source(
     )
 
 
-def _evaluation_sets(results: Sequence[Result]) -> dict[str, EvaluationSetCounts]:
-    searched = [result for result in results if isinstance(result, DecontaminationResult)]
+def _evaluation_sets(built: Built) -> dict[str, EvaluationSetCounts]:
+    searched = [unit.result for unit in built.deduplicated]
     sets = {}
+    results = [unit.result for units in built.steps.values() for unit in units]
     for one in (one for result in results if isinstance(result, EvaluationSetsResult) for one in result.sets):
-        found = len({item for result in searched for item in result.found.get(one.name, [])})
-        dropped = sum(result.documents.get(one.name, 0) for result in searched)
+        found = len({item for result in searched for item in result.items.get(one.name, [])})
+        dropped = sum(result.contaminated.get(one.name, 0) for result in searched)
         share = round(found / one.items, 6)
         sets[one.name] = EvaluationSetCounts(one.bytes, one.items, one.too_short, found, share, dropped)
     return sets

@@ -18,6 +18,9 @@ from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
+Row = tuple[int, Document, Document | None]
+"""(number, document of a part, what is left of it)"""
+
 _SCHEMA = pa.schema(
     [
         ("document", pa.int64()),
@@ -64,21 +67,18 @@ def changes_file(path: Path, tally: Tally) -> Iterator[ChangesFile]:
         writer.add_key_value_metadata({"tally": json.dumps([tally, tally.examples], sort_keys=True)})
 
 
-def changed(
-    path: Path, documents: Iterable[tuple[int, Document]], tally: Tally
-) -> Iterator[tuple[int, Document, Document | None]]:
-    """(number, document, what is left of it) of each of the numbered `documents` of a part, in order.
+def changed(path: Path, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
+    """`rows` of unchanged documents, in order, with what the table leaves of each.
 
     Adds what earlier steps have counted to `tally`.
     """
     with pq.ParquetFile(path) as file:
         tally.add(*json.loads(file.metadata.metadata[b"tally"]))
-        rows = (row for group in range(file.num_row_groups) for row in file.read_row_group(group).to_pylist())
-        row = next(rows, None)
-        for number, document in documents:
-            left: Document | None = document
-            if row and row["document"] == number:
-                text, language = row["text"], row["language"] or document.language
-                left = None if row["dropped"] else replace(document, text=text or document.text, language=language)
-                row = next(rows, None)
+        changes = (row for group in range(file.num_row_groups) for row in file.read_row_group(group).to_pylist())
+        change = next(changes, None)
+        for number, document, left in rows:
+            if change and change["document"] == number:
+                text, language = change["text"], change["language"] or document.language
+                left = None if change["dropped"] else replace(document, text=text or document.text, language=language)
+                change = next(changes, None)
             yield number, document, left

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.part_readings import LeftResult
 from data_pipeline.stages.sampling import Candidates
 from data_pipeline.stages.shards import RowsResult, ShardResult
 from data_pipeline.stages.tokenizer import TokenizerResult
@@ -21,7 +22,7 @@ class Built:
 
     documents: list[Finished[DocumentsResult]]
     steps: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
-    deduplicated: list[Finished[PartsResult]] = field(default_factory=list)
+    deduplicated: list[Finished[LeftResult]] = field(default_factory=list)
     sampled: list[Finished[Candidates]] = field(default_factory=list)
     tokenizer: list[Finished[TokenizerResult]] = field(default_factory=list)
     tokens: list[Finished[TokensResult]] = field(default_factory=list)

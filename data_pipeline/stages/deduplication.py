@@ -5,9 +5,9 @@ the last of them decided. It writes the new table and its own keys. Then each bu
 are dropped, and the last stage writes the remaining documents. For near-duplicates the buckets find pairs, and one more
 unit clusters them.
 
-Language and bad words are checked between two steps, by each unit for its own documents: like C4, they are checked on
-what is left of a page after duplicate lines are removed. Items of evaluation sets are looked for after all other steps,
-in what will be the corpus.
+Language and bad words are checked between two steps, in the reading for the second of them: like C4, they are checked
+on what is left of a page after duplicate lines are removed. Items of evaluation sets are looked for after all other
+steps, in what will be the corpus.
 """
 
 import shutil
@@ -20,20 +20,20 @@ from data_pipeline.dedup.keys import KeyBucket
 from data_pipeline.dedup.steps import STEPS
 from data_pipeline.execution.merging import merge
 from data_pipeline.execution.name_lists import write_names
-from data_pipeline.execution.parts import Part, PartsResult
+from data_pipeline.execution.parts import Part
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.stages import duplicates as bucketed
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.duplicates import CLUSTERS, BucketSpec, ClustersSpec
-from data_pipeline.stages.part_readings import CHECKS, LAST, Applied, PartSpec, drops, keys_stage
+from data_pipeline.stages.part_readings import LAST, Applied, LeftResult, PartSpec, keys_stage
 
 _CHANGES = ".changes.parquet"
 
 
 def deduplicate(
     config: CorpusConfig, corpus: Path, parts: list[Part]
-) -> tuple[dict[str, Sequence[Finished[Result]]], list[Finished[PartsResult]]]:
+) -> tuple[dict[str, Sequence[Finished[Result]]], list[Finished[LeftResult]]]:
     """Runs the stages that `config.dedup` asks for. Returns the units of all but the last by stage, and of the last."""
     order = _Order(config, corpus, parts)
     for step in config.steps:
@@ -51,6 +51,7 @@ class _Order:
         self._cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
         self._changes = ""  # the stage whose tables of changes are the newest
         self._last: Decided | None = None  # what the last step decided, which no table has yet
+        self._checks: list[str] = []  # those that follow it
         self._depends = ""  # fingerprint of all that the earlier steps depend on
         self.finished: dict[str, Sequence[Finished[Result]]] = {}
 
@@ -61,27 +62,34 @@ class _Order:
         self._depends = fingerprint([self._depends, step, settings])
         if step == "decontamination":
             self._run(evaluation_sets.STAGE, evaluation_sets.plan(self._config.decontamination))
-        stage = CHECKS.get(step) or keys_stage(step)
+        if step not in STEPS:
+            self._checks.append(step)
+            return
+        stage = keys_stage(step)
         read = self._run(stage, self.units(self._parts, step, stage.name))
-        if self._last and drops(self._last.step):
+        if self._new_changes:
             self._changes = stage.name
         files = {name: sha256 for name, sha256 in outputs_of(read).items() if not name.endswith(_CHANGES)}
-        found = self._find_duplicates(step, files, read) if step in STEPS else []
-        self._last = Decided(step, list(files), found)
+        self._last, self._checks = Decided(step, list(files), self._find_duplicates(step, files, read)), []
+
+    @property
+    def _new_changes(self) -> bool:
+        """Whether the steps have changed what no table has yet."""
+        return bool(self._checks or (self._last and STEPS[self._last.step].drops))
 
     def units(self, parts: list[Part], step: str, stage: str) -> list[Unit[PartSpec]]:
         """The units of a stage that reads `parts`; no `step` for the one that writes what is left."""
         last = self._last
         duplicates = write_names(self._corpus, last.duplicates) if last else ""
+        filters = "filters" in self._checks
         units = []
         for part in parts:
             number, rules = self._number[part.name], self._cleaning[part.source]
-            checked = {"language", "bad_words", "bad_words_fraction", "classifier"} if step == "filters" else set()
+            checked = {"language", "bad_words", "bad_words_fraction", "classifier"} if filters else set()
             settings = rules.model_dump(include={"min_sentences_per_page", *checked})
-            content = rules.identity if step == "filters" else []
+            content = rules.identity if filters else []
             inputs = fingerprint([part.checksums, number, settings, self._depends, *content])
-            suffix = "parquet" if step in CHECKS else "safetensors"
-            output = f".stages/{stage}/{part.name}.{suffix}" if step else f"documents/{part.name}.parquet"
+            output = f".stages/{stage}/{part.name}.safetensors" if step else f"documents/{part.name}.parquet"
             spec = PartSpec(
                 part,
                 number,
@@ -89,9 +97,10 @@ class _Order:
                 self._config.dedup,
                 changes=f".stages/{self._changes}/{part.name}{_CHANGES}" if self._changes else "",
                 last=Applied(last.step, last.files[number], duplicates) if last else None,
+                checks=self._checks,
                 step=step,
                 output=output,
-                new_changes=f".stages/{stage}/{part.name}{_CHANGES}" if step and last and drops(last.step) else "",
+                new_changes=f".stages/{stage}/{part.name}{_CHANGES}" if step and self._new_changes else "",
             )
             outputs = tuple(name for name in (output, spec.new_changes) if name)
             units.append(Unit(part.name, spec, inputs, outputs if step else (), part.text_bytes))
@@ -130,8 +139,8 @@ class _Order:
 
 @dataclass(frozen=True)
 class Decided:
-    """A finished step: its files by part in the order of ids, which have keys or verdicts, and the files of its
-    duplicates."""
+    """A finished step: its files by part in the order of ids, which have keys, and the files of its duplicates. A check
+    of single documents has neither."""
 
     step: str
     files: list[str]
@@ -141,14 +150,14 @@ class Decided:
 def decided(corpus: Path, config: CorpusConfig, in_order: list[Part]) -> list[Decided]:
     """The finished steps of a corpus that drop anything; its parts are `in_order` of their ids."""
     steps = []
-    for step in filter(drops, config.steps):
-        if check := CHECKS.get(step):
-            steps.append(Decided(step, [f".stages/{check.name}/{part.name}.parquet" for part in in_order], []))
-            continue
-        own = [f".stages/{keys_stage(step).name}/{part.name}.safetensors" for part in in_order]
-        stage: Stage = CLUSTERS if STEPS[step].clusters else bucketed.stage_of(step)
-        found = read_finished(stage, corpus)
-        steps.append(Decided(step, own, [name for unit in found for name in unit.outputs]))
+    for step in config.steps:
+        if step not in STEPS:
+            steps.append(Decided(step, [], []))
+        elif STEPS[step].drops:
+            own = [f".stages/{keys_stage(step).name}/{part.name}.safetensors" for part in in_order]
+            stage: Stage = CLUSTERS if STEPS[step].clusters else bucketed.stage_of(step)
+            found = read_finished(stage, corpus)
+            steps.append(Decided(step, own, [name for unit in found for name in unit.outputs]))
     return steps
 
 
@@ -157,7 +166,6 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
     steps = config.steps
     stages = corpus / ".stages"
     stale = [folder for step in STEPS if step not in steps for folder in stages.glob(f"{step}-*")]
-    stale += [stages / stage.name for step, stage in CHECKS.items() if step not in steps]
     stale += [stages / evaluation_sets.STAGE.name] if "decontamination" not in steps else []
     for folder in stale if steps else [*stale, stages / LAST.name]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,20 +1,23 @@
-"""The units of deduplication that read a part as the earlier steps left it: for keys, for verdicts, for the corpus."""
+"""The units of deduplication that read a part as the earlier steps left it: for keys, and for the corpus.
+
+What a step decides by comparing documents is applied in the reading after it. The checks of single documents, "filters"
+and "decontamination", are made in the same reading.
+"""
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import PageFilters
-from data_pipeline.dedup.changes import changed, changes_file
+from data_pipeline.dedup.changes import Row, changed, changes_file
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, read_duplicates, read_repeated
 from data_pipeline.dedup.step import Step
 from data_pipeline.dedup.steps import STEPS, step_of
-from data_pipeline.dedup.verdicts import Verdict, Verdicts
 from data_pipeline.execution.name_lists import read_names
 from data_pipeline.execution.parts import SCHEMA, Histograms, Part, PartsResult, part_file, read_documents
 from data_pipeline.execution.work_units import Result, Stage
@@ -22,19 +25,17 @@ from data_pipeline.stages import evaluation_sets
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 
-_COLUMNS = ["id", "text", "url", "target"]
+Apply = Callable[[Iterable[Row], Tally], Iterator[Row]]
+"""What a step leaves of documents, in order; counts what it drops."""
 
-Apply = Callable[[int, Document, Tally, int], Document | None]
-"""(number, document, tally, least number of sentences) -> the document that a step leaves, if any."""
+_CHECKED = ("id", "text", "url", "target", "language")
+_DOCUMENTS_AT_ONCE = 100  # in which items of evaluation sets are looked for
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What the step before decided about one part.
-
-    `file` has the part's own keys or, after the steps "filters" and "decontamination", its verdicts. `duplicates` is
-    the list of the files with the duplicates (`name_lists`).
-    """
+    """What the last step decided about one part: `file` has the part's own keys, and `duplicates` is the list of the
+    files with the duplicates (`name_lists`)."""
 
     step: str
     file: str
@@ -45,9 +46,9 @@ class Applied:
 class PartSpec:
     """A part as the earlier steps left it; `unit` is its number in the order of ids.
 
-    `changes` is the table of what all but the `last` of them changed ("": nothing). `new_changes` will be the one of
-    what all of them did; "" if it isn't needed. `step` is the one whose keys are gathered, "filters",
-    "decontamination", or "" for the documents that are left.
+    `changes` is the table of what the steps before the `last` one changed ("": nothing); `checks` follow that one.
+    `new_changes` will be the table of what all of them did; "" if it isn't needed. `step` is the one whose keys are
+    gathered, or "" for the documents that are left.
     """
 
     part: Part
@@ -56,6 +57,7 @@ class PartSpec:
     dedup: DedupConfig
     changes: str
     last: Applied | None
+    checks: list[str]
     step: str
     output: str
     new_changes: str
@@ -66,138 +68,148 @@ class KeysResult(Result):
     keys: int
 
 
-@dataclass(frozen=True)
-class DecontaminationResult(Result):
-    """For each evaluation set, the `documents` that contain any of its items, and which items were `found`, by their
-    numbers in the set."""
+@dataclass(frozen=True, kw_only=True)
+class LeftResult(PartsResult):
+    """For each evaluation set, the documents that contain any of its items (`contaminated`), and which items were
+    found, by their numbers in the set."""
 
-    documents: dict[str, int]
-    found: dict[str, list[int]]
+    contaminated: dict[str, int]
+    items: dict[str, list[int]]
 
 
 def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
     """Writes one step's keys for one unit's documents."""
     step = step_of(spec.step, spec.dedup)
     keys = Keys(step.group, step.order)
-    documents = _left(corpus, spec, list(step.columns))
+    documents = _left(corpus, spec, step.columns, Tally(), _checks(corpus, spec))
     if step.compares_dropped_pages:
         pages = read_documents(corpus, spec.part.urls, ["url", "timestamp"])
         documents = chain(documents, ((NO_DOCUMENT, page) for page in pages))
     repeated = None
-    if spec.last and not drops(spec.last.step):
+    if spec.last and not STEPS[spec.last.step].drops:
         repeated = read_repeated(corpus, spec.last.file, read_names(corpus, spec.last.duplicates), spec.unit)
     step.gather(documents, keys, repeated)
     return KeysResult(keys.write(corpus / spec.output))
 
 
-def filter_pages(corpus: Path, spec: PartSpec) -> Result:
-    """Checks language and bad words in one unit's documents."""
-    filters = PageFilters(spec.cleaning)
-    verdicts: dict[int, Verdict] = {}
-    for number, document in _left(corpus, spec, [*_COLUMNS, "language"]):
-        rules = Tally()
-        language = filters(document.text, document.url, document.language, rules)
-        rule = next(iter(rules), "")
-        example = next(iter(rules.examples.get(rule, [])), "")
-        verdicts[number] = Verdict(rule, example, language or "")
-    Verdicts(verdicts).write(corpus / spec.output)
-    return Result()
-
-
-def find_contaminated(corpus: Path, spec: PartSpec) -> DecontaminationResult:
-    """Looks for items of evaluation sets in one unit's documents."""
-    index = evaluation_sets.Index.read(corpus / evaluation_sets.INDEX)
-    evidence: dict[int, tuple[int, str]] = {}  # the first in each document
-    hit: set[tuple[str, int]] = set()
-    found: dict[str, set[int]] = {}
-    texts = ((number, f"{one.text}\n{one.target}") for number, one in _left(corpus, spec, _COLUMNS))
-    for match in index.ngrams.matches(texts):
-        for item in match.items:
-            found.setdefault(index.set_of(item), set()).add(index.number_of(item))
-            hit.add((index.set_of(item), match.number))
-        found_here = match.word, f"{index.name_of(match.items[0])}: {match.words}"
-        evidence[match.number] = min(found_here, evidence.get(match.number, found_here))
-    verdicts = {number: Verdict(rule="contaminated", example=text) for number, (_, text) in evidence.items()}
-    Verdicts(verdicts).write(corpus / spec.output)
-    documents = Counter(name for name, _ in sorted(hit))
-    return DecontaminationResult(dict(documents), {name: sorted(items) for name, items in sorted(found.items())})
-
-
-def write_left(corpus: Path, spec: PartSpec) -> PartsResult:
+def write_left(corpus: Path, spec: PartSpec) -> LeftResult:
     """Writes one unit's documents that are left after all steps; returns counts of what was dropped."""
-    tally, histograms = Tally(), Histograms()
+    tally, histograms, checks = Tally(), Histograms(), _checks(corpus, spec)
     with part_file(corpus / spec.output) as file:
-        for _, document in _left(corpus, spec, SCHEMA.names, tally):
+        for _, document in _left(corpus, spec, SCHEMA.names, tally, checks):
             file.add(document)
             histograms.add(document)
-    return PartsResult.of(tally, [file.describe(spec.output, spec.part.source, spec.part.first_id)], histograms)
+    parts = [file.describe(spec.output, spec.part.source, spec.part.first_id)]
+    searched = [check for check in checks if isinstance(check, Decontamination)]
+    return LeftResult(
+        **vars(PartsResult.of(tally, parts, histograms)),
+        contaminated={name: count for check in searched for name, count in sorted(check.contaminated.items())},
+        items={name: sorted(items) for check in searched for name, items in sorted(check.items.items())},
+    )
 
 
 def keys_stage(step: str) -> Stage[PartSpec, KeysResult]:
     return Stage(f"{step}-keys", STEPS[step].version, gather_keys, "lower characters_per_part")
 
 
-CHECKS: dict[str, Stage] = {
-    "filters": Stage("page-filters", 3, filter_pages, "lower characters_per_part"),
-    "decontamination": Stage("decontamination", 4, find_contaminated, "look for fewer evaluation sets"),
-}
-LAST = Stage("deduplicated", 3, write_left, "lower characters_per_part")
-
-
-def drops(step: str) -> bool:
-    """Whether a step, or a check between two of them, drops anything."""
-    return step in CHECKS or STEPS[step].drops
+LAST = Stage("deduplicated", 3, write_left, "lower characters_per_part, or look for fewer evaluation sets")
 
 
 def _left(
-    corpus: Path, spec: PartSpec, columns: list[str], tally: Tally | None = None
+    corpus: Path, spec: PartSpec, columns: Sequence[str], tally: Tally, checks: list[Apply]
 ) -> Iterator[tuple[int, Document]]:
     """(number, document) of each document of a part that the earlier steps left. Writes the table of their changes."""
-    tally = Tally() if tally is None else tally
-    documents = enumerate(read_documents(corpus, spec.part.path, columns))
-    rows = ((number, document, document) for number, document in documents)
-    before = changed(corpus / spec.changes, documents, tally) if spec.changes else rows
-    apply = _apply(corpus, spec)
+    needed = dict.fromkeys([*columns, *(_CHECKED if checks else ())])
+    documents = enumerate(read_documents(corpus, spec.part.path, [*needed]))
+    rows: Iterator[Row] = ((number, document, document) for number, document in documents)
+    if spec.changes:
+        rows = changed(corpus / spec.changes, rows, tally)
+    if (last := spec.last) and STEPS[last.step].drops:
+        duplicates = read_names(corpus, last.duplicates)
+        least = spec.cleaning.min_sentences_per_page
+        rows = application(corpus, step_of(last.step, spec.dedup), last.file, duplicates, spec.unit, least)(rows, tally)
+    for check in checks:
+        rows = check(rows, tally)
     with changes_file(corpus / spec.new_changes, tally) if spec.new_changes else contextlib.nullcontext() as changes:
-        for number, document, left in before:
-            if left is not None and apply:
-                left = apply(number, left, tally, spec.cleaning.min_sentences_per_page)
+        for number, document, left in rows:
             if changes:
                 changes.add(number, document, left)
             if left is not None:
                 yield number, left
 
 
-def _apply(corpus: Path, spec: PartSpec) -> Apply | None:
-    """What the last step does to the documents of the part."""
-    last = spec.last
-    if last is None or not drops(last.step):
-        return None
-    return application(corpus, last.step, spec.dedup, last.file, read_names(corpus, last.duplicates), spec.unit)
-
-
-def application(corpus: Path, name: str, config: DedupConfig, file: str, duplicates: list[str], unit: int) -> Apply:
-    """What the step `name` does to the documents of a part, whose keys or verdicts are in `file`."""
-    if name in CHECKS:
-        return Verdicts.read(corpus / file).without
-    step = step_of(name, config)
-    return without_duplicates(step, duplicates_of(corpus, step, file, duplicates, unit))
-
-
 def duplicates_of(corpus: Path, step: Step, file: str, duplicates: list[str], unit: int) -> dict[int, list[int]]:
-    """The items of each document of a part that `step` drops, by number."""
-    return read_duplicates(
-        corpus, None if step.clusters else file, duplicates, unit
-    )  # clusters have a part's own pairs
+    """The items of each document of a part, whose keys are in `file`, that `step` drops, by number."""
+    own = None if step.clusters else file  # clusters have a part's own pairs
+    return read_duplicates(corpus, own, duplicates, unit)
 
 
-def without_duplicates(step: Step, duplicates: dict[int, list[int]]) -> Apply:
-    """Removes the items `duplicates` of each document, by its number."""
+def application(corpus: Path, step: Step, file: str, duplicates: list[str], unit: int, min_sentences: int) -> Apply:
+    """What `step` does to the documents of a part, whose keys are in `file`."""
+    items = duplicates_of(corpus, step, file, duplicates, unit)
 
-    def apply(number: int, document: Document, tally: Tally, min_sentences: int) -> Document | None:
-        text = step.without(document, duplicates.get(number, []), tally, min_sentences)
+    def apply(number: int, document: Document, tally: Tally) -> Document | None:
+        text = step.without(document, items.get(number, []), tally, min_sentences)
         if text is None or text is document.text:
             return document if text is not None else None
         return replace(document, text=text)
+
+    return _each(apply)
+
+
+def _checks(corpus: Path, spec: PartSpec) -> list[Apply]:
+    return [check_of(corpus, name, spec.cleaning) for name in spec.checks]
+
+
+def check_of(corpus: Path, name: str, cleaning: CleaningConfig) -> Apply:
+    """What the check `name`, "filters" or "decontamination", does to documents that are cleaned by `cleaning`."""
+    if name == "decontamination":
+        return Decontamination(evaluation_sets.Index.read(corpus / evaluation_sets.INDEX))
+    filters = PageFilters(cleaning)
+
+    def apply(_: int, document: Document, tally: Tally) -> Document | None:
+        language = filters(document.text, document.url, document.language, tally)
+        return None if language is None else replace(document, language=language)
+
+    return _each(apply)
+
+
+class Decontamination:
+    """Drops documents with items of evaluation sets, and notes how many `contaminated` documents and which `items` were
+    found, by set."""
+
+    def __init__(self, index: evaluation_sets.Index):
+        self._index = index
+        self.contaminated: Counter[str] = Counter()
+        self.items: dict[str, set[int]] = {}
+
+    def __call__(self, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
+        remaining = iter(rows)
+        while batch := list(islice(remaining, _DOCUMENTS_AT_ONCE)):
+            evidence = self._evidence((number, left) for number, _, left in batch if left is not None)
+            for number, document, left in batch:
+                if number in evidence:
+                    tally.drop("contaminated", evidence[number])
+                yield number, document, None if number in evidence else left
+
+    def _evidence(self, documents: Iterable[tuple[int, Document]]) -> dict[int, str]:
+        """For each document with items, by number: the name of the first one and the words."""
+        first: dict[int, tuple[int, str]] = {}
+        hit: set[tuple[str, int]] = set()
+        for match in self._index.ngrams.matches((number, f"{one.text}\n{one.target}") for number, one in documents):
+            for item in match.items:
+                name = self._index.set_of(item)
+                self.items.setdefault(name, set()).add(self._index.number_of(item))
+                hit.add((name, match.number))
+            found = match.word, f"{self._index.name_of(match.items[0])}: {match.words}"
+            first[match.number] = min(found, first.get(match.number, found))
+        self.contaminated.update(name for name, _ in hit)
+        return {number: text for number, (_, text) in first.items()}
+
+
+def _each(step: Callable[[int, Document, Tally], Document | None]) -> Apply:
+    def apply(rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
+        for number, document, left in rows:
+            yield number, document, None if left is None else step(number, left, tally)
 
     return apply

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig, SourceConfig
+from data_pipeline.dedup.steps import STEPS
 from data_pipeline.execution.inputs import InputFile, list_files, shared
 from data_pipeline.execution.workers import are_small, without_ray
 from data_pipeline.foundation import memory
@@ -112,8 +113,8 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
 
     A build that is too small for a cluster has one worker. Raises UserError if the report is of other sources or steps.
     """
-    stage_of = {"filters": "page-filters", "decontamination": "decontamination"}
-    needed = {stage_of.get(step, f"{step}-keys") for step in config.steps} | {"shards"}
+    needed = {f"{step}-keys" for step in config.steps if step in STEPS} | {"shards"}
+    needed |= {"evaluation-sets"} if config.decontamination.sets else set()
     lacks = {one.name for one in config.sources} - set(found.sources) | needed - {stage.name for stage in found.stages}
     if lacks:
         raise UserError(f"--speeds: the report lacks {', '.join(sorted(lacks))}; name a corpus of the same kind")

@@ -94,7 +94,7 @@ def settings(folder: Path, name: str, cleaning: dict, **sections: object) -> Pat
 
 @pytest.fixture(scope="module", params=[False, True], ids=["at once", "after lines"])
 def built(request, tmp_path_factory) -> tuple[Path, Path]:
-    """A corpus with all three rules, and one with none of them. With `lines`, the classifier is a stage of its own."""
+    """A corpus with all three rules, and one with none. With `lines`, the classifier sees what deduplication leaves."""
     folder = tmp_path_factory.mktemp("quality")
     (folder / "in").mkdir()
     with gzip.open(folder / "in/pages.json.gz", "wt", encoding="utf-8") as out:

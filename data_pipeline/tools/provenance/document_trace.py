@@ -7,14 +7,14 @@ import pyarrow.parquet as pq
 
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.dedup.keys import NO_DOCUMENT, smallest_keys
-from data_pipeline.dedup.steps import step_of
+from data_pipeline.dedup.steps import STEPS, step_of
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import ReadStats, Record
 from data_pipeline.stages.deduplication import Decided
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
-from data_pipeline.stages.part_readings import CHECKS, application, duplicates_of
+from data_pipeline.stages.part_readings import Apply, application, check_of, duplicates_of
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import NO_RULES, Tally
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
@@ -183,22 +183,22 @@ def trace_deduplication(
 ) -> Iterator[tuple[list[StepTrace], Document]]:
     """What the steps of deduplication did to `documents` of one part, by number, and what they leave of each."""
     unit = build.in_order.index(part)
-    sentences = next(
-        build.config.cleaning_of(source).min_sentences_per_page
-        for source in build.config.sources
-        if source.name == part.source
-    )
-    applied = [
-        (one, application(build.directory, one.step, build.config.dedup, one.files[unit], one.duplicates, unit))
-        for one in build.steps
-    ]
+    cleaning = next(build.config.cleaning_of(one) for one in build.config.sources if one.name == part.source)
+
+    def function_of(one: Decided) -> Apply:
+        if one.step not in STEPS:
+            return check_of(build.directory, one.step, cleaning)
+        step, least = step_of(one.step, build.config.dedup), cleaning.min_sentences_per_page
+        return application(build.directory, step, one.files[unit], one.duplicates, unit, least)
+
+    applied = [(one, function_of(one)) for one in build.steps]
     for number, document in documents.items():
         steps: list[StepTrace] = []
         for decided, apply in applied:
             recorder = DropRecorder()
-            left = apply(number, document, recorder, sentences)
+            ((_, _, left),) = apply([(number, document, document)], recorder)
             drops = recorder.drops
-            if drops and find_copies and decided.step not in CHECKS:
+            if drops and find_copies and decided.step in STEPS:
                 drops = _with_copies(build, decided, unit, number, document, drops)
             steps.append(StepTrace(decided.step, drops, left.text if left else None))
             if left is None:
