@@ -14,6 +14,7 @@ import pytest
 import scipy.stats
 import yaml
 
+from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
@@ -21,9 +22,8 @@ from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment import curves, experiment_file, experiment_table, launches, results
-from pretrain.tools.experiment.budget import shortened
-from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
+from pretrain.tools.experiment import experiment_file, launches, report, results
+from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment, shortened
 from pretrain.tools.experiment.results import Result
 from pretrain.tools.experiment.run_experiment import experiment
 from pretrain.tools.experiment.statistics import compare, holm
@@ -47,23 +47,20 @@ PUBLISHED = CONFIGS / "autoregressive"
         ([1.0, 2.0, 3.0, 4.5, 5.0], [1.5, 1.0, 3.5, 4.0, 4]),
     ],
 )
-def test_a_comparison_is_the_paired_t_test(row, baseline):
-    found = compared(dict(enumerate(row)), dict(enumerate(baseline)))
+def test_a_comparison_is_the_paired_t_test_of_common_seeds(row, baseline):
+    found = compared({**dict(enumerate(row)), 9: 100.0}, {7: -100.0, **dict(enumerate(baseline))})
     expected = scipy.stats.ttest_rel(row, baseline)
     assert found.pairs == len(row)
     assert (found.t, found.p) == pytest.approx((expected.statistic, expected.pvalue))
     assert found.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
-    assert found.difference == pytest.approx(sum(row) / len(row) - sum(baseline) / len(baseline))
+    assert found.difference == pytest.approx(np.mean(row) - np.mean(baseline))
 
 
 def compared(row, baseline):
     return compare({"row": row, "baseline": baseline}, "baseline").get("row")
 
 
-def test_seeds_are_paired_and_others_are_left_out():
-    found = compared({1: 2.0, 2: 3.0, 9: 100.0}, {2: 2.5, 1: 1.0, 7: -100.0})
-    assert (found.difference, found.pairs) == (pytest.approx(0.75), 2)
-    assert found.t == pytest.approx(3.0)  # differences 1 and ½: mean ¾, standard error ¼
+def test_few_seeds_and_equal_differences_have_no_scatter():
     assert compared({1: 2.0}, {2: 2.0}) is None
     alone = compared({1: 2.0}, {1: 1.5})
     assert (alone.difference, alone.pairs, alone.p) == (pytest.approx(0.5), 1, None)
@@ -214,9 +211,10 @@ RESULTS = [made_up("plain", seed, loss) for seed, loss in ((1, 3.40), (2, 3.42),
 RESULTS += [made_up("mse", *one) for one in ((1, 3.38, 4.138e-9), (2, 3.39, 4.2e-9), (3, 3.40, 4.3e-9))]
 
 
-def test_the_table_has_means_spreads_and_p_values_beside_what_is_published():
-    found = experiment_file.read(PUBLISHED)
-    text = experiment_table.text(experiment_table.lines(found, RESULTS))
+def test_the_table_has_means_spreads_and_p_values_beside_what_is_published(tmp_path):
+    """In all of its forms."""
+    lines = report.lines(experiment_file.read(PUBLISHED), RESULTS)
+    text = report.text(lines)
     assert max(map(len, text.splitlines())) <= 80
     heading, published, *_ = text.split("\n\n")
     assert heading.split() == ["row", "params", "train", "validation", "emb.", "rank", "Δ", "p"]
@@ -228,25 +226,19 @@ def test_the_table_has_means_spreads_and_p_values_beside_what_is_published():
     assert rows[at + 1] == ["published", "15.7635M", "2.998", "3.385", "4.1e-9"]
     assert rows[at + 2] == ["plain*", "15.7635M", "3.310±0.010", "3.410±0.010", "123.5"]
     assert ["subtracted(0)"] in rows  # no run of it has finished
+    cells = [[cell.strip() for cell in line.split("|")][1:-1] for line in report.markdown(lines).splitlines()]
+    assert mse in cells
 
-
-def test_files_hold_the_same_numbers(tmp_path):
-    lines = experiment_table.lines(experiment_file.read(PUBLISHED), RESULTS)
-    (mse,) = [line for line in json.loads(json.dumps(experiment_table.as_json(lines))) if line["row"] == "mse"]
-    assert mse["seeds"] == [1, 2, 3]
-    assert mse["validation_loss"]["mean"] == pytest.approx(3.39)
-    assert mse["validation_loss"]["deviation"] == pytest.approx(0.01)
-    assert mse["comparison"]["t"] == pytest.approx(-2 * 3**0.5)
-    assert mse["published"]["embedding_loss"] == 4.138e-9
-    rows = list(csv.DictReader(results.as_csv(RESULTS).splitlines()))
-    found = [(row["row"], row["seed"], float(row["validation_loss"])) for row in rows]
-    assert found[3:5] == [("mse", "1", 3.38), ("mse", "2", 3.39)]
-    cells = [[cell.strip() for cell in line.split("|")] for line in experiment_table.markdown(lines).splitlines()]
-    assert ["mse", "15.7635M", "3.290±0.010", "3.390±0.010", "4.2e-9", "123.5", "-0.020"] in [row[1:8] for row in cells]
+    write_json(tmp_path / "table.json", lines)
+    (as_json,) = [line for line in json.loads((tmp_path / "table.json").read_text()) if line["row"] == "mse"]
+    assert as_json["seeds"] == [1, 2, 3]
+    assert as_json["validation_loss"] == pytest.approx({"mean": 3.39, "deviation": 0.01, "number": 3})
+    assert as_json["comparison"]["t"] == pytest.approx(-2 * 3**0.5)
+    assert as_json["published"]["embedding_loss"] == 4.138e-9
 
 
 def test_the_picture_has_the_mean_over_seeds_and_differences_by_seed():
-    figure = curves.picture(experiment_file.read(PUBLISHED), RESULTS)
+    figure = report.picture(experiment_file.read(PUBLISHED), RESULTS)
     losses, published, *_ = figure.axes
     by_name = {line.get_label(): line.get_ydata().tolist() for line in losses.lines}
     assert by_name["plain"] == pytest.approx([4.41, 3.41])
@@ -267,16 +259,16 @@ def test_a_group_may_compare_rows_by_another_metric(tmp_path):
         for row, value in (("a", 2.0), ("b", 1.5))
         for seed in (1, 2)
     ]
-    lines = experiment_table.lines(found, made)
+    lines = report.lines(found, made)
     assert [line.comparison.difference for line in lines if line.comparison] == pytest.approx([0.0, -0.5])
     assert lines[3].compared.mean == pytest.approx(1.515)
     assert lines[3].validation_loss.mean == 3.0
-    text = experiment_table.text(lines)
+    text = report.text(lines)
     assert "two, infilling/x in place of the validation loss" in text
     assert "1.515±0.007" in text
     rows = list(csv.DictReader(results.as_csv(made).splitlines()))
     assert [float(row["infilling/x"]) for row in rows] == pytest.approx([2.01, 2.02, 1.51, 1.52])
-    labels = [axes.get_xlabel().split(",")[0] for axes in curves.picture(found, made).axes]
+    labels = [axes.get_xlabel().split(",")[0] for axes in report.picture(found, made).axes]
     assert labels == ["step", "nats per token above a", "infilling/x above a"]
 
 
@@ -417,7 +409,10 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
     run_file(tmp_path, small_corpus, model={**MODEL, "d_ff": 32}).rename(rows / "narrow.yaml")
     run_file(tmp_path, tmp_path / "nowhere").rename(rows / "wrong.yaml")
     settings = {
-        "groups": [{"title": "Widths", "baseline": "wide", "rows": ["wide", "narrow", "wrong"]}],
+        "groups": [
+            {"title": "Widths", "baseline": "wide", "rows": ["wide", "narrow", "wrong"]},
+            {"title": "Training", "baseline": "wide", "rows": ["wide", "narrow"], "metric": "train/loss"},
+        ],
         "published": [{"row": "wide", "validation_loss": 1.234}],
     }
     (rows / "experiment.yaml").write_text(yaml.safe_dump(settings))
@@ -456,11 +451,13 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
         for seed in (0, 1)
     }
     assert len(set(losses.values())) == 4
-    lines = {line["row"]: line for line in json.loads((out / "table.json").read_text())["rows"]}
+    table = json.loads((out / "table.json").read_text())["rows"]
+    lines = {line["row"]: line for line in table if line["group"] == "Widths"}
     assert lines["narrow"]["validation_loss"]["mean"] == sum(losses["narrow", seed] for seed in (0, 1)) / 2
     expected = scipy.stats.ttest_rel(*([losses[row, seed] for seed in (0, 1)] for row in ("narrow", "wide")))
     assert lines["narrow"]["comparison"]["p"] == pytest.approx(expected.pvalue)
     assert lines["wrong"]["seeds"] == []
+    assert [line["seeds"] for line in table if line["metric"] == "train/loss" and line["compared"]] == [[0, 1]] * 2
     wide = read_metrics(out / "wide/seed-0")[-1]
     assert (wide.step, lines["wide"]["published"]["validation_loss"]) == (4, 1.234)
     assert "1.234" in (out / "table.md").read_text()

@@ -7,7 +7,7 @@ from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.secrets import masked
 from pretrain.evaluation.record import png
-from pretrain.tools.experiment import curves, experiment_file, experiment_table
+from pretrain.tools.experiment import experiment_file, report
 from pretrain.tools.experiment.launches import at_once_and_threads, train_all
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
@@ -37,14 +37,14 @@ def experiment(
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
     trained = train_all(runs, at_once, f"{out}: {size}", train)
     ended = results(runs, filter(None, (group.metric for group in found.groups)))
-    lines = experiment_table.lines(found, ended)
+    lines = report.lines(found, ended)
     files = [out / name for name in ("table.json", "table.md", "runs.csv", "curves.png")]
-    write_json(files[0], {"name": found.name, "rows": experiment_table.as_json(lines)})
-    write_bytes(files[1], experiment_table.markdown(lines).encode())
+    write_json(files[0], {"name": found.name, "rows": lines})
+    write_bytes(files[1], report.markdown(lines).encode())
     write_bytes(files[2], as_csv(ended).encode())
-    write_bytes(files[3], png(curves.picture(found, ended)))
+    write_bytes(files[3], png(report.picture(found, ended)))
     losses = {line.row: line.validation_loss.mean for line in lines if line.validation_loss}
-    return conclude(trained, runs, losses, files, experiment_table.text(lines), out)
+    return conclude(trained, runs, losses, files, report.text(lines), out)
 
 
 def conclude(
