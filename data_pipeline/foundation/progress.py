@@ -19,7 +19,7 @@ _BAR_WIDTH = 20  # characters
 
 @dataclass
 class Progress:
-    """How far some work is: in bytes if `size`, its total, is known, else in items. `estimate` updates `size`.
+    """How far some work is: in bytes if `size`, its total, is known, else in items.
 
     `in_progress` returns the bytes done of unfinished items, or None before any work has begun. `doing` returns what is
     done now, which a single item without a size shows in place of 0/1.
@@ -31,7 +31,6 @@ class Progress:
     in_progress: Callable[[], int | None] = lambda: 0
     doing: Callable[[], str] = str
     clock: Callable[[], float] = time.monotonic
-    estimate: Callable[[], int] | None = None
     count: int = 0
     _finished: int = 0
     _done: int = 0
@@ -52,8 +51,6 @@ class Progress:
     def done(self) -> int:
         """The bytes (or items) done. It never falls: a retried unit counts again once it is further than before."""
         part = self.in_progress()
-        if self.estimate is not None:
-            self.size = self.estimate()
         now = min(self.size, self._finished + (part or 0)) if self.size else self.count
         self._done = max(self._done, now)
         if self._begun is None and (self.count or part is not None):
@@ -81,18 +78,16 @@ def track(
     total: int,
     what: str,
     size: Callable[[Item], int] | None = None,
-    total_size: int | Callable[[], int] = 0,
+    total_size: int = 0,
     in_progress: Callable[[], int | None] = lambda: 0,
     doing: Callable[[], str] = str,
 ) -> Iterator[Item]:
     """Yields `items`, and shows on stderr how many of `total` are done and how long the rest will take.
 
-    With `size`, the bytes of an item, and their sum `total_size`, or an estimate of it that may change, it also shows
-    the bytes done, those `in_progress` included, and their rate. For `doing` see Progress.
+    With `size`, the bytes of an item, and their sum `total_size`, it also shows the bytes done, those `in_progress`
+    included, and their rate. For `doing` see Progress.
     """
-    estimate = total_size if callable(total_size) else None
-    known = total_size if size and isinstance(total_size, int) else 0
-    progress = Progress(what, total, known, in_progress, doing, estimate=estimate)
+    progress = Progress(what, total, total_size if size else 0, in_progress, doing)
     with _bar(progress) if sys.stderr.isatty() else _lines(progress):
         for item in items:
             yield item

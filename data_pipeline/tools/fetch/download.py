@@ -64,8 +64,8 @@ def read(session: requests.Session, url: str, if_missing: str) -> bytes:
 class Download:
     """One file on its way to its place below `folder`; `folder`/.fetch/PATH.part has the bytes received so far.
 
-    `present`: the file is there already; `missing`: bytes to receive, None until they are known; `received`: those that
-    came; `problem`: why the file can't be fetched, or "".
+    `present`: whether the file is there already; `missing`: bytes to receive, as far as its size is published;
+    `received`: those that came; `problem`: why the file can't be fetched, or "".
     """
 
     def __init__(self, file: PublishedFile, folder: Path, session: requests.Session):
@@ -73,55 +73,51 @@ class Download:
         self._path, self._part = folder / file.path, folder / STATE / f"{file.path}.part"
         # The file was checked before it got its name.
         self.present = self._path.exists() and file.size in (None, _size(self._path))
-        known = 0 if self.present else file.size
-        self.missing = known and max(0, known - _size(self._part))
+        self.missing = 0 if self.present else max(0, (file.size or 0) - _size(self._part))
 
     def run(self) -> "Download":
         """Fetches the file, unless it is there. Raises FailedError if it can't be written."""
         pieces = wrong = 0
-        done = self.present
         try:
-            while not done and pieces < _PIECES and wrong < _WRONG_CONTENTS:
+            while not self.present and pieces < _PIECES and wrong < _WRONG_CONTENTS:
                 pieces += 1
-                if not self._receive():
+                self.problem = self._receive()
+                if self.problem:
                     continue
                 self.problem = self._fault()
-                if done := not self.problem:
+                if not self.problem:
                     self._path.parent.mkdir(parents=True, exist_ok=True)
                     self._part.replace(self._path)
-                else:
-                    self._part.unlink()
-                    wrong += 1
+                    break
+                self._part.unlink()
+                wrong += 1
         except requests.RequestException as error:  # after all retries
             self.problem = one_line(error)
         except OSError as error:
             raise FailedError(f"can't write {self._path}: {error.strerror or one_line(error)}") from None
         return self
 
-    def _receive(self) -> bool:
-        """Whether the file came to its end; if not, `problem` says why, and the next call goes on from there."""
+    def _receive(self) -> str:
+        """Why the file didn't come to its end, or "": the next call goes on from there."""
         self._part.parent.mkdir(parents=True, exist_ok=True)
         have = _size(self._part)
         if self._part.exists() and have == self.file.size:
-            return True
+            return ""
         headers = {"Range": f"bytes={have}-"} if have else {}
         with self._session.get(self.file.url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
             if have and response.status_code == 416:
-                return True  # nothing is missing, or this is another file now; its content says which
+                return ""  # nothing is missing, or this is another file now; its content says which
             response.raise_for_status()
-            if self.missing is None:
-                self.missing = int(response.headers.get("Content-Length", 0))
             with self._part.open("ab" if response.status_code == 206 else "wb") as part:
                 try:
                     for block in response.raw.stream(_BLOCK, decode_content=False):
                         part.write(block)
                         self.received += len(block)
                 except urllib3.exceptions.HTTPError as error:
-                    self.problem = f"connection lost after {part.tell():,} bytes: {one_line(error)}"
-                    return False
+                    return f"connection lost after {part.tell():,} bytes: {one_line(error)}"
                 part.flush()
                 os.fsync(part.fileno())
-        return True
+        return ""
 
     def _fault(self) -> str:
         """What is wrong with the content, or "". Without a published checksum, it must decompress to its end."""
@@ -152,22 +148,20 @@ def fetch_files(
     """
     downloads = [Download(file, folder, session) for file in files]
     existing = next(parent for parent in (folder, *folder.resolve().parents) if parent.exists())
-    needed, free = sum(one.missing or 0 for one in downloads), shutil.disk_usage(existing).free
+    needed, free = sum(one.missing for one in downloads), shutil.disk_usage(existing).free
     if needed > free:
         raise FailedError(f"{folder}: {human_size(needed)} are still to be fetched, only {human_size(free)} are free")
-
-    def missing() -> int:
-        """The missing bytes of all files, estimated from those whose size is known."""
-        known = [one.missing for one in downloads if one.missing is not None]
-        return sum(known) * len(downloads) // max(1, len(known))
 
     def received() -> int:
         return sum(one.received for one in downloads)
 
+    def doing() -> str:
+        return human_size(received())
+
     failures = 0
     with sole_user(folder), ThreadPool(connections) as pool:  # daemon threads: Ctrl-C doesn't wait for a server
         done = pool.imap_unordered(Download.run, downloads)
-        for download in track(done, len(downloads), "fetch", lambda _: 0, missing, received):
+        for download in track(done, len(downloads), "fetch", lambda _: 0, needed, received, doing):
             failures = failures + 1 if download.problem else 0
             if download.problem:
                 print(f"{download.file.path}: {download.problem}", file=sys.stderr, flush=True)
