@@ -12,12 +12,13 @@ from pydantic import ValidationError
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.clusters import Clusters
-from data_pipeline.dedup.config import DedupConfig, MinHashConfig
+from data_pipeline.dedup.config import DedupConfig, MinHashConfig, SubstringsConfig
 from data_pipeline.dedup.documents import EqualDocuments
 from data_pipeline.dedup.keys import KeyBucket, Keys
 from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import NearDuplicates, bands, shape
 from data_pipeline.dedup.spans import EqualSpans, sentences_of
+from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import build
@@ -169,12 +170,6 @@ def test_language_and_bad_words_look_at_what_duplicate_lines_have_left_of_a_page
         deduplicated([pages], {"profile": "c4"}, documents=True)
 
 
-def test_a_page_without_a_line_left_is_empty(deduplicated):
-    found = deduplicated([[page("The same."), page("the same. ")]], lines=True)
-    assert len(found.texts) == 1
-    assert found.counts["empty_after_dedup"] == 1
-
-
 def test_the_newest_page_of_a_url_stays_also_if_cleaning_drops_it(deduplicated):
     """C4 chooses among all pages that aren't too long; if cleaning drops the newest, no page is left."""
     text = "A first sentence stands here. A second one follows it. And a third one ends it."
@@ -219,7 +214,8 @@ def test_pairs_are_equal_if_their_targets_are_too_and_keep_their_lines():
     (same,), (other,) = (list(EqualDocuments().keys(replace(pair, target=target))) for target in ("ja", "oui"))
     assert same == next(EqualDocuments().keys(replace(pair, id="b")))
     assert same != other
-    assert not [*EqualLines().keys(pair), *EqualSpans().keys(pair), *NearDuplicates(MinHashConfig()).keys(pair)]
+    steps = [EqualLines(), EqualSpans(), EqualSubstrings(SubstringsConfig(words=2)), NearDuplicates(MinHashConfig())]
+    assert not [key for step in steps for key in step.keys(pair)]
     assert EqualLines().without(pair, [], Tally(), 3) == pair.text
 
 
@@ -350,7 +346,11 @@ def test_clusters_are_the_same_however_few_pairs_are_worked_in_at_a_time():
         assert found.tolist() == [first[document] for document in documents.tolist()]
 
 
-def test_minhash_is_a_switch_or_a_section():
+def test_minhash_and_substrings_are_switches_or_sections():
+    steps = DedupConfig.model_validate({**OFF, "substrings": True}).steps
+    assert steps == ["anchors", "substrings"]
+    assert DedupConfig.model_validate({"substrings": {"words": 30}}).substrings == SubstringsConfig(words=30)
+    assert DedupConfig().substrings is None
     assert DedupConfig.model_validate({"minhash": True}).minhash == MinHashConfig(bands=14, rows=8, ngram=5)
     assert DedupConfig.model_validate({"minhash": {"threshold": 0.7}}).steps == [
         "urls",

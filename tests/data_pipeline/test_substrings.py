@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.config import DedupConfig, SubstringsConfig
+from data_pipeline.dedup.config import SubstringsConfig
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
@@ -105,18 +105,6 @@ def test_what_stands_around_a_lost_run_keeps_its_line_break(text, lost, left):
     document = Document("i", text, "u")
     step = EqualSubstrings(SubstringsConfig(words=2))
     assert (step.without(document, lost, Tally(), 0) or "") == left
-
-
-def test_substrings_are_a_switch_or_a_section():
-    steps = DedupConfig.model_validate({**OFF, "substrings": True}).steps
-    assert steps == ["anchors", "substrings"]
-    assert DedupConfig.model_validate({"substrings": {"words": 30}}).substrings == SubstringsConfig(words=30)
-    assert DedupConfig().substrings is None
-
-
-def test_pairs_keep_their_text():
-    document = Document("i", "to be " * 100, target="sein")
-    assert list(EqualSubstrings(SubstringsConfig()).keys(document)) == []
 
 
 def test_the_copy_that_stays_is_named(tmp_path):

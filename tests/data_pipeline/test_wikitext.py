@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.sources.record import Input, ReadStats
 from data_pipeline.sources.wikipedia.dump import read
-from tests.conftest import SAMPLES
 from tests.tables import each
 
 DATA = Path(__file__).parents[1] / "data" / "wikipedia"
@@ -157,20 +156,8 @@ def test_files_are_in_the_namespaces_of_their_wiki():
     assert plain_text(wikitext, hidden_namespaces=frozenset({"lakaw"})) == "A Lakaw:C and Lakaw"
 
 
-RESIDUE = re.compile(
-    r"\[\[|\]\]|\{\{|\}\}|\{\||''|</?(?:ref|br|small|div|table)\b|&nbsp;|\( *\)|  |\n\n\n|__[A-Z]+__|(?m:^[|=*#:;])"
-)
-
-
 def pages(path: Path) -> dict[str, str]:
     return {record.title: record.text for record in read(Input(str(path)), ReadStats())}
-
-
-def test_residue_is_rare_in_the_sample():
-    """Authors' own mistakes and pages about markup leave residue in fewer than one page in fifty."""
-    sample = SAMPLES / "enwiki-20060303-pages-articles1.xml.bz2"
-    texts = [plain_text(wikitext) for wikitext in pages(sample).values()]
-    assert sum(bool(RESIDUE.search(text)) for text in texts) < len(texts) / 50
 
 
 def test_paragraphs_agree_with_a_full_parser():

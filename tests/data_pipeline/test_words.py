@@ -57,6 +57,12 @@ def in_arrays(words: Words, chunk: int | None = None) -> list[str]:
     return [words.text[start:end] for start, end in zip(words.starts[part], words.ends[part], strict=True)]
 
 
+def words_of_all_lengths(seed: int) -> str:
+    chance = random.Random(seed)
+    words = ["".join(chance.choices("abé", k=chance.choice([1, 3, 8, 250]))) for _ in range(400)]
+    return "".join(word + chance.choice([" ", "\n", "  \t"]) for word in words)
+
+
 @each("alphabet", [exact(), normalised()])
 def test_words_are_those_of_python(alphabet):
     found = [
@@ -87,21 +93,6 @@ def test_hashes_of_runs_are_equal_if_and_only_if_their_words_are(alphabet):
             assert hash_of.setdefault(run_words, pair[0]) == pair[0]
     assert again > 1000
     assert len(words_of) == 2 * len(hash_of)
-
-
-@each("length", [1, 2, 13])
-def test_each_run_of_words_lies_in_one_piece(length):
-    """Pieces of a hundred characters, some words of which are longer."""
-    chance = random.Random(length)
-    words = ["".join(chance.choices("abé", k=chance.choice([1, 3, 8, 250]))) for _ in range(400)]
-    text = "".join(word + chance.choice([" ", "\n", "  \t"]) for word in words)
-    runs: list[tuple[int, tuple[str, ...]]] = []
-    for chunk in chunks(7, text, exact(), length, size=100):
-        own = chunk.text.split()
-        assert chunk.number == 7
-        assert text[chunk.character :].startswith(chunk.text)
-        runs += [(chunk.word + at, tuple(own[at : at + length])) for at in range(len(own) - length + 1)]
-    assert runs == [(at, tuple(words[at : at + length])) for at in range(len(words) - length + 1)]
 
 
 def test_places_and_bounds_count_from_the_start_of_a_text():
@@ -151,15 +142,22 @@ def test_letters_without_spaces_stand_for_parts_of_a_word():
         assert each.stops(13)[0] == 13
 
 
-def test_each_run_of_letters_lies_in_one_piece():
-    """Pieces of a hundred characters of mixed scripts: all runs of five words, each found once, in one of them."""
-    text = "ภาษาไทยดีที่สุด人人生而自由 in Ulm ひらがな" * 40
-    (whole,) = batches([(0, text)], normalised(), 5)
+@each(
+    "text, alphabet, length",
+    [
+        *((words_of_all_lengths(length), exact(), length) for length in (1, 2, 13)),
+        ("ภาษาไทยดีที่สุด人人生而自由 in Ulm ひらがな" * 40, normalised(), 5),
+    ],
+)
+def test_each_run_lies_in_one_piece(text, alphabet, length):
+    """Pieces of a hundred characters, some words of which are longer: all runs, each found once, in one of them."""
+    (whole,) = batches([(0, text)], alphabet, length, size=10**6)
     runs = []
-    for chunk in chunks(0, text, normalised(), 5, size=100):
-        words = Words([chunk], normalised())
-        stops = words.stops(5)
+    for chunk in chunks(0, text, alphabet, length, size=100):
+        assert text[chunk.character :].startswith(chunk.text)
+        words = Words([chunk], alphabet)
+        stops = words.stops(length)
         firsts = np.flatnonzero(words.within(np.arange(len(stops)), stops))
-        runs += list(zip(words.positions[firsts].tolist(), words.runs(5, 0).tolist(), strict=True))
-    assert runs == list(enumerate(whole.runs(5, 0).tolist()))
-    assert len(runs) > 500
+        runs += list(zip(words.positions[firsts].tolist(), words.runs(length, 0).tolist(), strict=True))
+    assert runs == list(enumerate(whole.runs(length, 0).tolist()))
+    assert len(runs) > 300
