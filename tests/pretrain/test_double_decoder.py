@@ -7,9 +7,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.generation.decoding import generate
-from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import padded
 from pretrain.models import DoubleDecoderConfig, build
 from pretrain.models.double_decoder import visible_in_blocks
 from pretrain.models.flops import Sizes, count_flops, matrices
@@ -41,23 +38,6 @@ def test_who_sees_whom_worked_by_hand():
 
 
 @torch.no_grad()
-def test_no_token_changes_a_logit_before_it():
-    model, row = model_of().train(), ids(1, 14)
-    drawn = set()
-    for step in range(4):
-        model.begin_step(0, step)
-        drawn.add(tuple(model.row(row).blocks[0].tolist()))
-        before = model.decode(row)
-        for place in range(14):
-            other = row.clone()
-            other[0, place] = (row[0, place] + 7) % 50
-            changed = (model.decode(other) - before)[0].abs().amax(dim=-1) > 1e-12
-            assert not changed[:place].any(), (step, place)
-            assert changed[place:].all(), (step, place)
-    assert len(drawn) == 4
-
-
-@torch.no_grad()
 @each("prompt", [1, 2, 7])
 def test_a_cache_changes_no_logits_and_the_encoder_reads_a_block_once_it_is_full(prompt):
     model, row = model_of(block_length=3, num_key_value_heads=2, activation="swiglu"), ids(2, 18)
@@ -72,24 +52,6 @@ def test_a_cache_changes_no_logits_and_the_encoder_reads_a_block_once_it_is_full
     closed = (18 - prompt) // 3
     # a prompt at once, the rest of its block, blocks
     assert read == [prompt, 2, *[3] * (closed - 1)]
-
-
-@each("num_beams", [1, 3])
-def test_prompts_padded_on_the_left_generate_what_they_do_alone(num_beams):
-    model = model_of(block_length=3)
-    prompts = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14], [15, 16]]
-    chosen = GenerationSettings(max_new_tokens=10, min_new_tokens=10, num_beams=num_beams)
-    together = generate(model, *padded(prompts, 0, left=True), chosen).tolist()
-    assert len({tuple(row) for row in together}) == 4
-    for prompt, row in zip(prompts, together, strict=True):
-        alone = generate(model, torch.tensor([prompt]), None, chosen)[0].tolist()
-        assert row == alone
-        if num_beams == 1:  # against the likeliest tokens without a cache
-            text = torch.tensor([[*prompt, *row]])
-            boundaries = torch.arange(len(prompt) - 1, text.size(1), 3)[None]
-            logits = model.decode(text, boundaries=boundaries)[0, len(prompt) - 1 : -1]
-            logits[:, model.config.eos_id] = -1e9  # as `min_new_tokens` forbids it
-            assert logits.argmax(dim=-1).tolist() == row
 
 
 def test_boundaries_follow_from_seed_and_step_and_each_texts_length():

@@ -1,6 +1,5 @@
 """Generation, compared with recomputation without a cache and with transformers."""
 
-import copy
 import io
 import itertools
 import json
@@ -29,32 +28,24 @@ from pretrain.generation.fillings import likeliest_fillings
 from pretrain.generation.search import repeating, sample, uniform_draws, warped
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
-from pretrain.models import DecoderOnlyConfig, T5Config, build
 from pretrain.models.model import Model
 from pretrain.models.stacks import EncoderDecoder
-from tests.pretrain.exported import in_transformers
+from tests.pretrain.exported import in_transformers, randomise
 from tests.pretrain.small_models import as_at_the_start
 from tests.slow import slow
 from tests.tables import each
 
 VOCABULARY = Vocabulary(100, (3, 90), pad=0, eos=1, unk=2, first_sentinel=99, sentinels=10)
-TINY = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
 
 
-def of_random_weights(model, std=0.3):
+def of_random_weights(name, std=0.3, **sizes):
     """A model in fp64 in which attention matters and outputs vary: rounding never decides between two tokens."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(std=std)
-    return model.double().eval()
+    return randomise(as_at_the_start(name, **sizes), std).double()
 
 
 @pytest.fixture
 def model(device):
-    config = T5Config(**TINY, pad_vocab_to_multiple_of=64, num_encoder_layers=2, num_decoder_layers=2)
-    return of_random_weights(build(config)).to(device)
+    return of_random_weights("t5", vocab_size=100, pad_vocab_to_multiple_of=64).to(device)
 
 
 @pytest.fixture
@@ -81,36 +72,6 @@ def pair(name, seed, padding, folder):
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter, std=1.0) if parameter.dim() > 1 else parameter.data.normal_(1.0, 0.1)
     return ours.double(), in_transformers(ours, folder).double()
-
-
-@pytest.fixture(scope="module")
-def trained_pair(tmp_path_factory):
-    """A model that has learnt to go on from the token that fills an input: after 3 comes 10, then 17, 24 becomes 3; and
-    transformers' with the same weights."""
-    model = as_at_the_start("t5, tied", vocab_size=32).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    loss = torch.tensor(1.0)
-    while loss > 0.02:  # so that each label is ahead by a factor, whatever the rounding of this CPU
-        ids = torch.randint(3, 32, (32, 1)).expand(-1, 5)
-        labels = (ids[:, :1] - 3 + 7 * torch.arange(13)) % 29 + 3
-        labels[:, -1] = 1
-        loss = model(ids, labels)["labels"].mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.eval(), in_transformers(model, tmp_path_factory.mktemp("trained"))
-
-
-@each("beams", [1, 4])
-def test_in_bf16_a_trained_model_gives_the_tokens_of_transformers(trained_pair, beams):
-    """Its likeliest token is ahead by more than bf16's rounding."""
-    ours, theirs = (copy.deepcopy(model).bfloat16() for model in trained_pair)
-    ids = torch.arange(3, 32)[:, None].expand(-1, 5)
-    found = generate(ours, ids, None, settings(max_new_tokens=16, num_beams=beams)).tolist()
-    options = {"max_new_tokens": 16, "num_beams": beams, "do_sample": False}
-    expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)[:, 1:].tolist()
-    assert [until_eos(row) for row in found] == [until_eos(row) for row in expected]
-    assert until_eos(found[0]) == [(7 * step) % 29 + 3 for step in range(12)] + [1]
 
 
 def any_settings(rng):
@@ -228,30 +189,55 @@ def test_when_beam_search_stops(probabilities, most, expected):
 
 
 class AfterEachToken(Script):
-    """A model whose tokens have probabilities by the token before them."""
+    """A model whose logits are those of the row of the token before them."""
 
     def decode(self, tokens, cache, mask):
-        (by_token,) = self.probabilities
-        return torch.tensor([[by_token[token]] for token in tokens[:, 0].tolist()]).clamp(min=1e-9).log()
+        return self.probabilities[0][tokens]
 
 
 def test_what_padding_of_the_vocabulary_takes_counts_in_a_beams_probabilities():
     """The sixth id is padding. "A END" has 0.6 · 0.2, since padding takes 0.8 after A, and "B END" 0.4 · 1."""
     start, after_a, after_b = [0, 0, 0.6, 0.4, 0, 0], [0, 0.2, 0, 0, 0, 0.8], [0, 1.0, 0, 0, 0, 0]
-    model = AfterEachToken({0: start, A: after_a, B: after_b})
+    model = AfterEachToken(torch.tensor([start, start, after_a, after_b]).clamp(min=1e-9).log())
     chosen = settings(max_new_tokens=2, num_beams=2, length_penalty=0.0)
     assert generate(model, torch.zeros(1, 1).long(), None, chosen).tolist() == [[B, END]]
 
 
-@each("changes", [{}, {"num_beams": 3, "no_repeat_ngram_size": 2}, {"temperature": 1.5}])
-def test_a_row_is_the_same_alone_and_in_any_batch(model, inputs, changes):
-    ids, mask = inputs
-    chosen = settings(**changes, seed=3)
-    together = generate(model, ids, mask, chosen).tolist()
-    assert len({tuple(row) for row in together}) == 4
-    for number, row in enumerate(together):
-        real = ids[number : number + 1, : int(mask[number].sum())]
-        alone = generate(model, real, None, chosen, numbers=[number])[0].tolist()
+def test_hypotheses_of_a_model_in_bf16_are_compared_in_fp32():
+    chosen = settings(max_new_tokens=9, num_beams=2, length_penalty=0.6)
+    for seed in range(100):
+        logits = torch.randn(5, 5, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        exact, found = (AfterEachToken(one) for one in (logits.double(), logits))
+        texts = [generate(model, torch.zeros(1, 1).long(), None, chosen).tolist() for model in (exact, found)]
+        assert texts[0] == texts[1], seed
+
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14], [15, 16]]
+ALIKE = (
+    "t5",
+    "autoregressive, best",
+    "autoregressive, bridge norm",
+    "autoregressive, rotary, alternate",
+    "gemma 3",
+    "double_decoder",
+)
+
+
+@each(
+    "name, changes",
+    [
+        *itertools.product(ALIKE, ({}, {"num_beams": 3})),
+        ("t5", {"num_beams": 3, "no_repeat_ngram_size": 2}),
+        ("t5", {"temperature": 1.5}),
+    ],
+)
+def test_a_row_is_the_same_alone_and_in_any_batch(name, changes, device):
+    model, chosen = of_random_weights(name, std=0.7, vocab_size=24).to(device), settings(**changes, seed=3)
+    ids, mask = padded(PROMPTS, 0, left=not isinstance(model, EncoderDecoder))
+    together = generate(model, ids.to(device), mask.to(device), chosen).tolist()
+    assert len({tuple(row) for row in together}) == len(PROMPTS)
+    for number, (prompt, row) in enumerate(zip(PROMPTS, together, strict=True)):
+        alone = generate(model, torch.tensor([prompt], device=device), None, chosen, numbers=[number])[0].tolist()
         assert until_eos(row) == until_eos(alone)
 
 
@@ -352,12 +338,12 @@ def test_settings_that_contradict_are_refused(wrong, message):
 def test_what_a_model_cannot_do_is_refused(model, inputs):
     with pytest.raises(UserError, match="51 beams need twice as many ids, not 100"):
         generate(model, *inputs, settings(num_beams=51))
-    learned = T5Config(**TINY, num_encoder_layers=1, num_decoder_layers=1, positions="learned", max_positions=20)
-    generate(build(learned), *inputs, settings(max_new_tokens=20))
+    learned = as_at_the_start("t5, learned", max_positions=20)
+    generate(learned, *inputs, settings(max_new_tokens=20))
     with pytest.raises(UserError, match="21 tokens after 1 exceed the 20 that the model takes"):
-        generate(build(learned), *inputs, settings(max_new_tokens=21))
+        generate(learned, *inputs, settings(max_new_tokens=21))
     with pytest.raises(UserError, match="an input has 21 tokens, but the model takes 20 at most"):
-        generate(build(learned), torch.ones(1, 21, dtype=torch.long))
+        generate(learned, torch.ones(1, 21, dtype=torch.long))
     silent = Model()  # an encoder alone has no `decode`
     silent.config = ModelConfig(family="silent", vocab_size=100)
     with pytest.raises(UserError, match="the family silent don't generate"):
@@ -426,10 +412,7 @@ def tokenizer(spiece):
 
 @pytest.fixture
 def trained(tokenizer):
-    config = T5Config(
-        **{**TINY, "vocab_size": 320}, num_encoder_layers=1, num_decoder_layers=1, positions="learned", max_positions=64
-    )
-    return TrainedModel(of_random_weights(build(config)), tokenizer)
+    return TrainedModel(of_random_weights("t5, learned", vocab_size=320), tokenizer)
 
 
 LINES = ["The Work is provided.", "", "A <extra_id_0> license <extra_id_1> you."]
@@ -484,8 +467,7 @@ def test_no_filling_is_listed_twice(trained):
 
 
 def test_a_causal_model_goes_on_with_a_text(tokenizer):
-    sizes = {"d_model": 16, "d_ff": 16, "num_heads": 2, "num_layers": 1}
-    model = of_random_weights(build(DecoderOnlyConfig(vocab_size=320, positions="rotary", **sizes)), std=1.0)
+    model = of_random_weights("decoder_only, rotary", std=1.0, vocab_size=320)
     trained = TrainedModel(model, tokenizer)
     written = list(answer_texts(trained, ["The Work", ""], settings(max_new_tokens=5)))
     assert written[0].whole.startswith("The Work")

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import signal
 import time
 import tomllib
 from collections.abc import Callable
@@ -25,20 +24,20 @@ from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli import evaluate as command
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
-from pretrain.evaluation import collectives, record
+from pretrain.evaluation import record
 from pretrain.evaluation.attention import attention_patterns
 from pretrain.evaluation.collectives import Collectives, Outcome
 from pretrain.evaluation.embedding import embedding
-from pretrain.evaluation.hook import Evaluation, Findings, StepHook
+from pretrain.evaluation.hook import Findings, StepHook
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
-from pretrain.models import build, parse
-from pretrain.models.model import shift_right
 from pretrain.run.metrics_file import read_metrics
 from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.pretrain.small_evaluations import evaluated_alone
+from tests.pretrain.small_models import as_at_the_start, ids, logits_of
 from tests.slow import slow
 from tests.tables import each as table
 
@@ -85,29 +84,6 @@ def test_all_ranks_leave_a_hook_together():
         "ValueError: too late",
     ]
     assert "second line" in first[1].traceback
-
-
-@table("took, left", [(4000, 5000), (9001, 0)])
-def test_an_alarm_that_was_set_before_a_hook_goes_off_when_it_would_have(monkeypatch, took, left):
-    """Such as that of pytest-timeout. It was to go off after 9000 s, and the hook takes `took`."""
-    now, rang = [0.0], []
-    monkeypatch.setattr(collectives, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    handler, own = signal.signal(signal.SIGALRM, lambda *_: rang.append(1)), signal.setitimer(signal.ITIMER_REAL, 9000)
-
-    def hook():
-        now[0] += took
-        assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(7200, abs=120)  # what this machine itself took
-        return "done"
-
-    try:
-        assert Collectives(3600, CPU, alone=True).run(hook).value == "done"
-        assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(left, abs=120)
-        while took > 9000 and not rang:
-            time.sleep(0.01)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *own)
-        signal.signal(signal.SIGALRM, handler)
-    assert len(rang) == (took > 9000)
 
 
 def test_a_hook_that_is_due_twice_runs_once(tmp_path, monkeypatch):
@@ -173,16 +149,22 @@ class Trouble:
 '''
 
 
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, offered: dict[str, str]) -> None:
+    """The package in `folder`, as pip install -e does, for the processes that are started afterwards."""
+    written = folder / f"{name}-1.0.dist-info"
+    written.mkdir()
+    (written / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = ["[encdec_pretrain.hooks]", *(f"{hook} = {value}" for hook, value in offered.items())]
+    (written / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+
 @pytest.fixture
 def package(tmp_path_factory, monkeypatch) -> Callable[[], None]:
-    """Installs a package that offers a hook, for the processes that are started afterwards."""
+    """Installs a package that offers a hook."""
     folder = tmp_path_factory.mktemp("package")
     (folder / "trouble.py").write_text(PACKAGE)
-    (folder / "trouble-1.0.dist-info").mkdir()
-    (folder / "trouble-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: trouble\nVersion: 1.0\n")
-    entry = "[encdec_pretrain.hooks]\ntrouble = trouble:TroubleSettings\n"
-    (folder / "trouble-1.0.dist-info/entry_points.txt").write_text(entry)
-    return lambda: monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    return lambda: install(monkeypatch, folder, "trouble", {"trouble": "trouble:TroubleSettings"})
 
 
 @pytest.mark.slow
@@ -222,17 +204,10 @@ def test_the_hook_of_the_page_runs(small_corpus, tmp_path, monkeypatch):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(code)
     project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
-    folder = tmp_path / f"my_package-{project['version']}.dist-info"  # as pip install -e writes it
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    offered = project["entry-points"]["encdec_pretrain.hooks"]
-    (folder / "entry_points.txt").write_text(
-        "[encdec_pretrain.hooks]\n" + "".join(f"{name} = {value}\n" for name, value in offered.items())
-    )
+    install(monkeypatch, tmp_path, project["name"], project["entry-points"]["encdec_pretrain.hooks"])
     (settings,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     evaluation = yaml.safe_load(settings)["evaluation"]
     path = run_file(tmp_path / "run-file", small_corpus, evaluation=evaluation)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     done = run_command("pretrain", "train", path)
     assert done.returncode == 0, done.stderr
     (copied,) = [
@@ -262,28 +237,17 @@ def test_span_lengths_are_those_of_a_worked_example():
     assert power_of_two(torch.tensor([0, 1, 2, 3, 4, 7, 8])).tolist() == [0, 1, 2, 2, 3, 3, 4]
 
 
+@torch.no_grad()
 def test_hits_are_where_the_target_is_the_likeliest_id():
     """For a model whose head sees all positions, and for one whose head sees only the masked ones."""
-    sizes = {"vocab_size": 50, "d_model": 8, "d_ff": 16, "num_heads": 2, "dropout_rate": 0.0}
-    t5 = build(parse({"family": "t5", **sizes, "d_kv": 4, "num_encoder_layers": 1, "num_decoder_layers": 1})).eval()
-    bert = build(parse({"family": "encoder_only", **sizes, "num_layers": 1})).eval()
-    ids, labels = torch.randint(3, 50, (4, 6)), torch.randint(3, 50, (4, 6))
-    labels[:, 4:] = -100
-    with torch.no_grad():
-        cases = [
-            (t5, t5.decode(shift_right(labels, 0), t5.encode(ids))),
-            (bert, bert.masked_lm_logits(bert.encode(ids))),
-        ]
-        for model, logits in cases:
-            own = labels.clone()
-            own[0, 0] = logits[0, 0].argmax()  # what T5 sees after it doesn't change its first logits
-            subject = SimpleNamespace(losses=lambda batch, model=model: model(**batch))
-            evaluation = Evaluation(subject, SimpleNamespace(), 0, Collectives(None, CPU, alone=True))
-            _, hits = evaluation.losses_and_hits({"encoder_input_ids": ids, "labels": own})
-            if model is t5:
-                logits = t5.decode(shift_right(own, 0), t5.encode(ids))
-            assert hits[0, 0]
-            assert torch.equal(hits, logits.argmax(dim=-1) == own)
+    for name in ("t5", "bert"):
+        model, inputs, labels = as_at_the_start(name), ids(4, 6), ids(4, 6, seed=1)
+        labels[:, 4:] = -100
+        labels[0, 0] = logits_of(model, inputs, labels)[0, 0].argmax()  # which T5 sees only after it
+        evaluation = evaluated_alone(SimpleNamespace(losses=lambda batch, model=model: model(**batch)), None, {}, 4)
+        _, hits = evaluation.losses_and_hits({"encoder_input_ids": inputs, "labels": labels})
+        assert hits[0, 0]
+        assert torch.equal(hits, logits_of(model, inputs, labels).argmax(dim=-1) == labels)
 
 
 @table("limit", [{}, *slow({"rows": 5})])
@@ -342,35 +306,27 @@ def test_samples_and_pictures_of_attention_positions_and_embedding(small_corpus,
         assert row["original"].startswith(begin)
 
 
-def patterns_of(small_corpus, most, **settings):
-    """The patterns of attention of a small model to a row of 7 tokens with 5 targets."""
-    sizes = {"vocab_size": 520, "d_model": 8, "d_ff": 16, "num_heads": 2}
-    model = build(parse({**sizes, **settings})).eval()
-    row = {"encoder_input_ids": torch.randint(3, 500, (1, 7)), "labels": torch.randint(3, 500, (1, 5))}
-    with torch.no_grad():
-        found = attention_patterns(model, row, open_corpus(small_corpus).tokenizer, most=most)
-    assert not found["decoder"].weights.triu(1).any()  # a causal query sees nothing later
-    return found, {kind: tuple(one.weights.shape) for kind, one in found.items()}
-
-
-def test_patterns_are_the_softmax_of_each_layer(small_corpus):
-    """Each query's weights sum to 1."""
-    layers = {"num_encoder_layers": 2, "num_decoder_layers": 1, "dropout_rate": 0.0}
-    patterns, shapes = patterns_of(small_corpus, 6, family="t5", d_kv=4, **layers)
-    assert shapes == {"encoder": (2, 2, 6, 6), "decoder": (1, 2, 5, 5), "cross": (1, 2, 5, 6)}
-    assert torch.allclose(patterns["decoder"].weights.sum(dim=-1), torch.ones(1, 2, 5))
-    assert len(patterns["cross"].keys) == 6
-    assert len(patterns["decoder"].queries) == 5
-
-
-def test_merged_attention_is_drawn_in_two_parts(small_corpus):
-    """T5Gemma 2's decoder attends to its targets and to the input with one softmax."""
-    sizes = {"head_dim": 4, "num_key_value_heads": 2, "num_layers": 1}
-    windows = {"sliding_window": None, "full_attention_every": None, "window_rope_base": None}
-    patterns, shapes = patterns_of(small_corpus, 9, family="t5gemma2", **sizes, **windows)
-    assert shapes == {"encoder": (1, 2, 7, 7), "decoder": (1, 2, 5, 5), "cross": (1, 2, 5, 7)}
-    whole = patterns["decoder"].weights.sum(dim=-1) + patterns["cross"].weights.sum(dim=-1)
-    assert torch.allclose(whole, torch.ones(1, 2, 5))
+@table("name, most", [("t5", 6), ("t5gemma2", 9)])
+@torch.no_grad()
+def test_patterns_are_the_softmax_of_each_layer(small_corpus, name, most):
+    """Of a row of 7 tokens with 5 targets. T5Gemma 2's decoder attends to its targets and to the input with one
+    softmax, which is drawn in two parts."""
+    windows = dict.fromkeys(("sliding_window", "full_attention_every", "window_rope_base")) if most == 9 else {}
+    model = as_at_the_start(name, vocab_size=520, **windows)
+    row = {"encoder_input_ids": ids(1, 7), "labels": ids(1, 5)}
+    found = attention_patterns(model, row, open_corpus(small_corpus).tokenizer, most=most)
+    layers, read = len(model.decoder.layers), min(most, 7)
+    shapes = {kind: tuple(one.weights.shape) for kind, one in found.items()}
+    assert shapes == {
+        "encoder": (layers, 4, read, read),
+        "decoder": (layers, 4, 5, 5),
+        "cross": (layers, 4, 5, read),
+    }
+    assert (len(found["cross"].keys), len(found["decoder"].queries)) == (read, 5)
+    own, across = found["decoder"].weights, found["cross"].weights
+    assert not own.triu(1).any()  # a causal query sees nothing later
+    whole = own.sum(dim=-1) + (across.sum(dim=-1) if name == "t5gemma2" else 0)
+    assert torch.allclose(whole, torch.ones(layers, 4, 5))
 
 
 def _evaluated(run: Path, corpora: list[Path]) -> str:

@@ -1,7 +1,6 @@
 """T5, compared with its paper's numbers."""
 
 import itertools
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.functional.attention_bias import toeplitz
 from pretrain.models import T5Config, build
-from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
 from pretrain.trainer.validate import validate
 from tests.pretrain.runs import run_file
@@ -69,48 +67,6 @@ def test_relative_bias_of_a_query_and_a_key_is_that_of_their_distance(sizes, bid
     assert found.is_contiguous()  # else PyTorch's attention copies it in each layer
 
 
-@each("d_model, vocab_size", [(128, 1100), (512, 8000)])
-def test_first_loss_with_the_published_deviations(d_model, vocab_size):
-    """Unit normal logits: ln V + 1/2. v1.0's tied matrix makes the decoder predict its own input, which costs more."""
-    assert first_loss(d_model, vocab_size, **V1_1) == pytest.approx(math.log(vocab_size) + 0.5, abs=0.1)
-    assert first_loss(d_model, vocab_size, **V1_0) > math.log(vocab_size) + 0.6
-
-
-def first_loss(d_model, vocab_size, **settings):
-    torch.manual_seed(0)
-    model = build(tiny(d_model=d_model, d_kv=32, d_ff=2 * d_model, vocab_size=vocab_size, **settings))
-    with torch.no_grad():
-        losses = model(ids(8, 40, vocab_size=vocab_size), ids(8, 20, seed=1, vocab_size=vocab_size))["labels"]
-    return losses.mean().item()
-
-
-def test_standard_deviations_at_the_start():
-    torch.manual_seed(0)
-    d_model, d_kv, heads, d_ff = 256, 32, 8, 512
-    model = build(tiny(vocab_size=2000, d_model=d_model, d_kv=d_kv, num_heads=heads, d_ff=d_ff))
-    layer = model.decoder.layers[1]
-    for weight, std in [
-        (model.embedding.weight, 1.0),
-        (layer.self_attention.q.weight, (d_model * d_kv) ** -0.5),
-        (layer.cross_attention.k.weight, d_model**-0.5),
-        (layer.cross_attention.v.weight, d_model**-0.5),
-        (layer.self_attention.o.weight, (heads * d_kv) ** -0.5),
-        (layer.feed_forward.wi_0.weight, d_model**-0.5),
-        (layer.feed_forward.wi_1.weight, d_model**-0.5),
-        (layer.feed_forward.wo.weight, d_ff**-0.5),
-        (model.lm_head.weight, d_model**-0.5),
-    ]:
-        assert weight.std().item() == pytest.approx(std, rel=0.03)
-    assert model.encoder.relative_attention_bias.weight.std().item() == pytest.approx(d_model**-0.5, rel=0.2)
-    assert layer.feed_forward_norm.weight.unique().tolist() == [1.0]
-
-
-def test_the_tied_matrix_is_one_parameter():
-    model = build(tiny(**V1_0))
-    assert model.lm_head.weight is model.embedding.weight
-    assert build(tiny(**V1_1)).num_parameters() - model.num_parameters() == 500 * 64 + 4 * 64 * 96
-
-
 def test_which_parameters_positions_are():
     default = {name for name, _ in build(tiny()).named_parameters()}
     tables = {f"{stack}.relative_attention_bias.weight" for stack in ("encoder", "decoder")}
@@ -119,18 +75,6 @@ def test_which_parameters_positions_are():
         model = build(tiny(**positions))
         own = {"relative": tables, "learned": {f"{stack}.learned_positions.weight" for stack in ("encoder", "decoder")}}
         assert {parameter for parameter, _ in model.named_parameters()} == default - tables | own.get(name, set())
-
-
-@each("positions", POSITIONS.values())
-def test_flops_are_those_of_the_matrices_and_of_attention(positions):
-    """By hand: per pair of layers 8 matrices of 64 × 64 and 5 of 64 × 96, an output matrix, pairs of width 64; no
-    look-up."""
-    inputs, targets = 30, 20
-    encoder, decoder = 2 * (4 * 64 * 64 + 3 * 64 * 96), 2 * (6 * 64 * 64 + 3 * 64 * 96) + 500 * 64
-    cross = 2 * 2 * 64 * 64  # keys and values of the inputs
-    pairs = 2 * (inputs**2 + targets**2 + inputs * targets)
-    expected = 6 * ((encoder + cross) * inputs + decoder * targets) + 12 * 64 * pairs
-    assert count_flops(build(tiny(**positions)), Sizes.of_example(inputs, targets)) == expected
 
 
 def test_a_sequence_longer_than_learned_positions_is_refused_before_training(small_corpus, tmp_path):

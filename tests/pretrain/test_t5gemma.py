@@ -70,12 +70,3 @@ def test_flops_of_unequal_stacks():
         "cross-attention": 4 * (6 * (2 * 32 * 32 * 50 + 2 * 48 * 16 * 100) + 12 * 32 * 100 * 50),
         "head": 6 * 500 * 32 * 50,
     }
-
-
-def test_flops_of_merged_attention():
-    """k and v also process the inputs, with which every target makes a pair."""
-    whole_rows = {"sliding_window": None, "full_attention_every": None, "window_rope_base": None}
-    parts = flops_by_part(outline(parse({**KINDS["t5gemma2"], **whole_rows})), Sizes.of_example(100, 50))
-    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
-    assert parts["decoder"] == 4 * (6 * layer * 50 + 12 * 32 * 50**2)
-    assert parts["cross-attention"] == 4 * (6 * 2 * 32 * 16 * 100 + 12 * 32 * 100 * 50)
