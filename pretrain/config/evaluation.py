@@ -137,7 +137,7 @@ class AttentionSettings(HookSettings):
 class PositionsSettings(HookSettings):
     """Pictures of how the model represents positions: similarities of learned vectors, curves of relative biases."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.positions.PositionPictures"
+    implementation: ClassVar[str] = "pretrain.evaluation.vectors.PositionPictures"
     needs_corpus: ClassVar[bool] = False
 
     hook: Literal["positions"] = "positions"
@@ -148,7 +148,7 @@ class PositionsSettings(HookSettings):
 class EmbeddingSettings(HookSettings):
     """The effective rank of the embedding matrix, the norms of its rows, and how alike their directions are."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.embedding.EmbeddingShape"
+    implementation: ClassVar[str] = "pretrain.evaluation.vectors.EmbeddingShape"
     needs_corpus: ClassVar[bool] = False
 
     hook: Literal["embedding"] = "embedding"

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,20 +21,6 @@ from pretrain.evaluation.loss_breakdown import entropy, is_sentinel, is_text
 _INPUT = "encoder_"
 _TRAINING_ROWS = 20_000  # in which tokens are counted
 _DISCOUNT = 0.75  # of each count: the share that absolute discounting leaves to unigrams (Ney et al. 1994)
-
-
-@dataclass(frozen=True)
-class Worth:
-    """Losses in nats per text token: with the right input, with another row's input, and without input."""
-
-    loss: float
-    other_input_loss: float
-    no_input_loss: float
-
-    @property
-    def worth(self) -> float:
-        """By how much the loss rises with another row's input."""
-        return self.other_input_loss - self.loss
 
 
 class InputUse:
@@ -93,11 +78,11 @@ class InputUse:
             bigram_loss += bigrams.losses(batch["labels"].numpy())[text.cpu().numpy()].sum()
         sums, counts, bigram_loss, rows = map(evaluation.sum, (sums, counts, bigram_loss, rows))
         tokens = float(sums[:, 3].sum())
-        every, first_tokens, later = (_worth(one) for one in (sums.sum(dim=0), sums[0], sums[1]))
-        metrics = {**vars(every), "worth": every.worth}
-        if vocabulary.sentinels:
-            metrics |= {"first_token_loss": first_tokens.loss, "first_token_worth": first_tokens.worth}
-            metrics |= {"later_token_loss": later.loss, "later_token_worth": later.worth}
+        loss, other_loss, no_loss = _means(sums.sum(dim=0))
+        metrics = {"loss": loss, "other_input_loss": other_loss, "no_input_loss": no_loss, "worth": other_loss - loss}
+        for group, of_group in zip(("first", "later"), sums, strict=True) if vocabulary.sentinels else ():
+            loss, other_loss, _ = _means(of_group)
+            metrics |= {f"{group}_token_loss": loss, f"{group}_token_worth": other_loss - loss}
         metrics["unigram_entropy"] = entropy(counts)
         metrics["bigram_entropy"] = float(bigram_loss) / tokens if tokens else math.nan
         return metrics, int(rows)
@@ -179,9 +164,9 @@ def _pairs(labels: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     return before.ravel(), labels.ravel()
 
 
-def _worth(sums: Tensor) -> Worth:
+def _means(sums: Tensor) -> list[float]:
     *losses, tokens = sums.tolist()
-    return Worth(*(loss / tokens if tokens else math.nan for loss in losses))
+    return [loss / tokens if tokens else math.nan for loss in losses]
 
 
 def _lines(name: str, found: dict[str, float], rows: int, held_out: int) -> list[str]:

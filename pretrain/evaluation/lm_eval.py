@@ -79,7 +79,7 @@ class LmEvalRequests:
         prompt = self._format.prompt(self._tokenizer.encode([context.rstrip()])[0], [])
         causal = self._format.form == "continuation"
         inputs = prompt.prefix if causal else prompt.encoder
-        longest = self._format.longest
+        longest = self._format.config.longest_sequence
         if causal and longest is not None:  # the beginning makes room for the answer
             inputs = inputs[-max(longest - settings.max_new_tokens + 1, 1) :]
         device = next(self._model.parameters()).device

@@ -76,11 +76,6 @@ class PromptFormat:
             raise UserError("--form: a copy needs <s> and <mask>, but the model's tokenizer lacks one")
         return cls(chosen, vocabulary, config)  # type: ignore[arg-type]
 
-    @property
-    def longest(self) -> int | None:
-        """The most ids that the encoder or decoder reads; None: no limit."""
-        return self.config.longest_sequence
-
     def prompt(self, context: Sequence[int], continuation: Sequence[int], ends: bool = True) -> Prompt:
         """Asks for `continuation` after `context`, both without BOS and EOS, and for EOS if it `ends` there.
 
@@ -143,7 +138,8 @@ class PromptFormat:
 
     def _last(self, context: Sequence[int], others: int) -> list[int]:
         """As many of the last ids of `context` as there is room for beside `others`."""
-        room = len(context) if self.longest is None else max(self.longest - others, 0)
+        longest = self.config.longest_sequence
+        room = len(context) if longest is None else max(longest - others, 0)
         return list(context[max(len(context) - room, 0) :])
 
     def batch(self, prompts: Sequence[Prompt]) -> Batch:
@@ -172,7 +168,8 @@ class PromptFormat:
         The first 16 ids follow an input without text, since nothing stands before them. Then come pieces of 128, each
         after up to 384 ids before it.
         """
-        room = _PREFIX + _PIECE if self.longest is None else min(self.longest - 3, _PREFIX + _PIECE)
+        longest = self.config.longest_sequence
+        room = _PREFIX + _PIECE if longest is None else min(longest - 3, _PREFIX + _PIECE)
         piece = min(_PIECE, max(room // 4, 1))
         starts = [0, *range(min(_FIRST, piece), len(ids), piece)]
         ends = [*starts[1:], len(ids)]

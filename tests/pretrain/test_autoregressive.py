@@ -11,32 +11,18 @@ import yaml
 
 from pretrain.models import AutoregressiveConfig, build, outline
 from pretrain.models.autoregressive import CausalConvolution, PositionMatrix, RunningMean
-from tests.pretrain.small_models import AUTOREGRESSIVE_VARIANTS
+from tests.pretrain.exported import randomise
+from tests.pretrain.small_models import AUTOREGRESSIVE_VARIANTS, ids, made
 from tests.tables import each
 
 VOCABULARY = 19
 PUBLISHED = Path(__file__).parents[2] / "configs/models/autoregressive-yan2024.yaml"
-BEST = AUTOREGRESSIVE_VARIANTS["best"]
 
 
 def tiny(**changes):
     sizes = {"d_model": 8, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 3}
     limit = {} if changes.get("positions") == "rotary" and "max_positions" not in changes else {"max_positions": 12}
     return AutoregressiveConfig(**{"vocab_size": VOCABULARY, **sizes, **limit, **changes})
-
-
-def ids(*shape, seed=0, vocabulary=VOCABULARY):
-    return torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def randomised(config, seed=0):
-    """A model in fp64 in which every weight matters."""
-    torch.manual_seed(seed)
-    model = build(config).double()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(mean=float("norm.weight" in name), std=0.4)
-    return model
 
 
 def published(**changes):
@@ -149,7 +135,8 @@ def embedding_loss(settings, embeddings, encoder_out, norm, weights):
 
 def compare(config):
     """Compares logits, both losses and the gradient of their sum, for two rows."""
-    model, tokens, labels = randomised(config), ids(2, 4), ids(2, 4, seed=1)
+    model = randomise(build(config), std=0.4).double()
+    tokens, labels = ids(2, 4, vocabulary=VOCABULARY), ids(2, 4, seed=1, vocabulary=VOCABULARY)
     weights = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
     rows = [reference(weights, config, row) for row in tokens]
     logits = torch.stack([logits for logits, _ in rows])
@@ -224,7 +211,7 @@ def test_published_parameter_counts():
 
 
 def test_positions_of_segments_count_anew_where_none_are_given():
-    model = randomised(tiny(**BEST)).train()
+    model = made("autoregressive, best").train()
     batch = {"encoder_input_ids": ids(1, 6), "labels": ids(1, 6, seed=1)}
     batch["encoder_segment_ids"] = torch.tensor([[1, 1, 1, 2, 2, 0]])
     counted, given = model(**batch), model(**batch, encoder_positions=torch.tensor([[0, 1, 2, 0, 1, 0]]))
@@ -242,11 +229,11 @@ def test_aggregations_start_as_means_and_begin_anew_in_each_segment(kind, sizes,
 
 def test_more_tokens_than_positions_are_refused():
     with pytest.raises(ValueError, match="13 tokens exceed the model's 12 learned positions"):
-        build(tiny()).decode(ids(1, 13))
-    build(tiny(positions="rotary", num_cross_heads=2)).decode(ids(1, 13))
+        made("autoregressive, plain", max_positions=12).decode(ids(1, 13))
+    made("autoregressive, rotary").decode(ids(1, 73))
 
 
 def test_evaluation_is_without_embedding_loss():
-    model, batch = build(tiny(**BEST)), (ids(2, 6), ids(2, 6, seed=1))
+    model, batch = made("autoregressive, best"), (ids(2, 6), ids(2, 6, seed=1))
     assert model.train()(*batch).keys() == {"labels", "embedding_loss"}
     assert model.eval()(*batch).keys() == {"labels"}

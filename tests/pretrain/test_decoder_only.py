@@ -5,16 +5,9 @@ from pathlib import Path
 import torch
 import yaml
 
-from pretrain.models import DecoderOnlyConfig, build, outline
-from tests.pretrain.exported import randomise
-from tests.pretrain.small_models import ids
+from pretrain.models import DecoderOnlyConfig, outline
+from tests.pretrain.small_models import ids, made
 from tests.tables import each
-
-SIZES = {"vocab_size": 300, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2}
-
-
-def tiny(**changes):
-    return DecoderOnlyConfig(**{**SIZES, "max_positions": 64, **changes})
 
 
 def shipped(name):
@@ -36,10 +29,8 @@ def test_parameters_of_the_baselines_of_yan_2024(name, d_model, expected):
 def test_the_position_of_the_next_token_is_subtracted_from_the_output(norm):
     """Logits are (final_norm(h) − table[1..T]) · embeddingᵀ, with a layer norm of the difference if asked for; so a
     model that doesn't subtract gives h, and the rest follows by hand."""
-    model, plain = (
-        randomise(build(tiny(**changes)), std=0.3)
-        for changes in ({"subtract_positions": "with_norm" if norm else "without_norm"}, {})
-    )
+    model = made("decoder_only, subtracted, with norm" if norm else "decoder_only, subtracted").float()
+    plain = made("decoder_only").float()
     weights = model.state_dict()
     assert weights["decoder.positions.weight"].shape == (65, 32)  # one row more than tokens
     shared = {name: weight for name, weight in weights.items() if "subtracted" not in name}

@@ -9,27 +9,8 @@ import yaml
 
 from pretrain.models import EncoderOnlyConfig, build
 from tests.pretrain.placed import placed
+from tests.pretrain.small_models import as_at_the_start, ids, made
 from tests.tables import each
-
-SIZES = {"vocab_size": 300, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2, "max_positions": 64}
-ROBERTA = {"next_sentence": False, "num_token_types": 0}
-
-
-def tiny(**changes):
-    return EncoderOnlyConfig(**{**SIZES, **changes})
-
-
-def ids(*shape, seed=0, vocab_size=300):
-    return torch.randint(3, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def made(**changes):
-    """A model whose weights are large enough for every part of it to matter."""
-    torch.manual_seed(0)
-    model = build(tiny(**changes)).eval()
-    for name, parameter in model.named_parameters():
-        torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.3)
-    return model
 
 
 def batch_of(rows=3, length=12, seed=0, **changes):
@@ -47,7 +28,7 @@ def batch_of(rows=3, length=12, seed=0, **changes):
 
 @pytest.fixture(scope="module")
 def model(device):
-    return placed(made(), device)
+    return placed(made("bert").float(), device)
 
 
 @each("name, bare, whole", [("bert-base", 109_482_240, 110_106_428), ("bert-large", 335_141_888, 336_226_108)])
@@ -71,26 +52,25 @@ def test_parameters_are_those_of_transformers(name, bare, whole):
 
 def test_without_next_sentences_nothing_is_left_of_them():
     """As in RoBERTa, there are no pooler, classifier and token types."""
-    d = SIZES["d_model"]
-    difference = build(tiny()).num_parameters() - build(tiny(**ROBERTA)).num_parameters()
+    d = 32
+    difference = as_at_the_start("bert").num_parameters() - as_at_the_start("roberta").num_parameters()
     assert difference == (d * d + d) + (2 * d + 2) + 2 * d
 
 
 @torch.no_grad()
 def test_first_loss_of_next_sentences_is_that_of_a_uniform_guess():
-    torch.manual_seed(0)
-    losses = build(tiny(d_model=512, d_ff=2048))(**batch_of(8, 40))
+    losses = as_at_the_start("bert", d_model=512, d_ff=2048)(**batch_of(8, 40))
     assert losses["next_sentence_labels"].mean().item() == pytest.approx(math.log(2), abs=0.3)
 
 
 def test_the_loss_of_next_sentences_is_the_cross_entropy_of_its_logits():
-    model, batch = made(), batch_of()
+    model, batch = made("bert"), batch_of()
     batch["next_sentence_labels"] = torch.tensor([1, 0, -100])
     states = model.encode(batch["encoder_input_ids"], token_type_ids=batch["token_type_ids"])
     losses = model(**batch)
     classes = torch.tensor([0, 1, -100])  # the first class is that of texts that follow, as in BERT's release
     expected = torch.nn.functional.cross_entropy(model.next_sentence(states), classes, reduction="none")
-    torch.testing.assert_close(losses["next_sentence_labels"], expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(losses["next_sentence_labels"].double(), expected, rtol=0, atol=1e-4)
 
 
 def test_logits_are_made_for_predicted_tokens_alone(model):
@@ -115,7 +95,7 @@ def test_a_batch_without_a_predicted_token_costs_nothing(model):
 
 
 def test_the_z_loss_is_of_tokens_and_of_training_only():
-    model, batch = made(z_loss=0.1), batch_of()
+    model, batch = made("bert", z_loss=0.1), batch_of()
     evaluated, trained = model(**batch), model.train()(**batch)
     counted = batch["labels"] != -100
     assert (trained["labels"][counted] > evaluated["labels"][counted]).all()

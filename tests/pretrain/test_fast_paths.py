@@ -9,18 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretrain.config.models import Heads
 from pretrain.functional.attention import attend, sdpa
 from pretrain.functional.attention_bias import toeplitz
 from pretrain.functional.cross_entropy import token_losses
 from pretrain.functional.dropout import drop
 from pretrain.models import build, layers
-from pretrain.models.attention import Attention
-from pretrain.models.layers import Dropout, FeedForward, RMSNorm, fuse_linears
-from pretrain.models.model import shift_right
-from pretrain.models.t5 import T5, T5Config
+from pretrain.models.layers import RMSNorm, fuse_linears
 from pretrain.zero.layers import prepare_layers
+from tests.pretrain import small_models
 from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.small_models import ids, logits_of, made
 from tests.pretrain.small_runs import run_config
 from tests.tables import each
 
@@ -83,42 +81,23 @@ def test_dropped_elements_are_zero_and_the_others_scaled_as_by_pytorch(dtype, ra
     assert torch.equal(x.grad, result)
 
 
-def test_dropout_repeats_with_the_seed_and_is_of_training():
-    x, layer = torch.ones(64, 65), Dropout(0.3)
-    torch.manual_seed(5)
-    first, second = layer(x), layer(x)
-    torch.manual_seed(5)
-    assert torch.equal(layer(x), first)
-    assert not torch.equal(first, second)
-    assert layer.eval()(x) is x
+@each("name", ["t5", "bart", "llama", "t5gemma2"])
+def test_joined_products_are_the_separate_ones(name, monkeypatch):
+    model, products = made(name).train(), []
+    monkeypatch.setattr(F, "linear", lambda *inputs, plain=F.linear: products.append(inputs) or plain(*inputs))
 
+    def computed() -> tuple[int, list[torch.Tensor]]:
+        products.clear()
+        found = gradients(logits_of(model, ids(2, 5), ids(2, 5, seed=1)), *model.parameters())
+        return len(products), found
 
-@each("bias, cross", itertools.product((False, True), (False, True)))
-def test_joined_products_are_the_separate_ones(bias, cross, monkeypatch):
-    torch.manual_seed(0)
-    attention = Attention(Heads(d_model=24, d_ff=1, head_dim=8, num_heads=3), bias=bias).double()
-    x, memory = draw(2, 5, 24), draw(2, 7, 24, seed=1)
-    assert_fused_is_separate(attention, (x, memory) if cross else (x,), monkeypatch)
-
-
-def test_fused_gates_are_the_separate_ones(monkeypatch):
-    torch.manual_seed(0)
-    feed_forward, x = FeedForward(24, 40, activation="geglu").double(), draw(2, 5, 24)
-    assert_fused_is_separate(feed_forward, (x,), monkeypatch)
-    calls = []
-    monkeypatch.setattr(F, "linear", lambda *inputs, plain=F.linear: calls.append(inputs) or plain(*inputs))
-    feed_forward(x)
-    assert [weight.shape for _, weight, _ in calls] == [(80, 24), (24, 40)]
-
-
-def assert_fused_is_separate(module, given, monkeypatch):
-    """Leaves it fused, as on a GPU."""
-    inputs = [*given, *module.parameters()]
-    separate = gradients(module(*given), *inputs)
-    fuse_linears(module)
-    assert_same(gradients(module(*given), *inputs), separate, 0.0)  # on a CPU nothing changes
+    number, separate = computed()
+    fuse_linears(model)
+    torch.testing.assert_close(computed()[1], separate, rtol=0, atol=0)  # on a CPU nothing changes
     monkeypatch.setattr(layers, "fusing_is_faster", lambda _: True)
-    assert_same(gradients(module(*given), *inputs), separate, 1e-12)
+    fewer, fused = computed()
+    assert fewer < number
+    torch.testing.assert_close(fused, separate, rtol=1e-12, atol=1e-12)
 
 
 @each("stage, compiled, fused", [(1, False, True), (2, False, True), (3, False, False), (3, True, True)])
@@ -129,11 +108,6 @@ def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compil
     prepare_layers(model, config.compute, config.zero_stage)
     found = {module.fused for module in model.modules() if hasattr(module, "fused")}
     assert found == {fused}
-
-
-def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor], most: float) -> None:
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=most, atol=most)
 
 
 def test_flexattention_in_the_benchmark_computes_the_same(monkeypatch):
@@ -147,15 +121,10 @@ def test_flexattention_in_the_benchmark_computes_the_same(monkeypatch):
 
 
 def test_one_look_up_of_inputs_and_targets_has_the_gradient_of_two():
-    sizes = {"num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "tie_embeddings": True}
-    model = T5(T5Config(vocab_size=50, d_model=8, d_kv=4, d_ff=16, **sizes)).double()
-    inputs, labels = torch.randint(50, (3, 7)), torch.randint(50, (3, 5))
-    model(inputs, labels)["labels"].sum().backward()
-    of_one = model.embedding.weight.grad.clone()
-    model.zero_grad()
-    logits = model.decode(shift_right(labels, model.config.decoder_start_id), model.encode(inputs))
-    token_losses(logits, labels).sum().backward()
-    torch.testing.assert_close(of_one, model.embedding.weight.grad, rtol=1e-12, atol=1e-12)
+    model, inputs, labels = made("t5, tied"), ids(3, 7), ids(3, 5, seed=1)
+    of_one = small_models.gradients(model, model(inputs, labels)["labels"].sum())
+    of_two = small_models.gradients(model, token_losses(logits_of(model, inputs, labels), labels).sum())
+    torch.testing.assert_close(of_one, of_two, rtol=1e-12, atol=1e-12)
 
 
 FAULTS = """

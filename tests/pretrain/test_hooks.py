@@ -27,10 +27,10 @@ from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
 from pretrain.evaluation import record
 from pretrain.evaluation.attention import attention_patterns
 from pretrain.evaluation.collectives import Collectives, Outcome
-from pretrain.evaluation.embedding import embedding
 from pretrain.evaluation.hook import Findings, StepHook
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
+from pretrain.evaluation.vectors import embedding
 from pretrain.run.metrics_file import read_metrics
 from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked

@@ -12,31 +12,11 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.functional.attention_bias import toeplitz
-from pretrain.models import T5Config, build
 from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
 from pretrain.trainer.validate import validate
-from tests.pretrain.runs import run_file
+from tests.pretrain.runs import MODEL, run_file
+from tests.pretrain.small_models import as_at_the_start, ids
 from tests.tables import each
-
-V1_0 = {"feed_forward": "relu", "tie_embeddings": True}
-V1_1 = {"feed_forward": "gated-gelu", "tie_embeddings": False}
-POSITIONS = {
-    "relative": {},
-    "rotary": {"positions": "rotary"},
-    "alibi": {"positions": "alibi"},
-    "sinusoidal": {"positions": "sinusoidal"},
-    "learned": {"positions": "learned", "max_positions": 64},
-}
-
-
-def tiny(**changes):
-    sizes = {"vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_heads": 4}
-    return T5Config(**{**sizes, "num_encoder_layers": 2, "num_decoder_layers": 2, **changes})
-
-
-def ids(*shape, seed=0, vocab_size=500):
-    return torch.randint(3, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
-
 
 # First distance of each bucket, 32 buckets up to distance 128.
 BIDIRECTIONAL = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
@@ -68,19 +48,20 @@ def test_relative_bias_of_a_query_and_a_key_is_that_of_their_distance(sizes, bid
 
 
 def test_which_parameters_positions_are():
-    default = {name for name, _ in build(tiny()).named_parameters()}
-    tables = {f"{stack}.relative_attention_bias.weight" for stack in ("encoder", "decoder")}
+    default = {key for key, _ in as_at_the_start("t5").named_parameters()}
+    tables, learned = (
+        {f"{stack}.{kind}.weight" for stack in ("encoder", "decoder")}
+        for kind in ("relative_attention_bias", "learned_positions")
+    )
     assert tables <= default
-    for name, positions in POSITIONS.items():
-        model = build(tiny(**positions))
-        own = {"relative": tables, "learned": {f"{stack}.learned_positions.weight" for stack in ("encoder", "decoder")}}
-        assert {parameter for parameter, _ in model.named_parameters()} == default - tables | own.get(name, set())
+    for name in ("t5, rotary", "t5, alibi", "t5, sinusoidal", "t5, learned"):
+        own = learned if name == "t5, learned" else set()
+        assert {key for key, _ in as_at_the_start(name).named_parameters()} == default - tables | own
 
 
 def test_a_sequence_longer_than_learned_positions_is_refused_before_training(small_corpus, tmp_path):
     """The corpus's rows have 32 inputs and, at noise density 0.15 and mean span 3, 8 targets."""
-    model = {**tiny(positions="learned", max_positions=31).model_dump(), "vocab_size": None}
-    path = run_file(tmp_path, small_corpus, model=model)
+    path = run_file(tmp_path, small_corpus, model={**MODEL, "positions": "learned", "max_positions": 31})
     refused = r"sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"
     with pytest.raises(UserError, match=refused):
         validate(load(path, [], RunConfig), 0, 1)
@@ -94,7 +75,7 @@ def test_configs_do_not_import_torch():
 
 def test_five_files_are_read_from_the_ids_to_the_loss():
     """Those of models that a forward pass enters: below them are functions of tensors."""
-    model, entered = build(tiny(dropout_rate=0.1)).train(), set()
+    model, entered = as_at_the_start("t5", dropout_rate=0.1).train(), set()
     sys.setprofile(lambda frame, *_: entered.add(Path(frame.f_code.co_filename)))
     try:
         model(ids(2, 9), ids(2, 7), encoder_attention_mask=torch.ones(2, 9))

@@ -6,24 +6,12 @@ import torch
 import yaml
 
 from pretrain.functional.attention_bias import visible
-from pretrain.models import T5Gemma2Config, build, outline, parse
+from pretrain.models import T5Gemma2Config, outline
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.t5gemma import encoder_window
 from pretrain.models.t5gemma2 import encoder_window as encoder_window_of_2
-from tests.pretrain.exported import randomise
-from tests.pretrain.small_models import STACKS_OF_TODAY
+from tests.pretrain.small_models import VOCABULARY, as_at_the_start, ids, made
 from tests.tables import each
-
-IDS = {"vocab_size": 500, "bos_id": 2}
-KINDS = {name: {**IDS, **given} for name, given in STACKS_OF_TODAY.items() if "modern" not in name}
-
-
-def made(kind, **changes):
-    return randomise(build(parse({**KINDS[kind], **changes})), std=0.1)
-
-
-def ids(*shape, seed=0):
-    return torch.randint(3, 500, shape, generator=torch.Generator().manual_seed(seed))
 
 
 @each(
@@ -60,7 +48,7 @@ def test_cross_attention_of_t5gemma_has_no_positions():
 
 def test_flops_of_unequal_stacks():
     """Encoder: 3 layers of width 48, heads 4 · 16; decoder: 4 of width 32, heads 4 · 8, keys and values 2 · 8."""
-    model = outline(parse({**KINDS["t5gemma, unbalanced"], "sliding_window": 10}))
+    model = as_at_the_start("t5gemma, unbalanced", sliding_window=10)
     encoder = 4 * 48 * 64 + 3 * 48 * 48
     decoder = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
     pairs = {"encoder": 100**2 + 2 * 100 * 21, "decoder": 2 * 50**2 + 2 * 50 * 10}
@@ -68,5 +56,5 @@ def test_flops_of_unequal_stacks():
         "encoder": 6 * 3 * encoder * 100 + 12 * 64 * pairs["encoder"],
         "decoder": 6 * 4 * decoder * 50 + 12 * 32 * pairs["decoder"],
         "cross-attention": 4 * (6 * (2 * 32 * 32 * 50 + 2 * 48 * 16 * 100) + 12 * 32 * 100 * 50),
-        "head": 6 * 500 * 32 * 50,
+        "head": 6 * VOCABULARY * 32 * 50,
     }

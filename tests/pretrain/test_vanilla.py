@@ -9,25 +9,12 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from pretrain.config.models import AnyModelConfig
-from pretrain.models import VanillaConfig, build, outline
+from pretrain.models import outline
+from tests.pretrain.exported import randomise
+from tests.pretrain.small_models import as_at_the_start, ids
 from tests.tables import each
 
 CONFIGS = Path(__file__).parents[2] / "configs/models"
-
-
-def tiny(**changes):
-    sizes = {"vocab_size": 500, "d_model": 64, "d_ff": 96, "num_heads": 4}
-    return VanillaConfig(**{**sizes, "num_encoder_layers": 2, "num_decoder_layers": 3, **changes})
-
-
-def ids(*shape, seed=0, vocab_size=500):
-    return torch.randint(3, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture
-def model():
-    torch.manual_seed(0)
-    return build(tiny()).eval()
 
 
 @each("name, millions", [("transformer-base", 65), ("transformer-big", 213)])
@@ -62,11 +49,9 @@ def copied(layer: nn.Module, ours: nn.Module, attentions: dict[str, str], norms:
     return layer
 
 
-def test_logits_are_those_of_pytorchs_own_layers(model):
+def test_logits_are_those_of_pytorchs_own_layers():
     """nn.TransformerEncoderLayer and nn.TransformerDecoderLayer are post-norm with ReLU by default."""
-    torch.manual_seed(1)
-    for name, parameter in model.named_parameters():
-        nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.1)
+    model = randomise(as_at_the_start("vanilla", d_model=64, d_ff=96), std=0.1)
     inputs, targets = ids(3, 30), ids(3, 20, seed=1)
     mask = torch.ones(3, 30).long()
     mask[1, 11:] = 0
