@@ -6,31 +6,13 @@ import torch
 
 from pretrain.generation.decoding import Decoder
 from tests.pretrain.small_models import DECODERS, ENCODER_DECODERS, made
-from tests.slow import slow
 from tests.tables import each
 
-FIRST = (
-    "t5",
-    "t5, alibi",
-    "bart",
-    "decoder_only, rotary",
-    "decoder_only, subtracted, with norm",
-    "t5gemma",
-    "autoregressive, plain",
-)
 
-
-@each(
-    "kind, padded",
-    [
-        *((kind, True) for kind in FIRST),
-        *slow(*((kind, True) for kind in (*ENCODER_DECODERS, *DECODERS) if kind not in FIRST)),
-        *slow(*((kind, False) for kind in ("t5", "decoder_only, rotary", "t5gemma"))),
-    ],
-)
+@each("kind, padded", [*((kind, True) for kind in (*ENCODER_DECODERS, *DECODERS)), ("t5", False), ("gemma 3", False)])
 @torch.no_grad()
 def test_each_step_equals_recomputation(kind, padded):
-    """Hypotheses change places at random, and examples leave."""
+    """Over more tokens than a window holds. Hypotheses change places at random, and examples leave."""
     model = made(kind)
     ids = torch.randint(3, 90, (4, 20), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
