@@ -10,7 +10,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tests.conftest import C4_SAMPLE
+from data_pipeline.config import CorpusConfig
+from data_pipeline.execution.workers import without_ray
+from data_pipeline.foundation.config_file import load
+from data_pipeline.pipeline import build
+from data_pipeline.tools.report import render
+from tests.conftest import C4_SAMPLE, write_corpus_file
 
 OFF = {"urls": None, "lines": False, "spans": False, "documents": False, "minhash": False}
 Page = dict[str, str]
@@ -37,6 +42,15 @@ def dealt(pages: list[Page], files: int, seed: int) -> list[list[Page]]:
     shuffled = pages[:]
     random.Random(seed).shuffle(shuffled)
     return [shuffled[number::files] for number in range(files)]
+
+
+def cleaned(folder: Path, files: list[list[Page]], **changes: object) -> Path:
+    """The corpus of some files of pages, up to its documents. `changes`: sections of its corpus file."""
+    for number, pages in enumerate(files):
+        write_pages(folder / f"{number:03d}.json.gz", pages)
+    path = write_corpus_file(folder / "corpus.yaml", **{"dedup": OFF, **changes})
+    with without_ray():
+        return build(load(path, [], CorpusConfig), "documents", render=render)
 
 
 def documents_of(corpus: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Deduplication of a whole corpus by the real stages, compared with hand-worked cases and an in-memory reference."""
 
 import hashlib
+import itertools
 import json
 import random
 from dataclasses import replace
@@ -27,7 +28,7 @@ from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
 from data_pipeline.text.urls import normalize_url
 from tests.conftest import write_corpus_file
-from tests.data_pipeline.pages import OFF, Page, dealt, documents_of, page, published, write_pages
+from tests.data_pipeline.pages import OFF, Page, cleaned, dealt, documents_of, page, published, write_pages
 from tests.slow import slow
 from tests.tables import each
 
@@ -53,25 +54,11 @@ class Result:
 @pytest.fixture
 def deduplicated(tmp_path):
     """deduplicated(files of pages, key=value of `dedup`): builds a corpus of them."""
-    made = 0
+    made = itertools.count()
 
     def make(files: list[list[Page]], cleaning: dict | None = None, **dedup: object) -> Result:
-        nonlocal made
-        folder = tmp_path / f"inputs-{made}"
-        made += 1
-        for number, pages in enumerate(files):
-            write_pages(folder / f"{number:03d}.json.gz", pages)
-        config = CorpusConfig.model_validate(
-            {
-                "name": "d",
-                "output": str(folder / "corpus"),
-                "sources": [{"format": "c4", "path": str(folder / "*.json.gz"), "language": "en"}],
-                "cleaning": cleaning or {"profile": "none"},
-                "dedup": {**OFF, **dedup},
-                "ray": {"num_cpus": 2},
-            }
-        )
-        return Result(build(config, "documents"))
+        settings = {"cleaning": cleaning or {"profile": "none"}, "dedup": {**OFF, **dedup}}
+        return Result(cleaned(tmp_path / f"inputs-{next(made)}", files, **settings))
 
     return make
 

@@ -2,36 +2,20 @@
 
 import hashlib
 import random
-from pathlib import Path
 
 import pytest
 
 from data_pipeline import report
-from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import SubstringsConfig
 from data_pipeline.dedup.substrings import EqualSubstrings
-from data_pipeline.execution.workers import without_ray
-from data_pipeline.foundation.config_file import load
-from data_pipeline.pipeline import build
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 from data_pipeline.tools.provenance import trace
 from data_pipeline.tools.provenance.finished_build import open_build
-from data_pipeline.tools.report import render
-from tests.conftest import write_corpus_file
-from tests.data_pipeline.pages import OFF, dealt, page, published, texts_of, write_pages
+from tests.data_pipeline.pages import OFF, cleaned, dealt, page, published, texts_of
 from tests.tables import each
 
 LENGTH = 50
-
-
-def cleaned(folder: Path, files: list[list[dict[str, str]]], **dedup: object) -> Path:
-    """The corpus of some files of pages with equal substrings dropped, up to its documents."""
-    for number, pages in enumerate(files):
-        write_pages(folder / f"{number:03d}.json.gz", pages)
-    path = write_corpus_file(folder / "corpus.yaml", dedup={**OFF, "substrings": True, **dedup})
-    with without_ray():
-        return build(load(path, [], CorpusConfig), "documents", render=render)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +62,8 @@ def in_memory(pages: list[dict[str, str]]) -> dict[str, str]:
 
 @each("files, keys_per_bucket", [(1, 2**24), (7, 300)])
 def test_every_repeat_of_50_words_is_dropped_and_nothing_else(tmp_path, pages, files, keys_per_bucket):
-    corpus = cleaned(tmp_path, dealt(pages, files, seed=files), keys_per_bucket=keys_per_bucket)
+    dedup = {**OFF, "substrings": True, "keys_per_bucket": keys_per_bucket}
+    corpus = cleaned(tmp_path, dealt(pages, files, seed=files), dedup=dedup)
     found, expected = texts_of(corpus), in_memory(pages)
     assert {url: " ".join(text.split()) for url, text in found.items()} == expected
     changed = [one for one in pages if expected.get(one["url"]) != " ".join(one["text"].split())]
@@ -110,7 +95,7 @@ def test_what_stands_around_a_lost_run_keeps_its_line_break(text, lost, left):
 def test_the_copy_that_stays_is_named(tmp_path):
     passage = " ".join(f"word{number}" for number in range(60))
     made = [page(f"Here is {passage} on page {name}.", f"http://{name}.org/") for name in "ab"]
-    corpus = cleaned(tmp_path, [made[:1], made[1:]])
+    corpus = cleaned(tmp_path, [made[:1], made[1:]], dedup={**OFF, "substrings": True})
     kept, dropped = sorted((0, 1), key=lambda number: hashlib.md5(made[number]["url"].encode()).hexdigest())
     (found,) = trace.trace(open_build(corpus), made[dropped]["url"])
     (step,) = [step for step in found.steps if step.step == "substrings"]
