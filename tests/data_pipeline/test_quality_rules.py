@@ -1,13 +1,11 @@
 """Gopher's rules, personal data and the classifier: in files that aren't models, and in whole builds."""
 
-import gzip
 import hashlib
 import json
 import math
 import struct
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline import report, write_manifest
@@ -19,9 +17,9 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build
 from data_pipeline.tools.provenance import trace
 from data_pipeline.tools.provenance.finished_build import open_build
-from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.fasttext_file import OUTPUTS, write_model
+from tests.data_pipeline.pages import OFF, cleaned, documents_of, page
 from tests.in_process import run_here
 from tests.tables import each
 
@@ -82,41 +80,26 @@ PAGES = [
 CLEANING = {"gopher": True, "pii": ["email", "ip", "phone"], "language": {"detector": "none"}, "bad_words": []}
 
 
-def settings(folder: Path, name: str, cleaning: dict, **sections: object) -> Path:
-    return write_corpus_file(
-        folder / f"{name}.yaml",
-        output=str(folder / name),
-        sources=[{"format": "jsonl", "path": str(folder / "in"), "language": "en"}],
-        cleaning=cleaning,
-        **sections,
-    )
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["at once", "after lines"])
 def built(request, tmp_path_factory) -> tuple[Path, Path]:
     """A corpus with all three rules, and one with none. With `lines`, the classifier sees what deduplication leaves."""
     folder = tmp_path_factory.mktemp("quality")
-    (folder / "in").mkdir()
-    with gzip.open(folder / "in/pages.json.gz", "wt", encoding="utf-8") as out:
-        out.writelines(json.dumps({"text": text}) + "\n" for text in PAGES)
     model = {"path": str(write_model(folder / "model.bin")), "label": "good", "threshold": 0.5}
-    dedup = {"urls": None, "lines": request.param, "documents": False}
-    made = []
-    for name, cleaning in (("a", {**CLEANING, "classifier": model}), ("b", {**CLEANING, "gopher": False, "pii": []})):
-        with without_ray():
-            config = load(settings(folder, name, cleaning, dedup=dedup), [], CorpusConfig)
-            made.append(build(config, until="documents", render=render))
+    pages, dedup = [page(text) for text in PAGES], {**OFF, "lines": request.param}
+    all_rules, none = {**CLEANING, "classifier": model}, {**CLEANING, "gopher": False, "pii": []}
+    made = [
+        cleaned(folder / name, [pages], cleaning=rules, dedup=dedup) for name, rules in (("a", all_rules), ("b", none))
+    ]
     return made[0], made[1]
 
 
 def traced(corpus: Path, number: int) -> dict:
-    (found,) = trace.trace(open_build(corpus), f"jsonl/pages.json.gz/{number:09d}")
+    (found,) = trace.trace(open_build(corpus), f"c4/000.json.gz/{number:09d}")
     return trace.as_json(found)
 
 
 def documents(corpus: Path) -> list[str]:
-    parts = sorted((corpus / "documents").iterdir())
-    return [text for part in parts for text in pq.read_table(part)["text"].to_pylist()]
+    return [row["text"] for row in documents_of(corpus)]
 
 
 def test_each_rule_is_counted_and_named_in_the_report(built):
@@ -124,7 +107,7 @@ def test_each_rule_is_counted_and_named_in_the_report(built):
     dropped = {"gopher_too_few_words": 1, "gopher_duplicate_lines": 1, "classifier": 1}
     assert found.documents == report.DocumentCounts(len(PAGES), len(PAGES) - 3, dropped)
     assert found.masked == {"email": 2, "ip": 1, "phone": 1}
-    assert found.sources["jsonl"].dropped == dropped
+    assert found.sources["c4"].dropped == dropped
     text = (built[0] / "report.md").read_text()
     assert all(rule in text for rule in (*dropped, "## Masked personal data", "| email | 2 |"))
     assert "Masked personal data" in (built[0] / "report.html").read_text()
@@ -136,7 +119,7 @@ def test_traces_name_the_rule_that_dropped_a_page_and_count_what_was_masked(buil
     assert {number: traced(built[0], number)["rule"] for number in rules} == rules
     (cleaning, *_) = traced(built[0], 3)["steps"]
     assert [drop["rule"] for drop in cleaning["dropped"]] == ["masked_email", "masked_email", "masked_phone"]
-    done = run_here("data-pipeline", "trace", built[0], "jsonl/pages.json.gz/000000003")
+    done = run_here("data-pipeline", "trace", built[0], "c4/000.json.gz/000000003")
     assert "masked_email: 2" in done.stdout
     kept = [text for text in documents(built[0]) if "Write to" in text]
     assert [text[text.index("Write") :] for text in kept] == [
@@ -147,11 +130,10 @@ def test_traces_name_the_rule_that_dropped_a_page_and_count_what_was_masked(buil
 
 def test_another_model_at_the_same_path_cleans_again(built):
     """And the manifest has its checksum, not its path."""
-    corpus, folder = built[0], built[0].parent
-    model = folder / "model.bin"
+    corpus, model = built[0], built[0].parents[1] / "model.bin"
     whole = documents(corpus)
     before = model.read_bytes()
-    config = load(folder / "a.yaml", [], CorpusConfig)
+    config = load(corpus.parent / "corpus.yaml", [], CorpusConfig)
     recorded = write_manifest.lineage(config)
     assert recorded["sources"][0]["cleaning"]["classifier"]["path"] == hashlib.sha256(before).hexdigest()
     assert "model.bin" not in json.dumps(recorded)
@@ -173,8 +155,7 @@ def test_both_sides_of_a_pair_are_masked(tmp_path):
     rows = {"packing": "examples", "objective": objective, "apply_at": "build"}
     cleaning = {"profile": "none", "pii": ["email", "phone"]}
     source = {"format": "pairs", "path": str(tmp_path / "in"), "cleaning": cleaning}
-    config = load(settings(tmp_path, "out", {}), [], CorpusConfig)
-    config = CorpusConfig.model_validate({**config.model_dump(), "sources": [source], "rows": rows})
+    config = load(write_corpus_file(tmp_path / "corpus.yaml", sources=[source], rows=rows), [], CorpusConfig)
     with without_ray():
         build(config, until="documents")
     assert report.read(Path(config.output)).masked == {"email": 40, "phone": 40}

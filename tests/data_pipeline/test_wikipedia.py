@@ -4,15 +4,16 @@ import bz2
 import re
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.wikipedia.dump import read, url_title
+from data_pipeline.sources.wikipedia.dump import url_title
 from data_pipeline.sources.wikipedia.redirects import is_redirect
 from tests.conftest import SAMPLES
+from tests.data_pipeline.reading import read, read_bytes
 from tests.tables import each
 
 DATA = Path(__file__).parents[1] / "data" / "wikipedia"
@@ -33,16 +34,7 @@ def export(*pages: str, siteinfo: str = SITEINFO) -> bytes:
 
 @pytest.fixture
 def parse(tmp_path):
-    def parse(data: bytes) -> tuple[list[Record], ReadStats]:
-        path, stats = tmp_path / "a.xml", ReadStats()
-        path.write_bytes(data)
-        return list(read(Input(str(path)), stats)), stats
-
-    return parse
-
-
-def titles(records: list[Record]) -> list[str]:
-    return [record.title for record in records]
+    return partial(read_bytes, "wikipedia", tmp_path / "a.xml")
 
 
 # --- which pages are articles
@@ -224,21 +216,20 @@ def test_time_is_linear_whatever_the_xml(parse, unit):
 
 
 def test_exports_of_schema_0_10_and_of_0_9_that_begins_with_a_comment():
-    new, old = ReadStats(), ReadStats()
-    kept = list(read(Input(str(DATA / "enwiki-20171220.xml")), new))
-    assert new.counters == {"read": 5, "not_article": 1}
+    kept, stats = read("wikipedia", DATA / "enwiki-20171220.xml")
+    assert stats.counters == {"read": 5, "not_article": 1}
     assert [(record.url, record.language) for record in kept if "Ville" in record.title] == [
         ("https://en.wikipedia.org/wiki/Ville-d%27Avray_(1865_painting)", "en")
     ]
-    kept = list(read(Input(str(DATA / "nlwiki-20140927.xml")), old))
-    assert set(titles(kept)) == {"Anthony Fokker", "Alan Turing"}
-    assert old.counters == {"read": 3, "redirect": 1}
+    kept, stats = read("wikipedia", DATA / "nlwiki-20140927.xml")
+    assert {record.title for record in kept} == {"Anthony Fokker", "Alan Turing"}
+    assert stats.counters == {"read": 3, "redirect": 1}
 
 
 @each("path, pages", zip(ENWIKI, [728, 767], strict=True))
 def test_samples_hold_the_pages_their_licence_note_says(path, pages):
-    xml, stats = bz2.decompress(path.read_bytes()).decode(), ReadStats()
-    kept = list(read(Input(str(path)), stats))
+    xml = bz2.decompress(path.read_bytes()).decode()
+    kept, stats = read("wikipedia", path)
     names = re.findall("<title>(.*?)</title>", xml)
     namespaces = tuple(f"{name}:" for name in re.findall('<namespace key="(?!0")[^"]*">(.*?)</namespace>', xml))
     articles = [not name.startswith(namespaces) for name in names]

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.cleaning.wikitext.markup import plain_text
-from data_pipeline.sources.record import Input, ReadStats
-from data_pipeline.sources.wikipedia.dump import read
+from tests.data_pipeline.reading import read
 from tests.tables import each
 
 DATA = Path(__file__).parents[1] / "data" / "wikipedia"
@@ -156,10 +155,6 @@ def test_files_are_in_the_namespaces_of_their_wiki():
     assert plain_text(wikitext, hidden_namespaces=frozenset({"lakaw"})) == "A Lakaw:C and Lakaw"
 
 
-def pages(path: Path) -> dict[str, str]:
-    return {record.title: record.text for record in read(Input(str(path)), ReadStats())}
-
-
 def test_paragraphs_agree_with_a_full_parser():
     """On long paragraphs, the result equals mwparserfromhell's.
 
@@ -167,8 +162,8 @@ def test_paragraphs_agree_with_a_full_parser():
     leave are not compared.
     """
     ours, theirs = set(), []
-    for wikitext in pages(DATA / "enwiki-20171220.xml").values():
-        wikitext = re.sub(r"<ref[^<>]*/>|<ref.*?</ref>", "", wikitext, flags=re.DOTALL)
+    for record in read("wikipedia", DATA / "enwiki-20171220.xml")[0]:
+        wikitext = re.sub(r"<ref[^<>]*/>|<ref.*?</ref>", "", record.text, flags=re.DOTALL)
         ours |= set(plain_text(wikitext).split("\n"))
         text = mwparserfromhell.parse(wikitext).strip_code().replace("\u00a0", " ")
         theirs += [re.sub(" +", " ", line).strip() for line in text.split("\n")]
