@@ -67,8 +67,8 @@ def folder(tmp_path_factory) -> Path:
     pages[len(planted)]["text"] += "\n" + " ".join(passages[1].split()[start : start + 13])
     pages[len(planted) + 1]["text"] += "\n" + " ".join(passages[2].split()[start : start + 12])
     pages[len(planted) + 2]["text"] += "\n" + " ".join(sources[1].split()[:-1])  # all but one word of an item
-    write_pages(folder / "0.json.gz", pages[::2])
-    write_pages(folder / "1.json.gz", pages[1::2])
+    write_pages(folder / "0.json.gz", pages[:9:-1])  # more than are looked at together; the planted ones come last
+    write_pages(folder / "1.json.gz", pages[9::-1])
     return folder
 
 

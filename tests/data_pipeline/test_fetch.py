@@ -31,11 +31,6 @@ from data_pipeline.tools.fetch.download import fetch_files, open_session, read
 from tests.in_process import run_here
 from tests.tables import each
 
-FETCH = (
-    "from data_pipeline.foundation.command import run_command;"
-    "from data_pipeline.tools.fetch.commands import fetch_app;"
-    "run_command(fetch_app)"
-)
 CRAWL = "CC-MAIN-2019-18"
 C4_LIST = "api/datasets/allenai/c4/tree/main/en"
 WET = f"crawl-data/{CRAWL}/segments/1555578517558.8/wet/CC-MAIN-20190418101243-20190418122248-0000{{}}.warc.wet.gz"
@@ -161,7 +156,7 @@ def fetch(folder: Path, *files: PublishedFile, contact: str = "") -> tuple[list[
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """Starts the command in a process of its own."""
-    program = [sys.executable, "-c", FETCH, *map(str, arguments)]
+    program = [sys.executable, "-m", "data_pipeline", "fetch", *map(str, arguments)]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
