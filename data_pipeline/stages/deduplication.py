@@ -26,7 +26,7 @@ from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.stages import duplicates as bucketed
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.duplicates import CLUSTERS, BucketSpec, ClustersSpec
-from data_pipeline.stages.part_readings import LAST, Applied, LeftResult, PartSpec, keys_stage
+from data_pipeline.stages.part_readings import CHECKS, LAST, Applied, LeftResult, PartSpec, keys_stage
 
 _CHANGES = ".changes.parquet"
 
@@ -56,15 +56,16 @@ class _Order:
         self.finished: dict[str, Sequence[Finished[Result]]] = {}
 
     def take(self, step: str) -> None:
-        settings = self._config.dedup.model_dump(include={STEPS[step].setting or step} if step in STEPS else set())
+        if step in CHECKS:
+            self._depends = fingerprint([self._depends, step, CHECKS[step]])
+            if step == "decontamination":
+                self._run(evaluation_sets.STAGE, evaluation_sets.plan(self._config.decontamination))
+            self._checks.append(step)
+            return
+        settings = self._config.dedup.model_dump(include={STEPS[step].setting or step})
         if custom := [one for one in self._config.dedup.custom if one.step == step]:
             settings["custom"] = custom
         self._depends = fingerprint([self._depends, step, settings])
-        if step == "decontamination":
-            self._run(evaluation_sets.STAGE, evaluation_sets.plan(self._config.decontamination))
-        if step not in STEPS:
-            self._checks.append(step)
-            return
         stage = keys_stage(step)
         read = self._run(stage, self.units(self._parts, step, stage.name))
         if self._new_changes:
@@ -151,7 +152,7 @@ def decided(corpus: Path, config: CorpusConfig, in_order: list[Part]) -> list[De
     """The finished steps of a corpus that drop anything; its parts are `in_order` of their ids."""
     steps = []
     for step in config.steps:
-        if step not in STEPS:
+        if step in CHECKS:
             steps.append(Decided(step, [], []))
         elif STEPS[step].drops:
             own = [f".stages/{keys_stage(step).name}/{part.name}.safetensors" for part in in_order]

@@ -28,6 +28,9 @@ from data_pipeline.text.tally import Tally
 Apply = Callable[[Iterable[Row], Tally], Iterator[Row]]
 """What a step leaves of documents, in order; counts what it drops."""
 
+CHECKS = {"filters": 3, "decontamination": 4}
+"""The version of each check of single documents, which grows when what it drops changes."""
+
 _CHECKED = ("id", "text", "url", "target", "language")
 _DOCUMENTS_AT_ONCE = 100  # in which items of evaluation sets are looked for
 

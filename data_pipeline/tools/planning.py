@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.dedup.steps import STEPS
 from data_pipeline.execution.inputs import InputFile, list_files, shared
 from data_pipeline.execution.workers import are_small, without_ray
 from data_pipeline.foundation import memory
@@ -29,6 +28,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
 from data_pipeline.foundation.paths import opening
 from data_pipeline.pipeline import build
+from data_pipeline.stages.part_readings import CHECKS
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
 
 _SAMPLES = (1_000_000, 4_000_000)  # bytes of each source, as stored; the first build pays for imports
@@ -113,7 +113,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
 
     A build that is too small for a cluster has one worker. Raises UserError if the report is of other sources or steps.
     """
-    needed = {f"{step}-keys" for step in config.steps if step in STEPS} | {"shards"}
+    needed = {f"{step}-keys" for step in config.steps if step not in CHECKS} | {"shards"}
     needed |= {"evaluation-sets"} if config.decontamination.sets else set()
     lacks = {one.name for one in config.sources} - set(found.sources) | needed - {stage.name for stage in found.stages}
     if lacks:

@@ -7,14 +7,14 @@ import pyarrow.parquet as pq
 
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.dedup.keys import NO_DOCUMENT, smallest_keys
-from data_pipeline.dedup.steps import STEPS, step_of
+from data_pipeline.dedup.steps import step_of
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import ReadStats, Record
 from data_pipeline.stages.deduplication import Decided
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
-from data_pipeline.stages.part_readings import Apply, application, check_of, duplicates_of
+from data_pipeline.stages.part_readings import CHECKS, Apply, application, check_of, duplicates_of
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import NO_RULES, Tally
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
@@ -186,7 +186,7 @@ def trace_deduplication(
     cleaning = next(build.config.cleaning_of(one) for one in build.config.sources if one.name == part.source)
 
     def function_of(one: Decided) -> Apply:
-        if one.step not in STEPS:
+        if one.step in CHECKS:
             return check_of(build.directory, one.step, cleaning)
         step, least = step_of(one.step, build.config.dedup), cleaning.min_sentences_per_page
         return application(build.directory, step, one.files[unit], one.duplicates, unit, least)
@@ -198,7 +198,7 @@ def trace_deduplication(
             recorder = DropRecorder()
             ((_, _, left),) = apply([(number, document, document)], recorder)
             drops = recorder.drops
-            if drops and find_copies and decided.step in STEPS:
+            if drops and find_copies and decided.step not in CHECKS:
                 drops = _with_copies(build, decided, unit, number, document, drops)
             steps.append(StepTrace(decided.step, drops, left.text if left else None))
             if left is None:
