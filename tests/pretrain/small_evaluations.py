@@ -1,6 +1,9 @@
 """Small models under evaluation without a run, and the log-probabilities that they should give."""
 
+import contextlib
+import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +12,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.cli.evaluate import Standalone
+from pretrain.cli import evaluate as command
 from pretrain.evaluation.collectives import Collectives
 from pretrain.evaluation.hook import Evaluation, HeldOut
 from pretrain.models import build, parse
@@ -34,7 +37,19 @@ def evaluation_of(
     ids = {"pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
     torch.manual_seed(1)
     model = build(parse({**settings, "vocab_size": tokenizer.size, **ids})).eval()
-    return model, evaluated_alone(Standalone(TrainedModel(model, tokenizer)), tokenizer, corpora or {}, batch_size)
+    return model, evaluated_alone(
+        command.Standalone(TrainedModel(model, tokenizer)), tokenizer, corpora or {}, batch_size
+    )
+
+
+def evaluated(
+    checkpoint: Path, corpora: Sequence[Path] = (), names: Sequence[str] = (), out: Path | None = None
+) -> str:
+    """What `pretrain evaluate --json` prints, in this process."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        command.evaluate(checkpoint, [*corpora], names=names, as_json=True, out=out)
+    return text.getvalue()
 
 
 @torch.no_grad()
@@ -55,5 +70,6 @@ def log_p(
 def log_p_after(model: Any, before: Sequence[int], scored: Sequence[int]) -> float:
     """Σ log p of `scored` after `before` under a decoder-only model, by its losses."""
     whole = torch.tensor([[*before, *scored]])
-    losses = model(encoder_input_ids=whole[:, :-1], labels=whole[:, 1:])["labels"]
+    prefix = (torch.arange(whole.size(1) - 1) < len(before)).long()[None]
+    losses = model(encoder_input_ids=whole[:, :-1], labels=whole[:, 1:], prefix_mask=prefix)["labels"]
     return -float(losses[0, -len(scored) :].sum())

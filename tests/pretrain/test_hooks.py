@@ -1,8 +1,6 @@
 """Hooks: when they run, what they leave, and that none of them ends or changes a run."""
 
-import contextlib
 import inspect
-import io
 import json
 import math
 import os
@@ -22,7 +20,6 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.cli import evaluate as command
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
 from pretrain.evaluation import record
 from pretrain.evaluation.attention import attention_patterns
@@ -36,7 +33,7 @@ from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
-from tests.pretrain.small_evaluations import evaluated_alone
+from tests.pretrain.small_evaluations import evaluated, evaluated_alone
 from tests.pretrain.small_models import as_at_the_start, ids, logits_of
 from tests.slow import slow
 from tests.tables import each as table
@@ -329,13 +326,6 @@ def test_patterns_are_the_softmax_of_each_layer(small_corpus, name, most):
     assert torch.allclose(whole, torch.ones(layers, 4, 5))
 
 
-def _evaluated(run: Path, corpora: list[Path]) -> str:
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        command.evaluate(checkpoint_in(run), corpora, as_json=True)
-    return out.getvalue()
-
-
 def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
     """With the run's corpora or given ones, on one rank and on two, of which rank 0 prints. Attention is drawn for a
     text."""
@@ -351,7 +341,7 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
     assert (tmp_path / "out/samples.json").exists()
     samples = run_forked("evaluate", tmp_path / "run", "--hook", "{hook: samples, number: 2}")
     assert samples.stdout.count("sample of small: ") == 2
-    first, second = on_ranks(2, _evaluated, tmp_path / "run", [small_corpus], joined=False)
+    first, second = on_ranks(2, evaluated, checkpoint_in(tmp_path / "run"), [small_corpus], joined=False)
     assert second == ""
     on_two = json.loads(first)
     assert {name: on_two[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)

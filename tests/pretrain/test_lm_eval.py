@@ -15,6 +15,8 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli.evaluate import evaluate_on_tasks
 from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings
 from pretrain.evaluation.prompt_format import PromptFormat
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file, train_ranks
@@ -54,14 +56,9 @@ def test_a_continuation_and_its_end_mark_are_scored_after_the_context(tokenizer)
 def test_what_the_model_generates_is_its_likeliest_and_stops_where_the_task_says(tokenizer):
     model, requests = requests_to(T5, tokenizer)
     ids = [*tokenizer.encode(["The sky is"])[0], tokenizer.vocabulary.eos]
-    answer: list[int] = []
-    for _ in range(6):
-        with torch.no_grad():
-            read = torch.tensor([[model.config.decoder_start_id, *answer]])
-            answer.append(
-                model.decode(read, model.encode(torch.tensor([ids])))[0, -1, : tokenizer.size].argmax().item()
-            )
-    whole = tokenizer.decode(answer)
+    whole = tokenizer.decode(
+        generate(model, torch.tensor([ids]), None, GenerationSettings(max_new_tokens=6))[0].tolist()
+    )
     assert requests.generate([("The sky is", {"max_gen_toks": 6})]) == [whole]
     stop = whole[len(whole) // 2]
     assert requests.generate([("The sky is", {"until": [stop], "max_gen_toks": 6})]) == [whole.partition(stop)[0]]

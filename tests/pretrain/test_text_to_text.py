@@ -1,8 +1,7 @@
 """Text-to-text tasks: their metrics, their mixture with other corpora, and the hook that answers held-out inputs."""
 
-import contextlib
-import io
 import json
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,23 +9,26 @@ import pytest
 import torch
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.mixing import rates
 from pretrain.checkpoint.choose import checkpoint_in
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.cli import evaluate as command
 from pretrain.config import RunConfig
+from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS, normalized, word_f1
 from pretrain.evaluation.collectives import Collectives
 from pretrain.evaluation.hook import Evaluation
 from pretrain.evaluation.record import table
+from pretrain.evaluation.text_to_text import TextToTextAnswers
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
 from pretrain.run.metrics_file import read_metrics
 from pretrain.trainer.validate import validate
 from tests.conftest import made_once, run, write_corpus_file
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file, train_ranks
+from tests.pretrain.small_evaluations import CAUSAL, T5, evaluated, evaluation_of, log_p, log_p_after
 from tests.tables import each
 
 # --- metrics
@@ -143,15 +145,8 @@ def mixture(folder: Path, corpora: list[Path], held_out: list[Path], **sections:
     return run_file(folder, corpora[0], data=data, **sections)
 
 
-def _evaluated(checkpoint: Path, hook: str, out: Path) -> str:
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        command.evaluate(checkpoint, [], names=[hook], as_json=True, out=out)
-    return text.getvalue()
-
-
 def test_a_task_is_trained_beside_a_corpus_and_each_held_out_row_is_answered_once(small_corpus, pairs_corpus, tmp_path):
-    """On two ranks in the run, and on one and two from its checkpoint, with choices ranked by the same likelihoods."""
+    """On two ranks in the run, and on one and two from its checkpoint."""
     corpora = [pairs_corpus, small_corpus]
     path = mixture(tmp_path, corpora, corpora, evaluation=[HOOK])
     config = load(path, [], RunConfig)
@@ -168,88 +163,51 @@ def test_a_task_is_trained_beside_a_corpus_and_each_held_out_row_is_answered_onc
     shown = table(tmp_path / "run/artifacts/evaluation/text_to_text/swap.json")
     assert [row["input"] for row in shown] == [f"swap: red {word}" for word in WORDS] + ["swap: green red"]
     assert [row["reference"] for row in shown] == [f"{word} red" for word in WORDS] + ["red green"]
-    alone = json.loads(_evaluated(checkpoint, "text_to_text", tmp_path / "alone"))
+    alone = json.loads(evaluated(checkpoint, names=["text_to_text"], out=tmp_path / "alone"))
     assert {name: alone[name] for name in wanted} == pytest.approx(wanted)
     again = table(tmp_path / "alone/text_to_text/swap.json")
     assert [{**row, "step": 8} for row in again] == shown
-    first, second = on_ranks(2, _evaluated, checkpoint, "text_to_text", tmp_path / "two", joined=False)
+    first, second = on_ranks(2, evaluated, checkpoint, [], ["text_to_text"], joined=False)
     assert second == ""
     assert {name: json.loads(first)[name] for name in wanted} == pytest.approx(wanted)
-    _check_choices(TrainedModel.open(checkpoint), shown)
 
 
-def _check_choices(trained: TrainedModel, shown: list[dict[str, str]]) -> None:
-    """The model's own loss of each choice alone, without padding."""
-    tokenizer, eos = trained.tokenizer, trained.tokenizer.vocabulary.eos
-    choices = sorted(row["reference"] for row in shown)
-    for row in shown:
-        losses = []
-        for choice in choices:
-            inputs, labels = ([*ids, eos] for ids in tokenizer.encode([row["input"], choice]))
-            with torch.no_grad():
-                found = trained.model(encoder_input_ids=torch.tensor([inputs]), labels=torch.tensor([labels]))
-            losses.append(found["labels"].double())
-        sums, means = ([float(of(one)) for one in losses] for of in (torch.sum, torch.mean))
-        assert row["choice"] == choices[sums.index(min(sums))]
-        assert row["choice per token"] == choices[means.index(min(means))]
+PREFIX_LM = {**CAUSAL, "prefix_attention": "bidirectional"}
 
 
-DECODER = {
-    "family": "decoder_only",
-    "d_model": 64,
-    "d_ff": 128,
-    "num_heads": 4,
-    "num_layers": 2,
-    "positions": "rotary",
-    "prefix_attention": "bidirectional",
-}
-
-
-def test_a_decoder_learns_a_task_in_one_row(tmp_path):
-    """It swaps two words of which it has seen no pair, and its choices are the likeliest by its own loss."""
-    words = ["red", "dog", "the", "of", "and", "in"]
-    pairs = [(f"{first} {second}", f"{second} {first}") for first in words for second in words if first != second]
-
-    lines = [f"{first}\t{second}\n" for first, second in pairs]
-    files = {"train": "".join([*lines[:7], *lines[9:]] * 20), "held-out": "".join(lines[7:9])}
-    tokenizer = {"kind": "sentencepiece", "vocab_size": 20, "byte_fallback": False, "sentinels": 0}
-    objective = {"name": "text_to_text", "inputs_length": 12, "targets_length": 12}
-    rows = {"packing": "complete_documents", "objective": objective}
-    corpus = made_once("swapped", lambda folder: build_pairs(folder, files, tokenizer, {}, rows)) / "corpus"
-    data = {
-        "train": [{"corpus": str(corpus)}],
-        "validation": [{"corpus": str(corpus)}],
-        "objective": {"name": "in_one_row", "of": objective},
-        "lanes": 4,
-        "workers": 0,
-    }
-    optimizer = {"name": "muon", "learning_rate": 1e-2, "newton_schulz_dtype": "fp32"}
-    hook = {"hook": "text_to_text", "metrics": ["exact_match", "rank_accuracy"]}
-    path = run_file(
-        tmp_path, corpus, model=DECODER, data=data, optimizer=optimizer, evaluation=[hook], run={"max_steps": 150}
-    )
-    assert train_ranks(path, 1) == [0]
-    found = read_metrics(tmp_path / "run")[-1].metrics
-    assert found["text_to_text/swap/exact_match"] == found["text_to_text/swap/rank_accuracy"] == 1
-
-
-def test_a_file_gives_several_right_answers_and_choices(pairs_corpus, tmp_path):
+@each("family", [T5, CAUSAL, PREFIX_LM])
+def test_answers_are_the_likeliest_and_choices_those_of_the_smallest_loss(small_corpus, tmp_path, family):
+    """Of a file, whose lines have several right answers and choices. A decoder reads the input, and EOS, before its
+    answer."""
     lines = [
-        {"inputs": "red dog", "targets": ["dog red", "a dog"], "choices": ["dog red", "no"]},
-        {"inputs": "x", "targets": "y", "choices": ["y", "z"]},
+        {"inputs": "red dog", "targets": ["dog red", "a dog"], "choices": ["dog red", "no", "a river of the house"]},
+        {"inputs": "x", "targets": ["y"], "choices": ["y", "z and z", "the tree"]},
     ] * 20
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    path = run_file(tmp_path, pairs_corpus, evaluation=[], run={"max_steps": 1})
-    assert train_ranks(path, 1) == [0]
-    hook = {"hook": "text_to_text", "metrics": ["rank_accuracy"], "file": str(tmp_path / "dev.jsonl"), "prefix": "p: "}
-    checkpoint = checkpoint_in(tmp_path / "run")
-    found = json.loads(_evaluated(checkpoint, json.dumps(hook), tmp_path / "out"))
-    assert found["text_to_text/dev/rank_accuracy"] in (0, 0.5, 1)
-    rows = table(tmp_path / "out/text_to_text/dev.json")
+    tokenizer = open_corpus(small_corpus).tokenizer
+    model, evaluation = evaluation_of(family, tokenizer)
+    metrics = ["exact_match", "rank_accuracy", "rank_accuracy_per_token"]
+    given = {"file": str(tmp_path / "dev.jsonl"), "prefix": "p: ", "max_new_tokens": 9, "shown": 40}
+    settings = check({"metrics": metrics, **given}, TextToTextSettings, "hook")
+    found = TextToTextAnswers(settings).evaluate(evaluation)
+    rows = found.tables["text_to_text/dev"]
     assert [row["input"] for row in rows[:2]] == ["p: red dog", "p: x"]
     assert rows[0]["reference"] == "dog red | a dog"
-    assert {row["choice"] for row in rows[1::2]} <= {"y", "z"}
-    assert "answer" not in rows[0]
+    eos = tokenizer.vocabulary.eos
+    for row, line in zip(rows, lines, strict=True):
+        read, *choices = ([*ids, eos] for ids in tokenizer.encode([row["input"], *line["choices"]]))
+        written = generate(model, torch.tensor([read]), None, GenerationSettings(max_new_tokens=9))[0].tolist()
+        assert row["answer"] == tokenizer.decode([*takewhile(lambda id_: id_ != eos, written)])
+        sums = [
+            log_p_after(model, read, ids) if "num_layers" in family else log_p(model, read, [], ids)[0]
+            for ids in choices
+        ]
+        means = [total / len(ids) for total, ids in zip(sums, choices, strict=True)]
+        assert row["choice"] == line["choices"][sums.index(max(sums))]
+        assert row["choice per token"] == line["choices"][means.index(max(means))]
+    for name, column in zip(metrics, ("answer", "choice", "choice per token"), strict=True):
+        right = [row[column] in line["targets"] for row, line in zip(rows, lines, strict=True)]
+        assert found.metrics[f"text_to_text/dev/{name}"] == sum(right) / len(rows)
 
 
 def test_work_divided_among_one_rank_notices_that_the_budget_is_spent(monkeypatch):
