@@ -20,9 +20,8 @@ from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.models import ModelConfig
-from pretrain.generation import decoding
 from pretrain.generation.command import show
-from pretrain.generation.decoding import Decoder, generate
+from pretrain.generation.decoding import generate
 from pretrain.generation.fill_blanks import blank_out
 from pretrain.generation.fillings import likeliest_fillings
 from pretrain.generation.search import repeating, sample, uniform_draws, warped
@@ -257,13 +256,7 @@ def test_a_row_ends_with_eos_and_then_padding_and_leaves_unless_other_ranks_need
     assert model.training  # as it was
     monkeypatch.setattr(model, "config", model.config.model_copy(update={"eos_id": eos}))
     rows = []
-
-    class Counted(Decoder):
-        def step(self, tokens):
-            rows.append(len(tokens))
-            return super().step(tokens)
-
-    monkeypatch.setattr(decoding, "Decoder", Counted)
+    model.decoder.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
     found = generate(model, *inputs, chosen)
     assert not found.is_inference()  # which a caller couldn't change
     ended = [row for row in found.tolist() if eos in row]
