@@ -131,11 +131,7 @@ def test_a_corrupt_stream_costs_only_its_own_range(dump, tmp_path):
 
 
 def test_a_file_of_one_stream_or_none_is_one_range(xml, tmp_path):
-    for name, data in [
-        ("a.xml.bz2", bz2.compress(xml)),
-        ("a.xml", xml),
-        ("b.bz2", bz2.compress(xml.decode().encode("utf-16"))),
-    ]:
+    for name, data in [("a.xml.bz2", bz2.compress(xml)), ("a.xml", xml)]:
         (tmp_path / name).write_bytes(data)
         assert ranges(str(tmp_path / name), None, 1) == [Range()]
 

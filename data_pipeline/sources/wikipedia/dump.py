@@ -15,7 +15,6 @@ from data_pipeline.sources.compression.byte_ranges import DamagedBeyond, chunks
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.wikipedia.page_tags import END, PAGE, ROOT, page_tags
 from data_pipeline.sources.wikipedia.redirects import is_redirect
-from data_pipeline.sources.wikipedia.xml_encoding import as_utf8
 
 _MAX_PAGE = 1 << 26  # bytes; MediaWiki's own limit of a text is 2 MiB
 _MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first
@@ -46,7 +45,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     reader = _Reader(file, stats)
     if file.start:
         reader.find_head()
-    with closing(as_utf8(chunks(file))) as content:
+    with closing(chunks(file)) as content:
         try:
             for before, name, position, beyond in page_tags(content):
                 record = reader.take(before, name)
@@ -61,8 +60,6 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
             if reader.in_page:  # else the next range will report it
                 raise
             return
-        except LookupError as error:
-            raise DamagedInput(file.path, "byte 0 of the XML", str(error)) from None
     reader.end_of_file()
 
 
@@ -123,7 +120,7 @@ class _Reader:
         """
         self._skipping = True
         head = bytearray()
-        with closing(as_utf8(chunks(Input(self._file.path)))) as content:
+        with closing(chunks(Input(self._file.path))) as content:
             for before, name, _, _ in page_tags(content):
                 head += before
                 if name == PAGE or len(head) > _MAX_BETWEEN:
@@ -273,8 +270,11 @@ class _Site:
         self.hidden_namespaces: set[str] = set()
         if b"<!DOCTYPE" in head:
             raise ValueError("the XML has a document type declaration")
+        declared = _DECLARED.search(head)
+        if b"\0" in head or (declared and declared[1].lower() not in (b"utf-8", b"ascii", b"us-ascii")):
+            raise ValueError("the XML isn't in UTF-8, which MediaWiki writes; convert it with iconv")
         parser: XMLPullParser = XMLPullParser(["start", "end"])
-        parser.feed(_DECLARATION.sub(b"", head))  # the encoding that it names is no longer true
+        parser.feed(head)
         events = cast(Iterator[tuple[str, Element]], parser.read_events())
         try:
             _, root = next(events)
@@ -298,7 +298,7 @@ class _Site:
                 self.hidden_namespaces.add(normalised_namespace(value))
 
 
-_DECLARATION = re.compile(rb"<\?xml\s[^>]*\?>")
+_DECLARED = re.compile(rb"<\?xml\s[^>]*?encoding\s*=\s*[\"']([\w.:-]+)[\"']")
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 

@@ -9,7 +9,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from itertools import accumulate, pairwise
 from typing import BinaryIO
 
@@ -19,7 +18,6 @@ from data_pipeline.sources.compression.byte_ranges import chunks
 from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.record import Input, Range
 from data_pipeline.sources.wikipedia.page_tags import PAGE, page_tags
-from data_pipeline.sources.wikipedia.xml_encoding import is_utf8
 
 # The header of a stream, followed by the header of its first block, or by its end marker if it is empty.
 _STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
@@ -69,11 +67,8 @@ def _cut(offsets: Iterable[int], target_bytes: int) -> list[Range]:
 
 
 def _has_streams(path: str) -> bool:
-    """Whether the file is bzip2 and its text is UTF-8, in which tags can be found as bytes."""
-    with closing(chunks(Input(path, verified=False))) as content:
-        utf8 = is_utf8(next(content, (b"", False))[0])
     with stores.open_file(path) as file:
-        return utf8 and _begins_stream(file, 0)
+        return _begins_stream(file, 0)
 
 
 def _begins_stream(file: BinaryIO, offset: int) -> bool:
