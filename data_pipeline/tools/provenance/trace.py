@@ -70,10 +70,7 @@ def _step(step: StepTrace, found: DocumentTrace) -> list[str]:
     for drop in step.drops:
         by_rule.setdefault(drop.rule, []).append(drop)
     left = "the document is dropped" if step.text is None else f"{counted(len(step.text), 'character')} left"
-    lines = _entry(
-        "page-filters" if step.step == "filters" else step.step,
-        left if step.drops or step.step == "cleaning" else "nothing dropped",
-    )
+    lines = _entry(step.step, left if step.drops or step.step == "cleaning" else "nothing dropped")
     for rule, drops in by_rule.items():
         lines.append(" " * 2 * _INDENT + (f"{rule}: {len(drops):,}" if len(drops) > 1 else rule))
         for drop in drops[:_DROPS_SHOWN]:
