@@ -11,6 +11,7 @@ from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import error_of, run_file
+from tests.pretrain.small_runs import engine_of, run_config
 from tests.slow import slow
 from tests.tables import each
 
@@ -35,18 +36,12 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
     assert not torch.equal(sums(swapped), whole)
 
 
-def differences(path: Path, stage: int, precision: str) -> list[Any]:
-    """Of an engine after a step: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
+def differences(stage: int, precision: str) -> list[Any]:
+    """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
     from pretrain.faults.fingerprints import Fingerprints
-    from pretrain.trainer.validate import validate
-    from pretrain.zero.construction import construct
     from pretrain.zero.deepspeed_private import in_memory
-    from pretrain.zero.engine import Engine
 
-    changes = [f"deepspeed.zero_optimization.stage={stage}", f"precision={precision}"]
-    config = load(path, changes, RunConfig)
-    run = validate(config, dist.get_rank(), dist.get_world_size(), None)
-    engine = Engine(construct(config, run.model), config)
+    engine = engine_of(run_config(stage, precision=precision))
     prints = Fingerprints(engine)
     found = [prints.difference()]
     before = prints.of_masters()
@@ -65,8 +60,8 @@ def differences(path: Path, stage: int, precision: str) -> list[Any]:
 
 
 @each("stage, precision", [(2, "bf16"), *slow((1, "bf16"), (2, "fp32"), (3, "bf16"))])
-def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(small_corpus, tmp_path, stage, precision):
-    told = on_ranks(2, differences, run_file(tmp_path, small_corpus), stage, precision)
+def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, precision):
+    told = on_ranks(2, differences, stage, precision)
     assert told[0] == told[1]
     clean, *of_model, of_optimizer, changed = told[0]
     assert clean is None

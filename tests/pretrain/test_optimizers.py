@@ -17,14 +17,7 @@ from pretrain.optimizers.groups import kinds, parameter_groups, problems, set_ra
 from pretrain.optimizers.muon import balanced, orthogonal
 from pretrain.optimizers.tiles import tiles
 from pretrain.zero.deepspeed_private import Fragment
-from tests.pretrain.exactness import (
-    MODELS,
-    OPTIMIZERS,
-    Case,
-    build,
-    largest_difference,
-    measure,
-)
+from tests.pretrain.exactness import MODELS, OPTIMIZERS, Case, build, largest_difference, measure
 from tests.slow import slow
 from tests.tables import each
 
@@ -391,26 +384,16 @@ def test_the_recipe_of_t5_has_its_z_loss():
 
 
 WRONG_OPTIMIZERS = [
-    ({"name": "adafactor", "beta": 1}, "optimizer.beta: unknown key"),
-    (
-        {"name": "adafactor", "decay_rat": 1},
-        "optimizer.decay_rat: unknown key; nearest valid key: optimizer.decay_rate",
-    ),
     ({"nesterov": True}, "optimizer.nesterov: unknown key"),
     ({"name": "muon", "ns_stesp": 5}, "optimizer.ns_stesp: unknown key; nearest valid key: optimizer.ns_steps"),
     ({"name": "muon", "adjust_lr_fn": "original"}, "optimizer: adjust_lr_fn: original needs an adamw_learning_rate"),
     ({"name": "adam"}, "'adam'"),
     ({"groups": [{"match": ["norms"]}]}, "optimizer.groups.0: sets neither learning_rate nor weight_decay"),
-    (
-        {"groups": [{"match": ["norms"], "weight_deca": 0}]},
-        "optimizer.groups.0.weight_deca: unknown key; nearest valid key: optimizer.groups.0.weight_decay",
-    ),
     ({"groups": [{"match": [], "weight_decay": 0}]}, "optimizer.groups.0.match"),
     ({"betas": [0.9, 1.0]}, "optimizer.betas.1"),
 ]
 WRONG_SCHEDULES = [
     ({"name": "inverse_square_root", "final_learning_rate": 0}, "schedule.final_learning_rate: unknown key"),
-    ({"final_learning_rat": 0}, "unknown key; nearest valid key: schedule.final_learning_rate"),
     ({"name": "warmup_stable_decay"}, "schedule.decay_steps: missing"),
     ({"name": "cosine", "warmup": "linear"}, "schedule.warmup: unknown key"),
     ({"warmup_steps": 50, "until_step": 50}, "schedule: until_step 50 is not after 50 warmup_steps"),

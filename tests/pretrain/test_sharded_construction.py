@@ -15,7 +15,7 @@ from pretrain.models.model import Model
 from pretrain.tools.plan.activations import LiveMemory
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 
 SIZES = {"vocab_size": 100, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 STACK = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
@@ -101,15 +101,12 @@ def trained(
     stage: int, changes: dict, precision: str, zero: dict | None = None, optimizer: str = "adamw"
 ) -> tuple[list[float], bool, list]:
     """The losses of a constructed model, whether its tied matrices are one, and its buffers."""
-    from pretrain.zero.construction import construct
-    from pretrain.zero.engine import Engine
-
     settings = {"name": optimizer, "learning_rate": 1e-2, "gradient_clipping": 0.5, "weight_decay": 0.1}
     settings |= {"newton_schulz_dtype": "fp32"} if optimizer == "muon" else {}
     config = run_config(stage, changes, zero, precision=precision, optimizer=settings)
     layout = own_layout()
-    model = construct(config, config.model)
-    engine = Engine(model, config)
+    engine = engine_of(config)
+    model = engine.deepspeed.module
     losses = []
     for step in range(3):
         engine.step(step, 0, micro_batches(layout, step))

@@ -4,7 +4,6 @@ A CPU plays the GPU: the test follows which tensors the host holds and which wou
 """
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.device import with_target_indices
-from pretrain.functional.device_copies import OnHost, to_device
 from pretrain.models import model as model_module
 from pretrain.optimizers import flat_buffers
-from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.small_runs import T5, engine_of, micro_batches, own_layout, run_config
@@ -89,39 +86,6 @@ def _place() -> str:
     while "/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return f"{frame.f_code.co_name} in {Path(frame.f_code.co_filename).name}"
-
-
-X = torch.arange(6.0)
-WAIT: dict[str, Callable[[], object]] = {
-    "a value": lambda: X.sum().item(),
-    "a list": lambda: X.tolist(),
-    "a condition": lambda: 1 if X.sum() > 3 else 2,
-    "a mask": lambda: X[X > 3],
-    "indices": lambda: (X > 3).nonzero(),
-    "a copy to the host": lambda: (X * 2).to("cpu"),
-    "a copy from the host": lambda: torch.arange(3).to(GPU),
-    "values": lambda: torch.tensor([1.0, 2.0], device=GPU),
-    "more values": lambda: X.new_tensor([1.0]),
-    "an unknown size": lambda: X.repeat_interleave(X.long()),
-}
-DO_NOT_WAIT: dict[str, Callable[[], object]] = {
-    "the host's value": lambda: float(torch.tensor(3.0) + 1),
-    "a filled tensor": lambda: torch.full((3,), 2.0, device=GPU) + torch.arange(3, device=GPU) + X.new_zeros(3),
-    "a known size": lambda: X.repeat_interleave(X.long(), output_size=15),
-    "pinned values": lambda: to_device([1.0, 2.0], GPU) * 2,
-    "a copy for later": lambda: OnHost(X * 2).tolist(),
-}
-
-
-@tables.each("case", [*WAIT, *DO_NOT_WAIT])
-def test_what_waits(case):
-    with Waits() as found:
-        result = {**WAIT, **DO_NOT_WAIT}[case]()
-    assert len(found.places) == (case in WAIT), found.places
-    if case in ("pinned values", "values"):
-        with found:
-            float(result.sum())
-        assert len(found.places) == 1 + (case == "values")
 
 
 ALIBI = {"family": "decoder_only", "d_model": 64, "d_ff": 128, "num_heads": 4, "num_layers": 2, "positions": "alibi"}
