@@ -179,7 +179,7 @@ def compiled_pair(work: Work, precision: str, device: str) -> tuple[dict[str, Si
     dtype = PRECISIONS[precision]
     ours.to(device, dtype).train()
     batch = tokens(ours, work, device)
-    for layer in layers(ours):
+    for layer in layers(ours).values():
         layer.forward = torch.compile(layer.forward)
     whole: Callable[..., Any] = torch.compile(peer.to(device, dtype).train())
     ids, labels = batch["encoder_input_ids"], batch["labels"] if work.inputs else batch["encoder_input_ids"]

@@ -69,11 +69,9 @@ def _masters(engine: Any, drawn: np.random.Generator) -> tuple[int, int]:
 
 
 def _moments(engine: Any, drawn: np.random.Generator) -> tuple[int, int]:
-    from pretrain.zero.deepspeed_private import optimizer_state
+    from pretrain.zero.deepspeed_private import wrapped
 
-    return _any_of(
-        [state[key] for state in optimizer_state(engine).values() for key in ("exp_avg", "exp_avg_sq")], drawn
-    )
+    return _any_of([state[key] for state in wrapped(engine).state.values() for key in ("exp_avg", "exp_avg_sq")], drawn)
 
 
 AT_REST: dict[str, Callable[[Any, np.random.Generator], tuple[int, int]]] = {

@@ -29,7 +29,6 @@ from pretrain.zero.deepspeed_private import (
     flat_buffers,
     in_memory,
     loaded,
-    optimizer_state,
     swapped,
     update_parameters,
     wrapped,
@@ -140,7 +139,8 @@ class HostCopies:
     def take(self) -> Copy:
         """Begins a copy. The one before must not be used any more. Raises OSError if there is too little memory."""
         copy, deepspeed = Copy(), self._engine.deepspeed
-        state, optimizer = optimizer_state(deepspeed), wrapped(deepspeed)
+        optimizer = wrapped(deepspeed)
+        state: dict[Tensor, dict[str, Tensor]] = optimizer.state
         factored = optimizer.factored_state() if isinstance(optimizer, Sharded) else {}
         scalars: dict[str, list[Tensor]] = {}
         shapes: dict[str, list[int]] = {}
@@ -224,7 +224,7 @@ def restore(engine: Engine, directory: Path) -> None:
     Each rank reads what it owns. The files must have been verified before.
     """
     stored = StoredTensors(directory)
-    state = optimizer_state(engine.deepspeed)
+    state = wrapped(engine.deepspeed).state
     for fragment in in_memory(engine.deepspeed):
         watchdog.alive()
         elements = (fragment.name, fragment.start, fragment.size)

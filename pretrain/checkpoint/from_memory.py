@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -38,8 +38,8 @@ def newer(run: Path, resume: Path | None, rank: int, ranks: int) -> Path | None:
     for key in sorted({key for one in held for key in one}, reverse=True):
         where: dict[str, int] = {}
         for holder, one in enumerate(held):
-            where |= {name: holder for name in one[key].sound if name not in where} if key in one else {}
-        if any(key in one and len(where) < one[key].files for one in held):
+            where |= {name: holder for name in one[key][1] if name not in where} if key in one else {}
+        if any(key in one and len(where) < one[key][0] for one in held):
             continue
         if int(os.environ["LOCAL_SIZE"]) == ranks and node:
             found = checkpoint_directory(node, key[0])
@@ -52,24 +52,19 @@ def newer(run: Path, resume: Path | None, rank: int, ranks: int) -> Path | None:
     return resume
 
 
-@dataclass(frozen=True)
-class _Held:
-    """The number of a checkpoint's files, and those that a rank has found sound on its node."""
+def _held(node: Path, after: int) -> dict[_Key, tuple[int, list[str]]]:
+    """The checkpoints after that step in `node`: the number of files, and those that this rank has found sound.
 
-    files: int
-    sound: list[str]
-
-
-def _held(node: Path, after: int) -> dict[_Key, _Held]:
-    """The checkpoints after that step in `node`. Each rank of a node checks its share of the files."""
+    Each rank of a node checks its share of them.
+    """
     share = slice(int(os.environ["LOCAL_RANK"]), None, int(os.environ["LOCAL_SIZE"]))
-    held = {}
+    held: dict[_Key, tuple[int, list[str]]] = {}
     for step in (step for step in all_steps(node) if step > after):
         directory = checkpoint_directory(node, step)
         try:
             files = checkpoint_index.read(directory).files
             sound = [name for name in sorted(files)[share] if _is_sound(directory / name, files[name])]
-            held[step, sha256(directory / INDEX)] = _Held(len(files), sound)
+            held[step, sha256(directory / INDEX)] = len(files), sound
         except UserError as error:
             logger.warning("%s", error)
     return held

@@ -4,7 +4,7 @@ the safetensors file beside it. Reads no tensors."""
 import json
 import math
 import mmap
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -169,17 +169,6 @@ def _model(identity: Identity) -> ModelConfig:
     if config.vocab_size is None:
         raise ValueError("identity.model.vocab_size: missing")
     return config
-
-
-def files_below(directory: Path, but: Container[str] = ()) -> dict[str, File]:
-    """Flushes the files of a checkpoint being written and describes them by path, leaving out those in `but`."""
-    paths = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.is_file()}
-    found = {}
-    for name, path in sorted(paths.items()):
-        if name not in but and not name.endswith(TEMPORARY_SUFFIX):
-            flush(path)
-            found[name] = File(path.stat().st_size, sha256(path))
-    return found
 
 
 def verify(

@@ -12,10 +12,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data_pipeline.foundation.atomic import atomic_file, atomic_path
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_file, atomic_path, flush, sha256
 from data_pipeline.foundation.safetensors_file import os_errors
 from pretrain.checkpoint import BUFFERS, rank_file
-from pretrain.checkpoint.index import INDEX, File, Index, MappedFile, Origin, Piece, Table, files_below
+from pretrain.checkpoint.index import INDEX, File, Index, MappedFile, Origin, Piece, Table
 from pretrain.run.train_state import TrainState
 
 _BLOCK = 1 << 22  # bytes
@@ -82,7 +82,12 @@ def write_index(directory: Path, parts: Mapping[str, File | MappedFile], **value
 
     `parts` describes the tensors' files, which are not read again.
     """
-    files = {**parts, **files_below(directory, but=parts)}
+    files = dict(parts)
+    for path in directory.rglob("*"):
+        name = str(path.relative_to(directory))
+        if path.is_file() and name not in parts and not name.endswith(TEMPORARY_SUFFIX):
+            flush(path)
+            files[name] = File(path.stat().st_size, sha256(path))
     index = Index(files=dict(sorted(files.items())), **values)
     with atomic_path(directory / INDEX) as path:
         path.write_text(index.as_json())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pretrain.faults.fingerprints import Finding, named
-from pretrain.zero.deepspeed_private import flat_buffers, local_weights, optimizer_state, swapped
+from pretrain.zero.deepspeed_private import flat_buffers, local_weights, swapped, wrapped
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import of_all_ranks
 
@@ -91,7 +91,7 @@ class MemoryAtRest:
         for number, buffer in enumerate(buffers):
             if buffer.tensor.untyped_storage().data_ptr() not in places:
                 found[f"the optimizer's weights, group {number}"] = buffer.tensor
-        for number, state in enumerate(optimizer_state(engine).values()):
+        for number, state in enumerate(wrapped(engine).state.values()):
             for key, values in state.items():
                 if isinstance(values, Tensor):
                     found[f"{key} of group {number}"] = values

@@ -37,42 +37,21 @@ class AdamWScale(Sharded):
         state["step"] += 1
         sizes = root_mean_squares(buffer, self.summed(sums_of_squares(buffer, values)))
         rates = group["lr"] * sizes.clamp(min=self.config.least_rms)
-        step = self._step_whole if in_whole(values.device) else self._step_pieces
-        step(buffer, values, gradient, state, rates, group["lr"] * group["weight_decay"])
-
-    def _step_whole(
-        self,
-        buffer: FlatBuffer,
-        values: Tensor,
-        gradient: Tensor,
-        state: dict[str, Tensor],
-        rates: Tensor,
-        decay: float,
-    ) -> None:
-        """The formula on the whole flat buffer."""
+        decay = group["lr"] * group["weight_decay"]
         beta1, beta2 = self.config.betas
-        step = state["step"].double()  # 1 − 0.999ᵗ loses digits in fp32
-        correction = (1 - beta2**step).sqrt() / (1 - beta1**step)
-        mean = state["exp_avg"].lerp_(gradient, 1 - beta1)
-        square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        update = square.sqrt().add_(self.config.eps)
-        torch.div(mean, update, out=update)
-        values.addcmul_(update, buffer.spread(rates * correction), value=-1)
-        if decay:
-            values.mul_(1 - decay)
-
-    def _step_pieces(
-        self,
-        buffer: FlatBuffer,
-        values: Tensor,
-        gradient: Tensor,
-        state: dict[str, Tensor],
-        rates: Tensor,
-        decay: float,
-    ) -> None:
-        """The same as one AdamW for each parameter, which reads and writes each element once. AdamW decays before its
-        update and divides √v by √(1 − β₂ᵗ) before it adds ε."""
-        beta1, beta2 = self.config.betas
+        if in_whole(values.device):
+            step = state["step"].double()  # 1 − 0.999ᵗ loses digits in fp32
+            correction = (1 - beta2**step).sqrt() / (1 - beta1**step)
+            mean = state["exp_avg"].lerp_(gradient, 1 - beta1)
+            square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            update = square.sqrt().add_(self.config.eps)
+            torch.div(mean, update, out=update)
+            values.addcmul_(update, buffer.spread(rates * correction), value=-1)
+            if decay:
+                values.mul_(1 - decay)
+            return
+        # The same as one AdamW for each parameter, which reads and writes each element once. AdamW decays before its
+        # update and divides √v by √(1 − β₂ᵗ) before it adds ε.
         eps = self.config.eps / math.sqrt(1 - beta2 ** int(state["step"]))
         for fragment, rate in zip(buffer.fragments, (rates * (1 - decay)).tolist(), strict=True):
             if not fragment.size:

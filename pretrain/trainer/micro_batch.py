@@ -24,7 +24,7 @@ from data_pipeline.loading.device import with_target_indices
 from pretrain.checkpoint.index import Identity
 from pretrain.config.batch import BatchPlan
 from pretrain.trainer.validate import ValidatedRun
-from pretrain.zero.deepspeed_private import fragments, keeping_counters, optimizer_state
+from pretrain.zero.deepspeed_private import fragments, keeping_counters, wrapped
 from pretrain.zero.engine import Engine
 from pretrain.zero.memory import SAFE, DeviceMemory
 from pretrain.zero.ranks import least, on_rank_0
@@ -158,7 +158,7 @@ def _first(batch: Batch, count: int) -> Batch:
 
 def _moments_to_come(engine: Engine) -> int:
     """Bytes of optimizer state that the first step will allocate."""
-    if optimizer_state(engine.deepspeed):
+    if wrapped(engine.deepspeed).state:
         return 0
     average = 0 if engine.config.optimizer.ema_decay is None else _AVERAGE
     return (_MOMENTS + average) * sum(fragment.size for fragment in fragments(engine.deepspeed))

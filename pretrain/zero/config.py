@@ -1,7 +1,5 @@
 """DeepSpeed's config: the run file's `deepspeed` section, plus what the rest of the run file determines."""
 
-import logging
-import warnings
 from typing import Any
 
 from pretrain.config import RunConfig
@@ -56,9 +54,3 @@ def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
         "stage": stage,
     }
     return {**given, **decided}
-
-
-def quiet_deepspeed() -> None:
-    """Silences DeepSpeed except for warnings and errors."""
-    deepspeed.utils.logger.setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from pretrain import models
 from pretrain.config import RunConfig
@@ -38,9 +37,3 @@ def sharded(config: RunConfig) -> Iterator[None]:
         return
     with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, ranks)):
         yield
-
-
-def broadcast_buffers(model: nn.Module) -> None:
-    """Copies rank 0's buffers to all ranks: DeepSpeed broadcasts only parameters."""
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)

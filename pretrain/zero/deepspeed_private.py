@@ -188,13 +188,8 @@ def swapped(engine: DeepSpeedEngine, number: int) -> bool:
     return getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
 
 
-def optimizer_state(engine: DeepSpeedEngine) -> dict[Tensor, dict[str, Tensor]]:
-    """The wrapped optimizer's state, by flat tensor."""
-    return wrapped(engine).state
-
-
 def wrapped(engine: DeepSpeedEngine) -> Optimizer:
-    """The optimizer that ZeRO's wraps: the one that DeepSpeed was given."""
+    """The optimizer that ZeRO's wraps: the one that DeepSpeed was given. Its state is by flat tensor."""
     return engine.optimizer.optimizer
 
 
@@ -222,9 +217,15 @@ def local_weights(engine: DeepSpeedEngine) -> Iterator[tuple[Tensor, int, bool]]
 def _local(parameter: Any) -> tuple[Tensor, int, bool]:
     if not hasattr(parameter, "ds_id"):
         return parameter.data.view(-1), 0, True
+    start, size = _share_of(parameter, dist.get_rank())
+    return parameter.ds_tensor.data[:size], start, False
+
+
+def _share_of(parameter: Any, rank: int) -> tuple[int, int]:
+    """The first of the elements of a parameter that ZeRO-3 gives a rank, and their number. Padding isn't counted."""
     share = parameter.partition_numel()  # the last ranks' share is padded, or all padding
-    start = min(dist.get_rank() * share, parameter.ds_numel)
-    return parameter.ds_tensor.data[: min(share, parameter.ds_numel - start)], start, False
+    start = min(rank * share, parameter.ds_numel)
+    return start, min(share, parameter.ds_numel - start)
 
 
 def update_parameters(engine: DeepSpeedEngine) -> None:
@@ -257,11 +258,10 @@ def _stage_3(optimizer: DeepSpeedZeroOptimizer_Stage3, names: dict[int, str]) ->
     for parameters, tensor in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
         found, offset = [], 0
         for parameter in parameters:
-            share = parameter.partition_numel()  # the last ranks' share is padded, or all padding
-            start = min(rank * share, parameter.ds_numel)
-            size = min(share, parameter.ds_numel - start)
-            found.append(Fragment(names[id(parameter)], tuple(parameter.ds_shape), start, size, tensor, offset))
-            offset += share
+            found.append(
+                Fragment(names[id(parameter)], tuple(parameter.ds_shape), *_share_of(parameter, rank), tensor, offset)
+            )
+            offset += parameter.partition_numel()
         yield FlatBuffer(tensor, found)
 
 

@@ -28,7 +28,6 @@ from pretrain.optimizers.sharded import Sharded
 from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private
 from pretrain.zero.config import deepspeed_config
-from pretrain.zero.construction import broadcast_buffers
 from pretrain.zero.deepspeed_private import deepspeed
 from pretrain.zero.step_norms import StepNorms
 from pretrain.zero.step_times import DeviceTimes, HostTimes, StepTimes
@@ -65,7 +64,8 @@ class Engine:
                 optimizer=optimizer or optimizers.build(model, config.optimizer),
                 config=deepspeed_config(config, self._ranks),
             )
-        broadcast_buffers(self.deepspeed.module)
+        for buffer in self.deepspeed.module.buffers():  # DeepSpeed broadcasts only parameters
+            dist.broadcast(buffer, src=0)
         deepspeed_private.spare_passes(self.deepspeed)
         deepspeed_private.order_streams(self.deepspeed)
         if isinstance(sharded := deepspeed_private.wrapped(self.deepspeed), Sharded):

@@ -1,7 +1,7 @@
 """Activation checkpointing and compilation of each layer of a model in training."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -36,7 +36,7 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
         for module in model.modules():
             if isinstance(module, Head):
                 module.compiled = True
-    for layer in layers(model):
+    for layer in layers(model).values():
         forward: Forward = layer.forward
         if compiled or stage < 3:
             fuse_linears(layer)
@@ -63,13 +63,8 @@ def recomputed(forward: Forward) -> Forward:
     return partial(checkpoint, forward, use_reentrant=False)
 
 
-def layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The repeated layers of a model: the members of its module lists."""
-    yield from layers_by_name(model).values()
-
-
-def layers_by_name(model: nn.Module) -> dict[str, nn.Module]:
-    """The repeated layers of a model by their names, in order: "encoder.layers.0"."""
+def layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The repeated layers of a model, the members of its module lists, by name and in order: "encoder.layers.0"."""
     return {
         f"{name}.{number}": layer
         for name, module in model.named_modules()

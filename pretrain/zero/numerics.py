@@ -41,22 +41,6 @@ _ROUNDING = 2.0**-20  # of the gradient's norm alone: it is a square root, and D
 _SHOWN = 3  # parameters
 
 
-class Difference(NamedTuple):
-    """A parameter whose weights are wrong: in how many elements, and the gradient at the one that is furthest off.
-
-    `gradient` is None where DeepSpeed shows no fp32 weights, which would tell it.
-    """
-
-    name: str
-    elements: int
-    gradient: float | None
-    expected: float
-
-    def __str__(self) -> str:
-        gradient = "" if self.gradient is None else f", gradient {self.gradient:g} instead of {self.expected:g}"
-        return f"{self.name} ({counted(self.elements, 'element')}{gradient})"
-
-
 class Comparison(NamedTuple):
     """How DeepSpeed trained: with what, and what was wrong; `wrong` is empty if nothing was."""
 
@@ -118,7 +102,7 @@ def _described(config: RunConfig, accumulation: int) -> str:
 def _wrong(engine: DeepSpeedEngine, expected: PlainStep) -> str:
     """The differences from the expected state after a step; empty if there are none."""
     differences = list(_differences(engine, expected))
-    shown = [str(difference) for difference in differences[:_SHOWN]]
+    shown = differences[:_SHOWN]
     if len(differences) > _SHOWN:
         shown.append(counted(len(differences) - _SHOWN, "more parameter"))
     norm = engine.get_global_grad_norm()
@@ -184,19 +168,23 @@ def _step(engine: DeepSpeedEngine, batches: list[Batch]) -> None:
         engine.step()
 
 
-def _differences(engine: DeepSpeedEngine, expected: PlainStep) -> Iterator[Difference]:
-    """The parameters whose weights after a step aren't those expected: the fp32 ones, or what is computed with."""
+def _differences(engine: DeepSpeedEngine, expected: PlainStep) -> Iterator[str]:
+    """The parameters whose weights after a step aren't those expected: the fp32 ones, or what is computed with.
+
+    With the number of wrong elements and, where DeepSpeed shows fp32 weights, the gradient of the one furthest off.
+    """
     for name, parameter in engine.module.named_parameters():
         right = expected.weights[name].to(engine.device)
         with deepspeed.zero.GatheredParameters([parameter]):
             computed_with = parameter.detach().clone()
         wrong = computed_with != right.to(computed_with.dtype)
-        gradient, place = None, wrong.view(-1).int().argmax()
+        gradient = ""
         master_weights = deepspeed.utils.safe_get_full_fp32_param(parameter)
         if master_weights is not None:
             excess = master_weights.to(right) - right
             wrong |= excess != 0
             place = excess.view(-1).abs().argmax()
-            gradient = float(expected.gradients[name].view(-1)[place] - excess.view(-1)[place] / RATE)
+            right_one = float(expected.gradients[name].view(-1)[place])
+            gradient = f", gradient {right_one - float(excess.view(-1)[place]) / RATE:g} instead of {right_one:g}"
         if elements := int(wrong.sum()):
-            yield Difference(name, elements, gradient, float(expected.gradients[name].view(-1)[place]))
+            yield f"{name} ({counted(elements, 'element')}{gradient})"

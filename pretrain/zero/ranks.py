@@ -1,11 +1,13 @@
 """The process group of a run: a single process, or all processes that a launcher started."""
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar, cast
@@ -59,11 +61,11 @@ def process_group(
         bind_to(cores_beside(_pci_address(int(os.environ["LOCAL_RANK"]))))  # before there are other threads
     # DeepSpeed chooses its accelerator when it is imported
     from pretrain.zero import deepspeed_private
-    from pretrain.zero.config import quiet_deepspeed
 
     if not any_version:
         deepspeed_private.check_version()
-    quiet_deepspeed()
+    deepspeed_private.deepspeed.utils.logger.setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
     # longer than the watchdog's limit, since the watchdog reports more
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
     deepspeed_private.load_no_extensions()

@@ -17,7 +17,7 @@ from pretrain.models.model import Model
 from pretrain.optimizers.flat_buffers import FlatBuffer
 from pretrain.optimizers.sharded import sums_of_squares
 from pretrain.zero.deepspeed_private import DeepSpeedEngine, flat_buffers, wrapped
-from pretrain.zero.layers import layers_by_name
+from pretrain.zero.layers import layers
 
 GRADIENT, WEIGHT, UPDATE = range(3)
 
@@ -35,7 +35,7 @@ class StepNorms:
     def __init__(self, engine: DeepSpeedEngine):
         model: Model = engine.module
         self.names = [name for name, _ in model.named_parameters()]
-        self.layers = list(layers_by_name(model))
+        self.layers = list(layers(model))
         self.parameters = torch.zeros(len(self.names), 3, dtype=torch.float64, device=engine.device)
         self.activations = torch.zeros(len(self.layers), 2, dtype=torch.float64, device=engine.device)
         self.error: Exception | None = None
@@ -52,7 +52,7 @@ class StepNorms:
             optimizer.register_step_post_hook(self._guarded(self._after_update)),
             model.register_forward_pre_hook(self._guarded(self._note_padding), with_kwargs=True),
         ]
-        for number, (name, layer) in enumerate(layers_by_name(model).items()):
+        for number, (name, layer) in enumerate(layers(model).items()):
             stack = "targets" if model.decoder_reads_targets and name.startswith("decoder") else "inputs"
             handles.append(layer.register_forward_hook(self._guarded(self._note_output(number, stack))))
         try:

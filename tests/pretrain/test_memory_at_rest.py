@@ -25,7 +25,7 @@ def flip(values: Tensor, element: int, bit: int) -> None:
 def error_and_losses(path: Path, what: str) -> tuple[str, list[float]]:
     """The error of a run in which a bit flips in `what` this rank has, and the losses of its steps."""
     from pretrain.run import node_memory
-    from pretrain.zero.deepspeed_private import flat_buffers, local_weights, optimizer_state
+    from pretrain.zero.deepspeed_private import flat_buffers, local_weights, wrapped
     from pretrain.zero.engine import Engine
 
     right, losses = Engine.step, []
@@ -40,7 +40,7 @@ def error_and_losses(path: Path, what: str) -> tuple[str, list[float]]:
             elif what == "the optimizer's weights":
                 flip(flat_buffers(engine)[0].tensor, 3, 20)
             elif what:
-                flip(next(iter(optimizer_state(engine).values()))[what], 3, 20)
+                flip(next(iter(wrapped(engine).state.values()))[what], 3, 20)
         outcome = right(self, number, *arguments)
         if number == 0:  # there are steps of the check at a start before
             losses.clear()

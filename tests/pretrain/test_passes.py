@@ -200,7 +200,7 @@ def test_an_update_waits_for_the_copy_that_a_checkpoint_is_written_from():
 def _update_during_a_copy() -> tuple[bool, float, bool, bool, bool]:
     """The copy is finished once an update waits for it, or after the update if that doesn't."""
     from pretrain.checkpoint.engine_state import HostCopies
-    from pretrain.zero.deepspeed_private import optimizer_state
+    from pretrain.zero.deepspeed_private import wrapped
 
     config = run_config(2)
     layout = own_layout()
@@ -208,7 +208,7 @@ def _update_during_a_copy() -> tuple[bool, float, bool, bool, bool]:
     engine.step(0, 0, micro_batches(layout, 0))
     copies = HostCopies(engine)
     copy = copies.take()
-    state = optimizer_state(engine.deepspeed)
+    state = wrapped(engine.deepspeed).state
     expected = torch.cat([slots["exp_avg"].clone() for slots in state.values()])
 
     asked = threading.Event()

@@ -84,7 +84,7 @@ def bytes_saved(config: models.ModelConfig, batch: dict[str, torch.Tensor], chec
 
         return called
 
-    for layer in layers(model) if checkpointing else ():
+    for layer in layers(model).values() if checkpointing else ():
         layer.forward = keeping(recomputed(layer.forward))  # type: ignore[method-assign]
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         model(**batch)

@@ -130,7 +130,7 @@ def _stall(folder: Path, corpus: Path, device: str, small: bool) -> Json:
     from pretrain.checkpoint.save import Saver
     from pretrain.trainer.validate import validate
     from pretrain.zero.construction import construct
-    from pretrain.zero.deepspeed_private import fragments, optimizer_state
+    from pretrain.zero.deepspeed_private import fragments, wrapped
     from pretrain.zero.engine import Engine
 
     work = Workload(Report(folder / "unused", folder, device, small))
@@ -151,7 +151,7 @@ def _stall(folder: Path, corpus: Path, device: str, small: bool) -> Json:
         figures["write_seconds"].append(saved.write_seconds)
         figures["gigabytes"] = saved.gigabytes
     flat_buffers = {id(one.buffer): one.buffer for one in fragments(engine.deepspeed)}
-    states = optimizer_state(engine.deepspeed)
+    states = wrapped(engine.deepspeed).state
     held = {number: [buffer.data, *states[buffer].values()] for number, buffer in enumerate(flat_buffers.values())}
     started = time.perf_counter()
     torch.save(held, io.BytesIO() if small else folder / "plain.pt")

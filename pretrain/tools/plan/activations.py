@@ -106,7 +106,7 @@ def activations(
     model = models.outline(config).to(torch.bfloat16 if precision == "bf16" else torch.float32)
     as_on_gpu = _AsOnGpu(on_gpu, fused_attention)
     if checkpointing:
-        for layer in layers(model):
+        for layer in layers(model).values():
             layer.forward = recomputed(as_on_gpu.around(layer.forward))
     for parameter in model.parameters():  # ZeRO moves a gradient to its own buffer as soon as it is complete
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
