@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from data_pipeline.execution import timing
 from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
+from data_pipeline.execution.workers import read_timing
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
@@ -107,7 +107,7 @@ class SplitCounts:
 
 @dataclass(frozen=True)
 class StageSpeed:
-    """The speed of a stage and, of its last run that had units to do, where the wall time went (`timing.Timing`).
+    """The speed of a stage and, of its last run that had units to do, where the wall time went (`workers.Timing`).
 
     `keys`: how many it gathered, if that is what it does.
     """
@@ -395,5 +395,5 @@ def _speed(corpus: Path, stage: str, units: Sequence[Finished[Result]], size: in
         written_megabytes=round(written / 1e6, 3),
         keys=sum(keys) if keys else None,
     )
-    run = timing.read(corpus, stage)
+    run = read_timing(corpus, stage)
     return replace(speed, **vars(run)) if run else speed

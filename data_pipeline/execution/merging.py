@@ -15,7 +15,8 @@ from pathlib import Path
 
 from data_pipeline.config import RayConfig
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, run
-from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.atomic import fingerprint, write_json
+from data_pipeline.foundation.json_file import read_json, read_valid_json
 
 _MOST_FILES = 1024  # that one reader opens
 _MOST_OPENS = 1_000_000  # of all readers together: 17 minutes of one core at 1 ms each
@@ -83,3 +84,16 @@ def plan(stage: Stage[MergeSpec, Result], files: Mapping[str, str], size: int) -
         inputs = fingerprint([first, [files[name] for name in group]])
         units.append(Unit(Path(output).stem, MergeSpec(group, first, output), inputs, (output,)))
     return units
+
+
+def write_names(corpus: Path, names: Sequence[str]) -> str:
+    """Writes the names of files that many units need, so that no unit's spec repeats them; returns the path of the list
+    within `corpus`. It is named by the names' hash, and stays if it has them already."""
+    path = f".stages/plans/{fingerprint(list(names))}.json"
+    if read_valid_json(corpus / path, list[str]) != list(names):
+        write_json(corpus / path, list(names))
+    return path
+
+
+def read_names(corpus: Path, path: str) -> list[str]:
+    return read_json(corpus / path, list[str])

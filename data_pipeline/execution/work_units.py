@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import ownership, timing, workers
+from data_pipeline.execution import ownership, workers
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError, WorkerDied, of_files
@@ -49,7 +49,7 @@ ResultType = TypeVar("ResultType", bound=Result, covariant=True)
 class Unit(Generic[Spec]):
     """One piece of work. `spec` is the worker's argument; `inputs` fingerprints all that its result depends on.
 
-    A spec's size must not grow with the number of units: long lists are passed as files (`name_lists`).
+    A spec's size must not grow with the number of units: long lists are passed as files (`merging.write_names`).
 
     `outputs` are the files it writes, relative to the corpus directory; its result adds those that aren't known
     beforehand. `bytes` is the size of its input, for the progress display.
@@ -182,7 +182,7 @@ def _work_off(
     driver = time.process_time() - used - (sum(unit.seconds for unit in done.values()) if pool.in_process else 0.0)
     idle = max(0.0, pool.number * (seconds - waited) - busy)
     times = [round(each, 1) for each in (idle, waited, driver)]
-    timing.write(corpus, stage.name, timing.Timing(round(seconds, 1), pool.number, *times))
+    workers.Timing(round(seconds, 1), pool.number, *times).write(corpus, stage.name)
     return done, errors
 
 

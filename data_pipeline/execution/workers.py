@@ -1,4 +1,4 @@
-"""Where units run: on a Ray cluster or, if their inputs are small, in this process."""
+"""Where units run: on a Ray cluster or, if their inputs are small, in this process; and where their time went."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data_pipeline.config import RayConfig
+from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.json_file import read_valid_json
 
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
@@ -69,3 +71,31 @@ def _one_by_one(
 ) -> Iterator[tuple[str, Answer | FailedError]]:
     for name, given in inputs.items():
         yield name, function(given)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A stage's last run that had units to do, as its driver saw it: how long it took, and of that for a cluster to
+    start.
+
+    `idle_seconds`: the time of all workers without a unit, once the cluster was up. `driver_core_seconds`: the
+    processor time of the driver.
+    """
+
+    seconds: float
+    workers: int
+    idle_seconds: float
+    ray_start_seconds: float
+    driver_core_seconds: float
+
+    def write(self, corpus: Path, stage: str) -> None:
+        write_json(_timing_file(corpus, stage), self)
+
+
+def read_timing(corpus: Path, stage: str) -> Timing | None:
+    """None if the stage has never had a unit to do."""
+    return read_valid_json(_timing_file(corpus, stage), Timing)
+
+
+def _timing_file(corpus: Path, stage: str) -> Path:
+    return corpus / ".stages" / "timings" / f"{stage}.json"

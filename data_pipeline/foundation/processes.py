@@ -121,10 +121,7 @@ class ProcessGroup:
             # a broken pipe: it has ended, and its output says why
             with contextlib.suppress(BrokenPipeError), open(pipes["stdin"], "wb", closefd=False) as writable:
                 writable.write(stdin)
-        return self.add(Process(command[0], popen, pipes, log))
-
-    def add(self, process: Process) -> Process:
-        """Takes charge of a process."""
+        process = Process(command[0], popen, pipes, log)
         self._processes.append(process)
         return process
 

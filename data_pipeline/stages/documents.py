@@ -370,8 +370,17 @@ def clean_record(
     kept = clean(text, record.url, spec.language or record.language, tally)
     if kept is None:
         return None
-    document = _document(record, *kept, split, spec, file)
-    return replace(document, target=clean.masked(record.target, tally)) if record.target else document
+    return Document(
+        id=spec.identity(file.file, record.ordinal),
+        text=kept[0],
+        url=record.url,
+        title=record.title,
+        language=kept[1],
+        source=spec.name,
+        split=split,
+        timestamp=record.timestamp,
+        target=clean.masked(record.target, tally) if record.target else "",
+    )
 
 
 def _held_out(left: int, size: int, total: int, ratio: tuple[int, int]) -> tuple[int, int]:
@@ -389,17 +398,3 @@ def _characters(spec: DocumentsSpec, file: InputSpec) -> int:
         for record in read_records(spec, file, ReadStats()):
             characters += len(record.text) + len(record.target)
     return characters
-
-
-def _document(record: Record, text: str, language: str, split: str, spec: DocumentsSpec, file: InputSpec) -> Document:
-    return Document(
-        id=spec.identity(file.file, record.ordinal),
-        text=text,
-        url=record.url,
-        title=record.title,
-        language=language,
-        source=spec.name,
-        split=split,
-        timestamp=record.timestamp,
-        target=record.target,
-    )

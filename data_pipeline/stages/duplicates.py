@@ -10,14 +10,13 @@ from data_pipeline.dedup.clusters import Clusters
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.keys import KeyBucket, merge_duplicates, pairs_within, write_duplicates
 from data_pipeline.dedup.steps import STEPS, step_of
-from data_pipeline.execution.merging import MergeSpec, Merging
-from data_pipeline.execution.name_lists import read_names
+from data_pipeline.execution.merging import MergeSpec, Merging, read_names
 from data_pipeline.execution.work_units import Result, Stage
 
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """A bucket of all keys of a step. `files` lists the files of keys of all `units` (`name_lists`), merged or not."""
+    """A bucket of all keys of a step. `files` lists the files of keys of all `units` (`write_names`), merged or not."""
 
     files: str
     units: int
@@ -29,7 +28,7 @@ class BucketSpec:
 
 @dataclass(frozen=True)
 class ClustersSpec:
-    """`files` lists the files of keys of all `units` (`name_lists`); `pairs` are the files of the buckets."""
+    """`files` lists the files of keys of all `units` (`write_names`); `pairs` are the files of the buckets."""
 
     files: str
     units: int

@@ -18,7 +18,7 @@ from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, read_duplicates, read_repeated
 from data_pipeline.dedup.step import Step
 from data_pipeline.dedup.steps import STEPS, step_of
-from data_pipeline.execution.name_lists import read_names
+from data_pipeline.execution.merging import read_names
 from data_pipeline.execution.parts import SCHEMA, Histograms, Part, PartsResult, part_file, read_documents
 from data_pipeline.execution.work_units import Result, Stage
 from data_pipeline.stages import evaluation_sets
@@ -38,7 +38,7 @@ _DOCUMENTS_AT_ONCE = 100  # in which items of evaluation sets are looked for
 @dataclass(frozen=True)
 class Applied:
     """What the last step decided about one part: `file` has the part's own keys, and `duplicates` is the list of the
-    files with the duplicates (`name_lists`)."""
+    files with the duplicates (`write_names`)."""
 
     step: str
     file: str

@@ -40,14 +40,17 @@ class Candidates(Result):
 
 
 def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit[SamplingSpec]]:
-    """A unit for each group of neighbouring parts; none if no tokenizer is trained, or the corpus is small."""
+    """A unit for each group of neighbouring parts; none if no tokenizer is trained, or the corpus is small: less than
+    several times as large as the sample, by both of its bounds."""
     text, documents = sum(part.text_bytes for part in parts), sum(sum(part.documents.values()) for part in parts)
-    if config.path is not None or not is_large(config, text, documents):
+    is_large = text > _LARGE * config.sample_bytes or documents > _LARGE * config.sample_documents
+    if config.path is not None or not is_large:
         return []
     share = min(config.sample_bytes / text, config.sample_documents / documents)
     below = int(_MORE * share * 2**64)
     ends = accumulate(part.text_bytes for part in parts)
-    numbers = [max(0, end - 1) * units_of(text) // text for end in ends]
+    count = min(_UNITS, max(1, text // _UNIT_BYTES))
+    numbers = [max(0, end - 1) * count // text for end in ends]
     units = []
     for number, group in groupby(zip(numbers, parts, strict=True), key=lambda pair: pair[0]):
         own = [part for _, part in group]
@@ -57,16 +60,6 @@ def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit
         spec = SamplingSpec([part.path for part in own], seed, below, output)
         units.append(Unit(name, spec, inputs, (output,), bytes=sum(part.text_bytes for part in own)))
     return units
-
-
-def is_large(config: TokenizerConfig, text_bytes: float, documents: float) -> bool:
-    """Whether a corpus of this size has several times as much as the sample, by both of its bounds."""
-    return text_bytes > _LARGE * config.sample_bytes or documents > _LARGE * config.sample_documents
-
-
-def units_of(text_bytes: float) -> int:
-    """The number of units for this much text, if no part is larger than a unit."""
-    return min(_UNITS, max(1, int(text_bytes / _UNIT_BYTES)))
 
 
 def keep_candidates(corpus: Path, spec: SamplingSpec) -> Candidates:

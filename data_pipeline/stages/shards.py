@@ -16,7 +16,7 @@ from data_pipeline.config import CorpusConfig, RowsConfig, TokenizerConfig
 from data_pipeline.corpus import blocks
 from data_pipeline.corpus.blocks import Block
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, read_bucket
-from data_pipeline.execution.name_lists import read_names, write_names
+from data_pipeline.execution.merging import read_names, write_names
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_file, fingerprint
 from data_pipeline.objectives.objective import Examples
@@ -30,7 +30,7 @@ _KEY_DIGITS = 12
 
 @dataclass(frozen=True)
 class RowsSpec:
-    """A bucket, and how it is cut into rows. `files`: the list of the files of tokens, merged or not (`name_lists`)."""
+    """A bucket, and how it is cut into rows. `files`: the list of files of tokens, merged or not (`write_names`)."""
 
     bucket: TokenBucket
     seed: int

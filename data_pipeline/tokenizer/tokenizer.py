@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import NonNegativeInt
@@ -161,17 +162,13 @@ class Tokenizer:
 def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int) -> Vocabulary:
     """A model's `own` vocabulary with special tokens and sentinels above it."""
     special = {name: own.size + number for number, name in enumerate(special_tokens)}
-    roles = {ROLES[name]: id_ for name, id_ in special.items() if name in ROLES}
+    roles: dict[str, Any] = {ROLES[name]: id_ for name, id_ in special.items() if name in ROLES}
     neither = np.zeros(len(special) + sentinels, dtype=bool)
     size = own.size + len(neither)
     return replace(
         own,
+        **roles,
         size=size,
-        pad=roles.get("pad", own.pad),
-        eos=roles.get("eos", own.eos),
-        unk=roles.get("unk", own.unk),
-        bos=roles.get("bos", own.bos),
-        mask=roles.get("mask", own.mask),
         first_sentinel=size - 1 if sentinels else -1,
         sentinels=sentinels,
         special=own.special | {name: id_ for name, id_ in special.items() if name not in ROLES},

@@ -73,22 +73,14 @@ def assert_alike(one: Examples, other: Examples) -> None:
         a, b = getattr(one, name), getattr(other, name)
         assert a.values.dtype == b.values.dtype
         assert as_lists(a) == as_lists(b)
-    for name, side in (
-        ("predicted", one.targets),
-        ("input_segments", one.inputs),
-        ("target_segments", one.targets),
-        ("token_types", one.inputs),
-    ):
-        a, b = getattr(one, name), getattr(other, name)
-        assert (a is None) == (b is None)
-        if a is not None:
-            width = min(a.shape[1], b.shape[1])
-            assert (a[:, :width] == b[:, :width]).all()
-            assert not a[:, width:].any()
-            assert not b[:, width:].any()
-            assert a.shape == side.values.shape
-    assert (one.next_sentence is None) == (other.next_sentence is None)
-    assert one.next_sentence is None or (one.next_sentence == other.next_sentence).all()
+    assert one.optional.keys() == other.optional.keys()
+    for name, array in one.optional.items():
+        side = one.targets if name in ("predicted", "target_segments") else one.inputs
+        assert array.shape == side.values.shape[: array.ndim]
+        width = min(array.shape[-1], other.optional[name].shape[-1])
+        assert (array[..., :width] == other.optional[name][..., :width]).all()
+        assert not array[..., width:].any()
+        assert not other.optional[name][..., width:].any()
 
 
 def assert_rows_stand_alone(
@@ -121,10 +113,5 @@ def assert_rows_stand_alone(
 
 def _chosen(examples: Examples, chosen: np.ndarray) -> Examples:
     """The examples of some rows."""
-    fields = {}
-    for name, value in vars(examples).items():
-        if isinstance(value, Padded):
-            fields[name] = Padded(value.values[chosen], value.lengths[chosen])
-        else:
-            fields[name] = None if value is None else value[chosen]
-    return Examples(**fields)
+    sides = (Padded(side.values[chosen], side.lengths[chosen]) for side in (examples.inputs, examples.targets))
+    return Examples(*sides, **{name: array[chosen] for name, array in examples.optional.items()})

@@ -152,16 +152,11 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
 
 
 STAYS = """
-import time
-from data_pipeline.cli import main
-from data_pipeline.execution import work_units
-
-def stays(*_):
-    print("at work", flush=True)
-    time.sleep(3600)
-
-work_units._performed = stays
-main()
+import pathlib, sys, time
+from data_pipeline.execution import ownership
+ownership.begin(pathlib.Path(sys.argv[1]))
+print("at work", flush=True)
+time.sleep(3600)
 """
 
 
@@ -169,7 +164,7 @@ def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_dies(tmp_p
     write_c4(tmp_path / "a.json.gz", records=5)
     config = write_corpus_file(tmp_path / "corpus.yaml")
     with processes() as started:
-        started.append(first := subprocess.Popen([sys.executable, "-c", STAYS, "build", str(config)], stdout=-1))
+        started.append(first := subprocess.Popen([sys.executable, "-c", STAYS, str(tmp_path / "corpus")], stdout=-1))
         assert first.stdout is not None
         assert b"at work\n" in first.stdout
         second = run_here("data-pipeline", "build", config)

@@ -13,6 +13,7 @@ from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.objective import Padded
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.text.vocabulary import Vocabulary
+from tests.data_pipeline.example_rows import assert_rows_stand_alone
 from tests.slow import slow
 from tests.tables import each
 
@@ -31,8 +32,8 @@ def words(count):
     return list(WORDS[:count])
 
 
-def padded(rows, width=0, padding=PAD):
-    values = np.full((len(rows), max(width, *map(len, rows))), padding, dtype=np.uint16)
+def padded(rows):
+    values = np.full((len(rows), max(map(len, rows))), PAD, dtype=np.uint16)
     for row, tokens in zip(values, rows, strict=True):
         row[: len(tokens)] = tokens
     return Padded(values, np.array([len(row) for row in rows]))
@@ -47,7 +48,7 @@ def lists(rows):
 def noised(objective, rows, seed=0):
     """The inputs of each row as a list of tokens. Checks marks, lengths and targets, which no noise may change."""
     keys = row_keys(seed, "test", 0, np.arange(len(rows)))
-    examples = objective.apply(padded(rows, 1), keys, VOCABULARY, {})
+    examples = objective.apply(padded(rows), keys, VOCABULARY, {})
     inputs = lists(examples.inputs)
     assert examples.predicted is None
     assert lists(examples.targets) == [[BOS, *row, EOS] for row in rows]
@@ -227,12 +228,8 @@ TOKENS = st.lists(st.sampled_from([*WORDS[:20], *PARTS[:5], STOP]), min_size=1, 
 @given(OBJECTIVES, st.lists(TOKENS, min_size=2, max_size=8), st.integers(0, 2**40))
 def test_a_row_is_noised_by_its_key_alone(objective, rows, seed):
     keys = row_keys(seed, "test", 0, np.arange(len(rows)))
-    together = noised(objective, rows, seed)
-    for chosen in ([0, 0], [len(rows) - 1, 0], range(len(rows))[::-1]):
-        wider = padded([rows[i] for i in chosen], 40, padding=77)  # the content of the padding doesn't matter
-        examples = objective.apply(wider, keys[list(chosen)], VOCABULARY, {})
-        assert lists(examples.inputs) == [together[i] for i in chosen]
-    for row, inputs in zip(rows, together, strict=True):
+    assert_rows_stand_alone(objective, padded(rows), keys, VOCABULARY)
+    for row, inputs in zip(rows, noised(objective, rows, seed), strict=True):
         assert not Counter(token for token in inputs[1:-1] if token not in TEXT and token != MASK) - Counter(row)
         assert objective.random_ratio or not set(inputs) & set(TEXT)
 

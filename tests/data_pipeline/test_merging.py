@@ -12,13 +12,11 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys
 from data_pipeline.execution import buckets, merging
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, merge_tokens, read_bucket
-from data_pipeline.execution.merging import MergeSpec, Merging, group_sizes
-from data_pipeline.execution.work_units import Result
+from data_pipeline.execution.merging import MergeSpec, group_sizes
 from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.safetensors_file import growing_arrays
 from data_pipeline.pipeline import build
-from data_pipeline.stages import tokens
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.build_processes import checksums
 from tests.tables import each
@@ -107,7 +105,7 @@ def grouped(monkeypatch) -> Iterator[list[int]]:
     """Sizes of groups, to be changed, by which all files are merged."""
     sizes: list[int] = []
     monkeypatch.setattr(merging, "group_sizes", lambda files, readers: sizes)
-    for module, bound, number in ((buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 3)):
+    for module, bound, number in ((buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
         monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
     with without_ray():
         yield sizes
@@ -144,27 +142,3 @@ def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unm
     build(changed, repair=True)
     assert [path.read_bytes() for path in damaged] == before
     assert checksums(corpus) == unmerged
-
-
-def test_a_build_that_ends_while_it_merges_continues_there(config, unmerged, grouped, tmp_path, monkeypatch, capsys):
-    grouped[:] = [2]
-    changed = config.model_copy(update={"output": str(tmp_path / "corpus")})
-    real = tokens.MERGING
-
-    class Killed(BaseException):
-        pass
-
-    def half(corpus: Path, spec: MergeSpec) -> Result:
-        if spec.first:
-            (corpus / spec.output).with_name(".half.tmp").write_bytes(b"x")
-            raise Killed
-        return real.work(corpus, spec)
-
-    monkeypatch.setattr(tokens, "MERGING", Merging("tokens", half))
-    with pytest.raises(Killed):
-        build(changed)
-    monkeypatch.setattr(tokens, "MERGING", real)
-    capsys.readouterr()
-    assert checksums(build(changed)) == unmerged
-    assert "tokens-merged: 1 unit to do (new), 1 up to date" in capsys.readouterr().out
-    assert not list(Path(changed.output).rglob("*.tmp"))

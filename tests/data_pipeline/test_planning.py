@@ -8,7 +8,7 @@ from pydantic_core import to_json
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, bucket_numbers, count_tokens, read_bucket
-from data_pipeline.execution.name_lists import read_names
+from data_pipeline.execution.merging import read_names
 from data_pipeline.execution.parts import Histograms
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.atomic import fingerprint
