@@ -23,7 +23,7 @@ from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership, workers
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
-from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError, WorkerDied, of_files
+from data_pipeline.foundation.errors import FailedError, StoreError, UserError, WorkerDied, of_files
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.progress import track
@@ -118,9 +118,7 @@ def outputs_of(units: Sequence[Finished[Result]]) -> dict[str, str]:
 @dataclass(frozen=True)
 class _Failed:
     name: str
-    error: str
-    exit_code: int = FailedError.exit_code
-    of_store: bool = False
+    error: UserError
 
 
 def run(
@@ -173,7 +171,7 @@ def _work_off(
     for answer in track(answers, len(todo), stage.name, size, sum(sizes.values()), in_progress, doing):
         if isinstance(answer, _Failed):
             errors.append(answer)
-            if answer.of_store:  # every other unit would wait for it too
+            if isinstance(answer.error, StoreError):  # every other unit would wait for it too
                 break
         else:
             done[answer.name] = answer
@@ -286,12 +284,12 @@ def _perform(
             write_json(_sidecar(corpus, stage.name, unit.name), finished)
             return finished
     except UserError as error:
-        return _Failed(unit.name, str(error), error.exit_code, isinstance(error, StoreError))
+        return _Failed(unit.name, error)
     except OSError as error:
         if error.errno == errno.ENOMEM:
             return _out_of_memory(stage, unit.name, f"out of memory on {socket.gethostname()}")
         if failed := of_files(error, corpus, KEPT):
-            return _Failed(unit.name, str(failed))
+            return _Failed(unit.name, failed)
         return _bug(stage, unit, corpus, error)
     except MemoryError as error:
         reason = " ".join(f"out of memory on {socket.gethostname()}: {error}".split()).rstrip(": ")
@@ -302,7 +300,7 @@ def _perform(
 
 def _out_of_memory(stage: Stage, unit: str, reason: str) -> _Failed:
     way_out = f"{stage.way_out}, or use a machine with more memory"
-    return _Failed(unit, f"{stage.name}: unit {unit}: {reason}; {way_out}; what is finished is kept")
+    return _Failed(unit, FailedError(f"{stage.name}: unit {unit}: {reason}; {way_out}; {KEPT}"))
 
 
 def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> _Failed:
@@ -310,15 +308,14 @@ def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> _Failed:
     path = corpus / ".stages" / "failures" / f"{stage.name}-{unit.name}.txt"
     write_bytes(path, "".join(traceback.format_exception(error)).encode())
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return _Failed(unit.name, f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {path})")
+    return _Failed(unit.name, FailedError(f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {path})"))
 
 
 def _raise(errors: list[_Failed]) -> None:
-    message = "\n".join(dict.fromkeys(failed.error for failed in errors))
-    if errors[-1].of_store:
-        refused = errors[-1].exit_code == StoreError.exit_code
-        raise (StoreError if refused else StoreUnavailable)(f"{message}; what is finished is kept")
-    user_error = max(failed.exit_code for failed in errors) == UserError.exit_code
+    message = "\n".join(dict.fromkeys(str(failed.error) for failed in errors))
+    if isinstance(last := errors[-1].error, StoreError):
+        raise type(last)(f"{message}; {KEPT}")
+    user_error = max(failed.error.exit_code for failed in errors) == UserError.exit_code
     raise UserError(message) if user_error else FailedError(message)
 
 

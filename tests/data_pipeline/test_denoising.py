@@ -13,7 +13,7 @@ from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.objective import Padded
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.text.vocabulary import Vocabulary
-from tests.data_pipeline.example_rows import assert_rows_stand_alone
+from tests.data_pipeline.example_rows import as_lists, assert_rows_stand_alone
 from tests.slow import slow
 from tests.tables import each
 
@@ -39,19 +39,13 @@ def padded(rows):
     return Padded(values, np.array([len(row) for row in rows]))
 
 
-def lists(rows):
-    assert rows.values.dtype == np.uint16
-    assert (rows.values[~rows.filled] == PAD).all()
-    return [row[:length] for row, length in zip(rows.values.tolist(), rows.lengths.tolist(), strict=True)]
-
-
 def noised(objective, rows, seed=0):
     """The inputs of each row as a list of tokens. Checks marks, lengths and targets, which no noise may change."""
     keys = row_keys(seed, "test", 0, np.arange(len(rows)))
     examples = objective.apply(padded(rows), keys, VOCABULARY, {})
-    inputs = lists(examples.inputs)
+    inputs = as_lists(examples.inputs)
     assert examples.predicted is None
-    assert lists(examples.targets) == [[BOS, *row, EOS] for row in rows]
+    assert as_lists(examples.targets) == [[BOS, *row, EOS] for row in rows]
     assert all(row[0] == BOS and row[-1] == EOS and len(row) <= objective.length for row in inputs)
     return inputs
 
