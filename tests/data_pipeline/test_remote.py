@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,7 +13,7 @@ import torch
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.disk_cache import DiskCache, default_directory
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.stream import Stream
@@ -53,6 +54,18 @@ def test_a_remote_corpus_that_is_not_there_is_one_line(tmp_path):
         open_corpus(f"zip://::file://{tmp_path}/nothing.zip", tmp_path / "cache")
     with pytest.raises(UserError, match=r"manifest.json: can't be read"):
         open_corpus("no-such-protocol://corpus", tmp_path / "cache")
+
+
+def test_damage_on_the_other_side_is_named(small_corpus, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small_corpus, copy)
+    shard = copy / "shards/train/shard-00000.tar"
+    content = bytearray(shard.read_bytes())
+    content[700] ^= 1
+    shard.write_bytes(content)
+    corpus = open_corpus(zipped(copy, tmp_path / "corpus.zip"), tmp_path / "cache")
+    with pytest.raises(DamagedInput, match=r"zip://.*train/shard-00000.tar.*sha256 differs"):
+        list(TrainingBatches(Stream([corpus], [1.0], 0, 8), BatchLayout(0, 1, 128, 1)).loader(45, 0))
 
 
 def content(number: int) -> bytes:
