@@ -74,8 +74,8 @@ class _Order:
 
     @property
     def _new_changes(self) -> bool:
-        """Whether the steps have changed what no table has yet."""
-        return bool(self._checks or (self._last and STEPS[self._last.step].drops))
+        """Whether the last step, which all checks follow, has changed what no table has yet."""
+        return self._last is not None and STEPS[self._last.step].drops
 
     def units(self, parts: list[Part], step: str, stage: str) -> list[Unit[PartSpec]]:
         """The units of a stage that reads `parts`; no `step` for the one that writes what is left."""

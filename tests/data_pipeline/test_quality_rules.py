@@ -128,22 +128,20 @@ def test_traces_name_the_rule_that_dropped_a_page_and_count_what_was_masked(buil
     assert any("is |||IP_ADDRESS|||, and version 1.2.3.4 runs" in text for text in documents(built[0]))
 
 
-def test_another_model_at_the_same_path_cleans_again(built):
-    """And the manifest has its checksum, not its path."""
+def test_another_model_at_the_same_path_and_another_threshold_clean_again(built):
+    """And the manifest has the model's checksum, not its path."""
     corpus, model = built[0], built[0].parents[1] / "model.bin"
-    whole = documents(corpus)
-    before = model.read_bytes()
-    config = load(corpus.parent / "corpus.yaml", [], CorpusConfig)
-    recorded = write_manifest.lineage(config)
-    assert recorded["sources"][0]["cleaning"]["classifier"]["path"] == hashlib.sha256(before).hexdigest()
+    config, whole = corpus.parent / "corpus.yaml", documents(corpus)
+    recorded = write_manifest.lineage(load(config, [], CorpusConfig))
+    assert recorded["sources"][0]["cleaning"]["classifier"]["path"] == hashlib.sha256(model.read_bytes()).hexdigest()
     assert "model.bin" not in json.dumps(recorded)
-    write_model(model, outputs=0 * OUTPUTS)  # 0.5 for every page, which is kept
-    with without_ray():
-        build(config, until="documents")
-    assert "classifier" not in report.read(corpus).documents.dropped
-    model.write_bytes(before)
-    with without_ray():
-        build(config, until="documents")
+    undecided = 0 * OUTPUTS  # 0.5 for every page, which is kept
+    lower = ["cleaning.classifier.threshold=0.0001"]
+    for outputs, changes, dropped in ((undecided, [], 0), (OUTPUTS, lower, 0), (OUTPUTS, [], 1)):
+        write_model(model, outputs=outputs)
+        with without_ray():
+            build(load(config, changes, CorpusConfig), until="documents")
+        assert report.read(corpus).documents.dropped.get("classifier", 0) == dropped
     assert documents(corpus) == whole
 
 
