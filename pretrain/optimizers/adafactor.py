@@ -82,9 +82,8 @@ class _SecondMoments:
         counts: list[int] = []  # how many elements each mean is over
         factored: list[int] = []
         self._starts: dict[tuple[int, str], int] = {}  # of a part in the vector, by parameter
-        self._runs: list[
-            tuple[int, int, int, int]
-        ] = []  # of elements: parameter, offset in vector and flat buffer, size
+        # of elements: parameter, offset in vector and flat buffer, size
+        self._runs: list[tuple[int, int, int, int]] = []
         for number, fragment in enumerate(buffer.fragments):
             start = sum(sizes)
             if len(fragment.shape) == 2 and min(fragment.shape) >= min_dim_size_to_factor:

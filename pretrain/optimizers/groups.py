@@ -3,7 +3,6 @@
 The kind of a parameter follows from its module, never from its dimensions: ZeRO-3's partitioned parameters have none.
 """
 
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any, get_args
 
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config.models import ModelConfig
-from pretrain.config.optimizers import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig, ParameterGroup
+from pretrain.config.optimizers import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig
 from pretrain.models.layers import RMSNorm
 from pretrain.models.model import Head
 
@@ -62,7 +61,9 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     model_config = getattr(model, "config", None)
     widening = model_config.widening if isinstance(model_config, ModelConfig) else 1.0
     merged: dict[tuple[str, float, float, int], list[tuple[str, Parameter]]] = {}
-    for name, kind, rule in _assigned(model, config):
+    for name, kind in kinds(model).items():
+        rules = (rule for rule in config.groups if any(_matches(pattern, name, kind) for pattern in rule.match))
+        rule = next(rules, None)
         rate = rule.learning_rate if rule and rule.learning_rate is not None else config.rate(kind)
         rate *= widening ** -config.width_exponent(kind)
         decay = rule.weight_decay if rule and rule.weight_decay is not None else config.weight_decay
@@ -134,12 +135,6 @@ def _frozen_until(freeze: Freeze | None, name: str, kind: Kind) -> int:
     if freeze is None or not any(_matches(pattern, name, kind) for pattern in freeze.match):
         return 0
     return 0 if any(_matches(pattern, name, kind) for pattern in freeze.but) else freeze.until_step
-
-
-def _assigned(model: nn.Module, config: OptimizerConfig) -> Iterator[tuple[str, Kind, ParameterGroup | None]]:
-    for name, kind in kinds(model).items():
-        rules = (rule for rule in config.groups if any(_matches(pattern, name, kind) for pattern in rule.match))
-        yield name, kind, next(rules, None)
 
 
 def _matches(pattern: str, name: str, kind: Kind) -> bool:

@@ -107,7 +107,8 @@ class Muon(Sharded):
         fragments = received.split(
             [assigned.sizes[matrix][rank] for rank in range(assigned.ranks) for matrix in assigned.own]
         )
-        for batch in _batches([buffer.fragments[matrix].shape for matrix in assigned.own], _most(received.device)):
+        most = 1 << 25 if in_whole(received.device) else 1  # elements at once: on a GPU each operation costs a launch
+        for batch in _batches([buffer.fragments[matrix].shape for matrix in assigned.own], most):
             parts = [part for number in batch for part in fragments[number :: len(assigned.own)]]
             shape = buffer.fragments[assigned.own[batch[0]]].shape
             done = orthogonal(torch.cat(parts).view(len(batch), *shape).squeeze(0), self.config.ns_steps)
@@ -126,21 +127,13 @@ class Muon(Sharded):
 
     def _assignment(self, buffer: FlatBuffer) -> "_Assignment":
         if id(buffer.tensor) not in self._assignments:
-            self._assignments[id(buffer.tensor)] = _Assignment(buffer, self._sizes(buffer), self._rank)
+            own = torch.tensor([fragment.size for fragment in buffer.fragments], device=self._device)
+            rank, by_rank = 0, [own]
+            if group := self._process_group:
+                rank, by_rank = dist.get_rank(group), [torch.empty_like(own) for _ in range(group.size())]
+                dist.all_gather(by_rank, own, group=group)
+            self._assignments[id(buffer.tensor)] = _Assignment(buffer, torch.stack(by_rank, dim=1).tolist(), rank)
         return self._assignments[id(buffer.tensor)]
-
-    def _sizes(self, buffer: FlatBuffer) -> list[list[int]]:
-        """The number of elements of each parameter on each rank."""
-        own = torch.tensor([fragment.size for fragment in buffer.fragments], device=self._device)
-        if self._process_group is None:
-            return own[:, None].tolist()
-        by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size(self._process_group))]
-        dist.all_gather(by_rank, own, group=self._process_group)
-        return torch.stack(by_rank, dim=1).tolist()
-
-    @property
-    def _rank(self) -> int:
-        return 0 if self._process_group is None else dist.get_rank(self._process_group)
 
 
 class _Assignment:
@@ -186,11 +179,6 @@ def _batches(shapes: list[tuple[int, ...]], most: int) -> list[list[int]]:
         length = max(1, most // math.prod(shape))
         found += [positions[first : first + length] for first in range(0, len(positions), length)]
     return found
-
-
-def _most(device: torch.device) -> int:
-    """The elements of matrices that are made orthogonal at once. On a GPU each operation costs a launch."""
-    return 1 << 25 if in_whole(device) else 1
 
 
 def orthogonal(matrices: Tensor, steps: int) -> Tensor:

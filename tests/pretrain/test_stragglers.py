@@ -152,20 +152,6 @@ def test_the_place_of_a_rank():
     assert place(4, hosts) == ("c", "Xeon")
 
 
-@each(
-    "hosts, remedy",
-    [
-        ([machine("a", [0, 1])], "if other programs take its core, end them or train on fewer ranks"),
-        ([machine("a", [0, 1], ["H100", "H100"])], "launch doctor checks its node"),
-        ([machine("a", [0]), machine("b", [1])], "launch doctor checks its node"),
-    ],
-)
-def test_the_line_says_of_which_steps_and_what_to_do(tmp_path, hosts, remedy):
-    (line,) = Stragglers(FACTOR, hosts, tmp_path, True)._findings(20, Slow("device", 0, 3.0, True), None).lines
-    assert line.startswith("warning: rank 0 (a, ")
-    assert line.endswith(f"3.00 × as long as the others, which wait for it, in the last 16 steps; {remedy}")
-
-
 def test_watch_shows_the_straggler_while_there_is_one(tmp_path, capsys):
     table = tmp_path / "artifacts/evaluation/stragglers.json"
     table.parent.mkdir(parents=True)
