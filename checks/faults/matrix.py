@@ -1,12 +1,15 @@
 """Runs the cells of the matrix: on this machine, or on two hosts of it, one after the other."""
 
 import contextlib
+import http.server
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -16,13 +19,13 @@ from pathlib import Path
 import psutil
 
 from checks.faults import cells, verdicts
-from checks.faults.broken_mlflow import broken_mlflow
 from checks.faults.cells import Cell
 from checks.faults.planted import Planted
 from checks.faults.verdicts import Verdict
 from pretrain.run import node_memory
 from tests.conftest import run, write_c4, write_corpus_file
 from tests.launch.two_hosts import Hosts
+from tests.ports import free_port
 from tests.pretrain.runs import run_file
 
 SECONDS = 300.0  # for a command
@@ -75,7 +78,7 @@ class Matrix:
         began, folder = time.monotonic(), self.folder / f"cell-{cell.number}"
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.ExitStack() as stack:
-            uri = stack.enter_context(broken_mlflow(cell.fault)) if cell.fault in cells.MLFLOW else None
+            uri = stack.enter_context(_broken_mlflow(cell.fault)) if cell.fault in cells.MLFLOW else None
             path = self._run_file(folder, cell, uri)
             codes = self._codes(cell, path)
         left = self._end_those_left(cell, path)
@@ -215,3 +218,28 @@ def _of_cell(path: Path) -> Iterator[psutil.Process]:
             mine = process.environ().get("MATRIX_CELL") == str(path.parent)
             if mine and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
+
+
+@contextlib.contextmanager
+def _broken_mlflow(fault: str) -> Iterator[str]:
+    """The address of an MLflow server that refuses connections, that never answers, or that answers 500."""
+    if fault == "MLflow refused":
+        yield f"http://127.0.0.1:{free_port()}"
+    elif fault == "MLflow hanging":
+        with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    else:
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Failing) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield f"http://127.0.0.1:{server.server_port}"
+            server.shutdown()
+
+
+class _Failing(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(500)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass

@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -141,8 +140,7 @@ class Saver:
 
     def _error_of_any_rank(self) -> str:
         """The error of the first rank that didn't fail because of another."""
-        errors: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(errors, self._writing.error if self._writing else None)
+        errors = of_all_ranks(self._writing.error if self._writing else None)
         return next(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error and error != _ABORTED)
 
     def _end(self, error: str | None) -> Saved:

@@ -37,14 +37,18 @@ class DeviceMemory:
 
     def allocated(self) -> int:
         if self._cuda is None:
-            return resident()
+            return _status("VmRSS")
         torch.cuda.empty_cache()  # what is cached may be used again for anything
         return torch.cuda.memory_reserved(self._cuda)
 
     def peak(self, work: Callable[[], object]) -> int:
         """How much memory `work` takes at its peak, beyond what was allocated when this object was made."""
         if self._cuda is None:
-            return peak_resident(work) - self._before
+            # glibc would otherwise keep most of what earlier work has freed
+            getattr(ctypes.CDLL(None), "malloc_trim", lambda keep: None)(0)
+            _CLEAR_REFS.write_text("5")  # sets the high-water mark to what is resident (man proc_pid_clear_refs)
+            work()
+            return _status("VmHWM") - self._before
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._cuda)
         work()
@@ -57,24 +61,6 @@ def peak_memory(device: torch.device) -> int:
     peak = torch.tensor(torch.cuda.max_memory_reserved(device) if cuda else _status("VmHWM"), device=device)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
     return int(peak)
-
-
-def resident() -> int:
-    """The resident memory of this process, in bytes."""
-    return _status("VmRSS")
-
-
-def give_back() -> None:
-    """Makes glibc return freed memory to the system; it would otherwise keep most of it."""
-    getattr(ctypes.CDLL(None), "malloc_trim", lambda keep: None)(0)
-
-
-def peak_resident(work: Callable[[], object]) -> int:
-    """The peak of this process's resident memory during `work`, in bytes. What earlier work has freed doesn't count."""
-    give_back()
-    _CLEAR_REFS.write_text("5")  # sets the high-water mark to what is resident (man proc_pid_clear_refs)
-    work()
-    return _status("VmHWM")
 
 
 def _status(name: str) -> int:

@@ -143,12 +143,11 @@ def test_secondary_shards_change_no_bit():
 def memory_of_building(changes: dict, sharded: bool) -> float:
     """The peak bytes that building takes on this rank, per parameter of the model."""
     from pretrain.zero.construction import construct
-    from pretrain.zero.memory import peak_resident, resident
+    from pretrain.zero.memory import DeviceMemory
 
-    config = run_config(3 if sharded else 2, changes, precision="bf16")
-    before, made = resident(), []
-    peak = peak_resident(lambda: made.append(construct(config, config.model)))
-    return (peak - before) / models.outline(config.model).num_parameters()
+    config, made = run_config(3 if sharded else 2, changes, precision="bf16"), []
+    peak = DeviceMemory(torch.device("cpu")).peak(lambda: made.append(construct(config, config.model)))
+    return peak / models.outline(config.model).num_parameters()
 
 
 def tensors_of_building(stage: int) -> tuple[float, float]:
