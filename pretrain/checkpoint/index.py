@@ -2,7 +2,6 @@
 the safetensors file beside it. Reads no tensors."""
 
 import json
-import math
 import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -14,7 +13,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, Validation
 
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.json_file import PathBelow, parse_json, read_json
+from data_pipeline.foundation.json_file import PathBelow, parse_json
 from data_pipeline.loading.mixing import Mixture
 from data_pipeline.loading.stream import Skipped, differences
 from data_pipeline.tokenizer import Tokenizer
@@ -223,37 +222,3 @@ class Table:
         unnamed.write_text(json.dumps(asdict(self)))
         flush(unnamed)
         unnamed.replace(path)
-
-
-def read_tables(directory: Path, ranks: int) -> dict[str, Table]:
-    """The tables of a checkpoint that `ranks` ranks wrote, by the name of their safetensors file.
-
-    Raises FailedError if one is damaged, or if the pieces don't cover each parameter exactly once.
-    """
-    tables = {
-        f"{rank_file(rank)}.safetensors": read_json(directory / f"{rank_file(rank)}.json", Table)
-        for rank in range(ranks)
-    }
-    pieces: dict[str, list[Piece]] = {}
-    for table in tables.values():
-        for name, piece in table.fragments.items():
-            pieces.setdefault(name, []).append(piece)
-    for name, parts in pieces.items():
-        if problem := _mismatch(parts):
-            raise FailedError(f"{directory}: damaged: the tables of the ranks disagree on {name}: {problem}")
-    return tables
-
-
-def _mismatch(pieces: list[Piece]) -> str | None:
-    """Why the pieces don't make up one parameter; None if they do."""
-    first = pieces[0]
-    for piece in pieces:
-        if (piece.shape, piece.states, piece.scalars) != (first.shape, first.states, first.scalars):
-            return "shapes or states differ"
-    covered = 0
-    for piece in sorted((piece for piece in pieces if piece.size), key=lambda piece: piece.start):
-        if piece.start != covered:
-            return f"element {min(covered, piece.start)} is {'missing' if piece.start > covered else 'there twice'}"
-        covered += piece.size
-    size = math.prod(first.shape)
-    return None if covered == size else f"{covered} elements for the shape {first.shape}"

@@ -1,6 +1,7 @@
 """Reads the tensors of a checkpoint by name and range, whichever ranks wrote them, and a model's buffers."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.json_file import read_json
 from pretrain import models
-from pretrain.checkpoint import BUFFERS, index
-from pretrain.checkpoint.index import Piece, read_tables
+from pretrain.checkpoint import BUFFERS, index, rank_file
+from pretrain.checkpoint.index import Piece, Table
 from pretrain.models.model import Model
 
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
@@ -65,15 +67,20 @@ class StoredTensors:
         self.directory = directory
         self.index = index.read(directory)
         index.missing_or_short(directory, self.index)
-        self._tables = read_tables(directory, self.index.world_size)
+        self._tables: dict[str, Table] = {}
         self._pieces: dict[str, list[tuple[Piece, str]]] = {}
         self._whole: dict[str, tuple[str, list[str]]] = {}
         self._opened: dict[str, Any] = {}  # to open a file reads the places of all its tensors
-        for file, table in self._tables.items():
-            for name, piece in table.fragments.items():
+        for rank in range(self.index.world_size):
+            file = f"{rank_file(rank)}.safetensors"
+            self._tables[file] = read_json(directory / f"{rank_file(rank)}.json", Table)
+            for name, piece in self._tables[file].fragments.items():
                 self._pieces.setdefault(name, []).append((piece, file))
                 if piece.whole:
                     self._whole[name] = (file, piece.whole)
+        for name, pieces in self._pieces.items():
+            if problem := _incomplete([piece for piece, _ in pieces]):
+                raise FailedError(f"{directory}: damaged: the tables of the ranks disagree on {name}: {problem}")
 
     def verify(self, share: slice = slice(None), progress: Callable[[], None] = lambda: None) -> None:
         """Raises FailedError if a file doesn't match the index and the tables, or a tensor holds NaN.
@@ -150,6 +157,21 @@ class StoredTensors:
 def _parameter_shapes(config: models.ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's parameters, by name."""
     return {name: tuple(parameter.shape) for name, parameter in models.outline(config).named_parameters()}
+
+
+def _incomplete(pieces: list[Piece]) -> str | None:
+    """Why the pieces don't make up one parameter; None if they do."""
+    first = pieces[0]
+    for piece in pieces:
+        if (piece.shape, piece.states, piece.scalars) != (first.shape, first.states, first.scalars):
+            return "shapes or states differ"
+    covered = 0
+    for piece in sorted((piece for piece in pieces if piece.size), key=lambda piece: piece.start):
+        if piece.start != covered:
+            return f"element {min(covered, piece.start)} is {'missing' if piece.start > covered else 'there twice'}"
+        covered += piece.size
+    size = math.prod(first.shape)
+    return None if covered == size else f"{covered} elements for the shape {first.shape}"
 
 
 def _damage(tensor: Tensor, elements: int | None, finite: bool) -> str | None:

@@ -10,50 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.zero.exact_model import RATE, STEPS, ExactModel, micro_batches, plain_loop
-from tests import tables
+from pretrain.zero.exact_model import ExactModel
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import run_config
 
 ON_CPU = {"offload_optimizer": {"device": "cpu"}}
 PARAMETERS_TOO = {**ON_CPU, "offload_param": {"device": "cpu"}}
-
-
-@tables.each("accumulation", [1, 3, 4])
-def test_gradients_are_exact_however_they_are_computed(accumulation):
-    """In bf16, one micro-batch at a time, added in fp32 from the last to the first, as in fp64 on the whole batch."""
-    for step in range(STEPS):
-        batches = [batch for own in micro_batches(step, accumulation, 2) for batch in own]
-        valid = sum(int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches)
-        assert valid & (valid - 1) == 0
-        model, reference = ExactModel().bfloat16(), ExactModel().double()
-        model.fill()
-        whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-        (reference(**whole)["labels"].sum() / valid).backward()
-        total: dict[str, Tensor] = {}
-        for batch in reversed(batches):
-            model.zero_grad()
-            (model(**batch)["labels"].sum() / valid).backward()
-            for name, parameter in model.named_parameters():
-                if parameter.grad is not None:
-                    total[name] = total.get(name, torch.zeros(())) + parameter.grad.float()
-        for name, parameter in reference.named_parameters():
-            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            assert torch.equal(total.get(name, torch.zeros_like(parameter)).double(), expected), name
-
-
-def test_the_plain_loops_weights_are_exact():
-    """SGD's rule in fp64: momentum 1/2, a decay of 1/4 for matrices, none for vectors."""
-    model = ExactModel()
-    model.fill()
-    weights = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
-    momentum = dict.fromkeys(weights, 0.0)
-    for step in plain_loop(3, 2):
-        for name, weight in weights.items():
-            decay = 0.0 if name in ("gain", "layers.0.bias") else 1 / 4
-            momentum[name] = momentum[name] / 2 + step.gradients[name].double() + decay * weight
-            weights[name] = weight - RATE * momentum[name]
-            assert torch.equal(step.weights[name].double(), weights[name]), name
 
 
 def wrong(stage: int, precision: str, accumulation: int, zero: dict[str, Any]) -> str:
