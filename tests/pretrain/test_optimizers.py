@@ -169,6 +169,7 @@ RUNS = {  # for each number of ranks; there, those of all optimizers
         ("t5", 2, BF16),
         ("t5", 3, BF16),
         ("t5", 2, FP32, True),
+        ("t5", 3, BF16, True),
         ("t5 with muP", 2, FP32),
         ("t5 with muP", 3, FP32),
     ],
@@ -336,12 +337,6 @@ def _transformer(n):
     return 512**-0.5 * min(n**-0.5, n * 4000**-1.5)
 
 
-def _yan(n):
-    if n < 300:
-        return 9e-4 * n / 300
-    return 9e-5 + (1 + math.cos(math.pi * (n - 300) / (700_000 - 300))) / 2 * (9e-4 - 9e-5)
-
-
 def _bert(n):
     """Devlin et al. 2018, appendix A.2: warm-up, then a linear decay; a tenth of the steps here."""
     return 1e-4 * min(n / 1000, (100_000 - n) / (100_000 - 1000))
@@ -353,7 +348,6 @@ def _bert(n):
         ("t5-v1.1-base-c4", _t5),
         ("t5-v1.1-base-nanot5", _nanot5),
         ("transformer-base-wmt14", _transformer),
-        ("autoregressive-yan2024", _yan),
         ("bert-base-c4", _bert),
     ],
 )
