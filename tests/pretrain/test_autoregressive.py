@@ -179,19 +179,20 @@ def test_variants_are_as_defined(changes):
     compare(tiny(**changes))
 
 
-@each("detach, kind", product(["encoder_out", "embedding", "none"], ["mse", "cosine", "log_cosine"]))
-def test_the_embedding_loss_is_as_defined(kind, detach):
-    for norm, encoder_norm, learned in product(["before_mean", "after_mean", "none"], [True, False], [True, False]):
-        loss = {"kind": kind, "detach": detach, "embedding_norm": norm, "encoder_norm": encoder_norm}
-        loss["learned_norms"] = learned
-        compare(tiny(num_decoder_layers=1, num_encoder_layers=1, embedding_loss={**loss, "coefficient": 1.5}))
+NORMS = {"embedding_norm": ["before_mean", "after_mean", "none"], "encoder_norm": [True, False]}
+NORMS |= {"learned_norms": [True, False], "detach": ["encoder_out", "embedding", "none"]}
+KERNELS = {"mean": None, "convolution": 3, "matrix": None}
+LOSSES = [
+    *({"kind": kind, "coefficient": 1.5, **dict(zip(NORMS, values, strict=True))}
+      for kind, *values in product(["mse", "cosine", "log_cosine"], *NORMS.values())),
+    *({"kind": kind, "detach": "none", "aggregation": aggregation, "kernel_size": size}
+      for kind, (aggregation, size) in product(["l1", "kl", "contrastive", "mse", "cosine"], KERNELS.items())),
+]  # fmt: skip
 
 
-@each("aggregation", ["mean", "convolution", "matrix"])
-def test_scores_and_aggregations_are_as_defined(aggregation):
-    loss = {"aggregation": aggregation, "detach": "none", "kernel_size": 3 if aggregation == "convolution" else None}
-    for kind in ("mse", "l1", "cosine", "log_cosine", "kl", "contrastive"):
-        compare(tiny(num_decoder_layers=1, num_encoder_layers=1, embedding_loss={**loss, "kind": kind}))
+@each("loss", LOSSES)
+def test_the_embedding_loss_is_as_defined(loss):
+    compare(tiny(num_decoder_layers=1, num_encoder_layers=1, embedding_loss=loss))
 
 
 # Numbers of the publication.

@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
 from pretrain.checkpoint import index as checkpoint_index
@@ -15,25 +16,16 @@ from pretrain.config import RunConfig
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import digests, scheduled_rows
-from tests.pretrain.runs import run_file
+from tests.pretrain.runs import losses, run_file
 
 ROWS = 16
 HUGE = 1e30
 
 
 def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfig:
-    path = run_file(
-        folder,
-        corpus,
-        run={"name": "test", "directory": str(folder / "run"), "max_steps": steps},
-        batch={"global_batch_size": ROWS, "micro_batch_size": 4, **changes.pop("batch", {})},
-        schedule={"name": "constant"},
-        optimizer={"name": "adamw", "learning_rate": 1e-4},
-        evaluation=[],
-        tracking={"mlflow": None, "log_every_steps": 1},
-        **changes,
-    )
-    return RunConfig.model_validate(json.loads(path.read_text()))
+    """Of runs with batches of `ROWS` rows."""
+    plain = {"schedule": {"name": "constant"}, "optimizer": {"name": "adamw", "learning_rate": 1e-4}, "evaluation": []}
+    return load(run_file(folder, corpus, run={"max_steps": steps}, **plain, **changes), [], RunConfig)
 
 
 def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, huge: int | None = None) -> Any:
@@ -91,7 +83,8 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes})
     hopeless = settings(folder / "hopeless", corpus, 16, faults={"spikes": spikes})
     ramp = {"ramp_up": [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]}
-    growing = settings(folder / "growing", corpus, 6, batch={"global_batch_size": 32, **ramp})
+    batch = {"global_batch_size": 32, "micro_batch_size": 4, **ramp}
+    growing = settings(folder / "growing", corpus, 6, batch=batch)
     return {
         "spiking": train_with(spiking, spike_at(192, 208)),
         "hopeless": train_with(hopeless, spike_at(192, 10**9)),
@@ -192,14 +185,13 @@ def test_a_spike_sends_the_run_back_and_past_the_offending_rows(folder, told, sc
 def test_a_run_that_was_sent_back_and_killed_goes_on_past_the_offending_rows(folder, told, small_corpus, schedule):
     """Its latest checkpoint is still from before the spike."""
     run = folder / "spiking/run"
-    before = {row.step: row.metrics["train/loss"] for row in read_metrics(run) if "train/loss" in row.metrics}
+    before = losses(run.parent / "run.yaml")
     (run / "checkpoints/latest").write_text("step-00000012\n")
     gone_on = on_ranks(2, train_with, settings(folder / "spiking", small_corpus, 16))
     assert [code for code, _ in gone_on] == [0, 0]
     taken = taken_by_both([{"spiking": of_rank} for of_rank in gone_on], "spiking")
     assert taken == [(step, schedule[step + 1]) for step in range(12, 16)]
-    after = {row.step: row.metrics["train/loss"] for row in read_metrics(run) if "train/loss" in row.metrics}
-    assert after == before
+    assert losses(run.parent / "run.yaml") == before
 
 
 def test_a_run_whose_losses_stay_high_is_not_sent_back_for_ever(folder, told):
