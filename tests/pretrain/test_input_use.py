@@ -23,6 +23,9 @@ class Copier:
 
     device = CPU
 
+    def __init__(self, vocabulary):
+        self.vocabulary = vocabulary
+
     def losses(self, batch):
         labels, inputs = batch["labels"], batch["encoder_input_ids"]
         among = (labels[:, :, None] == inputs[:, None, :]).any(dim=-1)
@@ -30,41 +33,30 @@ class Copier:
 
 
 class Deaf(Copier):
-    """Has the same loss whatever the input."""
+    """Has a loss of 2 for the first token of a span, and of 1 for every other, whatever the input."""
 
     def losses(self, batch):
         labels = batch["labels"]
-        return {"labels": (labels % 7).float() * (labels != -100)}
+        return {"labels": (1.0 + first_of_spans(labels, self.vocabulary).float()) * (labels != -100)}
 
 
-def found(subject, corpus, rows=1024):
-    evaluation = evaluated_alone(subject, corpus.tokenizer, {"small": corpus}, 8)
-    return InputUse(InputUseSettings(rows=rows)).evaluate(evaluation)
-
-
-def test_a_model_that_uses_its_input_loses_by_another(small_corpus):
-    metrics = found(Copier(), open_corpus(small_corpus)).metrics
-    assert 1.0 < metrics["input_use/small/loss"] < metrics["input_use/small/other_input_loss"]
-    worth = metrics["input_use/small/other_input_loss"] - metrics["input_use/small/loss"]
-    assert metrics["input_use/small/worth"] == pytest.approx(worth)
-    assert metrics["input_use/small/no_input_loss"] == 3.0  # no text token is EOS
-
-
-def test_to_a_model_that_is_deaf_the_input_is_worth_nothing(small_corpus):
-    findings = found(Deaf(), open_corpus(small_corpus))
-    for name in ("worth", "first_token_worth", "later_token_worth"):
-        assert findings.metrics[f"input_use/small/{name}"] == 0.0
-    assert "the input is worth 0.00 nats a text token, 0.00 at the first of a span (" in findings.lines[0]
-    assert findings.metrics["input_use/small/bigram_entropy"] > 0.5
-    assert findings.metrics["input_use/small/unigram_entropy"] < math.log(500)
-
-
-@each("rows, of", [(1024, "all {all}"), (8, "8 of {all}")])
-def test_all_lines_are_of_the_rows_that_the_first_names(small_corpus, rows, of):
+@each("subject, rows, of", [(Copier, 1024, "all {all}"), (Deaf, 8, "8 of {all}")])
+def test_the_input_is_worth_what_the_loss_rises_by_another(small_corpus, subject, rows, of):
+    """Deaf to its input, a model has the same loss after another; all lines are of the rows that the first names."""
     corpus = open_corpus(small_corpus)
-    findings = found(Deaf(), corpus, rows)
-    get = {name.rpartition("/")[2]: value for name, value in findings.metrics.items()}
+    evaluation = evaluated_alone(subject(corpus.tokenizer.vocabulary), corpus.tokenizer, {"small": corpus}, 8)
+    findings = InputUse(InputUseSettings(rows=rows)).evaluate(evaluation)
+    get = {name.removeprefix("input_use/small/"): value for name, value in findings.metrics.items()}
     first, without, words = findings.lines
+    assert get["worth"] == pytest.approx(get["other_input_loss"] - get["loss"])
+    if subject is Deaf:
+        assert get["worth"] == get["first_token_worth"] == get["later_token_worth"] == 0.0
+        assert (get["first_token_loss"], get["later_token_loss"]) == (2.0, 1.0)
+        assert "the input is worth 0.00 nats a text token, 0.00 at the first of a span (" in first
+    else:
+        assert 1.0 < get["loss"] < get["other_input_loss"] < get["no_input_loss"] == 3.0  # no text token is EOS
+    assert get["bigram_entropy"] > 0.5
+    assert get["unigram_entropy"] < math.log(500)
     assert first.startswith(f"input use on small, {of.format(all=corpus.rows('validation'))} held-out rows: ")
     assert f"(loss {get['loss']:.4f}, " in first
     assert f"each token gives a loss of {get['unigram_entropy']:.4f}, " in without
