@@ -1,7 +1,10 @@
 """The loss of states in chunks against the loss of all their logits, in fp64: on any device."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.functional import chunked_cross_entropy
@@ -38,22 +41,30 @@ def errors(
     return [float((one.double() - other).norm() / other.norm()) for one, other in pairs]
 
 
+class LargeTensors(TorchDispatchMode):
+    """Records the storages of at least `size` bytes that operations make."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size, self.made = size, dict[int, torch.Tensor]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {x.untyped_storage().data_ptr() for x in [*args, *(kwargs or {}).values()] if torch.is_tensor(x)}
+        results = function(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else [results]:
+            if torch.is_tensor(result):
+                storage = result.untyped_storage()
+                if storage.nbytes() >= self.size and storage.data_ptr() not in given:
+                    self.made[storage.data_ptr()] = result  # kept, so that no address is used twice
+        return results
+
+
 def largest_tensor(device: str) -> int:
     """Numbers in the largest tensor that forward and backward make for 64 targets, in chunks of 8, of 1,000 tokens."""
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
-            result = function(*args, **(kwargs or {}))
-            if torch.is_tensor(result):
-                largest = max(largest, result.numel())
-            return result
-
     x = torch.randn(64, 4, device=device, requires_grad=True)
     weight = torch.randn(1000, 4, device=device, requires_grad=True)
-    with pytest.MonkeyPatch.context() as patch, Watch():
+    with pytest.MonkeyPatch.context() as patch, LargeTensors(1) as watched:
         patch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 8 * 1000)
         labels = torch.arange(64, device=device)
         chunked_cross_entropy.chunked_cross_entropy(x, weight, None, labels, CrossEntropy()).sum().backward()
-    return largest
+    return max(one.numel() for one in watched.made.values())

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.functional import cross_entropy
 from pretrain.functional.cross_entropy import token_losses
 from pretrain.models.model import shift_right
+from tests.pretrain.loss_cases import LargeTensors
 from tests.tables import each
 
 
@@ -61,24 +61,6 @@ def test_large_logits_stay_finite(device):
     losses.sum().backward()
     assert losses.isfinite().all()
     assert logits.grad.isfinite().all()
-
-
-class LargeTensors(TorchDispatchMode):
-    """Records the storages of at least `size` bytes that operations make."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.size, self.made = size, {}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = {x.untyped_storage().data_ptr() for x in [*args, *(kwargs or {}).values()] if torch.is_tensor(x)}
-        results = function(*args, **(kwargs or {}))
-        for result in results if isinstance(results, tuple | list) else [results]:
-            if torch.is_tensor(result):
-                storage = result.untyped_storage()
-                if storage.nbytes() >= self.size and storage.data_ptr() not in given:
-                    self.made[storage.data_ptr()] = result  # kept, so that no address is used twice
-        return results
 
 
 def test_no_more_memory_than_the_logits_and_their_gradient():

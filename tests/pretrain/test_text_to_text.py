@@ -26,6 +26,7 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.run.metrics_file import read_metrics
 from pretrain.trainer.validate import validate
 from tests.conftest import made_once, run, write_corpus_file
+from tests.pretrain.exported import randomise
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file, train_ranks
 from tests.pretrain.small_evaluations import CAUSAL, T5, evaluated, evaluation_of, log_p, log_p_after
@@ -180,12 +181,13 @@ def test_answers_are_the_likeliest_and_choices_those_of_the_smallest_loss(small_
     """Of a file, whose lines have several right answers and choices. A decoder reads the input, and EOS, before its
     answer."""
     lines = [
-        {"inputs": "red dog", "targets": ["dog red", "a dog"], "choices": ["dog red", "no", "a river of the house"]},
-        {"inputs": "x", "targets": ["y"], "choices": ["y", "z and z", "the tree"]},
+        {"inputs": "red dog", "targets": ["dog red", "a dog"], "choices": [f"{word} red" for word in WORDS]},
+        {"inputs": "x", "targets": ["y"], "choices": ["y", *WORDS]},
     ] * 20
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     tokenizer = open_corpus(small_corpus).tokenizer
     model, evaluation = evaluation_of(family, tokenizer)
+    randomise(model, std=0.3)
     metrics = ["exact_match", "rank_accuracy", "rank_accuracy_per_token"]
     given = {"file": str(tmp_path / "dev.jsonl"), "prefix": "p: ", "max_new_tokens": 9, "shown": 40}
     settings = check({"metrics": metrics, **given}, TextToTextSettings, "hook")
