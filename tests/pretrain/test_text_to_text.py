@@ -173,7 +173,7 @@ def test_a_task_is_trained_beside_a_corpus_and_each_held_out_row_is_answered_onc
     assert {name: json.loads(first)[name] for name in wanted} == pytest.approx(wanted)
 
 
-PREFIX_LM = {**CAUSAL, "prefix_attention": "bidirectional"}
+PREFIX_LM = {**CAUSAL, "num_layers": 2, "prefix_attention": "bidirectional"}
 
 
 @each("family", [T5, CAUSAL, PREFIX_LM])
