@@ -5,7 +5,6 @@ the agent, writes one line to its stdin: where the head listens, the token that 
 of the user. No secret is on a command line.
 """
 
-import base64
 import json
 import os
 import socket
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.foundation.signals import caught
-from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks
+from launch.protocol import Connection, Event, Handshake, Start
 from launch.rank_processes import RankProcesses, wrapped
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.hardware.machine import (
@@ -33,7 +32,6 @@ from pretrain.run.heartbeat import Heartbeat
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
 _POLL_SECONDS = 0.2
 _SECONDS_TO_CONNECT = 30.0
-_TRIES = 5  # connections to a head that closes them before it has asked for anything
 _SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
 
 
@@ -44,9 +42,9 @@ def agent() -> int:
         os.environ |= given["environment"]
         os.chdir(given["directory"])
         index = given["index"] if isinstance(given["index"], int) else int(os.environ[given["index"]])
-        # before it connects: the head waits only a second for what comes first
         handshake = Handshake(given["token"], index, socket.gethostname(), count_gpus(), free_port())
-        connection, tries = _connected(given["head"], handshake), 1
+        connection = Connection(socket.create_connection(tuple(given["head"]), _SECONDS_TO_CONNECT))
+        connection.send(asdict(handshake))
         node = NodeProcesses(lambda: network_interface_to(connection.address), f"launcher-{index}.log")
         try:
             while True:
@@ -55,11 +53,6 @@ def agent() -> int:
                         connection.send(answer)
                 if node.ended:
                     return 0
-                if connection.lost and node.idle and tries < _TRIES:
-                    # on a busy machine, what it sent may have come later than the head waits
-                    tries += 1
-                    connection.close()
-                    connection = _connected(given["head"], handshake)
                 if reason := connection.lost:
                     print(f"the head is lost: {reason}; ending its ranks", file=sys.stderr)
                     return 1
@@ -74,37 +67,25 @@ def agent() -> int:
             connection.close()
 
 
-def _connected(head: list[Any], handshake: Handshake) -> Connection:
-    """A connection to the head, which has been shown the token. Raises OSError if nobody listens there."""
-    connection = Connection(socket.create_connection(tuple(head), _SECONDS_TO_CONNECT))
-    connection.send(asdict(handshake))
-    return connection
-
-
 class NodeProcesses:
     """What the head has had this node start. `started` has the programs, and the ranks of the attempt that runs.
 
     `interface` names the network interface of the ranks, None if gloo is to choose. The launcher's lines go to the file
-    `log` in the directory of the logs. `idle`: the head hasn't asked for anything yet; `ended`: it has asked to end.
+    `log` in the directory of the logs. `ended`: the head has asked to end.
     """
 
     def __init__(self, interface: Callable[[], str | None], log: str):
         self.started: list[RankProcesses] = []
-        self.idle, self.ended = True, False
+        self.ended = False
         self._interface, self._log = interface, log
         self._run: Path | None = None  # the directory of the run whose ranks it has started
 
     def obey(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """Does what a message asks for; returns the answer."""
-        self.idle = False
-        if "program" in message:
-            program = StartProgram(**message["program"])
-            command = [sys.executable, "-P", "-m", program.module]
-            environment = {**self._network(), **os.environ, **program.environment}
-            self.started.append(RankProcesses(command, environment, number=program.number))
-        elif "ranks" in message:
+        if "start" in message:
+            asked = Start(**message["start"])
             try:
-                self.started.append(self._ranks(StartRanks(**message["ranks"])))
+                self.started.append(self._ranks(asked) if asked.ranks else self._program(asked))
             except FileNotFoundError as error:
                 return [{"event": Event("refused", lines=(str(error),))}]
         elif "end_ranks" in message:
@@ -131,22 +112,23 @@ class NodeProcesses:
         self.started.clear()
         return heartbeats
 
-    def _ranks(self, request: StartRanks) -> RankProcesses:
+    def _program(self, asked: Start) -> RankProcesses:
+        return RankProcesses(asked.command, {**self._network(), **os.environ, **asked.environment}, number=asked.number)
+
+    def _ranks(self, asked: Start) -> RankProcesses:
         """Raises FileNotFoundError if the directory of the logs isn't there."""
-        logs = Path(request.logs)
+        logs = Path(asked.logs)
         if self._run is None:
             self._run = logs.parent.parent
             remove_left_in_memory()
         _wait_for(logs)
-        environment = self._network() | ranks_environment(count_gpus(), request.local_ranks)
-        environment |= {**request.environment, rank_logs.SUPERVISED: str(logs)}
-        if request.deepspeed is None:
+        environment = self._network() | ranks_environment(count_gpus(), asked.local_ranks)
+        environment |= {**asked.environment, rank_logs.SUPERVISED: str(logs)}
+        if not asked.launcher:
             environment |= slurm.rank_environment(environment) or _ALONE
-            command = _rank(request.arguments)
-        else:
-            command = _deepspeed(request.deepspeed, request.arguments)
-        run, hang = self._run, request.hang_seconds
-        return RankProcesses(command, environment, request.ranks, logs / self._log, run=run, hang_seconds=hang)
+        # the wrapper is a file of this node, or of its container
+        command, log = [*asked.launcher, *wrapped(asked.command)], logs / self._log
+        return RankProcesses(command, environment, asked.ranks, log, run=self._run, hang_seconds=asked.hang_seconds)
 
     def _network(self) -> dict[str, str]:
         # by default gloo takes the address of the host's name, which is often a loopback one
@@ -163,30 +145,6 @@ def _wait_for(logs: Path) -> None:
                 f"run.directory: {host} doesn't see {logs}; it must be on a file system of all nodes"
             )
         time.sleep(_POLL_SECONDS)
-
-
-def _rank(arguments: list[str]) -> list[str]:
-    """One rank of `pretrain train` with `arguments`; its RANK and the like are in the environment."""
-    return wrapped([sys.executable, "-u", "-m", "pretrain", "train", *arguments])
-
-
-def _deepspeed(options: list[str], arguments: list[str]) -> list[str]:
-    """DeepSpeed's launcher of the ranks of one machine, with the options of `node_options`.
-
-    The program `deepspeed --no_ssh` would start the same launcher, but import PyTorch and DeepSpeed twice before.
-    """
-    program = [sys.executable, "-u", "-m", "launch.deepspeed_launcher", *options]
-    return [*program, "--no_local_rank", "--quiet", "--no_python", *_rank(arguments)]
-
-
-def node_options(ranks: dict[str, int], node: int, address: str, port: int) -> list[str]:
-    """Options of DeepSpeed's launcher for the machine with number `node` of those in `ranks`: {name: number of ranks}.
-
-    The ranks meet at `address` and `port`.
-    """
-    world = json.dumps({name: list(range(number)) for name, number in ranks.items()})
-    encoded = base64.urlsafe_b64encode(world.encode()).decode()
-    return [f"--world_info={encoded}", f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}"]
 
 
 def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:

@@ -17,12 +17,12 @@ from typing import Any
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.processes import Process, ProcessGroup
 from launch.agent import NodeProcesses
-from launch.protocol import Connection, Event, Handshake, StartProgram, StartRanks, handshake
+from launch.protocol import Connection, Event, Handshake, Start, handshake
 from pretrain.hardware.machine import count_gpus, free_port
 from pretrain.run.heartbeat import Heartbeat
 
 _SECONDS_TO_CONNECT, _SECONDS_TO_END, _POLL_SECONDS = 300.0, 90.0, 0.1
-_SECONDS_TO_SHOW_THE_TOKEN, _MOST_UNKNOWN = 1.0, 64
+_UNKNOWN = 64  # connections without the token, beside those of agents; of more, the oldest are closed
 _LINES_OF_ERRORS = 3
 
 
@@ -53,26 +53,18 @@ class _Here:
 class Agent:
     """One agent, with the `ranks` of its node once they have been started.
 
-    `heartbeats` has the ranks' last ones, once they have been ended. `lost`: why this node counts as lost, None while
-    it answers; `quiet`: it hasn't answered for a while, so that it may be lost.
+    `heartbeats` has the ranks' last ones, once they have been ended.
     """
 
     def __init__(self, connection: Connection | _Here, handshake: Handshake, name: str):
         self.name, self.handshake, self.ranks = name, handshake, 0
         self.heartbeats: dict[int, Heartbeat] = {}
-        self._connection, self._ends = connection, False  # whether it was asked to end its ranks
+        self.connection, self._ends = connection, False  # whether it was asked to end its ranks
         self._events: list[Event] = []
 
-    @property
-    def address(self) -> str:
-        return self._connection.address
-
-    def start_ranks(self, request: StartRanks) -> None:
-        self.ranks = request.ranks
-        self._connection.send({"ranks": asdict(request)})
-
-    def start_program(self, request: StartProgram) -> None:
-        self._connection.send({"program": asdict(request)})
+    def start(self, asked: Start) -> None:
+        self.ranks = asked.ranks
+        self.connection.send({"start": asdict(asked)})
 
     def events(self) -> list[Event]:
         """The events since the last call."""
@@ -80,19 +72,11 @@ class Agent:
         events, self._events = self._events, []
         return events
 
-    @property
-    def lost(self) -> str | None:
-        return self._connection.lost
-
-    @property
-    def quiet(self) -> bool:
-        return self._connection.quiet
-
     def end(self) -> None:
         """Asks it to kill every process of its ranks."""
-        if self.lost is None:
+        if self.connection.lost is None:
             self._ends = True
-            self._connection.send({"end_ranks": True})
+            self.connection.send({"end_ranks": True})
 
     def wait(self) -> None:
         """Waits until they have ended, or the node is lost."""
@@ -101,23 +85,23 @@ class Agent:
 
     def dismiss(self, run_goes_on: bool) -> None:
         """Asks it to end, with all that it has started; if the run goes on, its state stays in the node's memory."""
-        if self.lost is None:
-            self._connection.send({"end": True, "run_goes_on": run_goes_on})
+        if self.connection.lost is None:
+            self.connection.send({"end": True, "run_goes_on": run_goes_on})
 
     def gone(self) -> None:
         """Waits until it has ended, or is lost."""
         self._receive_while(lambda: True)
-        self._connection.close()
+        self.connection.close()
 
     def _receive_while(self, true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _SECONDS_TO_END
         self._receive()
-        while true() and self.lost is None and time.monotonic() < deadline:
+        while true() and self.connection.lost is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
             self._receive()
 
     def _receive(self) -> None:
-        for message in self._connection.receive():
+        for message in self.connection.receive():
             if "event" in message:
                 event = Event(*message["event"])
                 self._events.append(event._replace(lines=tuple(event.lines)))
@@ -144,7 +128,7 @@ class AgentPool:
         self._token = secrets.token_hex(16)
         self._address = address
         self._server: socket.socket | None = None
-        self._unknown: dict[socket.socket, float] = {}  # connections, and until when they must show the token
+        self._unknown: list[socket.socket] = []  # connections that have not shown the token, the oldest first
         self._group = ProcessGroup(seconds_to_end=5.0)  # ssh and srun end by themselves once their agents have gone
         self._starters: list[tuple[Process, list[str]]] = []
 
@@ -178,8 +162,7 @@ class AgentPool:
         while (missing := self._missing()) and not give_up():
             assert self._server is not None
             self._accept(self._server)
-            for connected in list(self._unknown):
-                self._admit_or_close(connected)
+            self._unknown = [connected for connected in self._unknown if not self._known(connected)]
             for agent in self.agents.values():
                 agent.events()  # sends heartbeats, so that no agent takes its head for lost
             for process, names in self._starters:
@@ -196,27 +179,26 @@ class AgentPool:
         return [name for name in without if name not in self.problems]
 
     def _accept(self, server: socket.socket) -> None:
-        """Accepts connections, as many as may be without a token at a time; the others wait in the kernel."""
         with contextlib.suppress(BlockingIOError, ConnectionError):
-            while len(self._unknown) < _MOST_UNKNOWN:
+            while True:
                 connected, _ = server.accept()
                 connected.setblocking(False)
-                self._unknown[connected] = time.monotonic() + _SECONDS_TO_SHOW_THE_TOKEN
+                self._unknown.append(connected)
+                if len(self._unknown) > len(self._names) + _UNKNOWN:
+                    self._unknown.pop(0).close()
 
-    def _admit_or_close(self, connected: socket.socket) -> None:
-        """Admits a connection that has shown the token; closes one that has sent anything else, or nothing in time."""
+    def _known(self, connected: socket.socket) -> bool:
+        """Whether it is known what a connection is: an agent, which is admitted, or anything else, which is closed."""
         try:
             shown = handshake(connected, self._token)
             if shown is None:
-                if time.monotonic() < self._unknown[connected]:
-                    return
-                raise FailedError("no message in time")
+                return False
             if not 0 <= shown.index < len(self._names):
                 raise FailedError("no agent of this number")
             self.agents[shown.index] = Agent(Connection(connected), shown, self._names[shown.index])
         except FailedError:
             connected.close()
-        del self._unknown[connected]
+        return True
 
     def __enter__(self) -> "AgentPool":
         return self

@@ -105,18 +105,13 @@ class _Attempts:
             self._directory,
             self._requests,
             self._faults.dead_rank_seconds,
-            self._on_training,
+            self.failures[-1].ended if self.failures else None,
             another_follows=restarts.left(self.failures, self._faults.restarts, time.time()) > 0,
         )
 
     def _start(self, logs: Path) -> list[Agent]:
         earlier = {restarts.EARLIER: str(time.monotonic() - self._began)} if self.failures else {}
         return self._nodes.start(logs, earlier)
-
-    def _on_training(self) -> None:
-        if self.failures:
-            down = time.time() - self.failures[-1].ended
-            print(f"training again, {down:.1f} s after the failure", file=sys.stderr, flush=True)
 
     def end_after(self, attempt: Attempt) -> Ended | None:
         """How the run has ended with `attempt`; None, after a while, if another attempt follows."""

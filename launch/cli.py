@@ -1,6 +1,5 @@
 """The command `launch`: starts runs on one machine, on hosts that ssh reaches, or under SLURM."""
 
-import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -206,17 +205,10 @@ def doctor(
 
     Exit code 0 means that nothing would stop a run.
     """
-    from data_pipeline.foundation.config_file import load
-    from launch.slurm import ClusterConfig
     from launch.tools.doctor import doctor as doctors
 
-    if hostfile:
-        examined = doctors.on_hosts(hostfile, shlex.split(ssh))
-    elif "SLURM_JOB_NODELIST" in os.environ:
-        examined = doctors.in_allocation(ranks, load(cluster, [], ClusterConfig) if cluster else ClusterConfig())
-    else:
-        examined = doctors.here(ranks)
-    raise typer.Exit(doctors.doctor(*examined, config, overrides or [], as_json, numerics))
+    nodes, access = doctors.machines(ranks, hostfile, shlex.split(ssh), cluster)
+    raise typer.Exit(doctors.doctor(nodes, access, config, overrides or [], as_json, numerics))
 
 
 @app.command(hidden=True)

@@ -32,7 +32,7 @@ def watch(
     run: Path,
     requests: "StopRequests",
     dead_rank_seconds: float,
-    on_training: Callable[[], None] = lambda: None,
+    failed: float | None = None,
     another_follows: bool = False,
 ) -> Attempt:
     """Makes an attempt: starts the ranks with `start`, which gets the directory of the logs, and waits until they end.
@@ -40,8 +40,8 @@ def watch(
     The first signal becomes a request to stop, which the ranks obey after their current step; the second signal kills
     them. When a rank has died or failed, the others have `dead_rank_seconds` to end by themselves, or less if
     `another_follows`: until the cause is known. When a node is lost, the others are killed. No process of the attempt
-    outlives this call. `on_training` is called once all ranks have taken a step. Raises FailedError if a node can't
-    start its ranks.
+    outlives this call. `failed`: when the attempt before did, which is compared with when all ranks have taken a step.
+    Raises FailedError if a node can't start its ranks.
     """
     attempt = Attempt(status.read(run), rank_logs.new_directory(run))
     status.clear_stop(run)  # left from an earlier attempt
@@ -51,7 +51,7 @@ def watch(
         nodes = start(attempt.logs)
         attempt.ranks = sum(node.ranks for node in nodes)
         try:
-            _until_ended(attempt, nodes, requests, dead_rank_seconds, on_training, another_follows, follower)
+            _until_ended(attempt, nodes, requests, dead_rank_seconds, failed, another_follows, follower)
         finally:
             attempt.read = time.time()
             attempt.ended = attempt.ended or attempt.read
@@ -71,12 +71,12 @@ def _until_ended(
     nodes: Sequence[Agent],
     requests: "StopRequests",
     dead_rank_seconds: float,
-    on_training: Callable[[], None],
+    failed: float | None,
     another_follows: bool,
     follower: Follower,
 ) -> None:
     left = {node: node.ranks for node in nodes}  # ranks that haven't ended
-    deadline, announced = float("inf"), False
+    deadline = float("inf")
     while len(requests.signals) < 2:
         time.sleep(_POLL_SECONDS)
         signals: list[int] = []
@@ -85,9 +85,9 @@ def _until_ended(
             follower.hold()
         if attempt.faulty is not None:
             attempt.faulty_node = _node_of(attempt.faulty, nodes)
-        if attempt.training == len(nodes) and not announced:
-            announced = True
-            on_training()
+        if failed is not None and attempt.training == len(nodes):
+            print(f"training again, {time.time() - failed:.1f} s after the failure", file=sys.stderr, flush=True)
+            failed = None
         if not any(left.values()):  # the launchers themselves would take seconds to notice
             break
         if attempt.refused or any(left[node] for node in over) or _lost(attempt, nodes, left):
@@ -101,7 +101,7 @@ def _until_ended(
             attempt.broken and time.time() - attempt.ended > _SECONDS_FOR_THE_CAUSE and attempt.has_said_why
         )
         # ranks fail when they miss those of a lost node, and that node is the one to name
-        quiet = any(left[node] and node.quiet for node in nodes)
+        quiet = any(left[node] and node.connection.quiet for node in nodes)
         if not quiet and (time.monotonic() > deadline or (another_follows and known)):
             break
 
@@ -151,7 +151,7 @@ def _node_of(rank: int, nodes: Sequence[Agent]) -> str:
 def _lost(attempt: Attempt, nodes: Sequence[Agent], left: dict[Agent, int]) -> bool:
     """Names the nodes that no longer answer although they have ranks."""
     for node in nodes:
-        if left[node] and (reason := node.lost) and node.name not in attempt.lost:
+        if left[node] and (reason := node.connection.lost) and node.name not in attempt.lost:
             attempt.lost[node.name] = reason
             attempt.ended = attempt.ended or time.time()
             print(f"node {node.name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)

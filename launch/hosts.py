@@ -37,7 +37,8 @@ def access(hosts: list[Node], address: str | None, ssh: list[str]) -> Access:
             pool.start(command, [host.name], index, portable_environment())
 
     def master(first: Agent) -> tuple[str, int]:
-        return (head if first.address.startswith("127.") else first.address), first.handshake.port
+        own = first.connection.address
+        return (head if own.startswith("127.") else own), first.handshake.port
 
     return Access(start, False, head, master, tries_again=True)
 

@@ -1,5 +1,7 @@
 """The nodes of a run, with an agent on each, as long as enough of them are left."""
 
+import base64
+import json
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -8,10 +10,9 @@ from pathlib import Path
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
-from launch.agent import node_options
 from launch.agent_pool import Agent, AgentPool
 from launch.head import StopRequests
-from launch.protocol import StartRanks
+from launch.protocol import Start
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware.machine import free_port
@@ -75,6 +76,19 @@ def number_of_ranks(nodes: Sequence[Node]) -> int:
     return sum(node.ranks for node in nodes)
 
 
+def deepspeed_launcher(nodes: Sequence[Node], number: int, address: str, port: int) -> list[str]:
+    """DeepSpeed's launcher on the node `number` of `nodes`, before the command of a rank.
+
+    The ranks meet at `address` and `port`. The program `deepspeed --no_ssh` would start the same launcher, but import
+    PyTorch and DeepSpeed twice before.
+    """
+    world = json.dumps({node.name: list(range(node.ranks)) for node in nodes})
+    encoded = base64.urlsafe_b64encode(world.encode()).decode()
+    program = [sys.executable, "-u", "-m", "launch.deepspeed_launcher", f"--world_info={encoded}"]
+    program += [f"--node_rank={number}", f"--master_addr={address}", f"--master_port={port}"]
+    return [*program, "--no_local_rank", "--quiet", "--no_python"]
+
+
 def _usable(config: RunConfig, left: list[Node], least: int | None) -> list[Node]:
     """As many of the nodes as can share the run's batches; none if these are fewer than `least`."""
     for number in range(len(left), (least or len(left) + 1) - 1, -1):
@@ -136,16 +150,17 @@ class Nodes:
         """Starts an attempt's ranks, which write their logs to `logs`, with `environment` added to theirs."""
         address, port = self._access.master(self._agents[0])
         environment = {**environment, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        per_rank, ranks = self._access.agent_per_rank, {node.name: node.ranks for node in self._nodes}
+        alone = self._access.agent_per_rank
+        rank = [sys.executable, "-u", "-m", "pretrain", "train", *self._run.arguments]
         for number, (agent, node) in enumerate(zip(self._agents, self._where, strict=True)):
-            agent.start_ranks(
-                StartRanks(
-                    ranks=1 if per_rank else node.ranks,
+            agent.start(
+                Start(
+                    rank,
+                    environment,
+                    ranks=1 if alone else node.ranks,
                     local_ranks=node.ranks,
                     logs=str(logs),
-                    deepspeed=None if per_rank else node_options(ranks, number, address, port),
-                    arguments=self._run.arguments,
-                    environment=environment,
+                    launcher=[] if alone else deepspeed_launcher(self._nodes, number, address, port),
                     hang_seconds=self._config.faults.hang_seconds,
                 )
             )

@@ -7,6 +7,7 @@ import hmac
 import json
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -53,62 +54,43 @@ def handshake(connected: socket.socket, token: str) -> Handshake | None:
 
 
 @dataclass(frozen=True)
-class StartRanks:
-    """Asks an agent to start the `ranks` of its node, or its one rank of `local_ranks` on the node.
+class Start:
+    """Asks an agent to start `command`, whose environment is changed by `environment`: a program, or ranks.
 
-    `logs` is the directory of the attempt's logs, `deepspeed` the options of DeepSpeed's launcher (None: this rank
-    alone), `arguments` are those of `pretrain train`, `environment` changes the ranks'. `hang_seconds`: the run's
-    `faults.hang_seconds`.
+    Events of a program have its `number`. `ranks`: how many of the node's `local_ranks` there are, whose output goes to
+    the directory `logs`. `launcher` is the command that starts them, before that of a rank; without it there is one
+    rank. `hang_seconds`: the run's `faults.hang_seconds`.
     """
 
-    ranks: int
-    local_ranks: int
-    logs: str
-    deepspeed: list[str] | None
-    arguments: list[str]
+    command: list[str]
     environment: dict[str, str]
+    number: int = 0
+    ranks: int = 0
+    local_ranks: int = 0
+    logs: str = ""
+    launcher: Sequence[str] = ()
     hang_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class StartProgram:
-    """Asks an agent to run a Python module, whose environment is changed by `environment`. Its events have `number`."""
-
-    module: str
-    environment: dict[str, str]
-    number: int
 
 
 class Event(NamedTuple):
     """An agent's report about the processes that it has started.
 
-    - `training`: all ranks of the node have taken their first step.
-    - `rank failed`: rank `number` has met the error in `lines`, and may take a while to end.
-    - `rank hung`: rank `number` has made no progress for too long, because of itself or of a rank that it waits for.
-    - `rank faulty`: the arithmetic of rank `number`, which may be on another node, was found wrong.
-    - `rank ended`: rank `number` has ended with `code`, negative for a signal; `lines` are its last unless `code` is 0.
-    - `rank left`: rank `number` has exited with code 0 before the end of its work.
-    - `wrapper killed`: the process above rank `number` was killed, so that nobody sees how the rank ends.
-    - `signal`: stop signal `number` was sent to a process above the ranks.
-    - `report`: program `number` has printed the JSON in `lines`.
-    - `launcher ended`: the node's launcher, or program `number`, has ended with `code`; `lines` are its last.
-    - `all ended`: no process of the node's ranks is left.
-    - `refused`: the node can't start its ranks; `lines` says why.
+    `number` is that of a rank or program, or the signal's. `code` is an exit code, negative for a signal that killed.
+    `lines` are the last ones that the rank or program printed, unless `code` is 0, or the reason.
     """
 
     kind: Literal[
-        "training",
-        "rank failed",
-        "rank hung",
-        "rank faulty",
+        "training",  # all ranks of the node have taken their first step
+        "rank failed",  # the rank has met the error in `lines`, and may take a while to end
+        "rank hung",  # it has made no progress for too long, because of itself or of a rank that it waits for
+        "rank faulty",  # the arithmetic of the rank, which may be on another node, was found wrong
         "rank ended",
-        "rank left",
-        "wrapper killed",
-        "signal",
-        "report",
-        "launcher ended",
-        "all ended",
-        "refused",
+        "rank left",  # it has exited with code 0 before the end of its work
+        "wrapper killed",  # the process above the rank was killed, so that nobody sees how the rank ends
+        "signal",  # a stop signal was sent to a process above the ranks
+        "launcher ended",  # the node's launcher, or a program
+        "all ended",  # no process of the node's ranks is left
+        "refused",  # the node can't start its ranks
     ]
     number: int = 0
     code: int = 0

@@ -19,7 +19,6 @@ from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.outcome import Outcome
 from pretrain.run.rank_logs import SUPERVISED, last_lines, rank_log
 
-PROGRAM_REPORT = "report:"
 _LAST_LINES = 10
 
 
@@ -31,7 +30,7 @@ def wrapped(command: list[str]) -> list[str]:
 class RankProcesses:
     """Runs `command`, a launcher of `ranks` ranks or a program without any, and reports their events.
 
-    The launcher's own lines go to `log` if the disk has room. Reports of a program, and its end, have its `number`.
+    The launcher's own lines go to `log` if the disk has room. A program's end has its `number`.
     `run` is the directory of the ranks' run. A rank whose process is stopped for `hang_seconds` hangs; all of them may
     be, so that none would say so. `heartbeats` has the last ones, once the ranks have been ended.
     """
@@ -73,8 +72,7 @@ class RankProcesses:
         killed = [rank for wrapper in gone if (rank := self._wrappers.pop(wrapper, None)) is not None]
         # first, since other ranks end because of it
         events = [*(Event("wrapper killed", rank) for rank in killed), *news]
-        reports = self._output.take(self._launcher.read())
-        events += (Event("report", self._number, lines=(report,)) for report in reports)
+        self._output.take(self._launcher.read())
         events += (Event("rank hung", rank) for rank in self._stopped())
         if self._silent is None and any(event.kind == "rank hung" for event in events):
             # DeepSpeed's launcher will signal the others soon, which may wake the one that hangs
@@ -139,7 +137,7 @@ class RankProcesses:
         """The ranks that run: what is shown for those that had no heartbeat yet, silent since they were started."""
         silent = time.monotonic() - self._launcher.started
         return {
-            rank: Heartbeat(0, 0, silent, silent, None, any(map(_is_stopped, _children(wrapper))))
+            rank: Heartbeat(0, 0, silent, silent, None, _below_is_stopped(wrapper))
             for wrapper, rank in self._wrappers.items()
         }
 
@@ -151,17 +149,14 @@ class _Output:
         self.log, self._unfinished = log, b""
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
 
-    def take(self, output: bytes) -> list[str]:
-        """Takes what was printed since the last call; returns a program's reports."""
+    def take(self, output: bytes) -> None:
+        """Takes what was printed since the last call."""
         *lines, self._unfinished = (self._unfinished + output).split(b"\n")
-        shown = [line.decode(errors="replace") for line in lines]
-        for line in shown:
-            if line and not line.startswith(PROGRAM_REPORT):
-                self.last_lines.append(line)
-                if self.log:
-                    with contextlib.suppress(OSError), self.log.open("a") as log:
-                        print(line, file=log)
-        return [line.removeprefix(PROGRAM_REPORT) for line in shown if line.startswith(PROGRAM_REPORT)]
+        for line in (line.decode(errors="replace") for line in lines if line):
+            self.last_lines.append(line)
+            if self.log:
+                with contextlib.suppress(OSError), self.log.open("a") as log:
+                    print(line, file=log)
 
 
 def _runs(process: int) -> bool:
@@ -170,13 +165,7 @@ def _runs(process: int) -> bool:
     return False
 
 
-def _children(process: int) -> list[psutil.Process]:
+def _below_is_stopped(process: int) -> bool:
     with contextlib.suppress(psutil.Error):
-        return list(psutil.Process(process).children())
-    return []
-
-
-def _is_stopped(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(process.status() == psutil.STATUS_STOPPED)
+        return any(child.status() == psutil.STATUS_STOPPED for child in psutil.Process(process).children())
     return False

@@ -185,28 +185,11 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     ]
     script += [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
     script += [f"export {key}={shlex.quote(value)}" for key, value in _variables(job).items()]
-    script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", "", *_comment(job)]
+    script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]
     given = {key: value for key, value in asdict(head).items() if value}
     command = [*PYTHON, "head", json.dumps(given, default=str)]
     # exec: SLURM sends the batch shell USR1 before the time is over, and only the head knows what to do then
     return "\n".join([*script, f"exec {shlex.join(command)}", ""])
-
-
-def _comment(job: Job) -> list[str]:
-    head = job.head
-    if not head.is_run:
-        return ["# the head starts Ray on each node with srun, builds, and takes Ray down again"]
-    lines = []
-    if head.doctor:
-        lines.append("the head runs the doctor first, and ends with its findings if one of them is a fault")
-    if head.stage:
-        lines.append("each node copies the corpora to its own disk, and the ranks read them there")
-    if head.agent_per_rank:
-        lines.append("for each GPU, the head's srun starts an agent, and that one rank: RANK is $SLURM_PROCID, …")
-    else:
-        lines.append("on each node, the head's srun starts an agent, and that DeepSpeed's launcher of its ranks:")
-        lines.append("  deepspeed.launcher.launch --node_rank $SLURM_NODEID --master_addr FIRST_NODE … pretrain train")
-    return [f"# {line}" for line in lines]
 
 
 def _variables(job: Job) -> dict[str, str]:

@@ -17,12 +17,11 @@ import pytest
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.signals import STOP_SIGNALS
 from launch import attempts, head
-from launch.agent import node_options
 from launch.agent_pool import AgentPool
 from launch.attempt import Attempt, first_failed
 from launch.attempts import Ended
 from launch.head import result, stop_requests
-from launch.nodes import Access, Node, Run
+from launch.nodes import Access, Node, Run, deepspeed_launcher
 from launch.rank_processes import RankProcesses
 from pretrain.run import heartbeat, rank_logs
 from pretrain.run.status import Status
@@ -133,8 +132,7 @@ def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
 
 
 def test_a_rank_that_fails_is_named_and_the_launchers_words_are_kept_off_the_terminal(tmp_path, capfd):
-    """A line that quotes a report, as DeepSpeed's quotes the command that failed, is not a report."""
-    words = "Killing subprocess\n['rank ended: 4 0 {code}'] exits with return code = 3"
+    words = "Killing subprocess\n['sh'] exits with return code = 3"
     assert supervised(tmp_path, DONE, "echo last words; exit 3", words=words) == 1
     out, err = capfd.readouterr()
     logs = tmp_path / "logs/attempt-0001"
@@ -369,12 +367,9 @@ others = [socket.create_connection(given["head"]) for _ in range(70)]
 for other, sent in zip(others, eval(sys.argv[1])):
     with contextlib.suppress(OSError):  # closed before it was all sent
         other.sendall(sent)
-joined = False
-while not joined:  # as agents do: on a busy machine, what one sends may come later than the head waits
-    connection = socket.create_connection(given["head"])
-    with contextlib.suppress(OSError):
-        connection.sendall(json.dumps(said).encode() + b"\\n" * 5)
-        joined = connection.recv(1)
+connection = socket.create_connection(given["head"])
+connection.sendall(json.dumps(said).encode() + b"\\n" * 5)
+connection.recv(1)
 """
 
 
@@ -386,7 +381,7 @@ NO_HANDSHAKES = [
 
 @each("sent", ["[b'{}\\n' * 2_000_000]", "[]", repr(NO_HANDSHAKES)])
 def test_an_agent_joins_whatever_others_send_before_it(sent):
-    """More connections than are accepted at a time; each is closed within a second or so."""
+    """More connections than may be without a token."""
     with AgentPool(["host"], "127.0.0.1") as pool:
         pool.start([sys.executable, "-c", JOINS, sent], ["host"], 0, {})
         pool.connect(give_up=lambda: False, seconds=200)
@@ -396,11 +391,9 @@ def test_an_agent_joins_whatever_others_send_before_it(sent):
 
 def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
     """It gives them RANK and the like; by itself it would also give them GPUs 0 and 1."""
-    options = node_options({"a": 2, "b": 2}, 1, "10.0.0.1", 29)
-    launcher = [sys.executable, "-m", "launch.deepspeed_launcher", *options]
-    launcher += ["--no_local_rank", "--quiet", "--no_python"]
     shown = "echo $RANK $LOCAL_RANK $LOCAL_SIZE $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $CUDA_VISIBLE_DEVICES"
     chosen = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-8932f937,5"}
+    launcher = deepspeed_launcher([Node("a", 2), Node("b", 2)], 1, "10.0.0.1", 29)
     done = subprocess.run([*launcher, "sh", "-c", shown], env=chosen, capture_output=True, text=True)
     assert sorted(done.stdout.splitlines()) == [
         f"{2 + local} {local} 2 4 10.0.0.1 29 GPU-8932f937,5" for local in range(2)

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from launch.rank_processes import PROGRAM_REPORT
-
 Level = Literal["ok", "warning", "fault"]
 _REQUEST = "LAUNCH_DOCTOR_REQUEST"  # the check, its time limit and its settings, as JSON
+_REPORT = "findings: "  # begins the line with them, among whatever else a check's process prints
 _LONGEST_ERROR = 200  # characters
 
 
@@ -66,33 +65,39 @@ class Check:
     module: str
     function: str
     seconds: float = 60.0
-    remedy: str = ""
+    remedy: str = "see what it waits for: a file system, a driver"
 
     def request(self, settings: Settings) -> dict[str, str]:
         """The environment that asks this program for the check."""
         return {_REQUEST: json.dumps([self.module, self.function, self.seconds, asdict(settings)])}
 
+    def findings(self, rank: str, code: int, last_lines: Sequence[str]) -> list[Finding]:
+        """What a process has found, of a `rank` or of nobody, that ended with this exit code and these lines."""
+        reports = [line.removeprefix(_REPORT) for line in last_lines if line.startswith(_REPORT)]
+        if reports:
+            return [Finding(**finding) for finding in json.loads(reports[-1])]
+        return [self.failure(rank, code, last_lines)]
+
     def failure(self, rank: str, code: int, last_lines: Sequence[str] = ()) -> Finding:
-        """The finding where a process, of a `rank` or of nobody, ended with this exit code and these lines."""
+        """The finding where a process ended with this exit code and these lines before it reported any."""
         error = last_lines[-1] if last_lines else f"exit code {code}"
         late = code == -signal.SIGALRM
         said = f"no answer within {self.seconds:g} s" if late else f"the check failed: {error[:_LONGEST_ERROR]}"
         return Finding(self.title, "fault", f"{rank}{said}", "", self.remedy)
 
 
-_WAITS = "see what it waits for: a file system, a driver"
 NODE_CHECKS = [
-    Check("versions", "machine", "versions", remedy=_WAITS),
-    Check("GPUs", "machine", "gpus", remedy=_WAITS),
-    Check("memory", "machine", "memory", remedy=_WAITS),
-    Check("run directory", "machine", "run_directory", 90, _WAITS),
-    Check("tracking", "run_file", "tracking", remedy=_WAITS),
+    Check("versions", "machine", "versions"),
+    Check("GPUs", "machine", "gpus"),
+    Check("memory", "machine", "memory"),
+    Check("run directory", "machine", "run_directory", 90),
+    Check("tracking", "run_file", "tracking"),
 ]
-RUN_FILE = Check("run file", "run_file", "run_file", 300, _WAITS)  # once for all nodes
+RUN_FILE = Check("run file", "run_file", "run_file", 300)  # once for all nodes
 # Of ranks together. A network file system makes starting Python and importing torch slow; DeepSpeed may compile.
 _REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
 ALL_REDUCE = Check("all-reduce", "ranks", "all_reduce", 180, _REACHABLE)
-NUMERICS = Check("numerics", "ranks", "numerics", 300)
+NUMERICS = Check("numerics", "ranks", "numerics", 300, remedy="")
 
 
 def main() -> None:
@@ -100,7 +105,7 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
     check = getattr(importlib.import_module(f"launch.tools.doctor.{module}"), function)
     findings = [asdict(finding) for finding in check(Settings(**settings))]
-    print(PROGRAM_REPORT, json.dumps(findings), flush=True)
+    print(f"{_REPORT}{json.dumps(findings)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from data_pipeline.foundation.formatting import counted
 from launch import hosts, slurm_head
 from launch.agent_pool import Agent, AgentPool
 from launch.nodes import Access, Node, this_machine
-from launch.protocol import StartProgram
+from launch.protocol import Start
 from launch.slurm import ClusterConfig
 from launch.tools.doctor import checks
 from launch.tools.doctor.checks import ALL_REDUCE, NODE_CHECKS, NUMERICS, RUN_FILE, Check, Finding, Settings
@@ -26,25 +27,26 @@ from pretrain.run import slurm
 
 _SECONDS_TO_START = 120.0  # a node's Python, on a slow file system
 _POLL_SECONDS = 0.1
+_PROGRAM = [sys.executable, "-P", "-m", checks.__name__]
 _INDENT = 9
 _WRAPPED = textwrap.TextWrapper(80, subsequent_indent=" " * _INDENT, break_on_hyphens=False, break_long_words=False)
 
 
-def here(ranks: int | None) -> tuple[list[Node], Access]:
-    """This machine. A node of 0 ranks has one for each GPU, or one."""
+def machines(
+    ranks: int | None, hostfile: Path | None, ssh: list[str], cluster: Path | None
+) -> tuple[list[Node], Access]:
+    """The hosts of `hostfile`, else the nodes of the SLURM allocation that this process is in, else this machine.
+
+    A node of 0 ranks has one for each GPU, or one. Raises UserError for a file that can't be read.
+    """
+    if hostfile:
+        nodes = hosts.read(hostfile)
+        return nodes, hosts.access(nodes, None, ssh)
+    if "SLURM_JOB_NODELIST" in os.environ:
+        nodes = [Node(name, ranks or 0) for name in slurm.hostnames(os.environ["SLURM_JOB_NODELIST"])]
+        settings = load(cluster, [], ClusterConfig) if cluster else ClusterConfig()
+        return nodes, slurm_head.access(nodes, settings.srun, settings.container, settings.variables)
     return [Node("this machine", ranks or 0)], this_machine(0)[1]
-
-
-def on_hosts(hostfile: Path, ssh: list[str]) -> tuple[list[Node], Access]:
-    """The hosts of a file in DeepSpeed's format. Raises UserError for a file that can't be read."""
-    nodes = hosts.read(hostfile)
-    return nodes, hosts.access(nodes, None, ssh)
-
-
-def in_allocation(ranks: int | None, cluster: ClusterConfig) -> tuple[list[Node], Access]:
-    """The nodes of the SLURM allocation that this process is in, with `ranks` on each, in the cluster's container."""
-    nodes = [Node(name, ranks or 0) for name in slurm.hostnames(os.environ["SLURM_JOB_NODELIST"])]
-    return nodes, slurm_head.access(nodes, cluster.srun, cluster.container, cluster.variables)
 
 
 def doctor(
@@ -155,23 +157,19 @@ def _run(programs: list[Program], agents: dict[int, Agent], problems: dict[str, 
     answers: dict[int, list[Finding]] = {}
     started, running = time.monotonic(), dict(enumerate(programs))
     for number, program in running.items():
-        agents[program.node].start_program(StartProgram(checks.__name__, program.environment, number))
+        agents[program.node].start(Start(_PROGRAM, program.environment, number))
     while running:
         for event in [event for agent in agents.values() for event in agent.events()]:
-            if event.kind == "report" and event.number in running:
-                answers[event.number] = [Finding(**finding) for finding in json.loads(event.lines[0])]
-            elif event.kind == "launcher ended" and event.number in running:
+            if event.kind == "launcher ended" and event.number in running:
                 program = running.pop(event.number)
-                if event.code:
-                    failure = program.check.failure(program.rank, event.code, event.lines)
-                    answers.setdefault(event.number, [failure])
+                answers[event.number] = program.check.findings(program.rank, event.code, event.lines)
         for number, program in list(running.items()):
             agent = agents[program.node]
-            if agent.lost:
-                problems[agent.name] = agent.lost
+            if reason := agent.connection.lost:
+                problems[agent.name] = reason
                 del running[number]
             elif time.monotonic() - started > program.check.seconds + _SECONDS_TO_START:
-                answers.setdefault(number, [program.check.failure(program.rank, -signal.SIGALRM)])
+                answers[number] = [program.check.failure(program.rank, -signal.SIGALRM)]
                 del running[number]
         time.sleep(_POLL_SECONDS)
     return answers

@@ -1,7 +1,6 @@
 """One machine: installed packages, GPUs, memory that a run shares with everything else there, and its directory."""
 
 import contextlib
-import errno
 import fcntl
 import os
 import platform
@@ -12,13 +11,13 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
-from typing import IO, Any
 
 import pynvml
 from packaging.requirements import Requirement
 
 from data_pipeline.foundation.code_version import PACKAGE
 from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.locks import lock
 from data_pipeline.foundation.memory import available
 from launch.tools.doctor.checks import Finding, Level, Settings
 from pretrain.hardware.cpu_speed import product_flops
@@ -120,22 +119,19 @@ def locked_file(directory: Path) -> Iterator[Path | None]:
 
     A thread creates and locks it, because on a dead file system that never returns.
     """
-    files: list[IO[bytes]] = []
+    with contextlib.ExitStack() as files:
+        names: list[str] = []
 
-    def create() -> None:
-        with contextlib.suppress(OSError):  # the checks say what is wrong with the directory
-            file = tempfile.NamedTemporaryFile(dir=existing(directory), prefix=".doctor-")  # noqa: SIM115
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            files.append(file)
+        def create() -> None:
+            with contextlib.suppress(OSError):  # the checks say what is wrong with the directory
+                file = files.enter_context(tempfile.NamedTemporaryFile(dir=existing(directory), prefix=".doctor-"))
+                lock(file, None)
+                names.append(file.name)
 
-    thread = threading.Thread(target=create, daemon=True)
-    thread.start()
-    thread.join(_SECONDS_TO_LOCK)
-    try:
-        yield Path(files[0].name) if files else None
-    finally:
-        for file in files:
-            file.close()
+        thread = threading.Thread(target=create, daemon=True)
+        thread.start()
+        thread.join(_SECONDS_TO_LOCK)
+        yield Path(names[0]) if names else None
 
 
 def run_directory(settings: Settings) -> list[Finding]:
@@ -183,16 +179,9 @@ def _locks(folder: Path, locked: str | None) -> Finding:
                 remedy = "put run.directory on a file system that every node mounts"
                 return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
             time.sleep(0.2)
-        with Path(locked).open() as file:
-            wrong = "" if _is_locked(file) else "a lock that another process holds isn't seen here"
+        with Path(locked).open() as file, contextlib.suppress(BlockingIOError):
+            lock(file, None, shared=True)
+            wrong = "a lock that another process holds isn't seen here"
     if wrong:
         return Finding("file locks", "warning", wrong, "locks that hold on every node", _NOTHING_PREVENTS)
     return Finding("file locks", "ok", f"flock works{', also against other processes' if locked else ''}")
-
-
-def _is_locked(file: IO[Any]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno == errno.EWOULDBLOCK
-    return False
