@@ -39,9 +39,9 @@ _SENTINELS, _LARGEST_VOCABULARY = 100, 32_000
 _TOKENS_PER_ROW, _BYTES_PER_TOKEN = 568, 4  # T5's; English with a vocabulary of a few thousand
 _LANGUAGE_HINT = "# add `language: en` if all of it is English"
 _SHIPPED_HINT = "# the text that ships; `launch init NAME --text PATH` takes your own"
-_SAMPLES = {  # by format: the settings and files of the text that ships
-    "wikipedia": ("name: enwiki, language: en", "enwiki-*-pages-articles*.xml.bz2"),
-    "c4": ("name: c4, language: en", "c4-train.*.json.gz"),
+_SHIPPED = {  # by format: the name and files of the text that ships
+    "wikipedia": ("enwiki", "enwiki-*-pages-articles*.xml.bz2"),
+    "c4": ("c4", "c4-train.*.json.gz"),
 }
 _TEXT_COMMENT = (
     "# sample_by: `document` keeps a file in order; `paragraph`, `line`: each is a document, and they are shuffled\n"
@@ -129,7 +129,7 @@ def write_first_files(
             output=_quoted(directory),
             comments=given.comments,
             hint=_LANGUAGE_HINT if text else _SHIPPED_HINT,
-            sources="\n".join(_source_line(source) for source in given.sources),
+            sources="\n".join(given.sources),
             by="by: position, " if given.parts else "",
             held_out=given.held_out,
             vocab_size=int(min(vocabulary, models)),
@@ -163,32 +163,27 @@ def _untried(first_run: FirstRun, machine: Machine) -> list[str]:
 
 @dataclass(frozen=True)
 class _Text:
-    """The sources of a corpus, a sample of them if they exist, and lines and comments about them.
+    """The sources of a corpus in its file, a sample of them if they exist, and lines and comments about them.
 
     The few files of plain text are cut into `parts` documents, of which the last are held out; 0: none is cut.
     """
 
-    sources: list[Source]
+    sources: list[str]
     sample: Sample | None
     lines: list[str]
+    held_out: float = 0.01
     comments: str = ""
     parts: int = 0
-
-    @property
-    def held_out(self) -> float:
-        if any(source.split for source in self.sources):
-            return 0
-        return self.sample.held_out(self.parts) if self.sample else 0.01
 
 
 def _shipped_text() -> _Text:
     folder = Path(data_pipeline.__file__).with_name("samples")
-    sources = [Source(kind, f"{folder}/{pattern}") for kind, (_, pattern) in _SAMPLES.items()]
-    shown = [
-        replace(source, path=f"${{samples:}}/{_SAMPLES[source.format][1]}", settings=_SAMPLES[source.format][0])
-        for source in sources
+    sample = sample_of([Source(kind, f"{folder}/{files}") for kind, (_, files) in _SHIPPED.items()])
+    lines = [
+        f'  - {{format: {kind}, name: {name}, language: en, path: "${{samples:}}/{files}"}}'
+        for kind, (name, files) in _SHIPPED.items()
     ]
-    return _Text(shown, sample_of(sources), [])
+    return _Text(lines, sample, [], sample.held_out() if sample else 0.01)
 
 
 def _users_text(text: str, text_format: str | None) -> _Text:
@@ -206,11 +201,12 @@ def _users_text(text: str, text_format: str | None) -> _Text:
                 options["max_document_bytes"], parts = part, max(1, size // part)
                 comments += _PARTS_COMMENT
             source = replace(source, options=options)
-        sources.append(source)
+        sources.append(_source_line(source))
         if files:
             column = f" in {source.options['text']!r}" if "text" in source.options else ""
             lines.append(f"text: {counted(len(files), 'file')}, {size / 1e6:,.1f} MB, format {source.format}{column}")
-    return _Text(sources, sample, lines, comments, parts)
+    held_out = 0 if any(source.split for source in found) else sample.held_out(parts) if sample else 0.01
+    return _Text(sources, sample, lines, held_out, comments, parts)
 
 
 def _source_line(source: Source) -> str:
@@ -220,8 +216,8 @@ def _source_line(source: Source) -> str:
         f"{key}: {_quoted(value) if isinstance(value, str) else value}" for key, value in source.options.items()
     )
     split = f"name: {source.split}, split: {source.split}" if source.split else ""
-    settings = [source.settings, f"path: {path}", split, f"options: {{{options}}}" if options else ""]
-    return f"  - {{{', '.join([f'format: {source.format}', *filter(None, settings)])}}}"
+    settings = [f"format: {source.format}", f"path: {path}", split, f"options: {{{options}}}" if options else ""]
+    return f"  - {{{', '.join(filter(None, settings))}}}"
 
 
 def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, long_spans: bool) -> str:

@@ -7,11 +7,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import SourceConfig, SplitConfig, TokenizerConfig
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
@@ -21,7 +20,7 @@ from data_pipeline.sources.compression.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.stages.documents import split_of
+from data_pipeline.stages.documents import split_of, text_of
 from data_pipeline.tokenizer.training import largest_vocabulary
 
 FORMATS = {  # by the end of a name, without the ending of its compression
@@ -59,13 +58,12 @@ _LARGEST_FILE = 8 << 20  # `max_document_bytes`: a larger text file is several d
 
 @dataclass(frozen=True)
 class Source:
-    """A source of a corpus file: files of one format, its `options`, and further `settings` in YAML."""
+    """A source of a corpus file: files of one format and its `options`, for one `split` or all."""
 
     format: str
     path: str | list[str]
     options: dict[str, Any] = field(default_factory=dict)
     split: str | None = None
-    settings: str = ""
 
     def files(self) -> list[InputFile]:
         return list_files(SourceConfig(format=self.format, path=self.path, name=self.format))
@@ -140,7 +138,12 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[Source], list[s
     try:
         files = list_files(SourceConfig(format="text", path=text))
     except UserError:  # not there yet; the name must do
-        return [_with_columns(Source(text_format or _by_name(text) or _missing(text), text), None)], []
+        kind = text_format or _by_name(text)
+        if kind is None and "://" not in text:
+            raise UserError(
+                f"--text: {text}: no such file or folder; for text that comes later, give --format"
+            ) from None
+        return [Source(kind or _unknown(text), text)], []
     is_folder = Path(text).is_dir()
     if is_folder and (splits := _saved_splits(Path(text))):
         return splits
@@ -220,11 +223,8 @@ def _documents(file: InputFile) -> Iterator[tuple[str, str, int]]:
 
 def _texts(source: Source, file: InputFile) -> Iterator[tuple[Record, bytes]]:
     with suppress(DamagedInput):
-        records = READERS[source.format](Input(file.path, options=source.options), ReadStats())
-        for record in records:
-            text = record.text
-            if source.format == "wikipedia":
-                text = plain_text(text, record.title, record.hidden_namespaces)
+        for record in READERS[source.format](Input(file.path, options=source.options), ReadStats()):
+            text = text_of(record, source.format)
             if text.strip():
                 yield record, text.encode()
 
@@ -254,12 +254,6 @@ def _by_name(text: str) -> str | None:
         if unread in _UNREAD:
             raise UserError(f"--text: {text}: no reader reads {unread}; {_UNREAD[unread]}")
     return FORMATS.get(next((ending.removesuffix(one) for one in _COMPRESSED if ending.endswith(one)), ending))
-
-
-def _missing(text: str) -> str:
-    if "://" in text:
-        return _unknown(text)
-    raise UserError(f"--text: {text}: no such file or folder; for text that comes later, give --format")
 
 
 def _unknown(text: str) -> str:
@@ -295,22 +289,19 @@ def _saved_splits(folder: Path) -> tuple[list[Source], list[str]] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     held_out = next((name for name in _HELD_OUT if name in names), None)
-    found, left_out = [], []
-    for name in names:
+    found = []
+    for name in (name for name in names if name in ("train", held_out)):
         split = "validation" if name == held_out else "train" if held_out else None
         source = Source("arrow", f"{folder}/{name}/*.arrow", split=split)
-        if name not in ("train", held_out):
-            left_out.append(
-                f"left out: the split {name!r}, which a model is tested on; add it as a source to train on it"
-            )
-            continue
         found.append(_with_columns(source, source.files()[0]))
+    which = "which a model is tested on; add it as a source to train on it"
+    left_out = [f"left out: the split {name!r}, {which}" for name in names if name not in ("train", held_out)]
     return (found, left_out) if found else None
 
 
-def _with_columns(source: Source, file: InputFile | None) -> Source:
+def _with_columns(source: Source, file: InputFile) -> Source:
     """`source` with the option `text`, the column with the longest strings, unless that is "text"."""
-    if file is None or source.format not in _TABLES:
+    if source.format not in _TABLES:
         return source
     options: dict[str, Any] = {}
     if source.format == "csv":
@@ -327,7 +318,7 @@ def _with_columns(source: Source, file: InputFile | None) -> Source:
         if not lengths[best]:
             raise UserError(f"--text: {file.name}: has no column of text among {', '.join(names)}")
         options["text"] = best
-    return Source(source.format, source.path, options, source.split)
+    return replace(source, options=options)
 
 
 def _first_line(path: str) -> str:
