@@ -21,6 +21,7 @@ import psutil
 from checks.faults import cells, verdicts
 from checks.faults.cells import Cell
 from checks.faults.planted import Planted
+from checks.faults.slow_link import slow
 from checks.faults.verdicts import Verdict
 from pretrain.run import node_memory
 from tests.conftest import run, write_c4, write_corpus_file
@@ -173,7 +174,7 @@ class Matrix:
         shutil.rmtree(memory, ignore_errors=True)
 
     def _slow(self, index: int) -> None:
-        with self.hosts.slow(index, seconds=SLOW_LINK, loss=0.01):
+        with slow(self.hosts, index, seconds=SLOW_LINK, loss=0.01):
             time.sleep(SLOW_FOR)
 
     def _left(self, cell: Cell, path: Path) -> list[psutil.Process]:

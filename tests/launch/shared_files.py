@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 UNPROTECTED = "nothing prevents a second run in this directory; make sure that only one trains there"
@@ -81,7 +81,7 @@ def _serve(directory: str, mountpoint: str, cached: float, locks: bool) -> None:
     ends_with_parent = 1, signal.SIGKILL  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(*ends_with_parent)
     os.environ.setdefault("FUSE_LIBRARY_PATH", ctypes.util.find_library("fuse3") or "")
-    import mfusepy
+    import mfusepy  # looks for the library at once
 
     class Passed(mfusepy.Operations):  # type: ignore[misc]
         """Each call is one on the file of the same name below `directory`."""
@@ -97,18 +97,6 @@ def _serve(directory: str, mountpoint: str, cached: float, locks: bool) -> None:
         def readdir(self, path: str, fh: int) -> list[str]:
             return [".", "..", *os.listdir(directory + path)]  # noqa: PTH208
 
-        def readlink(self, path: str) -> str:
-            return os.readlink(directory + path)  # noqa: PTH115
-
-        def mkdir(self, path: str, mode: int) -> int:
-            return os.mkdir(directory + path, mode) or 0  # noqa: PTH102
-
-        def rmdir(self, path: str) -> int:
-            return os.rmdir(directory + path) or 0  # noqa: PTH106
-
-        def unlink(self, path: str) -> int:
-            return os.unlink(directory + path) or 0  # noqa: PTH108
-
         def rename(self, old: str, new: str, flags: int = 0) -> int:
             return os.rename(directory + old, directory + new) or 0  # noqa: PTH104
 
@@ -118,19 +106,13 @@ def _serve(directory: str, mountpoint: str, cached: float, locks: bool) -> None:
         def symlink(self, target: str, source: str) -> int:
             return os.symlink(source, directory + target) or 0  # noqa: PTH211
 
-        def chmod(self, path: str, mode: int) -> int:
-            return os.chmod(directory + path, mode) or 0  # noqa: PTH101
-
-        def chown(self, path: str, uid: int, gid: int) -> int:
-            return os.chown(directory + path, uid, gid) or 0
+        def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+            return os.truncate(directory + path, length) or 0
 
         def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
             now = time.time_ns()
             os.utime(directory + path, ns=tuple(now if one == _NOW else one for one in times or (now, now)))
             return 0
-
-        def truncate(self, path: str, length: int, fh: int | None = None) -> int:
-            return os.truncate(directory + path, length) or 0
 
         def statfs(self, path: str) -> dict[str, int]:
             status = os.statvfs(directory + path)
@@ -154,6 +136,11 @@ def _serve(directory: str, mountpoint: str, cached: float, locks: bool) -> None:
         def release(self, path: str, fh: int) -> int:
             return os.close(fh) or 0
 
+    def passed(name: str) -> Callable[..., object]:
+        return lambda self, path, *given: getattr(os, name)(directory + path, *given) or 0
+
+    for name in ("readlink", "mkdir", "rmdir", "unlink", "chmod", "chown"):
+        setattr(Passed, name, passed(name))
     if not locks:
 
         def flock(self: object, path: str, fh: int, operation: int) -> int:

@@ -1,20 +1,20 @@
 """A SLURM of two nodes on this machine: munge, one controller and two node daemons in a directory of its own.
 
 It needs root and Debian's packages slurm-wlm and munge, and has a key, ports and state of its own, whatever SLURM is
-there already. `python -m tests.launch.slurm_cluster DIRECTORY` starts one to try things on, and prints how to use it.
+there already.
 """
 
 import contextlib
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import psutil
 
 from tests.ports import free_port
 from tests.processes import processes_with
@@ -108,24 +108,23 @@ class Cluster:
 
     def kill_node(self, node: str) -> None:
         """Kills the node's daemon and all that runs there, as a machine's death does."""
-        (daemon := self._daemons.pop(f"slurmd of {node}")).kill()
+        daemon = self._daemons.pop(f"slurmd of {node}")
+        steps = psutil.Process(daemon.pid).children(recursive=True)
+        daemon.kill()
         daemon.wait()
-        for process in self._processes(SLURMD_NODENAME=node):
-            _send(process, signal.SIGKILL)
-        for process in _steppers(self.folder / f"spool-{node}", node):
-            _send(process, signal.SIGKILL)
+        _kill(*self._processes(SLURMD_NODENAME=node), *steps)
 
     @contextlib.contextmanager
     def suspended_ranks(self) -> Iterator[None]:
         """Within the block, the ranks of all jobs take no CPU time."""
-        ranks = [process for process in self._processes() if _is_rank(process)]
+        ranks = [process for process in self._processes() if {"pretrain", "train"} <= {*process.cmdline()}]
         for process in ranks:
-            _send(process, signal.SIGSTOP)
+            process.suspend()
         try:
             yield
         finally:
             for process in ranks:
-                _send(process, signal.SIGCONT)
+                process.resume()
 
     def run(self, *command: str | Path, check: bool = True) -> str:
         """What one of SLURM's commands says."""
@@ -149,14 +148,13 @@ class Cluster:
         _until(lambda: str(job) not in self.run("squeue", "-h", "-o", "%i").split(), f"job {job} to be over", 600)
 
     def stop(self) -> None:
-        for process in self._processes():
-            _send(process, signal.SIGKILL)
+        _kill(*self._processes())
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()
 
-    def _processes(self, **variables: str) -> list[int]:
-        return [one.pid for one in processes_with(SLURM_CONF=self.environment["SLURM_CONF"], **variables)]
+    def _processes(self, **variables: str) -> list[psutil.Process]:
+        return processes_with(SLURM_CONF=self.environment["SLURM_CONF"], **variables)
 
     def _start(self, name: str, *command: str) -> None:
         log = (self.folder / f"{name.replace(' ', '-')}.out").open("w")
@@ -172,42 +170,7 @@ def _until(true: Callable[[], bool], what: str, seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
-def _steppers(spool: Path, node: str) -> list[int]:
-    """slurmstepd processes of a node: children of its slurmd once, of init when that is dead."""
-    sockets = [path.name for path in spool.glob(f"{node}_*")]  # NODE_JOB.STEP
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_text(errors="replace").replace("\0", " ")
-        except OSError:
-            continue
-        steps = [name.removeprefix(f"{node}_") for name in sockets]
-        if words.startswith("slurmstepd: [") and any(f"[{step}]" in words for step in steps):
-            found.append(int(path.parent.name))
-    return found
-
-
-def _is_rank(process: int) -> bool:
-    with contextlib.suppress(OSError):
-        return b"\0pretrain\0train\0" in Path(f"/proc/{process}/cmdline").read_bytes()
-    return False
-
-
-def _send(process: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, number)
-
-
-if __name__ == "__main__":
-    if reason := lacking():
-        sys.exit(reason)
-    place = Path(sys.argv[1]).resolve()
-    place.mkdir(parents=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    cluster = Cluster(place)
-    try:
-        cluster.start()
-        print(f"export SLURM_CONF={place}/slurm.conf; Ctrl-C ends the cluster", flush=True)
-        signal.pause()
-    finally:
-        cluster.stop()
+def _kill(*processes: psutil.Process) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 
-from launch import rank_wrapper
 from tests.launch.steps import Planned, environment
 from tests.processes import processes_with
 
@@ -52,19 +51,10 @@ class Started:
         marked = processes_with(RUN_UNDER_TEST=str(self._folder))
         return [process for process in marked if process.pid != self.process.pid]
 
-    def named(self, name: str) -> psutil.Process:
-        """DeepSpeed's "launcher", or "rank N"."""
-        found = []
-        for process in self.others():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                command, rank, parent = process.cmdline(), process.environ().get("RANK"), process.parent()
-                if name == "launcher" and "launch.deepspeed_launcher" in command:
-                    found.append(process)
-                if name == f"rank {rank}" and "pretrain" in command and rank_wrapper.__file__ not in command:
-                    # its parent is a rank, if this is the server of its loader or a worker
-                    found += [process] if parent is None or parent.cmdline() != command else []
-        (process,) = found
-        return process
+    def launcher(self) -> psutil.Process:
+        """DeepSpeed's."""
+        (found,) = (one for one in self.others() if "launch.deepspeed_launcher" in one.cmdline())
+        return found
 
     def __enter__(self) -> "Started":
         return self

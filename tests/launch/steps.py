@@ -27,14 +27,13 @@ class Planned:
     - "stop": it notes its process in the file `path` and sends itself SIGSTOP.
     - "hang": as soon as the process in the file `path` is stopped, its watchdog's time is over.
     - "hold": it creates the file `path` and waits until the run is asked to stop.
-    - "wrong": what it computes in this step, and each that follows, is a little too much.
     """
 
     rank: int
     step: int
     does: str
     path: str = ""
-    attempt: int | None = 1  # None: all of them
+    attempt: int = 1
 
 
 def environment(*planned: Planned) -> dict[str, str]:
@@ -54,32 +53,19 @@ def _store_each(module: Any) -> None:
 
 
 def _plan_steps(module: Any) -> None:
-    take_step, loss = module.Engine.step, module.Engine._loss
+    take_step = module.Engine.step
     left = [Planned(**one) for one in json.loads(os.environ["STEPS"])]
     left = [one for one in left if one.rank == int(os.environ["RANK"])]
-    wrong = False
 
     def step(self: Any, before: int, *arguments: Any) -> Any:
-        nonlocal wrong
         if type(self.deepspeed.module).__name__ == "ExactModel":  # that of the comparison at a start
             return take_step(self, before, *arguments)
-        for one in [one for one in left if before + 1 >= one.step and one.attempt in (None, _attempt())]:
+        for one in [one for one in left if before + 1 >= one.step and one.attempt == _attempt()]:
             left.remove(one)
-            if one.does == "wrong":
-                left.append(one)
-                wrong = True
-            else:
-                _do(one)
-        try:
-            return take_step(self, before, *arguments)
-        finally:
-            wrong = False
-
-    def maybe_wrong(self: Any, losses: Any, counted: Any) -> Any:
-        return loss(self, losses, counted) * (1 + 2**-10 * wrong)
+            _do(one)
+        return take_step(self, before, *arguments)
 
     module.Engine.step = step
-    module.Engine._loss = maybe_wrong
 
 
 def _do(planned: Planned) -> None:

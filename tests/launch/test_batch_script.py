@@ -1,9 +1,7 @@
 """What `launch slurm` writes and refuses, on machines without SLURM too."""
 
 import itertools
-import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -91,28 +89,6 @@ def test_a_script_with_a_password_is_for_its_owner_alone(small_corpus, tmp_path,
     script = tmp_path / "run/slurm/job.sbatch"
     assert override in script.read_text()
     assert script.stat().st_mode & 0o777 == mode
-
-
-def test_nothing_in_names_is_a_command(small_corpus, tmp_path):
-    """The script is run with every program in it replaced by one that prints its arguments."""
-    path = run_file(tmp_path, small_corpus)
-    strange = "a 'b' \"c\"; touch x; $(touch y) `touch z`\ntouch w\n#SBATCH --wrap=x"
-    asked = job(
-        path,
-        overrides=[f"run.name={json.dumps(strange)}"],
-        cluster=ClusterConfig(environment={"STRANGE": strange}, modules=["cuda/12"]),
-        container=["in it", "run"],
-    )
-    script = batch_script(asked, strange, tmp_path / "slurm")
-    assert [line for line in options(script) if line.startswith("--wrap")] == []
-    shown = f"module() {{ :; }}\n{script}\n".replace("exec ", "printf '%s\\0' \"$STRANGE\" ")
-    done = subprocess.run(["bash", "-c", shown], cwd=tmp_path, capture_output=True, text=True)
-    words = done.stdout.split("\0")[:-1]
-    assert words[0] == strange
-    given = json.loads(words[-1])
-    assert given["overrides"] == [f"run.name={json.dumps(strange)}"]
-    assert given["container"] == ["in it", "run"]
-    assert {name.name for name in Path.cwd().iterdir()} & set("xyzw") == set()
 
 
 def test_a_path_that_slurm_cannot_take_is_refused(small_corpus, tmp_path):

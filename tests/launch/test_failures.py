@@ -13,7 +13,7 @@ import pytest
 
 import launch.cli
 from pretrain.faults import restarts
-from pretrain.run import lock, rank_logs
+from pretrain.run import lock, rank_logs, status
 from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TO_LAUNCHER, WAITS, told
 from tests.pretrain.runs import run_file
 from tests.processes import processes_with
@@ -153,6 +153,9 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     started = 0 if line.startswith("`error: ") else attempts
     assert len(list(run.glob("logs/attempt-*"))) == started, said
     assert said.count("starting attempt 2") == (attempts == 2), said
+    if another == "once":
+        failed = status.read(run)
+        assert (failed.state, failed.attempt, said.rstrip().endswith(failed.reason)) == ("failed", 2, True)
     psutil.wait_procs(left := processes_with(RUN_UNDER_TEST=str(tmp_path)), timeout=60)
     assert [process.cmdline() for process in left if process.is_running()] == []
     if started and arguments == WITHOUT_HOSTS:

@@ -1,9 +1,6 @@
 """`launch hosts` on two hosts with addresses of their own, reached by ssh; one is cut off in the middle of a step."""
 
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,15 +12,13 @@ from data_pipeline.foundation.errors import UserError
 from launch.hosts import portable_environment, read, remote_command
 from launch.nodes import Node
 from launch.tools.doctor.checks import Finding
-from pretrain.faults import restarts
-from pretrain.run import node_memory
 from tests.in_process import run_here
 from tests.launch import two_hosts
 from tests.launch.conftest import a_run
 from tests.launch.started import Started
 from tests.launch.steps import Planned
 from tests.launch.two_hosts import Hosts
-from tests.pretrain.runs import losses, steps_taken
+from tests.pretrain.runs import losses
 from tests.processes import processes_with
 
 LAUNCH = str(Path(sys.executable).with_name("launch"))
@@ -80,46 +75,6 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_to_the_same_losses_
         (name, [rank]) for rank, name in enumerate(hosts.names)
     ]
     assert [file.read_text() for file in (tmp_path / "run/logs/attempt-0002").glob("*.exit")] == ["0\n"] * 2
-
-
-@pytest.mark.soak
-@takes_hosts
-def test_a_run_over_a_slow_link_goes_on_by_itself_when_the_host_behind_it_is_lost(
-    hosts, small_corpus, undisturbed, tmp_path
-):
-    """A link of 200 ms that loses 1 % makes a run slower and nothing else. Then the host's agent is killed, and its
-    ranks die with it. Nothing is on disk when the host is lost, whose memory goes with it: the other has its part."""
-    path, held = a_run(tmp_path, small_corpus), tmp_path / "held"
-    command = ["launch", "hosts", path, *hosts_of(hosts, path), "--min-nodes", "1"]
-    command += ["checkpoint.every_steps=100", "checkpoint.memory_every_steps=1"]
-    with (
-        hosts.slow(1, seconds=0.1, loss=0.01) as link,  # each way
-        Started(tmp_path, *command, planned=(Planned(1, 5, "hold", str(held)),)) as run,
-    ):
-        run.until(lambda: held.exists() and link.lost)
-        assert losses(path) == {step: undisturbed[step] for step in losses(path)}
-        (agent,) = filter(is_agent, hosts.processes(1))
-        os.kill(agent, signal.SIGKILL)
-        memory = node_memory.path(tmp_path / "run", hosts.names[1])
-        assert memory
-        shutil.rmtree(memory)
-        assert run.end() == 0, run.stderr
-    lost, goes_on, again, training = run.stderr.splitlines()
-    first, second = hosts.addresses
-    assert lost.startswith(f"node {second} is lost: its connection ")
-    assert goes_on == f"going on with 1 node ({first}), 1 rank"
-    assert (again, training[:16]) == ("starting attempt 2 (faults.restarts)", "training again, ")
-    failed, finished = restarts.read(tmp_path / "run")
-    assert (failed.checkpoint, failed.killed, finished.outcome) == (0, True, "finished")
-    taken = steps_taken(tmp_path / "run")
-    assert len(taken) - len(set(taken)) <= 2
-    # one rank adds gradients in another order than two: 6e-7 after 150 steps; other rows differ by percents
-    assert losses(path) == {step: pytest.approx(loss, rel=1e-5) for step, loss in undisturbed.items()}
-
-
-def is_agent(process: int) -> bool:
-    command = subprocess.run(["ps", "-o", "args=", "-p", str(process)], capture_output=True, text=True).stdout
-    return command.split()[1:] == ["-P", "-m", "launch", "agent"]
 
 
 @pytest.mark.slow

@@ -35,20 +35,26 @@ STRANGE = "a 'b' \"c\"; touch $(touch {folder}/run) `touch {folder}/run` \\ #%j"
 
 
 def test_names_and_paths_are_one_word_to_slurm_and_to_the_shell(cluster, small_corpus, tmp_path):
-    """The head prints its arguments instead of training: a program of the same name is first on its path."""
+    """The script's last line prints the head's arguments instead of starting it."""
     folder = tmp_path / 'it\'s a "path"; $(x) %j #y'
     path = a_run(folder, small_corpus)
     name = STRANGE.format(folder=tmp_path) + "\ntouch " + str(tmp_path / "run")
-    done = run_here("launch", "slurm", path, f"run.name={json.dumps(name)}", "--dry-run")
+    site = {"environment": {"STRANGE": name}, "modules": ["cuda/12"], "container": ["in it", "run"]}
+    (tmp_path / "cluster.yaml").write_text(json.dumps(site))
+    options = ("--cluster", tmp_path / "cluster.yaml", "--dry-run")
+    done = run_here("launch", "slurm", path, f"run.name={json.dumps(name)}", *options)
     assert done.returncode == 0, done.stderr
-    script = done.stdout.replace("exec ", 'exec printf "%s\\n" ')
+    script = done.stdout.replace("module load", ": module load").replace("exec ", 'exec printf "%s\\n" "$STRANGE" ')
     (folder / "run/slurm").mkdir(parents=True)
     (tmp_path / "script").write_text(script.replace("#SBATCH --gpus-per-node=1\n", ""))
     job = cluster.run("sbatch", "--parsable", tmp_path / "script")
     cluster.until(job, "COMPLETED")
-    words = said(folder, job).splitlines()
+    shown = said(folder, job)
+    words = shown.splitlines()
+    assert shown.startswith(f"{name}\n")
     given = json.loads(next(word for word in words if word.startswith("{")))
     assert (given["path"], given["overrides"]) == (str(path), [f"run.name={json.dumps(name)}"])
+    assert given["container"] == ["in it", "run"]
     assert not (tmp_path / "run").exists()
 
 

@@ -89,12 +89,14 @@ def test_a_warning_to_all_processes_stops_a_run_that_goes_on(small_corpus, folde
     assert train_ranks(path, 2, stop=3) == [75, 75]
     stopped = max(losses(path))
     with launched(path, "data.workers=1") as one:
-        holder = f"process {one.named('rank 0').pid} on {socket.gethostname()} is already training here"
-        refused = f"error: run.directory: {folder}/run: {holder}\n"
         for done in (run_here("launch", "local", path, "--ranks", "2"), run_forked("train", path)):
-            assert (done.returncode, done.stderr) == (2, refused)
+            before, _, holder = done.stderr.partition("process ")
+            assert (done.returncode, before) == (2, f"error: run.directory: {folder}/run: ")
+            process, _, rest = holder.partition(" ")
+            assert psutil.Process(int(process)).environ()["RANK"] == "0"
+            assert rest == f"on {socket.gethostname()} is already training here\n"
         assert not (folder / "run/logs/attempt-0003").exists()
-        launcher = one.named("launcher")
+        launcher = one.launcher()
         for process in [one.process, *one.others()]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGUSR1)
@@ -124,7 +126,7 @@ def train_with_output(path: Path, to_rank_1: list[signal.Signals]) -> int:
 
     if rank == 1 and to_rank_1:
         threading.Thread(target=send, daemon=True).start()
-    from pretrain.trainer.train import train
+    from pretrain.trainer.train import train  # in ranks alone: DeepSpeed chooses its accelerator at once
 
     try:
         return train(load(path, [], RunConfig))
