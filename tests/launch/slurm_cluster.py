@@ -109,10 +109,12 @@ class Cluster:
     def kill_node(self, node: str) -> None:
         """Kills the node's daemon and all that runs there, as a machine's death does."""
         daemon = self._daemons.pop(f"slurmd of {node}")
-        steps = psutil.Process(daemon.pid).children(recursive=True)
         daemon.kill()
         daemon.wait()
-        _kill(*self._processes(SLURMD_NODENAME=node), *steps)
+        sockets = (self.folder / f"spool-{node}").glob(f"{node}_*")  # NODE_JOB.STEP
+        steppers = {f"slurmstepd: [{path.name.removeprefix(f'{node}_')}]" for path in sockets}
+        found = [one for one in psutil.process_iter(["cmdline"]) if " ".join(one.info["cmdline"] or ()) in steppers]
+        _kill(*self._processes(SLURMD_NODENAME=node), *found)
 
     @contextlib.contextmanager
     def suspended_ranks(self) -> Iterator[None]:
