@@ -3,7 +3,6 @@
 import os
 import tempfile
 
-import pytest
 import torch
 
 from pretrain.config.run_config import ComputeSection
@@ -55,18 +54,12 @@ def test_tf32_and_determinism_are_asked_for_only_where_the_run_file_does():
 
 
 def test_compiled_kernels_are_kept_on_the_nodes_disk_unless_the_environment_says_otherwise(monkeypatch, tmp_path):
-    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    def caches(compute: ComputeSection, **environment: str) -> list[str]:
+        monkeypatch.setattr(os, "environ", environment)
+        configure_arithmetic(compute)
+        return [environment[name] for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
 
-    def caches(**given: str) -> list[str]:
-        with pytest.MonkeyPatch.context() as patch:
-            for name in (*names, *NAMES):
-                patch.delenv(name, raising=False)
-            for name, value in given.items():
-                patch.setenv(name, value)
-            patch.setattr(os, "environ", dict(os.environ))
-            configure_arithmetic(ComputeSection(kernel_cache=str(tmp_path)) if "own" not in given else ComputeSection())
-            return [os.environ[name] for name in names]
-
-    assert caches() == [f"{tmp_path}/triton", f"{tmp_path}/inductor"]
-    assert caches(TRITON_CACHE_DIR="/users") == ["/users", f"{tmp_path}/inductor"]
-    assert [one.startswith(tempfile.gettempdir()) for one in caches(own="")] == [True, True]
+    given = ComputeSection(kernel_cache=str(tmp_path))
+    assert caches(given) == [f"{tmp_path}/triton", f"{tmp_path}/inductor"]
+    assert caches(given, TRITON_CACHE_DIR="/users") == ["/users", f"{tmp_path}/inductor"]
+    assert all(one.startswith(tempfile.gettempdir()) for one in caches(ComputeSection()))

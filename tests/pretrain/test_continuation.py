@@ -25,60 +25,50 @@ def held_out_texts(corpus, number):
     return [row[:length].tolist() for row, length in zip(rows.values, rows.lengths, strict=True)]
 
 
-def continued(model, context, text, form, vocabulary):
+def scored(model, before, text, after, form, vocabulary):
+    """log p of `text` between two parts, the second of which may be empty."""
+    first, second, third = (vocabulary.first_sentinel - number for number in range(3))
     if form is None:
-        return log_p_after(model, context, text)
-    blank = [vocabulary.first_sentinel] if form == "blank" else []
-    return log_p(model, [*context, *blank, vocabulary.eos], blank, text)[0]
+        return log_p_after(model, [first, *before, second, *after, third] if after else before, text)
+    blank = [first] if form == "blank" else []
+    return log_p(model, [*before, *blank, *after, vocabulary.eos], blank, text)[0]
+
+
+def cut(text, start, end):
+    return text[:start], text[start:end], text[end:]
 
 
 @each("settings, form", [(T5, "answer"), (T5, "blank"), (CAUSAL, None)])
 def test_it_is_the_sum_of_the_models_log_probabilities(small_corpus, settings, form):
     corpus = open_corpus(small_corpus)
-    vocabulary = corpus.tokenizer.vocabulary
     model, evaluation = evaluation_of(settings, corpus.tokenizer, {"small": corpus})
-    hook = Continuation(check({"rows": ROWS, "form": form}, ContinuationSettings, "hook"))
-    found = hook.evaluate(evaluation).metrics
     texts = [text for text in held_out_texts(corpus, ROWS) if len(text) > 2]
-    halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in texts]
-    others = [*halves[len(halves) // 2 :], *halves[: len(halves) // 2]]
-    loss, other = (
-        -sum(
-            continued(model, context, text, form, vocabulary)
-            for (context, _), (_, text) in zip(by, halves, strict=True)
+    assert min(map(len, texts)) > 5  # of which a third holds 2 tokens
+    tasks = {
+        "continuation": (None, [cut(one, len(one) // 2, len(one)) for one in texts]),
+        "infilling": (None, [cut(one, len(one) // 3, 2 * len(one) // 3) for one in texts]),
+        "infilling of 2": (2, [cut(one, (len(one) - 2) // 2, (len(one) + 2) // 2) for one in texts]),
+    }
+    for task, (length, parts) in tasks.items():
+        given = {"rows": ROWS, "form": form, "infilling_length": length}
+        found = Continuation(check(given, ContinuationSettings, "hook")).evaluate(evaluation).metrics
+        name = f"{task.split()[0]}/small"
+        if form == "answer" and task != "continuation":
+            assert f"{name}/loss" not in found
+            continue
+        others = [*parts[len(parts) // 2 :], *parts[: len(parts) // 2]]
+        loss, other = (
+            -sum(
+                scored(model, before, text, after, form, corpus.tokenizer.vocabulary)
+                for (before, _, after), (_, text, _) in zip(contexts, parts, strict=True)
+            )
+            for contexts in (parts, others)
         )
-        for by in (halves, others)
-    )
-    tokens = sum(len(text) for _, text in halves)
-    size = sum(len(corpus.tokenizer.decode(text).encode()) for _, text in halves)
-    assert found["continuation/small/loss"] == pytest.approx(loss / tokens, rel=1e-5)
-    assert found["continuation/small/other_context_loss"] == pytest.approx(other / tokens, rel=1e-5)
-    assert found["continuation/small/bits_per_byte"] == pytest.approx(loss / math.log(2) / size, rel=1e-5)
-    thirds = [(one[: len(one) // 3], one[len(one) // 3 : 2 * len(one) // 3], one[2 * len(one) // 3 :]) for one in texts]
-    if form == "answer":
-        assert not [name for name in found if name.startswith("infilling")]
-        return
-    loss = -sum(infilled(model, *parts, form, vocabulary) for parts in thirds)
-    tokens = sum(len(middle) for _, middle, _ in thirds)
-    assert found["infilling/small/loss"] == pytest.approx(loss / tokens, rel=1e-5)
-    assert found["infilling/small/other_context_loss"] != found["infilling/small/loss"]
-    hook = Continuation(check({"rows": ROWS, "form": form, "infilling_length": 2}, ContinuationSettings, "hook"))
-    starts = [(len(one) - 2) // 2 if len(one) > 4 else len(one) // 3 for one in texts]
-    sizes = [min(2, 2 * len(one) // 3 - len(one) // 3) for one in texts]
-    parts = [
-        (one[:start], one[start : start + size], one[start + size :])
-        for one, start, size in zip(texts, starts, sizes, strict=True)
-    ]
-    loss = -sum(infilled(model, *three, form, vocabulary) for three in parts)
-    shorter = hook.evaluate(evaluation).metrics
-    assert shorter["infilling/small/loss"] == pytest.approx(loss / sum(sizes), rel=1e-5)
-
-
-def infilled(model, before, middle, after, form, vocabulary):
-    first, second, third = (vocabulary.first_sentinel - number for number in range(3))
-    if form is None:
-        return log_p_after(model, [first, *before, second, *after, third], middle)
-    return log_p(model, [*before, first, *after, vocabulary.eos], [first], middle)[0]
+        tokens = sum(len(text) for _, text, _ in parts)
+        size = sum(len(corpus.tokenizer.decode(text).encode()) for _, text, _ in parts)
+        assert found[f"{name}/loss"] == pytest.approx(loss / tokens, rel=1e-5)
+        assert found[f"{name}/other_context_loss"] == pytest.approx(other / tokens, rel=1e-5)
+        assert found[f"{name}/bits_per_byte"] == pytest.approx(loss / math.log(2) / size, rel=1e-5)
 
 
 @pytest.mark.slow
