@@ -155,10 +155,10 @@ def test_held_out_corpora_of_one_name_need_another(prepared, small_corpus, corpu
 
 def test_a_batch_larger_than_its_corpus_is_warned_of(prepared, small_corpus):
     rows = open_corpus(small_corpus).rows("train")
-    sections = {"batch": {"global_batch_size": rows}}
-    assert prepared(VANILLA, sections=sections).warnings == []
-    sections = {"batch": {"global_batch_size": rows + 1}}
-    (warning,) = prepared(VANILLA, sections=sections).warnings
+    none, (warning,) = (
+        prepared(VANILLA, sections={"batch": {"global_batch_size": size}}).warnings for size in (rows, rows + 1)
+    )
+    assert none == []
     assert f"data.train.0: {small_corpus} has {rows} rows, but a step takes {rows + 1}" in warning
 
 
