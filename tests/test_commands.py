@@ -131,7 +131,8 @@ def test_the_document_that_show_names_can_be_traced(fresh_copy):
             "configs/runs/quikstart.yaml",
             "no such file; did you mean configs/runs/quickstart.",
         ),
-        (("launch", "local"), "configs/runs/nothing-like-it.yaml", "no such file"),
+        # as DeepSpeed's launcher calls it
+        (("pretrain", "--local_rank=0", "train"), "configs/runs/nothing-like-it.yaml", "no such file"),
         (("pretrain", "train"), "c4-bert.yaml", "no such file; did you mean configs:corpora/c4-bert.yaml"),
     ],
 )

@@ -217,22 +217,10 @@ class Trainer:
         states = {name: state for name, callback in self.callbacks.items() if (state := callback.state_dict())}
         return replace(self.state, callbacks=states)
 
-    def metrics(self) -> dict[str, float]:
-        """Of the callbacks, since the last call."""
-        found: dict[str, float] = {}
-        for callback in self.callbacks.values():
-            found |= callback.metrics(self)
-        return found
-
     def paused(self) -> None:
         """Tells the callbacks that an evaluation or a save has just taken time."""
         for callback in self.callbacks.values():
             callback.after_pause(self)
-
-    def saved(self, saved: Saved) -> None:
-        """Tells the callbacks the outcome of a save."""
-        for callback in self.callbacks.values():
-            callback.after_save(self, saved)
 
     def finish_saving(self) -> None:
         """Has the callbacks wait for what is being written."""

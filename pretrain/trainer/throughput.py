@@ -5,15 +5,12 @@ what the devices could do in that time at their peak. The peak is the vendor's d
 fastest of several measured matrix products for other devices.
 """
 
-import contextlib
-import json
 import time
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
@@ -22,7 +19,6 @@ from pretrain.hardware.gpus import gpu_of_device
 from pretrain.kernels.matmul import matmul
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model
-from pretrain.run import node_memory
 from pretrain.trainer.validate import ValidatedRun
 
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
@@ -35,21 +31,7 @@ def peak_flops(config: RunConfig, device: torch.device) -> float:
     """The peak FLOP/s of one rank's `device` in the arithmetic of the run."""
     if device.type == "cuda" and (gpu := gpu_of_device(torch.cuda.get_device_name(device))):
         return gpu.flops("tf32" if config.precision == "fp32" and config.compute.tf32 else config.precision)
-    return _remembered_peak(torch.bfloat16 if config.precision == "bf16" else torch.float32, device)
-
-
-def _remembered_peak(dtype: torch.dtype, device: torch.device) -> float:
-    """`measured_peak`, as an earlier attempt on this node has measured it, if one has."""
-    node = node_memory.given()
-    if node is None:
-        return measured_peak(dtype, device)
-    path = node / f"peak-{str(dtype).removeprefix('torch.')}.json"
-    found = read_valid_json(path, float)
-    if found is None:
-        found = measured_peak(dtype, device)
-        with contextlib.suppress(OSError):
-            path.write_text(json.dumps(found))
-    return found
+    return measured_peak(torch.bfloat16 if config.precision == "bf16" else torch.float32, device)
 
 
 def measured_peak(dtype: torch.dtype, device: torch.device) -> float:

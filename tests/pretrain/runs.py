@@ -1,15 +1,22 @@
 """Writes run files, runs them as users do, and reads the results."""
 
+import os
+import re
 import subprocess
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch.distributed as dist
+import yaml
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from pretrain.config import RunConfig
 from pretrain.run.metrics_file import FILE_NAME, read_metrics, rows_from
+from tests.conftest import TOP
 from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
@@ -99,6 +106,33 @@ def train(path: Path, ranks: int, *arguments: str) -> subprocess.CompletedProces
     if ranks == 1:
         return run_forked("train", path, *arguments)
     return run_command("launch", "local", path, "--ranks", str(ranks), *arguments)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, offered: dict[str, dict[str, str]]) -> None:
+    """The package in `folder`, as pip install -e does, for the processes that are started afterwards."""
+    written = folder / f"{name}-1.0.dist-info"
+    written.mkdir()
+    (written / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [
+        f"[{group}]\n" + "".join(f"{one} = {value}\n" for one, value in offered[group].items()) for group in offered
+    ]
+    (written / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+
+def install_page(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Installs the package that a page of docs/how-to shows; returns the settings on the page that use it."""
+    page = (TOP / f"docs/how-to/{name}.md").read_text()
+    for file, code in re.findall(r"```\w+\n# ([\w./]+)(?::[^\n]*)?\n(.*?)```", page, re.DOTALL):
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(code)
+    project: dict[str, Any] = {"name": "my_package"}  # a callback needs no more
+    if (folder / "pyproject.toml").exists():
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    install(monkeypatch, folder, project["name"], project.get("entry-points", {}))
+    (settings,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    found: dict[str, Any] = yaml.safe_load(settings)
+    return found
 
 
 def losses(path: Path) -> dict[int, float]:

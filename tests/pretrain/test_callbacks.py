@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint import index as checkpoint_index
@@ -14,28 +13,16 @@ from pretrain.run.metrics_file import read_metrics
 from pretrain.trainer.loop import users_callbacks
 from tests.conftest import run as run_command
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import run_file
+from tests.pretrain.runs import install_page, run_file
 from tests.tables import each
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/write-a-callback.md"
 
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """The page's package, where Python finds it; the settings of its run file."""
-    (code,) = re.findall(r"```python\n# my_package/callback\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package/callback.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    (settings,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return yaml.safe_load(settings)["callbacks"]
-
-
-def test_the_callbacks_of_the_page_run_and_one_stops_the_run(package, small_corpus, tmp_path):
+def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    package[1]["target"] = 1e9  # at once: the second step is the last
-    path = run_file(tmp_path, small_corpus, callbacks=package)
+    callbacks = install_page("write-a-callback", tmp_path, monkeypatch)["callbacks"]
+    callbacks[1]["target"] = 1e9  # at once: the second step is the last
+    path = run_file(tmp_path, small_corpus, callbacks=callbacks)
     assert run_command("launch", "local", path, "--ranks", "2").returncode == 75
     rows = {row.step: row.metrics for row in read_metrics(tmp_path / "run")}
     saved = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000002")
@@ -46,8 +33,8 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(package, small_corp
     events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
     written = {event.step: event.value for event in events.Scalars("train/loss")}
     assert written == {step: pytest.approx(row["train/loss"]) for step, row in rows.items() if "train/loss" in row}
-    package[1]["target"] = 0.0
-    path = run_file(tmp_path, small_corpus, callbacks=package)
+    callbacks[1]["target"] = 0.0
+    path = run_file(tmp_path, small_corpus, callbacks=callbacks)
     assert run_command("launch", "local", path, "--ranks", "2").returncode == 0
     again = {row.step: row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics}
     assert again[3]["train/average_loss"] == pytest.approx(0.9 * state["average"] + 0.1 * again[3]["train/loss"])

@@ -14,6 +14,7 @@ from pretrain.functional.cross_entropy import token_losses
 from pretrain.functional.numerics import soft_capped
 from pretrain.models.model import Head
 from pretrain.trainer import distillation
+from tests.pretrain.loss_cases import LargeTensors
 from tests.tables import each
 
 VOCABULARY, OF_TEACHER = 300, 280  # the student has more ids, and the teacher rows of padding
@@ -140,21 +141,11 @@ def test_the_teacher_gets_no_gradient_and_evaluation_knows_none():
 
 def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
     """Neither the student's nor the teacher's, forward and backward."""
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
-            result = function(*args, **(kwargs or {}))
-            for one in result if isinstance(result, tuple | list) else [result]:
-                largest = max(largest, one.numel() if torch.is_tensor(one) else 0)
-            return result
-
     monkeypatch.setattr(distillation, "LOGITS_PER_CHUNK", 8 * 1000)
     student = OnlyHead(Head(4, 1000, 1.0), ModelConfig(family="none"))
     case = Case(torch.float32)
     case.x, case.labels = torch.randn(2, 32, 4), torch.arange(64).view(2, 32)
     case.states, case.in_text = torch.randn(2, 32, 5), torch.ones(2, 32, dtype=torch.bool)
-    with Watch():
+    with LargeTensors(1) as watched:
         losses_of(case, student, OnlyHead(Head(5, 1000, 1.0)), 1000)["labels"].sum().backward()
-    assert largest == 8 * 1000
+    assert max(one.numel() for one in watched.made.values()) == 8 * 1000

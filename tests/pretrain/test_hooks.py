@@ -3,18 +3,14 @@
 import inspect
 import json
 import math
-import os
 import re
 import time
-import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.text.vocabulary import Vocabulary
@@ -29,10 +25,11 @@ from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
 from pretrain.evaluation.vectors import embedding
 from pretrain.run.metrics_file import read_metrics
+from tests.conftest import TOP
 from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.pretrain.runs import install, install_page, losses, run_file, train_ranks
 from tests.pretrain.small_evaluations import evaluated, evaluated_alone
 from tests.pretrain.small_models import as_at_the_start, ids, logits_of
 from tests.slow import slow
@@ -146,22 +143,14 @@ class Trouble:
 '''
 
 
-def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, offered: dict[str, str]) -> None:
-    """The package in `folder`, as pip install -e does, for the processes that are started afterwards."""
-    written = folder / f"{name}-1.0.dist-info"
-    written.mkdir()
-    (written / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    lines = ["[encdec_pretrain.hooks]", *(f"{hook} = {value}" for hook, value in offered.items())]
-    (written / "entry_points.txt").write_text("\n".join(lines))
-    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-
-
 @pytest.fixture
 def package(tmp_path_factory, monkeypatch) -> Callable[[], None]:
     """Installs a package that offers a hook."""
     folder = tmp_path_factory.mktemp("package")
     (folder / "trouble.py").write_text(PACKAGE)
-    return lambda: install(monkeypatch, folder, "trouble", {"trouble": "trouble:TroubleSettings"})
+    return lambda: install(
+        monkeypatch, folder, "trouble", {"encdec_pretrain.hooks": {"trouble": "trouble:TroubleSettings"}}
+    )
 
 
 @pytest.mark.slow
@@ -196,14 +185,7 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(pa
 
 
 def test_the_hook_of_the_page_runs(small_corpus, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs/how-to/write-a-hook.md").read_text()
-    for file, code in re.findall(r"```\w+\n# ([\w./]+)(?::[^\n]*)?\n(.*?)```", page, re.DOTALL):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(code)
-    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
-    install(monkeypatch, tmp_path, project["name"], project["entry-points"]["encdec_pretrain.hooks"])
-    (settings,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    evaluation = yaml.safe_load(settings)["evaluation"]
+    evaluation = install_page("write-a-hook", tmp_path, monkeypatch)["evaluation"]
     path = run_file(tmp_path / "run-file", small_corpus, evaluation=evaluation)
     done = run_command("pretrain", "train", path)
     assert done.returncode == 0, done.stderr
@@ -211,6 +193,7 @@ def test_the_hook_of_the_page_runs(small_corpus, tmp_path, monkeypatch):
         row.metrics["copied_tokens"] for row in read_metrics(path.parent / "run") if "copied_tokens" in row.metrics
     ]
     assert 0 < copied < 1
+    page = (TOP / "docs/how-to/write-a-hook.md").read_text()
     assert f"`during({list(inspect.signature(StepHook.during).parameters)[1]})`" in page
 
 

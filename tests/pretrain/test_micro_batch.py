@@ -1,6 +1,7 @@
 """`batch.micro_batch_size: auto`: the largest micro-batch that fits, chosen once and without side effects."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,7 +71,7 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
     overrides = [f"run.directory={path.parent}/{free}"]
     run = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
     engine = Engine(construct(run.config, run.model), run.config)
-    sizes: list[int] = []
+    tried: list[int] = []
 
     class Memory:
         def __init__(self, device: object):
@@ -79,23 +80,18 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
         def free(self) -> int:
             return free * (1 + dist.get_rank())  # the second rank has more
 
-        def peak(self, work) -> int:
-            work()
-            return 500 + 100 * sizes[-1]
-
-    own_pass = micro_batch.discarded_pass
-
-    def noted(engine, batch):
-        sizes.append(len(batch["labels"]))
-        own_pass(engine, batch)
+        def peak(self, passes: partial[None]) -> int:
+            tried.append(len(passes.args[1]["labels"]))
+            passes()
+            return 500 + 100 * tried[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("DeviceMemory", Memory), ("discarded_pass", noted), ("_MOMENTS", 0)):
-            patch.setattr(micro_batch, name, value)
+        patch.setattr(micro_batch, "DeviceMemory", Memory)
+        patch.setattr(micro_batch, "_MOMENTS", 0)
         layout = micro_batch.choose(run, engine).layout
     assert layout.micro_batch * layout.accumulation == 12
     engine.close()
-    return layout.micro_batch, max(sizes)
+    return layout.micro_batch, max(tried)
 
 
 def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(small_corpus, tmp_path):

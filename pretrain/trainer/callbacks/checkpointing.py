@@ -97,7 +97,8 @@ class Checkpointing(Callback):
             if last or trainer.config.checkpoint.on_failure == "stop":
                 raise FailedError(saved.error)
             trainer.report.warn(f"{saved.error}; training goes on (checkpoint.on_failure)")
-        trainer.saved(saved)
+        for callback in trainer.callbacks.values():
+            callback.after_save(trainer, saved)
 
     def _prove_last(self, trainer: Trainer) -> None:
         """Computes a loss from the state that was saved last, since no step follows. Raises FailedError at the end."""

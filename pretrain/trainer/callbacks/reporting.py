@@ -85,9 +85,11 @@ class Reporting(Callback):
             self.log(trainer)
 
     def log(self, trainer: Trainer) -> None:
-        metrics = {**trainer.engine.take_metrics(), **trainer.metrics()}
+        metrics, callbacks = trainer.engine.take_metrics(), trainer.callbacks.values()
+        for callback in callbacks:
+            metrics |= callback.metrics(trainer)
         trainer.report.log(trainer.step, metrics)
-        for callback in trainer.callbacks.values():
+        for callback in callbacks:
             callback.after_log(trainer, metrics)
 
     def after_save(self, trainer: Trainer, saved: Saved) -> None:
