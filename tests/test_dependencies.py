@@ -1,11 +1,13 @@
 """Every imported distribution is declared in pyproject.toml."""
 
 import ast
-import re
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name as normalized
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -24,13 +26,8 @@ OWN = {
 }
 
 
-def normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def declared(requirements: list[str]) -> set[str]:
-    names = (re.match(r"[\w.-]+", requirement) for requirement in requirements)
-    return {normalized(name[0]) for name in names if name}
+    return {normalized(Requirement(one).name) for one in requirements}
 
 
 def imported(*folders: str) -> dict[str, set[str]]:

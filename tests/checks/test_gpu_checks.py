@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name as normalized
 
 from checks.gpu import runner
 from checks.gpu.checks import CHECKS
@@ -177,24 +178,16 @@ def test_training_needs_no_library_of_the_data_pipeline_and_no_mlflow(monkeypatc
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'ray'"  # the last of them
 
 
-def names_in(path: Path) -> set[str]:
-    lines = path.read_text().splitlines()
-    return {_normal(line) for line in lines if line and not line.startswith("#")}
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 # With torch, triton and transformers come these.
 WITH_TORCH = {"torch", "numpy", "packaging", "pyyaml", "tqdm", "typing-extensions"}
 
 
 def test_the_wheels_for_a_bare_machine_bring_what_they_need():
-    wheels = names_in(ROOT / "checks/gpu/requirements.txt")
+    lines = (ROOT / "checks/gpu/requirements.txt").read_text().splitlines()
+    wheels = {normalized(line) for line in lines if line and not line.startswith("#")}
     for name in wheels:
         for wanted in map(Requirement, importlib.metadata.requires(name) or ()):
             if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
-                assert _normal(wanted.name) in wheels | WITH_TORCH, name
-    locked = {_normal(line.split("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines()}
+                assert normalized(wanted.name) in wheels | WITH_TORCH, name
+    locked = {normalized(line.split("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert wheels <= locked
