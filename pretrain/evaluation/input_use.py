@@ -80,9 +80,9 @@ class InputUse:
         tokens = float(sums[:, 3].sum())
         loss, other_loss, no_loss = _means(sums.sum(dim=0))
         metrics = {"loss": loss, "other_input_loss": other_loss, "no_input_loss": no_loss, "worth": other_loss - loss}
-        for group, of_group in zip(("first", "later"), sums, strict=True) if vocabulary.sentinels else ():
+        for name, of_group in zip(("first", "later"), sums, strict=True) if vocabulary.sentinels else ():
             loss, other_loss, _ = _means(of_group)
-            metrics |= {f"{group}_token_loss": loss, f"{group}_token_worth": other_loss - loss}
+            metrics |= {f"{name}_token_loss": loss, f"{name}_token_worth": other_loss - loss}
         metrics["unigram_entropy"] = entropy(counts)
         metrics["bigram_entropy"] = float(bigram_loss) / tokens if tokens else math.nan
         return metrics, int(rows)
