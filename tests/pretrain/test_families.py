@@ -465,6 +465,8 @@ def pretrain(*arguments):
 @pytest.mark.parametrize("names", [FIRST, *slow((OTHERS[:4],), (OTHERS[4:],))], ids=" ".join)
 def test_a_family_trains_generates_and_is_exported(names, corpora, tmp_path, modules_of_transformers, subtests):
     models = {MODELS[name]["family"]: MODELS[name] for name in names}
+    if "vanilla" in models:  # the logits of its paper's tied matrix are large
+        models["vanilla"] = {**models["vanilla"], "init_output_std": 0.5}
     paths = {
         family: run_file(
             tmp_path / family, corpora[OBJECTIVES.get(family, "spans")], model=settings, run={"max_steps": 4}
