@@ -126,10 +126,10 @@ def install_page(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> di
     for file, code in re.findall(r"```\w+\n# ([\w./]+)(?::[^\n]*)?\n(.*?)```", page, re.DOTALL):
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_text(code)
-    project: dict[str, Any] = {"name": "my_package"}  # a callback needs no more
+    project: dict[str, Any] = {}  # a callback needs none
     if (folder / "pyproject.toml").exists():
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    install(monkeypatch, folder, project["name"], project.get("entry-points", {}))
+    install(monkeypatch, folder, "my_package", project.get("entry-points", {}))
     (settings,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     found: dict[str, Any] = yaml.safe_load(settings)
     return found
