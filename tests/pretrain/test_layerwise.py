@@ -5,8 +5,8 @@ import torch
 
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
-from tests.pretrain.test_families import FAMILIES
 
 STEPS = 4
 CHECKPOINTED = {"activation_checkpointing": True}
@@ -51,12 +51,12 @@ def trained(
 
 
 def family(name: str) -> dict:
-    return {**FAMILIES[name][1], "family": name, "vocab_size": 100, "dropout_rate": 0.0}
+    return {**MODELS[name], "vocab_size": 100, "dropout_rate": 0.0}
 
 
 DROPOUT = {"dropout_rate": 0.1}
 ROTARY = "t5gemma"
-OTHER_FAMILIES = tuple(name for name in FAMILIES if name not in ("t5", ROTARY))
+OTHER_FAMILIES = tuple(name for name in ONE_OF_EACH_FAMILY if MODELS[name]["family"] not in ("t5", ROTARY))
 
 
 OF_T5 = {
