@@ -121,7 +121,10 @@ class ProcessGroup:
             # a broken pipe: it has ended, and its output says why
             with contextlib.suppress(BrokenPipeError), open(pipes["stdin"], "wb", closefd=False) as writable:
                 writable.write(stdin)
-        process = Process(command[0], popen, pipes, log)
+        return self.add(Process(command[0], popen, pipes, log))
+
+    def add(self, process: Process) -> Process:
+        """Takes charge of a process."""
         self._processes.append(process)
         return process
 
