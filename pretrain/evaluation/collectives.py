@@ -122,10 +122,14 @@ class Collectives:
                 raise _Interrupted
 
         before = signal.signal(signal.SIGALRM, overdue)
-        signal.setitimer(signal.ITIMER_REAL, 2 * self._seconds)
+        began = time.monotonic()
+        others_seconds, interval = signal.setitimer(signal.ITIMER_REAL, 2 * self._seconds)
         try:
             yield
         finally:
             self._shielded = True
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+            if others_seconds:  # an alarm that was set before goes off when it would have
+                left = others_seconds - (time.monotonic() - began)
+                signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), interval)

@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
@@ -21,6 +20,7 @@ from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
 from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
+from pretrain.trainer import wrappers
 from pretrain.trainer.device_problems import device_problems
 
 
@@ -159,12 +159,9 @@ def validate(
     model, id_problems = with_tokenizer_ids(config.model, training[0])
     problems += id_problems + _row_problems(config, model, every_use) + _optimizer_problems(config, model)
     problems += _hook_problems(config, names, validation)
-    teacher_problems = []
-    if config.wrapper:
-        corpora = [*training, *itertools.chain(*stages)]
-        teacher_problems = _distillation().problems(config.wrapper, model, corpora)
-    problems += teacher_problems
-    if resume is not None and not teacher_problems:
+    wrapper_problems = wrappers.problems(config, model, [*training, *itertools.chain(*stages)])
+    problems += wrapper_problems
+    if resume is not None and not wrapper_problems:
         problems += _differences_from_resumed(checkpoint_index.read(resume), config, model, training)
     elif resume is None and config.checkpoint.init_from is not None:
         problems += _differences_from_init(model, Path(config.checkpoint.init_from), training[0])
@@ -207,16 +204,10 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> c
         # Adafactor's; it decides the shape of the second moments
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "optimizer.ema_decay": config.optimizer.ema_decay,
-        "wrapper": _distillation().identity(config.wrapper) if config.wrapper else None,
+        "wrapper": wrappers.identity(config),
         "tokenizer_sha256": training[0].manifest.tokenizer.sha256,
         "data": _stream(config, training).identity,
     }
-
-
-def _distillation() -> ModuleType:
-    from pretrain.trainer import distillation  # imports torch, which the launcher avoids where it can
-
-    return distillation
 
 
 def _differences_from_resumed(

@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import re
+import signal
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
-from pretrain.evaluation import record
+from pretrain.evaluation import collectives, record
 from pretrain.evaluation.attention import attention_patterns
 from pretrain.evaluation.collectives import Collectives, Outcome
 from pretrain.evaluation.hook import Findings, StepHook
@@ -78,6 +79,29 @@ def test_all_ranks_leave_a_hook_together():
         "ValueError: too late",
     ]
     assert "second line" in first[1].traceback
+
+
+@table("took, left", [(4000, 5000), (9001, 0)])
+def test_an_alarm_that_was_set_before_a_hook_goes_off_when_it_would_have(monkeypatch, took, left):
+    """Such as that of pytest-timeout. It was to go off after 9000 s, and the hook takes `took`."""
+    now, rang = [0.0], []
+    monkeypatch.setattr(collectives, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    handler, own = signal.signal(signal.SIGALRM, lambda *_: rang.append(1)), signal.setitimer(signal.ITIMER_REAL, 9000)
+
+    def hook():
+        now[0] += took
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(7200, abs=120)  # what this machine itself took
+        return "done"
+
+    try:
+        assert Collectives(3600, CPU, alone=True).run(hook).value == "done"
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(left, abs=120)
+        while took > 9000 and not rang:
+            time.sleep(0.01)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *own)
+        signal.signal(signal.SIGALRM, handler)
+    assert len(rang) == (took > 9000)
 
 
 def test_a_hook_that_is_due_twice_runs_once(tmp_path, monkeypatch):
