@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "T5Gemma 2": ("T5Gemma 2", {**FAMILIES["t5gemma2"], "bos_id": 2}),
     "decoder_only": ("GPT-2", FAMILIES["decoder_only"]),
     **{
-        f"decoder_only, {name}'s layers": (name, {**ROTARY_DECODERS[name][0], "d_model": 64})
+        f"decoder_only, {name}'s layers": (name, {**ROTARY_DECODERS[name], "d_model": 64})
         for name in ("Llama", "Qwen3", "Gemma 2", "Gemma 3")
     },
 }

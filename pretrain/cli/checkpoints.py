@@ -291,7 +291,7 @@ def adapt(
     seed: Annotated[int, typer.Option(help="Seed of the weights that a decoder-only model lacks.")] = 0,
 ) -> None:
     """Turn a decoder-only model into an encoder-decoder that a run can start from."""
-    from pretrain.tools.adapt.adapt_decoder import adapt as make
+    from pretrain.tools.adapt import adapt as make
 
     for line in make(decoder, out, style, encoder, sentinels, seed):
         print(line)

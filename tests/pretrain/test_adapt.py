@@ -14,15 +14,13 @@ from pretrain.checkpoint.trained import TrainedModel, save_weights
 from pretrain.config import RunConfig
 from pretrain.models import DecoderOnlyConfig, build, stacks
 from pretrain.models.attention import LayerMasks, before_only
-from pretrain.tools.adapt.adapt_decoder import crosses_like_self
-from pretrain.tools.adapt.target_config import target
-from pretrain.tools.adapt.weight_origins import adapted
+from pretrain.tools.adapt import adapted, crosses_like_self, target
 from tests.pretrain.exported import randomise
 from tests.pretrain.test_agreement import ROTARY_DECODERS, ids
 from tests.tables import each
 
 GPT2 = {"d_model": 48, "d_ff": 96, "num_heads": 4, "num_layers": 2, "max_positions": 40}
-SOURCES = {**{kind: settings for kind, (settings, _) in ROTARY_DECODERS.items()}, "GPT-2": GPT2}
+SOURCES = {**ROTARY_DECODERS, "GPT-2": GPT2}
 PAIRS = [("Gemma 2", "t5gemma"), ("Gemma 3", "t5gemma2"), *((kind, "modern") for kind in SOURCES)]
 
 

@@ -1,0 +1,276 @@
+"""Adaptation: a decoder-only model becomes an encoder-decoder (Zhang et al. 2025, "Encoder-Decoder Gemma").
+
+The command `pretrain adapt` reads decoders, writes an encoder-decoder, and says what came from where.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from data_pipeline.foundation.config_file import check
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from pretrain import huggingface, models
+from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.trained import TrainedModel, save_weights
+from pretrain.config.models import Heads, StackConfig
+from pretrain.huggingface.load import CONFIG
+from pretrain.models import DecoderOnlyConfig, ModelConfig, ModernConfig, T5Gemma2Config, T5GemmaConfig
+from pretrain.models.state_dict_adapter import lacks
+
+STYLES: dict[str, type[ModelConfig]] = {"t5gemma": T5GemmaConfig, "t5gemma2": T5Gemma2Config, "modern": ModernConfig}
+_GEMMA = {
+    "positions": ("rotary",),
+    "subtract_positions": ("none",),
+    "prefix_attention": ("causal",),
+    "activation": ("geglu",),
+    "norm": ("rms_around_one",),
+    "norm_after": (True,),
+    "biases": (False,),
+    "scale_embedding": (True,),
+    "tie_embeddings": (True,),
+}
+# Settings of a decoder, each with the values that an encoder-decoder of this style can have; it can have all of others.
+_CAN_BE: dict[str, Mapping[str, tuple]] = {
+    "t5gemma": {**_GEMMA, "qk_norm": (False,)},
+    "t5gemma2": {**_GEMMA, "qk_norm": (True,), "attention_softcap": (None,), "output_softcap": (None,)},
+    "modern": {
+        "positions": ("rotary", "learned"),
+        "subtract_positions": ("none",),
+        "prefix_attention": ("causal",),
+    },
+}
+_STACK_KEYS = frozenset(StackConfig.model_fields)
+# Settings in which two decoders may differ: those of the adapted model are the decoder's, or don't matter.
+_MAY_DIFFER = {*_STACK_KEYS, *ModelConfig.model_fields, "init_std", "tie_embeddings", "output_softcap"}
+
+State = Mapping[str, Tensor]
+_LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(self|cross)_attention(.*)")
+_OUTSIDE = {
+    "embedding.weight": ("encoder", "embedding.weight"),
+    "decoder_embedding.weight": ("decoder", "embedding.weight"),
+    "lm_head.weight": ("decoder", "lm_head.weight"),
+}
+_NAME = re.compile(
+    r"(?:(encoder|decoder)\.)?(?:layers\.\d+\.)?(?:((?:self_|cross_)?attention|feed_forward)(?:_norm(?:_after)?)?|(\w+))\..*"
+)
+_NEW = "new"
+
+
+class Origin(NamedTuple):
+    """The weight `name` of the decoder that became the stack `stack`."""
+
+    stack: str
+    name: str
+
+
+class Adapted(NamedTuple):
+    """The weights of the encoder-decoder by name, and where each comes from; None: it is new.
+
+    `new`: the elements of weights that come from a decoder but have more rows here. `unused`: the elements of decoders'
+    weights that aren't used here.
+    """
+
+    state: dict[str, Tensor]
+    origins: dict[str, Origin | None]
+    new: dict[str, int]
+    unused: dict[Origin, int]
+
+
+def adapt(
+    decoder: Path, out: Path, style: str, encoder: Path | None = None, sentinels: int | None = None, seed: int = 0
+) -> list[str]:
+    """Writes the checkpoint `out` of step 0; returns the lines that say what was copied, and what is new.
+
+    `decoder` and `encoder` are directories that transformers saved, our checkpoints or runs. `sentinels`: how many
+    the tokenizer gets, for objectives that need them; None: as many as it has. `seed` draws new weights.
+    """
+    if style not in STYLES:
+        raise UserError(f"--style: expected {', '.join(STYLES)}, got {style!r}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: exists already; choose another directory")
+    decoder_config, decoder_state, tokenizer = read(decoder)
+    encoder_config, encoder_state, other = read(encoder) if encoder else (None, decoder_state, tokenizer)
+    if _ids(other) != _ids(tokenizer):
+        raise UserError(f"--encoder: {encoder} has another tokenizer than {decoder}")
+    tokenizer = _with_sentinels(tokenizer, sentinels)
+    try:
+        config = target(style, decoder_config, encoder_config, tokenizer.vocabulary.start)
+    except UserError as error:
+        raise UserError(f"{decoder}: {error}") from None
+    config = config.model_copy(update={"vocab_size": tokenizer.size})
+    result = adapted(config, encoder_state, decoder_state, crosses_like_self(config), seed)
+    save_weights(config, result.state, tokenizer, out)
+    return table(result, {"decoder": decoder, "encoder": encoder or decoder})
+
+
+def read(path: Path) -> tuple[DecoderOnlyConfig, State, Tokenizer]:
+    """The config of the decoder at `path`, its `state_dict()` in fp32 and its tokenizer.
+
+    Raises UserError unless there is a decoder_only model, FailedError if files are damaged.
+    """
+    config: ModelConfig
+    if (path / CONFIG).exists():
+        config, state, tokenizer = huggingface.read(path)
+    else:
+        trained = TrainedModel.open(checkpoint_in(path))
+        config, state, tokenizer = trained.model.config, trained.model.state_dict(), trained.tokenizer
+    if not isinstance(config, DecoderOnlyConfig):
+        raise UserError(f"{path}: a model of the family {config.family}; expected a decoder_only model")
+    return config, state, tokenizer
+
+
+def crosses_like_self(config: ModelConfig) -> bool:
+    """True if cross-attention has the shapes of self-attention: the stacks are equally wide."""
+    stacks = [getattr(config, name, None) for name in ("encoder", "decoder")]
+    widths = {stack.d_model for stack in stacks if isinstance(stack, Heads)}
+    return len(widths) <= 1
+
+
+def _ids(tokenizer: Tokenizer) -> tuple[object, ...]:
+    return tokenizer.sha256, tokenizer.special_tokens, tokenizer.sentinels
+
+
+def _with_sentinels(tokenizer: Tokenizer, sentinels: int | None) -> Tokenizer:
+    if sentinels is None:
+        return tokenizer
+    if tokenizer.sentinels not in (0, sentinels):
+        raise UserError(f"--sentinels: the tokenizer has {tokenizer.sentinels}, whose ids another number would move")
+    return Tokenizer(tokenizer.model, tokenizer.special_tokens, sentinels)
+
+
+def table(result: Adapted, paths: dict[str, Path]) -> list[str]:
+    """One line for each group of parameters with one origin, then the sums. `paths`: the decoders, by the stacks that
+    they became."""
+
+    def origin(one: Origin) -> str:
+        return f"{_group(one.name.removeprefix('decoder.'))} of {paths[one.stack]}"
+
+    rows: Counter[tuple[str, str]] = Counter()
+    for name, found in result.origins.items():
+        size = result.state[name].numel()
+        new = size if found is None else result.new.get(name, 0)
+        if found is not None:
+            rows[_group(name), origin(found)] += size - new
+        if new:
+            rows[_group(name), _NEW] += new
+    new = sum(size for (_, source), size in rows.items() if source == _NEW)
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"{part:{widths[0]}}  {source:{widths[1]}}  {size:>15,}" for (part, source), size in rows.items()]
+    lines.append(f"{rows.total() - new:,} parameters copied, {new:,} new")
+    unused: Counter[str] = Counter()
+    for one, size in result.unused.items():
+        unused[origin(one)] += size
+    return [*lines, *(f"not used: {source}, {size:,} parameters" for source, size in unused.items())]
+
+
+def _group(name: str) -> str:
+    """The part that a parameter belongs to, with its norms.
+
+    decoder.layers.3.cross_attention_norm.weight → decoder cross_attention
+    """
+    found = _NAME.fullmatch(name)
+    assert found is not None, name
+    stack, sublayer, other = found.groups()
+    return " ".join(part for part in (stack, sublayer or other) if part)
+
+
+# --- the config ---
+
+
+def target(
+    style: str, decoder: DecoderOnlyConfig, encoder: DecoderOnlyConfig | None = None, bos_id: int | None = None
+) -> ModelConfig:
+    """The config of the family `style` whose decoder has the layers of `decoder`, and whose encoder has those of
+    `encoder`, by default of `decoder` too. `bos_id` is what its decoder starts from.
+
+    Raises UserError that names the settings which that family can't have, and those in which the two may not differ.
+    """
+    for config in (decoder, encoder or decoder):
+        if lacking := lacks(_CAN_BE[style], config):
+            able = [other for other in STYLES if not lacks(_CAN_BE[other], config)]
+            way_out = f"; use --style {' or '.join(able)}" if able else "; no style can"
+            raise UserError(f"the family {style} can't have {', '.join(lacking)}{way_out}")
+    if encoder is not None:
+        _check_alike(style, decoder, encoder)
+    kind = STYLES[style]
+    shared = kind.model_fields.keys() & DecoderOnlyConfig.model_fields.keys() - {"family", "tie_embeddings"}
+    values: dict[str, object] = {name: getattr(decoder, name) for name in shared}
+    if style != "t5gemma2":
+        stacks = {"encoder": encoder or decoder, "decoder": decoder}
+        values |= {name: {key: getattr(stack, key) for key in _STACK_KEYS} for name, stack in stacks.items()}
+    if style == "modern":
+        tied = "none" if not decoder.tie_embeddings else "all" if encoder is None else "output"
+        values |= {"tie_embeddings": tied, "cross_rotation": decoder.positions == "rotary"}
+    else:
+        values["bos_id"] = bos_id
+    return check(values, kind, f"the family {style}")
+
+
+def _check_alike(style: str, decoder: DecoderOnlyConfig, encoder: DecoderOnlyConfig) -> None:
+    if style == "t5gemma2":
+        raise UserError("--encoder: in a t5gemma2 both stacks have one width, one depth and one embedding matrix")
+    unlike = [
+        f"{name} is {there!r} in the encoder's and {here!r} in the decoder's"
+        for name in DecoderOnlyConfig.model_fields
+        if name not in _MAY_DIFFER and (here := getattr(decoder, name)) != (there := getattr(encoder, name))
+    ]
+    if unlike:
+        raise UserError(f"--encoder: both stacks of a {style} share these settings: {'; '.join(unlike)}")
+
+
+# --- the weights ---
+
+
+def origin(name: str, crosses: bool) -> Origin | None:
+    """Where the weight `name` of an encoder-decoder comes from. `crosses`: cross-attention comes from the decoder's own
+    self-attention; otherwise it is new.
+
+    decoder.layers.3.cross_attention.q.weight → decoder.layers.3.attention.q.weight, of the decoder
+    encoder.final_norm.weight → decoder.final_norm.weight, of the encoder
+    """
+    if name in _OUTSIDE:
+        return Origin(*_OUTSIDE[name])
+    if found := _LAYER.fullmatch(name):
+        stack, number, kind, rest = found.groups()
+        if kind == "cross" and not crosses:
+            return None
+        return Origin(stack, f"decoder.layers.{number}.attention{rest}")
+    stack, rest = name.split(".", 1)
+    return Origin(stack, f"decoder.{rest}")
+
+
+def adapted(config: ModelConfig, encoder: State, decoder: State, crosses: bool, seed: int = 0) -> Adapted:
+    """The weights of the encoder-decoder `config`, from the `state_dict()` of one decoder or two.
+
+    Matrices of tokens may get further rows. New weights and rows are drawn as at the start of a run with this seed.
+    """
+    states = {"encoder": encoder, "decoder": decoder}
+    shapes = {name: tuple(tensor.shape) for name, tensor in models.outline(config).named_parameters()}
+    origins = {name: origin(name, crosses) for name in shapes}
+    taken = {name: states[one.stack][one.name] for name, one in origins.items() if one is not None}
+    incomplete = [name for name, shape in shapes.items() if name not in taken or tuple(taken[name].shape) != shape]
+    state = {name: tensor.clone() for name, tensor in taken.items()}  # files hold no tensor under two names
+    new: dict[str, int] = {}
+    if incomplete:
+        torch.manual_seed(seed)
+        drawn = models.build(config).state_dict()
+        for name in incomplete:
+            state[name] = drawn[name]
+            if name in taken:  # a matrix with a row for each token
+                rows = min(len(taken[name]), len(drawn[name]))
+                state[name][:rows] = taken[name][:rows]
+                new[name] = state[name][rows:].numel()
+    used = {tensor.data_ptr() for tensor in taken.values()}  # a tied matrix has two names
+    unused = {
+        Origin(stack, name): tensor.numel()
+        for stack, weights in states.items()
+        for name, tensor in weights.items()
+        if tensor.data_ptr() not in used
+    }
+    return Adapted(state, origins, new, unused)
