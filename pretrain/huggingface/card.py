@@ -33,27 +33,22 @@ _SETTINGS = ("model", "batch", "optimizer", "schedule", "precision")  # without 
 _MOST_INPUTS = 20
 # What is known of a source's licence by its format; it is that of the texts, not of the model.
 LICENCES = {
-    "wikipedia": "CC BY-SA 4.0 and GFDL (Wikipedia; dumps of before June 2009: GFDL)",
-    "wikiextractor": "CC BY-SA 4.0 and GFDL (Wikipedia; dumps of before June 2009: GFDL)",
+    **dict.fromkeys(
+        ("wikipedia", "wikiextractor"), "CC BY-SA 4.0 and GFDL (Wikipedia; dumps of before June 2009: GFDL)"
+    ),
+    **dict.fromkeys(("wet", "warc"), "Common Crawl's terms of use"),
     "c4": "ODC-BY 1.0, and Common Crawl's terms of use",
-    "wet": "Common Crawl's terms of use",
-    "warc": "Common Crawl's terms of use",
 }
 
 
 @dataclass(frozen=True)
 class TrainingCorpus:
-    """A training corpus, the `rows` of it that the model has read, and the FLOPs of these at full length."""
+    """A training corpus, the `rows` of it that the model has read, their tokens, and their FLOPs at full length."""
 
     corpus: Corpus
     rows: int
+    tokens: float
     flops: float
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of text in the rows read."""
-        split = self.corpus.manifest.splits["train"]
-        return self.rows * split.tokens / split.rows
 
 
 @dataclass(frozen=True)
@@ -104,13 +99,9 @@ def lineage(checkpoint: Path) -> Lineage:
         "run": {"seed": config.run.seed, "max_steps": config.run.max_steps},
         **config.model_dump(mode="json", include=set(_SETTINGS)),
         "model": index.model.model_dump(mode="json"),
-        **({"objective": config.data.objective.model_dump(mode="json")} if config.data.objective else {}),
-        **(
-            {"curriculum": [one.model_dump(mode="json") for one in stages]}
-            if (stages := config.data.curriculum)
-            else {}
-        ),
-        **({"wrapper": wrapper} if (wrapper := index.identity.get("wrapper")) else {}),
+        "objective": config.data.objective and config.data.objective.model_dump(mode="json"),
+        "curriculum": [one.model_dump(mode="json") for one in config.data.curriculum],
+        "wrapper": index.identity.get("wrapper"),
     }
     known_corpora = [one for one in corpora if one is not None]
     objectives = [config.data.objective, *(one.corpus.objective for one in known_corpora)]
@@ -121,7 +112,7 @@ def lineage(checkpoint: Path) -> Lineage:
         missing_corpora=corpora.count(None),
         curve=curve,
         results=results,
-        settings=masked_values(settings),
+        settings=masked_values({name: values for name, values in settings.items() if values}),
         objective=next((one.name for one in objectives if one is not None), None),
     )
 
@@ -147,7 +138,8 @@ def _training_corpus(
         return None
     inputs, targets = (objective or corpus.objective).shape
     of_row = count_flops(outline(index.model), Sizes.of_example(inputs, targets))
-    return TrainingCorpus(corpus, rows, rows * of_row)
+    split = corpus.manifest.splits["train"]
+    return TrainingCorpus(corpus, rows, rows * split.tokens / split.rows, rows * of_row)
 
 
 def _measured(checkpoint: Path, step: int) -> tuple[list[tuple[int, float]], dict[str, float]]:
@@ -165,13 +157,7 @@ def _measured(checkpoint: Path, step: int) -> tuple[list[tuple[int, float]], dic
     return curve, {name: value for name, value in results.items() if math.isfinite(value)}
 
 
-def page(
-    lineage: Lineage,
-    config: ModelConfig,
-    hf: HFModel,
-    engine: str = TRANSFORMERS,
-    encoder_only: bool = False,
-) -> str:
+def page(lineage: Lineage, config: ModelConfig, hf: HFModel, engine: str, encoder_only: bool) -> str:
     """The card of an export for `engine`; what `lineage` doesn't know is left out."""
     parts = [
         f"---\n{_metadata(lineage, config, hf, encoder_only)}---",
@@ -183,17 +169,12 @@ def page(
     if lineage.corpora or lineage.missing_corpora:
         parts += ["## Training data", *_data(lineage)]
     if len(lineage.curve) > 1:
-        (first, started), (last, ended) = lineage.curve[0], lineage.curve[-1]
-        parts += [
-            "## Training loss",
-            f"In nats per target token: {started:.4f} at step {first:,}, {ended:.4f} at step {last:,}.",
-        ]
+        ends = [f"{loss:.4f} at step {step:,}" for step, loss in (lineage.curve[0], lineage.curve[-1])]
+        parts += ["## Training loss", f"In nats per target token: {', '.join(ends)}."]
     if lineage.results:
-        parts += [
-            "## Evaluation",
-            "On held-out texts, the last values up to this checkpoint.",
-            _table(["metric", "value"], [[name, f"{value:.6g}"] for name, value in sorted(lineage.results.items())]),
-        ]
+        rows = [[name, f"{value:.6g}"] for name, value in sorted(lineage.results.items())]
+        parts += ["## Evaluation", "On held-out texts, the last values up to this checkpoint."]
+        parts.append(_table(["metric", "value"], rows))
     if lineage.settings:
         settings = yaml.safe_dump(lineage.settings, sort_keys=False)
         parts += ["## Settings", f"The seed is {lineage.settings['run']['seed']}.", f"```yaml\n{settings}```"]
@@ -205,19 +186,18 @@ def _metadata(lineage: Lineage, config: ModelConfig, hf: HFModel, encoder_only: 
     sources = [source for one in lineage.corpora for source in one.corpus.manifest.config["sources"]]
     languages = sorted({source["language"] for source in sources if source["language"]})
     tasks = {"continuations": "text-generation", None: "fill-mask"}  # the Hub has no task of this name for answers
-    task = "feature-extraction" if encoder_only else tasks.get(FAMILIES[config.family].generates)
     values = {
-        **({"language": languages} if languages else {}),
+        "language": languages,
         "library_name": "transformers",
-        **({"pipeline_tag": task} if task else {}),
+        "pipeline_tag": "feature-extraction" if encoder_only else tasks.get(FAMILIES[config.family].generates),
         "tags": [hf.model_type, "encdec-pretrain"],
     }
-    return yaml.safe_dump(values, sort_keys=False)
+    return yaml.safe_dump({name: value for name, value in values.items() if value}, sort_keys=False)
 
 
 def _summary(lineage: Lineage, config: ModelConfig, encoder_only: bool) -> str:
     what = "The encoder of a model" if encoder_only else "A model"
-    facts = [f"{what} of the family `{config.family}`, pretrained with encdec-pretrain."]
+    fact = f"{what} of the family `{config.family}`, pretrained with encdec-pretrain."
     rows = [["parameters of the whole model", f"{outline(config).num_parameters():,}"]]
     if lineage.average_of:
         rows.append(["its weights", f"the mean of {lineage.average_of}"])
@@ -227,23 +207,16 @@ def _summary(lineage: Lineage, config: ModelConfig, encoder_only: bool) -> str:
         rows.append(["tokens of text read", f"{lineage.tokens:,.0f}"])
     if lineage.flops is not None:
         rows.append(["FLOPs of training, with rows at full length", f"{lineage.flops:.3g}"])
-    return "\n\n".join([*facts, _table(["", ""], rows)])
+    return f"{fact}\n\n{_table(['', ''], rows)}"
 
 
 def _loading(hf: HFModel, engine: str, encoder_only: bool, config: ModelConfig) -> list[str]:
-    encoder = hf.encoder
-    path = encoder.class_name if encoder_only and encoder else hf.class_name
+    path = hf.encoder.class_name if encoder_only and hf.encoder else hf.class_name
     module, _, name = path.rpartition(".")
-    trust = ", trust_remote_code=True" if hf.code else ""
-    imports = f"from transformers import AutoTokenizer, {name}"
-    if module:
-        imports = f"from transformers import AutoTokenizer\nfrom {module} import {name}"
-    code = (
-        f"{imports}\n\n"
-        f'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY"{trust})\n'
-        f'model = {name}.from_pretrained("DIRECTORY"{trust})'
-    )
-    parts = [f"transformers 5:\n\n```python\n{code}\n```"]
+    arguments = '"DIRECTORY", trust_remote_code=True' if hf.code else '"DIRECTORY"'
+    imports = f"AutoTokenizer\nfrom {module} import {name}" if module else f"AutoTokenizer, {name}"
+    loads = f"tokenizer = AutoTokenizer.from_pretrained({arguments})\nmodel = {name}.from_pretrained({arguments})"
+    parts = [f"transformers 5:\n\n```python\nfrom transformers import {imports}\n\n{loads}\n```"]
     if hf.ctranslate2 and not encoder_only:
         # see t5_hf.for_ctranslate2, and export.py for the rows that pad the vocabulary
         as_is = getattr(config, "scale_outputs", True) and config.padded_vocab_size == config.vocab_size
@@ -264,21 +237,16 @@ def _data(lineage: Lineage) -> list[str]:
 def _corpus(trained_on: TrainingCorpus) -> list[str]:
     corpus, manifest = trained_on.corpus, trained_on.corpus.manifest
     report = read_valid_json(corpus.directory / corpus_report.FILE, corpus_report.Report)
-    rows = [
-        ["sha256 of its manifest", f"`{sha256(corpus.directory / 'manifest.json')}`"],
-        ["rows read", f"{trained_on.rows:,}"],
-    ]
+    rows = [["sha256 of its manifest", f"`{sha256(corpus.directory / 'manifest.json')}`"]]
+    rows.append(["rows read", f"{trained_on.rows:,}"])
     if report:
         rows.append(["documents", f"{report.documents.kept:,} of {report.documents.read:,} kept"])
     sources = [
         [one["name"] or one["format"], one["format"], one["language"] or "", LICENCES.get(one["format"], "not known")]
         for one in manifest.config["sources"]
     ]
-    parts = [
-        f"### {corpus.name}",
-        _table(["", ""], rows),
-        _table(["source", "format", "language", "licence of the texts"], sources),
-    ]
+    parts = [f"### {corpus.name}", _table(["", ""], rows)]
+    parts.append(_table(["source", "format", "language", "licence of the texts"], sources))
     inputs = [[one.source, one.file, f"{one.bytes:,}", f"`{one.sha256}`"] for one in manifest.inputs]
     if inputs:
         parts.append(_table(["source", "file", "bytes", "sha256"], inputs[:_MOST_INPUTS]))

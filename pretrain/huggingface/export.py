@@ -9,7 +9,7 @@ from torch import Tensor
 from data_pipeline.foundation.atomic import new_directory, write_json
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.huggingface import card, tokenizer_export
+from pretrain.huggingface import card, tokenizer_files
 from pretrain.huggingface.card import CTRANSLATE2, TRANSFORMERS, Lineage
 from pretrain.huggingface.load import CONFIG, GENERATION
 from pretrain.huggingface.weights import check, shapes
@@ -17,8 +17,6 @@ from pretrain.models import FAMILIES, ModelConfig, outline
 from pretrain.models.state_dict_adapter import TOKEN_IDS, Exported, HFModel, hf_models, tensor_names, tied, to_theirs
 
 README = "README.md"
-PATTERN = "model{suffix}.safetensors"  # weights.WEIGHTS, or the files that weights.INDEX lists
-SHARD_BYTES = 5_000_000_000
 MODELLING_FILES = Path(__file__).with_name("remote_code")
 _CLASSIFIER = "next_sentence.classifier.weight"
 
@@ -38,7 +36,7 @@ def export(
     config: ModelConfig,
     tokenizer: Tokenizer,
     out: Path,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int = 5_000_000_000,
     engine: str = TRANSFORMERS,
     encoder_only: bool = False,
     lineage: Lineage | None = None,
@@ -51,23 +49,32 @@ def export(
     for its card and the tokenizer's mask token. Raises UserError if weights, config and tokenizer don't fit together,
     or transformers or the engine has no such model.
     """
+    from huggingface_hub import save_torch_state_dict  # takes a second to import
+
     hf = hf_model_of(config)
     exported = _exported(hf, state_dict, config, tokenizer, engine, encoder_only)
     lineage = lineage or Lineage()
-    readme = card.page(lineage, config, hf, engine, encoder_only)
-    _write(exported, hf, tokenizer, lineage.objective, readme, out, shard_bytes)
+    with new_directory(out) as partial:
+        (partial / README).write_text(card.page(lineage, config, hf, engine, encoder_only), encoding="utf-8")
+        tokenizer_files.write(tokenizer, hf, lineage.objective, partial)
+        write_json(partial / CONFIG, exported.config)
+        if exported.generation_config is not None:
+            write_json(partial / GENERATION, exported.generation_config)
+        for file in hf.code:
+            (partial / file).write_bytes((MODELLING_FILES / file).read_bytes())
+        # of a matrix cut to its vocabulary it would refuse to save a view
+        whole = {
+            key: one if one.untyped_storage().nbytes() == one.nbytes else one.clone()
+            for key, one in exported.tensors.items()
+        }
+        save_torch_state_dict(whole, partial, max_shard_size=shard_bytes)  # weights.WEIGHTS, or those of weights.INDEX
     name = hf.encoder.class_name if encoder_only and hf.encoder else hf.class_name
     permission = ", both with trust_remote_code=True" if hf.code else ""
     return f"{name}.from_pretrained and AutoTokenizer.from_pretrained load it{permission}"
 
 
 def _exported(
-    hf: HFModel,
-    state: Mapping[str, Tensor],
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    engine: str,
-    encoder_only: bool,
+    hf: HFModel, state: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer, engine: str, encoder_only: bool
 ) -> Exported:
     """Without muP and, for another engine, without the rows that pad the vocabulary: it would generate them, where
     transformers learns from generation_config.json that they are no tokens."""
@@ -159,33 +166,3 @@ def without_mup(
     if _CLASSIFIER in weights:
         weights[_CLASSIFIER] = weights[_CLASSIFIER] * config.logits_multiplier
     return weights, config.model_copy(update={"mup": None})
-
-
-def _write(
-    exported: Exported,
-    hf: HFModel,
-    tokenizer: Tokenizer,
-    objective: str | None,
-    readme: str,
-    out: Path,
-    shard_bytes: int,
-) -> None:
-    """`objective`: the name of what the model has learnt, if it is known."""
-    from huggingface_hub import save_torch_state_dict  # takes a second to import
-
-    with new_directory(out) as partial:
-        (partial / README).write_text(readme, encoding="utf-8")
-        tokenizer_export.write(tokenizer, hf, objective, partial)
-        write_json(partial / CONFIG, exported.config)
-        if exported.generation_config is not None:
-            write_json(partial / GENERATION, exported.generation_config)
-        for name in hf.code:
-            (partial / name).write_bytes((MODELLING_FILES / name).read_bytes())
-        # of a matrix cut to its vocabulary it would refuse to save a view
-        tensors = {name: one.clone() if _is_view(one) else one for name, one in exported.tensors.items()}
-        save_torch_state_dict(tensors, partial, filename_pattern=PATTERN, max_shard_size=shard_bytes)
-
-
-def _is_view(tensor: Tensor) -> bool:
-    """True if its storage holds more than the tensor."""
-    return tensor.untyped_storage().nbytes() > tensor.nbytes

@@ -17,7 +17,7 @@ from data_pipeline.foundation.json_file import read_json
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from pretrain.checkpoint.trained import save_weights
-from pretrain.huggingface import tokenizer_import, weights
+from pretrain.huggingface import tokenizer_files, weights
 from pretrain.models import FAMILIES, ModelConfig, outline
 from pretrain.models.state_dict_adapter import (
     OUTPUT,
@@ -66,7 +66,7 @@ def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
     Prints a line for each choice that the files leave open.
     """
     config, state, hf, settings = _read_model(path)
-    tokenizer = tokenizer_import.read(path)
+    tokenizer = tokenizer_files.read(path)
     rows = config.padded_vocab_size
     if isinstance(tokenizer.model, TokenizerJson):
         tokenizer = _with_rows(tokenizer, tokenizer.model, rows, path)
@@ -126,8 +126,9 @@ def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
     hf = by_type.get(str(saved.get("model_type")))
     if hf is None:
         raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
-    if endless := [".".join(key) for key, value in weights.leaves(saved) if _is_endless(value)]:
-        raise UserError(f"{path}: no finite numbers: {', '.join(endless)}")
+    endless = [key for key, value in weights.leaves(saved) if isinstance(value, float) and not isfinite(value)]
+    if endless:
+        raise UserError(f"{path}: no finite numbers: {', '.join(map('.'.join, endless))}")
     _refuse_others(_FIXED, saved, path)
     stored = weights.read(directory)
     settings, theirs = _settings(_needed(saved, hf), weights.sizes(stored), hf, path)
@@ -173,26 +174,14 @@ def from_hf(hf: HFModel, settings: Json, tensors: State) -> tuple[ModelConfig, S
     return config, hf.tensors_from_hf(config, {name: tensors[names[name]] for name in expected})
 
 
-def _is_endless(value: Any) -> bool:
-    return isinstance(value, float) and not isfinite(value)
-
-
-def _needed(saved: Json, hf: HFModel) -> Json:
-    """config.json without labels, and with small values for what our model ignores."""
-    kept = _without_labels(saved)
-    for where, value in hf.ignored.items():
-        section, key = where.split(".")
-        if isinstance(inner := kept.get(section), dict):
-            kept[section] = {**inner, key: value}
-    return kept
-
-
-def _without_labels(saved: Json) -> Json:
-    return {
-        key: _without_labels(value) if isinstance(value, dict) else value
-        for key, value in saved.items()
-        if key not in _LABELS
-    }
+def _needed(saved: Json, hf: HFModel, above: str = "") -> Json:
+    """config.json, or its section at `above`, without labels, and with small values for what our model ignores."""
+    needed: Json = {}
+    for key, value in saved.items():
+        path = f"{above}{key}"
+        if key not in _LABELS:
+            needed[key] = hf.ignored.get(path, _needed(value, hf, f"{path}.") if isinstance(value, dict) else value)
+    return needed
 
 
 def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Json, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pretrain import models
-from pretrain.functional.attention import eager, flash, using
+from pretrain.functional.attention import attend, eager, flash, using
 from pretrain.functional.attention_bias import MASKED, Pattern, Window, labels
 
 BATCH, HEADS = 2, 2
@@ -48,7 +48,7 @@ def interpreted() -> Iterator[Callable[..., Any]]:
 def patch_once() -> None:
     """Lets Triton's interpreter prepare its language once for each function, not in each call, which takes it longer
     than the call. A launch prepares it again for the kernel itself."""
-    from triton.runtime import interpreter
+    from triton.runtime import interpreter  # Triton has no wheel for some machines
 
     prepared = set()
 
@@ -61,13 +61,13 @@ def patch_once() -> None:
     interpreter.InterpretedFunction.__call__ = call
 
 
-def errors(case: Case, device: str) -> dict[str, float]:
+def errors(case: Case, device: str, form: Callable[..., Tensor] = flash) -> dict[str, float]:
     """The relative errors of the output and of each gradient, in the L2 norm, against the definition in fp64.
 
     Queries that see nothing get a gradient of zero from above: what they attend to is not defined.
     """
     inputs, pattern, along = drawn(case, device)
-    found = results(flash, inputs, pattern, along, case)
+    found = results(form, inputs, pattern, along, case)
     exact = [None if one is None else one.detach().double().requires_grad_() for one in inputs]
     defined = results(by_definition, exact, pattern._replace(diagonals=None), along.double(), case)
     return {name: float((found[name].double() - defined[name]).norm() / defined[name].norm()) for name in defined}
@@ -128,6 +128,15 @@ def by_definition(
     return eager(queries, keys, values, bias, False, scale, 0.0, softcap)
 
 
+def by_pytorch(
+    queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, scale: float, _: float, softcap: float | None
+) -> Tensor:
+    """By `attend`, with the bias and masks as a matrix; causality alone is a flag."""
+    flag = pattern == Pattern(None, None, True)
+    bias = None if flag else pattern.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
+    return attend(queries, keys, values, bias, flag, scale, 0.0, softcap)
+
+
 def of_queries_that_see_nothing(device: str) -> tuple[float, bool]:
     """The greatest output of such queries, and whether all gradients are finite though they get one from above."""
     case = Case(40, 70, masking="nothing")
@@ -171,12 +180,12 @@ def repeats(device: str) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-def compiled_alike(device: str) -> dict[str, bool]:
+def compiled_alike() -> dict[str, bool]:
     """Whether torch.compile, in one graph, gives the same bits, with and without dropout. On a CPU no code is made."""
     case = Case(70, 70, masking="packed", causal=True)
-    inputs, pattern, along = drawn(case, device)
+    inputs, pattern, along = drawn(case, "cpu")
     pattern = pattern._replace(diagonals=inputs[3])
-    compiled = torch.compile(flash, backend="inductor" if device == "cuda" else "aot_eager", fullgraph=True)
+    compiled = torch.compile(flash, backend="aot_eager", fullgraph=True)
     alike = {}
     for dropout in (0.0, 0.3):
         found = []
@@ -186,17 +195,6 @@ def compiled_alike(device: str) -> dict[str, bool]:
             found.append([output, *torch.autograd.grad(output, inputs, along)])
         alike[str(dropout)] = all(torch.equal(*pair) for pair in zip(*found, strict=True))
     return alike
-
-
-def peak_memory(length: int) -> int:
-    """Bytes that attention of one row takes on a GPU at most, forward and backward."""
-    case = Case(length, length, 64, dtype=torch.bfloat16)
-    inputs, pattern, along = drawn(case, "cuda")
-    results(flash, inputs, pattern, along, case)
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    results(flash, inputs, pattern, along, case)
-    return torch.cuda.max_memory_allocated() - before
 
 
 _STACK = {"num_layers": 2, "d_model": 32, "num_heads": 2, "num_key_value_heads": 1, "d_ff": 32}

@@ -46,7 +46,7 @@ OF_FAMILIES = (Form(bias=True, labels=True, dropout=True), EVERYTHING, EVERYTHIN
 
 def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d_kv: int, form: Form) -> Any:
     """A kernel in one form."""
-    import triton
+    import triton  # has no wheel for some machines
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -90,7 +90,7 @@ class Usage(NamedTuple):
 
 def usage(kernel: Any, folder: Path) -> Usage:
     """What a compiled kernel takes, as CUDA's cuobjdump says, which comes with Triton."""
-    import triton
+    import triton  # as above
 
     path = folder / "kernel.cubin"
     path.write_bytes(kernel.asm["cubin"])

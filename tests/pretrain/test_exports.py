@@ -1,7 +1,7 @@
 """Every family's export, run in transformers and imported again, over the settings of the family.
 
 transformers loads and runs what `export` wrote as a user would: with its own choice of attention, with and without
-masks and caches.
+masks and caches. Losses, logits, gradients and greedy texts are the same.
 """
 
 import json
@@ -21,10 +21,11 @@ from pretrain.config.models import StackConfig
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
-from pretrain.huggingface import export, hf_model_of, read, to_hf
+from pretrain.huggingface import export, hf_model_of, load_state, read, to_hf
 from pretrain.models import FAMILIES, build, parse
 from pretrain.models.model import shift_right
-from tests.pretrain.exported import randomise
+from tests.pretrain.exported import assert_gradients_agree, randomise
+from tests.pretrain.placed import placed
 from tests.pretrain.small_models import ONE_OF_EACH_FAMILY, as_at_the_start
 from tests.slow import slow
 from tests.tables import each
@@ -55,133 +56,117 @@ AUTOREGRESSIVE = {**TWO, "max_positions": 64}
 MODERN = {"encoder": STACK, "decoder": STACK}
 DOUBLE_DECODER = {**TWO, "block_length": 3}
 BIDIRECTIONAL = {**ONE, "max_positions": 64}
-# the model in transformers, with the settings of ours
-CASES = {
-    "T5 v1.1": ("t5", TWO | {"d_kv": 8}),
-    "T5 v1.0": ("t5", TWO | {"d_kv": 16, "feed_forward": "relu", "tie_embeddings": True} | MULTIPLE),
-    "T5, tied": (
-        "t5",
-        TWO
+# the settings of each family's models in transformers
+BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
+    "t5": {
+        "T5 v1.1": TWO | {"d_kv": 8},
+        "T5 v1.0": TWO | {"d_kv": 16, "feed_forward": "relu", "tie_embeddings": True} | MULTIPLE,
+        "T5, tied": TWO
         | {"d_kv": 8, "tie_embeddings": True, "scale_outputs": False, "layer_norm_epsilon": 1e-3}
         | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "num_encoder_layers": 3},
-    ),
-    "T5, scaled": ("t5", TWO | {"d_kv": 8, "scale_outputs": True, "num_decoder_layers": 3} | MUP),
-    "BART": ("bart", TWO | {"max_positions": 64}),
-    "BART, other": (
-        "bart",
-        TWO
+        "T5, scaled": TWO | {"d_kv": 8, "scale_outputs": True, "num_decoder_layers": 3} | MUP,
+    },
+    "bart": {
+        "BART": TWO | {"max_positions": 64},
+        "BART, other": TWO
         | {"max_positions": 40, "scale_embedding": True, "activation": "gelu_tanh", "num_decoder_layers": 3}
         | MULTIPLE,
-    ),
-    "BART, ReLU": ("bart", TWO | {"activation": "relu", "num_encoder_layers": 3} | MUP),
-    "T5Gemma": ("t5gemma", T5GEMMA),
-    "T5Gemma, unequal": ("t5gemma", T5GEMMA | {"encoder": WIDER} | MULTIPLE),
-    "T5Gemma, all local": ("t5gemma", T5GEMMA | ALL_LOCAL | {"decoder": ONE | {"num_layers": 3}, "rope_base": 1e5}),
-    "T5Gemma, no window": ("t5gemma", T5GEMMA | NO_WINDOW | {"attention_softcap": None, "output_softcap": None}),
-    "T5Gemma, muP": ("t5gemma", T5GEMMA | MUP | {"layer_norm_epsilon": 1e-3}),
-    "T5Gemma, from EOS": ("t5gemma", T5GEMMA | {"bos_id": 1}),
-    "T5Gemma, from padding": ("t5gemma", T5GEMMA | {"bos_id": None} | MULTIPLE),
-    "T5Gemma 2": ("t5gemma2", T5GEMMA2),
-    "T5Gemma 2, all local": ("t5gemma2", T5GEMMA2 | ALL_LOCAL | {"head_dim": 16, "window_rope_base": None} | MULTIPLE),
-    "T5Gemma 2, no window": ("t5gemma2", T5GEMMA2 | NO_WINDOW | {"window_rope_base": None, "rope_base": 1e5}),
-    "T5Gemma 2, other": (
-        "t5gemma2",
-        T5GEMMA2 | {"num_key_value_heads": None, "query_pre_attn_scalar": 24, "layer_norm_epsilon": 1e-3} | MUP,
-    ),
-    "GPT-2": ("decoder_only", ONE | {"max_positions": 64}),
-    "GPT-2, no biases": (
-        "decoder_only",
-        ONE | {"max_positions": 64, "biases": False, "activation": "relu"} | MULTIPLE | MUP,
-    ),
-    "GPT-2, GELU": ("decoder_only", ONE | {"max_positions": 40, "activation": "gelu", "layer_norm_epsilon": 1e-3}),
-    "Llama": ("decoder_only", RMS | {"tie_embeddings": False}),
-    "Llama, biases": ("decoder_only", RMS | {"biases": True, "num_key_value_heads": None, "activation": "geglu"} | MUP),
-    "Llama, head_dim": ("decoder_only", RMS | {"head_dim": 16} | MULTIPLE),
-    "Qwen3": ("decoder_only", RMS | {"qk_norm": True}),
-    "Qwen3, windows": ("decoder_only", RMS | LOCAL | {"qk_norm": True, "tie_embeddings": False}),
-    "Qwen3, all local": ("decoder_only", RMS | ALL_LOCAL | {"qk_norm": True, "activation": "geglu"} | MULTIPLE),
-    "Gemma 2": ("decoder_only", GEMMA2),
-    "Gemma 2, all local": ("decoder_only", GEMMA2 | ALL_LOCAL | MULTIPLE),
-    "Gemma 2, no window": ("decoder_only", GEMMA2 | NO_WINDOW | {"attention_softcap": None, "output_softcap": None}),
-    "Gemma 2, other": (
-        "decoder_only",
-        GEMMA2 | {"tie_embeddings": False, "num_key_value_heads": None, "activation": "swiglu", "rope_base": 1e5} | MUP,
-    ),
-    "Gemma 3": ("decoder_only", GEMMA3),
-    "Gemma 3, all local": ("decoder_only", GEMMA3 | ALL_LOCAL | {"window_rope_base": None} | MULTIPLE),
-    "Gemma 3, no window": ("decoder_only", GEMMA3 | NO_WINDOW | {"window_rope_base": None, "output_softcap": None}),
-    "Gemma 3, other": (
-        "decoder_only",
-        GEMMA3 | {"tie_embeddings": False, "query_pre_attn_scalar": None, "activation": "swiglu"} | MUP,
-    ),
-    "BERT": ("encoder_only", BIDIRECTIONAL),
-    "BERT, other": (
-        "encoder_only",
-        BIDIRECTIONAL | {"activation": "gelu_tanh", "num_token_types": 3, "layer_norm_epsilon": 1e-3} | MULTIPLE,
-    ),
-    "RoBERTa": ("encoder_only", ONE | {"next_sentence": False, "num_token_types": 0, "activation": "relu"} | MUP),
-    "Yan 2024": (
-        "autoregressive",
-        AUTOREGRESSIVE | {"subtract_positions": "without_norm", "embedding_loss": {"kind": "mse", "coefficient": 8.0}},
-    ),
-    "Yan 2024, other": (
-        "autoregressive",
-        AUTOREGRESSIVE
+        "BART, ReLU": TWO | {"activation": "relu", "num_encoder_layers": 3} | MUP,
+    },
+    "t5gemma": {
+        "T5Gemma": T5GEMMA,
+        "T5Gemma, unequal": T5GEMMA | {"encoder": WIDER} | MULTIPLE,
+        "T5Gemma, all local": T5GEMMA | ALL_LOCAL | {"decoder": ONE | {"num_layers": 3}, "rope_base": 1e5},
+        "T5Gemma, no window": T5GEMMA | NO_WINDOW | {"attention_softcap": None, "output_softcap": None},
+        "T5Gemma, muP": T5GEMMA | MUP | {"layer_norm_epsilon": 1e-3},
+        "T5Gemma, from EOS": T5GEMMA | {"bos_id": 1},
+        "T5Gemma, from padding": T5GEMMA | {"bos_id": None} | MULTIPLE,
+    },
+    "t5gemma2": {
+        "T5Gemma 2": T5GEMMA2,
+        "T5Gemma 2, all local": T5GEMMA2 | ALL_LOCAL | {"head_dim": 16, "window_rope_base": None} | MULTIPLE,
+        "T5Gemma 2, no window": T5GEMMA2 | NO_WINDOW | {"window_rope_base": None, "rope_base": 1e5},
+        "T5Gemma 2, other": T5GEMMA2
+        | {"num_key_value_heads": None, "query_pre_attn_scalar": 24, "layer_norm_epsilon": 1e-3}
+        | MUP,
+    },
+    "decoder_only": {
+        "GPT-2": ONE | {"max_positions": 64},
+        "GPT-2, no biases": ONE | {"max_positions": 64, "biases": False, "activation": "relu"} | MULTIPLE | MUP,
+        "GPT-2, GELU": ONE | {"max_positions": 40, "activation": "gelu", "layer_norm_epsilon": 1e-3},
+        "Llama": RMS | {"tie_embeddings": False},
+        "Llama, biases": RMS | {"biases": True, "num_key_value_heads": None, "activation": "geglu"} | MUP,
+        "Llama, head_dim": RMS | {"head_dim": 16} | MULTIPLE,
+        "Qwen3": RMS | {"qk_norm": True},
+        "Qwen3, windows": RMS | LOCAL | {"qk_norm": True, "tie_embeddings": False},
+        "Qwen3, all local": RMS | ALL_LOCAL | {"qk_norm": True, "activation": "geglu"} | MULTIPLE,
+        "Gemma 2": GEMMA2,
+        "Gemma 2, all local": GEMMA2 | ALL_LOCAL | MULTIPLE,
+        "Gemma 2, no window": GEMMA2 | NO_WINDOW | {"attention_softcap": None, "output_softcap": None},
+        "Gemma 2, other": GEMMA2
+        | {"tie_embeddings": False, "num_key_value_heads": None, "activation": "swiglu", "rope_base": 1e5}
+        | MUP,
+        "Gemma 3": GEMMA3,
+        "Gemma 3, all local": GEMMA3 | ALL_LOCAL | {"window_rope_base": None} | MULTIPLE,
+        "Gemma 3, no window": GEMMA3 | NO_WINDOW | {"window_rope_base": None, "output_softcap": None},
+        "Gemma 3, other": GEMMA3
+        | {"tie_embeddings": False, "query_pre_attn_scalar": None, "activation": "swiglu"}
+        | MUP,
+    },
+    "encoder_only": {
+        "BERT": BIDIRECTIONAL,
+        "BERT, other": BIDIRECTIONAL
+        | {"activation": "gelu_tanh", "num_token_types": 3, "layer_norm_epsilon": 1e-3}
+        | MULTIPLE,
+        "RoBERTa": ONE | {"next_sentence": False, "num_token_types": 0, "activation": "relu"} | MUP,
+    },
+    "autoregressive": {
+        "Yan 2024": AUTOREGRESSIVE
+        | {"subtract_positions": "without_norm", "embedding_loss": {"kind": "mse", "coefficient": 8.0}},
+        "Yan 2024, other": AUTOREGRESSIVE
         | {"order": "alternate", "subtract_positions": "with_norm", "add_positions": True, "bridge_norm": True}
         | {"bias": True, "cross_attention_bias": False, "num_cross_heads": 1, "num_decoder_layers": 3}
         | MULTIPLE,
-    ),
-    "Yan 2024, rotary": (
-        "autoregressive",
-        TWO
+        "Yan 2024, rotary": TWO
         | {"d_ff": None, "positions": "rotary", "num_encoder_layers": 3, "embedding_loss": {"kind": "cosine"}}
         | MUP,
-    ),
-    "Yan 2024, rotary and subtracted": (
-        "autoregressive",
-        AUTOREGRESSIVE
+        "Yan 2024, rotary and subtracted": AUTOREGRESSIVE
         | {"positions": "rotary", "add_positions": True, "subtract_positions": "without_norm"}
         | {"embedding_loss": {"kind": "kl", "aggregation": "convolution", "kernel_size": 3}},
-    ),
-    "Yan 2024, matrix": (
-        "autoregressive",
-        AUTOREGRESSIVE | {"embedding_loss": {"kind": "contrastive", "aggregation": "matrix", "learned_norms": False}},
-    ),
-}
-CASES |= {
-    "modern": ("modern", MODERN),
-    "modern, local and global": (
-        "modern",
-        MODERN
+        "Yan 2024, matrix": AUTOREGRESSIVE
+        | {"embedding_loss": {"kind": "contrastive", "aggregation": "matrix", "learned_norms": False}},
+    },
+    "modern": {
+        "modern": MODERN,
+        "modern, local and global": MODERN
         | {"encoder": WIDER, "decoder": STACK | {"num_layers": 3}, "tie_embeddings": "output", "sliding_window": 4}
         | {"full_attention_every": 3, "window_rope_base": 1e3, "rope_base": 1e5, "norm": "rms_around_one"}
         | {"norm_after": True, "scale_embedding": True, "activation": "geglu", "attention_softcap": 5.0}
         | MULTIPLE,
-    ),
-    "modern, plain": (
-        "modern",
-        MODERN
+        "modern, plain": MODERN
         | {"decoder": WIDER, "tie_embeddings": "none", "cross_rotation": False, "qk_norm": False, "biases": True}
         | {"positions": "learned", "max_positions": 40, "norm": "layer", "activation": "gelu", "output_softcap": 3.0}
         | {"layer_norm_epsilon": 1e-3},
-    ),
-    "modern, all local": (
-        "modern",
-        MODERN | ALL_LOCAL | {"norm": "layer", "activation": "relu", "scale_embedding": True} | MUP,
-    ),
-    "vanilla": ("vanilla", TWO),
-    "vanilla, other": ("vanilla", TWO | {"activation": "gelu_tanh", "num_decoder_layers": 3} | MULTIPLE | MUP),
-    "double decoder": ("double_decoder", DOUBLE_DECODER),
-    "double decoder, other": (
-        "double_decoder",
-        DOUBLE_DECODER
+        "modern, all local": MODERN
+        | ALL_LOCAL
+        | {"norm": "layer", "activation": "relu", "scale_embedding": True}
+        | MUP,
+    },
+    "vanilla": {
+        "vanilla": TWO,
+        "vanilla, other": TWO | {"activation": "gelu_tanh", "num_decoder_layers": 3} | MULTIPLE | MUP,
+    },
+    "double_decoder": {
+        "double decoder": DOUBLE_DECODER,
+        "double decoder, other": DOUBLE_DECODER
         | {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 24, "activation": "swiglu"}
         | {"least_boundaries": 1, "most_boundaries": 4, "rope_base": 1e5, "layer_norm_epsilon": 1e-3}
         | {"num_encoder_layers": 3, "block_length": 5}
         | MULTIPLE
         | MUP,
-    ),
+    },
 }
+CASES = {name: (family, one) for family, cases in BY_FAMILY.items() for name, one in cases.items()}
 # Settings that come back in transformers' terms: it has biases, of zero, and a token type, of zeros.
 COME_BACK: dict[str, dict[str, Any]] = {"GPT-2, no biases": {"biases": True}, "RoBERTa": {"num_token_types": 1}}
 IDS = {"vocab_size", "pad_id", "eos_id", "bos_id"}
@@ -201,13 +186,13 @@ def names(settings):
 
 
 def test_the_cases_have_every_setting_that_transformers_has():
-    for family in sorted({family for family, _ in CASES.values()}):
+    assert BY_FAMILY.keys() == set(FAMILIES)
+    for family, cases in BY_FAMILY.items():
         kind = FAMILIES[family].config
         left_out = {"family", *IDS, *kind.training_only, *kind.initial_only, *NOT_THERE.get(family, ())}
         stacks = [StackConfig.model_fields] if family in ("t5gemma", "modern") else []
-        tried = {name for its, settings in CASES.values() if its == family for name in names(settings)}
+        tried = {name for settings in cases.values() for name in names(settings)}
         assert set().union(kind.model_fields, *stacks) - left_out <= tried, family
-    assert {family for family, _ in CASES.values()} == set(FAMILIES)
 
 
 @pytest.fixture(scope="module")
@@ -237,15 +222,15 @@ def loss_here(model, inputs, mask, labels, **others):
     if FAMILIES[model.config.family].generates == "continuations":
         labels = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
     losses = model(inputs, labels, encoder_attention_mask=mask, **others)
-    of_sentences = losses["next_sentence_labels"].mean() if others else 0.0
-    return (losses["labels"].sum() / (labels != IGNORE_INDEX).sum() + of_sentences).item()
+    of_sentences = losses["next_sentence_labels"].mean() if "next_sentence_labels" in others else 0.0
+    return losses["labels"].sum() / (labels != IGNORE_INDEX).sum() + of_sentences
 
 
-def logits_here(model, inputs, mask, labels):
+def logits_here(model, inputs, mask, labels, token_type_ids=None, **_):
     """Those from which the losses of `labels` are made."""
     way = FAMILIES[model.config.family].generates
     if way is None:
-        return model.masked_lm_logits(model.encode(inputs, mask))
+        return model.masked_lm_logits(model.encode(inputs, mask, token_type_ids))
     if way == "continuations":
         return model.decode(inputs, attention_mask=mask)
     answers = shift_right(labels, model.config.decoder_start_id, pad_id=model.config.pad_id)
@@ -265,8 +250,7 @@ PLAIN = [name for name in CASES if "," not in name]  # one form of each model
 
 
 @each("name", [*PLAIN, *slow(*(name for name in CASES if name not in PLAIN))])
-@torch.no_grad()
-def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenizer, tmp_path):
+def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenizer, device, tmp_path):
     (family, settings), vocabulary = CASES[name], tokenizer.vocabulary
     marks = {"vocab_size": tokenizer.size, "pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
     if "bos_id" in FAMILIES[family].config.model_fields:
@@ -280,23 +264,40 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
     again.load_state_dict(state)
     if model.config.mup is None:  # whose multipliers become part of the weights
         assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items() if name in state)
+    loaded.save_pretrained(tmp_path / "saved")  # as users do after fine-tuning
+    saved_config, saved = load_state(tmp_path / "saved")
+    unknown = {"vocab_size": config.padded_vocab_size, "pad_vocab_to_multiple_of": 1}
+    if family == "autoregressive":  # whose embedding loss transformers doesn't use
+        unknown["embedding_loss"] = None
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("embedding_loss.")}
+    assert saved_config == config.model_copy(update=unknown)
+    assert saved.keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in saved.items())
 
     way = FAMILIES[family].generates
+    model, again = placed(model, device), placed(again, device)
     inputs, mask, labels = batch(way, vocabulary)
-    follows = torch.tensor([1, 0, 1])
+    follows, types = torch.tensor([1, 0, 1]), (torch.arange(24) > 5).long().expand(3, -1)
     for rows, given, use_cache in ((slice(None), mask, False), (slice(1), None, True)):
         told, others = {"labels": labels[rows], **({"use_cache": use_cache} if way else {})}, {}
         if getattr(config, "next_sentence", False):
-            others["next_sentence_labels"] = follows[rows]
+            others = {"next_sentence_labels": follows[rows], "token_type_ids": types[rows]}
+            told["token_type_ids"] = types[rows]
             told["next_sentence_label"] = 1 - follows[rows]  # transformers': 0 where the second text follows
-        found = loaded(input_ids=inputs[rows], attention_mask=given, **told)
+        if not use_cache:
+            loaded(input_ids=inputs, attention_mask=given, **told).loss.backward()
+            loss_here(again, inputs, given, labels, **others).backward()
+            assert_gradients_agree(again, loaded)
+        with torch.no_grad():
+            found = loaded(input_ids=inputs[rows], attention_mask=given, **told)
         counts = labels[rows] != IGNORE_INDEX
         theirs = (found.prediction_logits if hasattr(found, "prediction_logits") else found.logits)[counts]
         assert theirs.std() > 0.1  # the comparison is not one of zeros
         for ours in (model, again):
-            loss = loss_here(ours, inputs[rows], given, labels[rows], **others)
-            assert found.loss.item() == pytest.approx(loss, rel=1e-5), use_cache
-            logits = logits_here(ours, inputs[rows], given, labels[rows])[counts]
+            with torch.no_grad():
+                loss = loss_here(ours, inputs[rows], given, labels[rows], **others)
+                logits = logits_here(ours, inputs[rows], given, labels[rows], **others)[counts]
+            assert found.loss.item() == pytest.approx(loss.item(), rel=1e-5), use_cache
             torch.testing.assert_close(theirs, logits, rtol=0, atol=2e-5)
 
     if way is None:

@@ -16,7 +16,7 @@ from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
-from pretrain.huggingface import export, import_, load_state, tokenizer_export, tokenizer_import
+from pretrain.huggingface import export, import_, load_state, tokenizer_files
 from pretrain.models import BartConfig, T5Config, build, parse
 from pretrain.models.state_dict_adapter import hf_models
 from pretrain.trainer.validate import validate
@@ -47,10 +47,10 @@ def tokenizer_of(spiece, sentinels=100, special_tokens=()):
 SIZES = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
 
 
-def new_model(tied=False, sentinels=100, multiple=1):
+def new_model(tied=False, multiple=1):
     torch.manual_seed(0)
     feed_forward = "relu" if tied else "gated-gelu"
-    ids = {"vocab_size": PIECES + sentinels, "pad_vocab_to_multiple_of": multiple}
+    ids = {"vocab_size": PIECES + 100, "pad_vocab_to_multiple_of": multiple}
     return build(T5Config(**SIZES, **ids, d_kv=8, feed_forward=feed_forward, tie_embeddings=tied)).eval()
 
 
@@ -76,19 +76,14 @@ def test_an_export_is_these_files_and_overwrites_none(spiece, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     with pytest.raises(UserError, match="exists already"):
         export(model.state_dict(), model.config, tokenizer_of(spiece), out)
-    (tmp_path / "empty").mkdir()
-    export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "empty")
-    assert (tmp_path / "empty" / "config.json").exists()
 
 
-def test_a_failed_export_leaves_nothing(spiece, tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("huggingface_hub.save_torch_state_dict", fail)
+def test_a_failed_export_leaves_nothing(spiece, tmp_path):
+    """A tensor without memory behind it can't be written; the other files have been by then."""
     model = new_model()
-    with pytest.raises(OSError, match="no space"):
-        export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "out")
+    state = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        export(state, model.config, tokenizer_of(spiece), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,7 +102,7 @@ def test_the_mask_token_is_the_blank_that_the_model_has_learnt_to_fill(
     family, objective, special, sentinels, mask, spiece, tmp_path
 ):
     ours = tokenizer_of(spiece, sentinels, special)
-    tokenizer_export.write(ours, hf_models(family)[0], objective, tmp_path)
+    tokenizer_files.write(ours, hf_models(family)[0], objective, tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert theirs.mask_token == mask
     if mask:
@@ -115,7 +110,7 @@ def test_the_mask_token_is_the_blank_that_the_model_has_learnt_to_fill(
         assert text.count(theirs.mask_token_id) == 1
         expected = ours.vocabulary.first_sentinel if mask == "<extra_id_0>" else ours.vocabulary.mask
         assert theirs.mask_token_id == expected
-    assert same(tokenizer_import.read(tmp_path), ours)
+    assert same(tokenizer_files.read(tmp_path), ours)
 
 
 def test_a_program_that_asks_for_a_processor_gets_the_tokenizer_of_a_t5gemma2(spiece, tmp_path):
@@ -143,8 +138,8 @@ def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
 
 def in_transformers(tokenizer, family, tmp_path):
     """The tokenizer that AutoTokenizer loads from the export of `tokenizer`, and the one that is read back."""
-    tokenizer_export.write(tokenizer, hf_models(family)[0], None, tmp_path)
-    return transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_import.read(tmp_path)
+    tokenizer_files.write(tokenizer, hf_models(family)[0], None, tmp_path)
+    return transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_files.read(tmp_path)
 
 
 def same(one, other):
@@ -202,10 +197,10 @@ def test_an_exported_tokenizer_has_the_same_ids_in_transformers_and_back(
         assert [theirs(name, add_special_tokens=False).input_ids for name in special] == [[50_265] for _ in special]
         theirs.save_pretrained(tmp_path / "saved")
         assert not (tmp_path / "saved/vocab.json").exists()  # transformers 5 writes tokenizer.json alone
-        assert same(tokenizer_import.read(tmp_path / "saved"), ours)
+        assert same(tokenizer_files.read(tmp_path / "saved"), ours)
     if kind == "pieces with bytes":
         (tmp_path / "spiece.model").unlink()
-        without = tokenizer_import.read(tmp_path)
+        without = tokenizer_files.read(tmp_path)
         assert without.encode(texts) == ours.encode(texts)
         assert (without.model.byte_ids, without.sentinels) == (frozenset(range(3, 259)), 20)
 
@@ -226,14 +221,10 @@ def files_of(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-@each("kind", ["v1.0", "v1.1", "v1.1, padded", "bart"])
+@each("kind", ["v1.0", "v1.1, padded", "bart"])
 def test_export_import_export_gives_the_same_files(kind, spiece, bart_tokenizer, tmp_path):
-    if kind == "bart":
-        tokenizer = bart_tokenizer
-        model = new_bart(tokenizer)
-    else:
-        tokenizer = tokenizer_of(spiece)
-        model = new_model(kind == "v1.0", multiple=128 if "padded" in kind else 1)
+    tokenizer = bart_tokenizer if kind == "bart" else tokenizer_of(spiece)
+    model = new_bart(tokenizer) if kind == "bart" else new_model(kind == "v1.0", 128 if "padded" in kind else 1)
     export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
     assert import_(tmp_path / "out", tmp_path / "imported") == model.config
     trained = TrainedModel.open(tmp_path / "imported")

@@ -41,31 +41,29 @@ def weights(settings: dict) -> dict[str, torch.Tensor]:
     draws = torch.Generator().manual_seed(0)
     found: dict[str, torch.Tensor] = {}
 
-    def linear(name: str, outputs: int, inputs: int, bias: bool) -> None:
-        found[f"{name}.weight"] = torch.randn(outputs, inputs, generator=draws) * 0.3
+    def draw(name: str, *shape: int, bias: bool, around: float = 0.0) -> None:
+        found[f"{name}.weight"] = torch.randn(shape, generator=draws) * 0.3 + around
         if bias:
-            found[f"{name}.bias"] = torch.randn(outputs, generator=draws)
+            found[f"{name}.bias"] = torch.randn(shape[0], generator=draws)
 
     def norm(name: str, bias: bool) -> None:
-        found[f"{name}.weight"] = torch.randn(WIDTH, generator=draws) * 0.3 + 1
-        if bias:
-            found[f"{name}.bias"] = torch.randn(WIDTH, generator=draws)
+        draw(name, WIDTH, bias=bias, around=1.0)
 
     bias, across = settings["use_bias"], settings["cross_attn_config"]["use_bias"]
     added = settings["add_pos_embed_to_decoder"] or settings["sub_pos_embed_to_decoder"] != "NO"
     found["token_embedding.weight"] = torch.randn(IDS, WIDTH, generator=draws)
     found["positional_embedding.weight"] = torch.randn(LENGTH + added, WIDTH, generator=draws)
-    linear("decoder_feed_forward", WIDTH, WIDTH, bias)
+    draw("decoder_feed_forward", WIDTH, WIDTH, bias=bias)
     for number in range(LAYERS):
         encoder, decoder = f"encoder_transformer_blocks.{number}", f"decoder_transformer_blocks.{number}"
         for name in (f"{encoder}.multi_attn_head", f"{decoder}.decoder_multi_attn_head"):
-            linear(f"{name}.batch_attn_weights", 3 * WIDTH, WIDTH, bias)
-            linear(f"{name}.residual_proj", WIDTH, WIDTH, bias)
+            draw(f"{name}.batch_attn_weights", 3 * WIDTH, WIDTH, bias=bias)
+            draw(f"{name}.residual_proj", WIDTH, WIDTH, bias=bias)
         for name in (f"{encoder}.feed_forward", f"{decoder}.decoder_feed_forward"):
-            linear(f"{name}.linear", 4 * WIDTH, WIDTH, bias)
-            linear(f"{name}.residual_proj", WIDTH, 4 * WIDTH, bias)
+            draw(f"{name}.linear", 4 * WIDTH, WIDTH, bias=bias)
+            draw(f"{name}.residual_proj", WIDTH, 4 * WIDTH, bias=bias)
         for name, outputs in (("k_v_weights", 2 * WIDTH), ("q_weights", WIDTH), ("residual_proj", WIDTH)):
-            linear(f"{decoder}.cross_multi_attn_head.{name}", outputs, WIDTH, across)
+            draw(f"{decoder}.cross_multi_attn_head.{name}", outputs, WIDTH, bias=across)
         for name in ("encoder_cross_ln", "decoder_cross_ln", "decoder_ln1", "decoder_ln2"):
             norm(f"{decoder}.{name}", bias)
         norm(f"{encoder}.ln1", bias)

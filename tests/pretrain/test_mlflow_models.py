@@ -30,7 +30,7 @@ def uri(tmp_path_factory, empty_mlflow):
 
 @pytest.fixture
 def client(uri):
-    import mlflow
+    import mlflow  # takes seconds
 
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
@@ -73,26 +73,19 @@ def test_a_search_ranks_the_checkpoints_that_are_kept(run_dir, uri, client):
     assert (model.source_run_id, model.status.value, model.params["step"]) == (state.run_id, "READY", "6")
     assert Path(model.tags["directory"]) == run_dir / "checkpoints/step-00000006"
 
+    curve = [(one.step, one.value) for one in client.get_metric_history(state.run_id, "loss/train")]
+    assert [step for step, _ in curve] == list(range(1, 13))
+    (run_dir / "mlflow.json").unlink()  # as after a kill before it was written: feeding again changes nothing
+    sync(run_dir, uri)
+    assert FeedState.load(run_dir).checkpoints == state.checkpoints
+    assert ranked(client, run_dir) == expected
+    assert [(one.step, one.value) for one in client.get_metric_history(state.run_id, "loss/train")] == curve
+    assert len(client.get_run(state.run_id).outputs.model_outputs) == 4
+
     shutil.rmtree(run_dir / "checkpoints" / f"step-{best_first[0]:08d}")
     sync(run_dir, uri)
     assert ranked(client, run_dir, "tags.checkpoint = 'kept'") == expected[1:]
     assert ranked(client, run_dir, "tags.checkpoint = 'deleted'") == [(expected[0][0], "deleted", expected[0][2])]
-
-
-def test_feeding_checkpoints_again_changes_nothing(run_dir, uri, client):
-    sync(run_dir, uri)
-    state, before = FeedState.load(run_dir), ranked(client, run_dir)
-
-    def points():
-        return [(one.step, one.value) for one in client.get_metric_history(state.run_id, "loss/train")]
-
-    curve = points()
-    assert [step for step, _ in curve] == list(range(1, 13))
-    (run_dir / "mlflow.json").unlink()  # as after a kill before it was written
-    sync(run_dir, uri)
-    assert FeedState.load(run_dir).checkpoints == state.checkpoints
-    assert (ranked(client, run_dir), points()) == (before, curve)
-    assert len(client.get_run(state.run_id).outputs.model_outputs) == 4
 
 
 def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, client):
@@ -146,7 +139,7 @@ def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, clien
 
 
 def record_image(run_dir):
-    import mlflow
+    import mlflow  # takes seconds
 
     return mlflow.Image(str(record.directory(run_dir) / "attention/layer-1/step-00000005.png"))
 
@@ -201,7 +194,7 @@ def test_runs_of_one_experiment_stand_under_one_parent(tmp_path, uri, client):
 
 def test_a_registered_export_is_the_files_of_the_export(run_dir, uri, client, tmp_path):
     """Each export of a checkpoint is a version with files of its own."""
-    import mlflow
+    import mlflow  # takes seconds
 
     sync(run_dir, uri)
     for number in (1, 2):

@@ -1,7 +1,6 @@
 """Directories with published tokenizers are imported, adapted, trained and exported: ids and logits stay."""
 
 import functools
-import json
 import shutil
 
 import pytest
@@ -139,23 +138,3 @@ def test_an_adapted_model_trains_evaluates_and_generates_on_a_corpus_of_the_same
     assert losses(path)[3] < losses(path)[1]
     invoke("evaluate", tmp_path / "start", "--corpus", tmp_path / "corpus", "--hook", "validation_loss")
     invoke("generate", tmp_path / "start", "Thank you <extra_id_0> me", "--max-new-tokens", 3)
-
-
-@each(
-    "name, content, problem",
-    [
-        ("tokenizer.json", "{", "tokenizer.json: damaged: Invalid JSON"),
-        ("tokenizer.json", json.dumps({"model": {"type": "BPE", "vocab": 3}}), "tokenizer.json: damaged: "),
-        ("tokenizer.json", None, "no supported tokenizer: neither spiece.model, nor"),
-    ],
-)
-def test_what_cannot_be_read_gets_one_line(saved, tmp_path, name, content, problem):
-    shutil.copytree(saved("TinyLlama")[0], tmp_path / "saved")
-    (tmp_path / "saved" / name).unlink()
-    if content is not None:
-        (tmp_path / "saved" / name).write_text(content)
-    done = CliRunner().invoke(cli.app, ["import", str(tmp_path / "saved"), str(tmp_path / "start")])
-    assert done.exit_code != 0
-    assert problem in str(done.exception)
-    assert "\n" not in str(done.exception)
-    assert not (tmp_path / "start").exists()

@@ -1,4 +1,5 @@
-"""Import of tokenizers that transformers or the `tokenizers` library saved."""
+"""Tokenizers in the files of transformers' `AutoTokenizer`: import of what it or the `tokenizers` library saved, and
+export."""
 
 import base64
 import json
@@ -11,37 +12,45 @@ from typing import Any
 
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2 as protocol
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
+from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
+from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer, auto_tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import EOS, MODEL, PAD, UNK, SentencePiece
 from data_pipeline.tokenizer.sentencepiece import LISTING as PIECES
 from data_pipeline.tokenizer.text_model import TextModel
+from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from data_pipeline.tokenizer.wordpiece import LISTING, LONGEST_WORD, PREFIX, Normalization, WordPiece
 from data_pipeline.tokenizer.wordpiece import UNK as UNKNOWN_WORD
-from pretrain.huggingface.tokenizer_export import ADDED, CONFIG, NO_BYTES, TOKENIZER
-from pretrain.huggingface.weights import check_files
-from pretrain.models.state_dict_adapter import Json
+from pretrain.models.state_dict_adapter import HFModel, Json
 
+TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-SENTINEL = "<extra_id_"
-END_MARKS = {"<|endoftext|>", "</s>"}
+_SENTINEL = "<extra_id_{}>"
+_END_MARKS = {"<|endoftext|>", "</s>"}
 # T5's tokenizer splits text at white space and puts ▁ before each word.
 _WORDS = [
     {"type": "WhitespaceSplit"},
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
 ]
-# Options of BPE in a tokenizer.json besides merging, where it is GPT-2's.
-_PLAIN_BPE: Json = {
-    "dropout": None,
-    "continuing_subword_prefix": None,
-    "end_of_word_suffix": None,
-    "byte_fallback": False,
-    "ignore_merges": False,
+# Options of BPE in a tokenizer.json besides merging, which GPT-2's hasn't.
+_NOT_GPT2S = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+_ROLES = ("bos", "eos", "unk", "pad", "mask")
+# T5Tokenizer has no byte fallback, so it is added. Byte tokens never match text: "<0x41>" isn't taken for one.
+_NO_BYTES = {
+    "type": "Split",
+    "pattern": {"Regex": "<(?=0x[0-9A-F]{2}>)"},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
 }
+
+
+# --- import ---
 
 
 def read(directory: Path) -> Tokenizer:
@@ -51,10 +60,9 @@ def read(directory: Path) -> Tokenizer:
     UserError for any other tokenizer, and unless the ids above the model's own are special tokens followed by
     sentinels; FailedError if a file is damaged.
     """
-    check_files(directory)
     saved = _saved(directory / TOKENIZER)
     config = _json(directory / CONFIG)
-    if saved.get("model", {}).get("type") == "BPE" and not (is_gpt2s(saved) and not config.get("add_prefix_space")):
+    if saved.get("model", {}).get("type") == "BPE" and not (_is_gpt2s(saved) and not config.get("add_prefix_space")):
         return _published(directory)
     added = _json(directory / ADDED)
     if config.get("add_prefix_space"):
@@ -63,7 +71,7 @@ def read(directory: Path) -> Tokenizer:
     try:
         if isinstance(model, SentencePiece) and not saved:  # a T5Tokenizer without a list of its sentinels
             sentinels = config.get("extra_ids", 100)
-            names = {model.size + sentinels - 1 - number: f"<extra_id_{number}>" for number in range(sentinels)}
+            names = {model.size + sentinels - 1 - number: _SENTINEL.format(number) for number in range(sentinels)}
         else:
             names = {token["id"]: token["content"] for token in saved.get("added_tokens", [])}
         names |= {int(id_): token["content"] for id_, token in config.get("added_tokens_decoder", {}).items()}
@@ -80,16 +88,16 @@ def _model(saved: Json, directory: Path) -> TextModel:
     path, kind = directory / TOKENIZER, saved.get("model", {}).get("type")
     if kind == "Unigram":
         if not (directory / MODEL).exists():
-            return sentencepiece(saved, path)
+            return _sentencepiece(saved, path)
         model = SentencePiece.read(directory / MODEL)
         pieces = [line.split("\t")[0] for line in model.files[PIECES].decode().split("\n")[:-1]]
-        if pieces != [piece for piece, _ in text_pieces(saved)]:
+        if pieces != [piece for piece, _ in _text_pieces(saved)]:
             raise UserError(f"{directory}: {MODEL} and {TOKENIZER} are two different tokenizers; remove the wrong one")
         return model
     if kind == "BPE":
-        return byte_level_bpe(saved)
+        return ByteLevelBPE(saved["model"]["vocab"], [tuple(pair) for pair in saved["model"]["merges"]])
     if kind == "WordPiece":
-        return wordpiece(saved, path)
+        return _wordpiece(saved, path)
     if kind:
         raise UserError(
             f"{path}: a tokenizer of kind {kind}; supported are BPE, T5's Unigram (sentencepiece) and BERT's WordPiece"
@@ -110,7 +118,7 @@ def _with_names(model: TextModel, names: Sequence[str], directory: Path) -> Toke
     """`names` are those of the ids above the model's own: special tokens, then sentinels with <extra_id_0> last."""
     sentinels = _sentinels_at_the_end(names)
     special = names[: len(names) - sentinels]
-    if strange := [name for name in special if name.startswith("<extra_id_")]:
+    if strange := [name for name in special if name.startswith(_SENTINEL[:-3])]:
         raise UserError(
             f"{directory}: {printable(strange[0])} is out of place: sentinels come last, ending with <extra_id_0>"
         )
@@ -125,7 +133,7 @@ def _published(directory: Path) -> Tokenizer:
 
 
 def _sentinels_at_the_end(names: Sequence[str]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[1] == f"<extra_id_{pair[0]}>", enumerate(reversed(names))))
+    return sum(1 for _ in takewhile(lambda pair: pair[1] == _SENTINEL.format(pair[0]), enumerate(reversed(names))))
 
 
 def _json(path: Path) -> Json:
@@ -147,28 +155,23 @@ def _saved(path: Path) -> Json:
     return json.loads(tokenizer.to_str())
 
 
-def is_gpt2s(saved: Json) -> bool:
-    """True if the BPE in `saved` encodes text as GPT-2's does, which `byte_level_bpe` reads."""
+def _is_gpt2s(saved: Json) -> bool:
+    """True if the BPE in `saved` encodes text as GPT-2's does, which `ByteLevelBPE` reads."""
     splits, model = saved["pre_tokenizer"] or {}, saved["model"]
     vocabulary = model["vocab"]
     return (
-        all((model[key] or plain) == plain for key, plain in _PLAIN_BPE.items() if key in model)
+        not any(model.get(option) for option in _NOT_GPT2S)
         and saved["normalizer"] is None
         and splits.get("type") == "ByteLevel"
         and not splits.get("add_prefix_space")
         and splits.get("use_regex") is not False
         and all(token["special"] for token in saved["added_tokens"])
-        and bool(END_MARKS & vocabulary.keys())
+        and bool(_END_MARKS & vocabulary.keys())
         and set(vocabulary.values()) == set(range(len(vocabulary)))
     )
 
 
-def byte_level_bpe(saved: Json) -> ByteLevelBPE:
-    """The byte-level BPE model in `saved`, which must be GPT-2's."""
-    return ByteLevelBPE(saved["model"]["vocab"], [tuple(pair) for pair in saved["model"]["merges"]])
-
-
-def wordpiece(saved: Json, path: Path) -> WordPiece:
+def _wordpiece(saved: Json, path: Path) -> WordPiece:
     """The WordPiece model in `saved`. Raises UserError if it encodes text differently from ours."""
     model, vocabulary = saved["model"], saved["model"]["vocab"]
     normalizer, splits = saved["normalizer"] or {}, saved["pre_tokenizer"] or {}
@@ -188,20 +191,20 @@ def wordpiece(saved: Json, path: Path) -> WordPiece:
     return WordPiece(sorted(vocabulary, key=vocabulary.__getitem__), Normalization(**settings), path)
 
 
-def sentencepiece(saved: Json, path: Path) -> SentencePiece:
+def _sentencepiece(saved: Json, path: Path) -> SentencePiece:
     """The sentencepiece model with the same pieces, scores and normalization; sentinels are not pieces.
 
     A text gets the same ids as from T5Tokenizer's original model, but the bytes of the file differ: a tokenizer.json
     doesn't say how the model was trained. Raises UserError for what T5Tokenizer doesn't write.
     """
-    pieces = text_pieces(saved)
+    pieces = _text_pieces(saved)
     normalizer, splits = saved["normalizer"] or {}, (saved["pre_tokenizer"] or {}).get("pretokenizers")
     inside = sorted(token["id"] for token in saved["added_tokens"] if UNK < token["id"] < len(pieces))
     _refuse(
         path,
         [
             (f"the normalizer is {normalizer.get('type')}", normalizer.get("type") not in (None, "Precompiled")),
-            ("the pre_tokenizer is not T5's", splits not in (_WORDS, [*_WORDS, NO_BYTES])),
+            ("the pre_tokenizer is not T5's", splits not in (_WORDS, [*_WORDS, _NO_BYTES])),
             (f"unk_id is {saved['model']['unk_id']}, not {UNK}", saved["model"]["unk_id"] != UNK),
             (f"ids {inside[:8]} are pieces and added tokens at once", bool(inside)),
         ],
@@ -221,10 +224,10 @@ def sentencepiece(saved: Json, path: Path) -> SentencePiece:
     return SentencePiece(model.SerializeToString(), path)
 
 
-def text_pieces(saved: Json) -> list[tuple[str, float]]:
+def _text_pieces(saved: Json) -> list[tuple[str, float]]:
     """Pieces and scores of a Unigram model, without the sentinels that T5Tokenizer appends."""
     pieces = [(piece, score) for piece, score in saved["model"]["vocab"]]
-    while pieces and pieces[-1][0].startswith(SENTINEL):
+    while pieces and pieces[-1][0].startswith(_SENTINEL[:-3]):
         pieces.pop()
     return pieces
 
@@ -232,3 +235,123 @@ def text_pieces(saved: Json) -> list[tuple[str, float]]:
 def _refuse(path: Path, problems: Iterable[tuple[str, Any]]) -> None:
     if found := [problem for problem, is_so in problems if is_so]:
         raise UserError(f"{path}: tokenizers here don't support this: {'; '.join(found)}")
+
+
+# --- export ---
+
+
+def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: Path) -> None:
+    """Writes the tokenizer's files into `directory`, for a model of the family of `hf` that learnt `objective`.
+
+    A text gets the same ids as here, within the family's begin and EOS tokens; if the family has none, a tokenizer.json
+    keeps its own. A special token or sentinel spelled out in a text becomes that token, as sentinels do in
+    `Tokenizer.encode_with_sentinels`. The mask token, which programs put in place of a word, is the first sentinel for
+    a model that fills in spans.
+    """
+    model, vocabulary, sentinels = tokenizer.model, tokenizer.vocabulary, _sentinels(tokenizer)
+    as_t5s = isinstance(model, SentencePiece) and hf.model_type == "t5" and not model.byte_ids
+    if as_t5s and not tokenizer.special_tokens:
+        from transformers import T5Tokenizer  # takes seconds to import
+
+        # transformers prefers tokenizer.json and needs tokenizer_config.json; other programs read spiece.model
+        (directory / MODEL).write_bytes(model.files[MODEL])
+        mask = {"mask_token": _SENTINEL.format(0)} if tokenizer.sentinels else {}
+        T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels, **mask).save_pretrained(directory)
+        _write_added(tokenizer, directory)
+        return
+    backend, config = _in_transformers(model, directory)
+    # a tokenizer.json has the model's special tokens
+    own = [] if isinstance(model, TokenizerJson) else [name for _, name in sorted(model.names.items())]
+    # tokens that replace words of a text absorb the white space before them, as those words did
+    fills = {*sentinels, "<mask>"}
+    backend.add_special_tokens(
+        [
+            AddedToken(name, special=True, normalized=False, lstrip=name in fills)
+            for name in (*own, *tokenizer.special_tokens, *sentinels)
+        ]
+    )
+    if not isinstance(model, TokenizerJson) or hf.begins or hf.ends:
+        roles = {
+            f"{role}_token": token
+            for role in _ROLES
+            if (id_ := getattr(vocabulary, role)) is not None and (token := backend.id_to_token(id_))
+        }
+        if _fills_spans(tokenizer, hf, objective):
+            roles["mask_token"] = _SENTINEL.format(0)
+        backend.post_processor = _template(vocabulary, roles, hf)
+        flags = {"add_bos_token": hf.begins, "add_eos_token": hf.ends}  # transformers 4 reads them
+        config = {**config, **roles, **{key: value for key, value in flags.items() if key in config}}
+    if isinstance(model, WordPiece):
+        config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}  # their names in BERT
+    if hf.model_type == "t5gemma2":  # else AutoProcessor looks for the image processor, which isn't exported
+        config |= {"processor_class": "PreTrainedTokenizerFast"}
+    backend.save(str(directory / TOKENIZER))
+    write_json(directory / CONFIG, config)
+    if isinstance(model, SentencePiece) and hf.model_type == "t5":
+        _write_added(tokenizer, directory)
+
+
+def _in_transformers(model: TextModel, directory: Path) -> tuple[tokenizers.Tokenizer, Json]:
+    """A tokenizer of the library with this model, and its tokenizer_config.json; writes the model's own files."""
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    match model:
+        case TokenizerJson():
+            return tokenizers.Tokenizer.from_str(model.files[TOKENIZER].decode()), model.config
+        case SentencePiece():
+            from transformers import T5Tokenizer  # takes seconds to import
+
+            (directory / MODEL).write_bytes(model.files[MODEL])
+            backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
+            return _with_bytes(backend) if model.byte_ids else backend, config
+        case ByteLevelBPE():
+            for name, content in model.files.items():
+                (directory / name).write_bytes(content)
+            backend = tokenizers.Tokenizer(models.BPE.from_file(str(directory / VOCABULARY), str(directory / MERGES)))
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            backend.decoder = decoders.ByteLevel()
+            return backend, config
+        case WordPiece():
+            (directory / LISTING).write_bytes(model.files[LISTING])
+            return model.backend(), config
+    raise UserError(f"a tokenizer of kind {model.kind} can't be exported")
+
+
+def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bool:
+    """True if a sentinel is the model's blank. If `objective` isn't known, it is where the tokenizer has no mask.
+
+    Of sentencepiece models alone: elsewhere transformers' mask token would no longer absorb the space before it.
+    """
+    learnt = objective in ("span_corruption", "iid_denoising", "ul2")
+    likely = objective is None and tokenizer.vocabulary.mask is None and hf.encoder_decoder
+    return isinstance(tokenizer.model, SentencePiece) and tokenizer.sentinels > 0 and (learnt or likely)
+
+
+def _write_added(tokenizer: Tokenizer, directory: Path) -> None:
+    """For programs that read spiece.model and this file instead of tokenizer.json."""
+    names = [*tokenizer.special_tokens, *_sentinels(tokenizer)]
+    write_json(directory / ADDED, {name: id_ for id_, name in enumerate(names, start=tokenizer.vocab_size)})
+
+
+def _sentinels(tokenizer: Tokenizer) -> list[str]:
+    return [_SENTINEL.format(number) for number in reversed(range(tokenizer.sentinels))]
+
+
+def _template(vocabulary: Vocabulary, roles: dict[str, str], hf: HFModel) -> processors.TemplateProcessing:
+    """BOS and EOS around one text and around two: bos A eos, bos A eos B eos."""
+    begin = [roles["bos_token"]] if hf.begins and "bos_token" in roles else []
+    end = [roles["eos_token"]] if hf.ends else []
+    ids = {roles[f"{role}_token"]: getattr(vocabulary, role) for role in ("bos", "eos") if f"{role}_token" in roles}
+    return processors.TemplateProcessing(
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", *end, "$B:1", *(f"{token}:1" for token in end)],
+        special_tokens=list(ids.items()),
+    )
+
+
+def _with_bytes(t5: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """T5Tokenizer's tokenizer, with the bytes of characters that have no piece: as sentencepiece has them."""
+    saved: Json = json.loads(t5.to_str())
+    saved["model"]["byte_fallback"] = True
+    saved["pre_tokenizer"]["pretokenizers"].append(_NO_BYTES)
+    saved["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, saved["decoder"]]}
+    return tokenizers.Tokenizer.from_str(json.dumps(saved))
