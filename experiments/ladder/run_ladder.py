@@ -10,7 +10,7 @@ from experiments.ladder import ladder_file, rungs
 from experiments.ladder.compared import Other
 from experiments.ladder.ladder_report import Report
 from pretrain.evaluation.record import png
-from pretrain.tools.experiment.launches import at_once_and_threads, train_all
+from pretrain.tools.experiment.launches import places, train_all
 from pretrain.tools.experiment.results import results
 from pretrain.tools.experiment.run_experiment import conclude
 
@@ -35,11 +35,11 @@ def ladder(
     if other and found.file.fit_over != "flops":
         raise UserError(f"--against: compares over FLOPs; {path} has fit_over: {found.file.fit_over}")
     out = out or Path("runs", found.name)
-    at_once, threads = at_once_and_threads(at_once)
+    environments, threads = places(at_once)
     runs = rungs.planned_runs(found, seeds, out, threads)
     to_train = [run for run in runs if train_next or run.row != found.next.name]
     size = f"{counted(len(found.all) if train_next else len(found.rungs), 'rung')} × {counted(seeds, 'seed')}"
-    trained = train_all(to_train, at_once, f"{out}: {size}", train)
+    trained = train_all(to_train, environments, f"{out}: {size}", train)
     report = Report.of(found, results(runs), other)
     write_json(out / "ladder.json", report.as_json())
     write_bytes(out / "ladder.md", report.markdown().encode())

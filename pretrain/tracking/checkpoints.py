@@ -18,8 +18,8 @@ from data_pipeline.foundation.atomic import sha256
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.index import INDEX
 from pretrain.run import metrics_file
-from pretrain.tracking.metric_names import in_mlflow
 from pretrain.tracking.mlflow_run import LoggedCheckpoint, MlflowRun, TrackedRun, file_version
+from pretrain.tracking.store import in_mlflow
 
 _KEY = "checkpoint_key"
 _STATE = "checkpoint"

@@ -24,6 +24,7 @@ from typing import Any
 import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
 from mlflow.tracking.context.registry import resolve_tags
 
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
@@ -31,10 +32,17 @@ from data_pipeline.foundation.secrets import masked
 from pretrain.run import metrics_file
 from pretrain.run import system_metrics as system
 from pretrain.tracking.checkpoints import log_checkpoints
-from pretrain.tracking.metric_names import in_mlflow
-from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY, NOTE, FeedState, MlflowRun, TrackedRun, file_version
-from pretrain.tracking.parent_runs import parent_run, settle_parent
-from pretrain.tracking.store import ARTIFACTS, absolute_uri, client, create_tables, safe_key, sqlite_file
+from pretrain.tracking.mlflow_run import (
+    ARTIFACTS_DIRECTORY,
+    NOTE,
+    FeedState,
+    MlflowRun,
+    TrackedRun,
+    file_version,
+    parent_run,
+    settle_parent,
+)
+from pretrain.tracking.store import ARTIFACTS, absolute_uri, client, create_tables, in_mlflow, safe_key, sqlite_file
 
 # the value with which the UI opens an experiment on its training runs, not on its pages for language-model calls
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -45,95 +53,86 @@ _TABLE = re.compile(rf"{ARTIFACTS_DIRECTORY}/evaluation/.+\.json")
 _PARAMETER_LENGTH = 6000  # to which MLflow cuts it
 
 
-class MlflowFeeder:
-    """Sends MLflow what it lacks of one run. `feed` and `finish` raise every error; calling them again continues."""
+def connected(run_dir: Path, run: TrackedRun, uri: str) -> MlflowRun:
+    """The run in MLflow, which is created or reopened, and described. Raises every error, as do `feed` and `finish`;
+    calling them again continues."""
+    uri = absolute_uri(uri)
+    create_tables(uri)
+    mlflow_client = client(uri)
+    experiment_id = _experiment(mlflow_client, run.experiment, sqlite_file(uri))
+    parent = parent_run(mlflow_client, experiment_id, run.parent) if run.parent else None
+    found = mlflow_client.search_runs([experiment_id], f"tags.{_RUN_KEY} = '{run.key}'", max_results=1)
+    started, tags = int(run.started * 1000), {_RUN_KEY: run.key}
+    opened = found[0] if found else mlflow_client.create_run(experiment_id, started, tags, run.run_name)
+    state, before = FeedState(masked(uri), experiment_id, opened.info.run_id), FeedState.load(run_dir)
+    if before and (before.tracking_uri, before.run_id) == (state.tracking_uri, state.run_id):
+        state = before
+    connection = MlflowRun(mlflow_client, run_dir, run, state, parent)
+    connection.save()
+    _describe(connection)
+    return connection
 
-    def __init__(self, run_dir: Path, run: TrackedRun, uri: str):
-        self.run_dir, self.run, self.uri = run_dir, run, absolute_uri(uri)
-        self._parent: str | None = None
-        self._connection: MlflowRun | None = None
 
-    def feed(self) -> int:
-        """Sends new metrics, files and checkpoints. Returns how many metrics were sent."""
-        run = self._connected()
-        files = [self.run_dir / metrics_file.FILE_NAME, *system.files(self.run_dir)]
-        sent = sum(_feed_rows(run, str(file.relative_to(self.run_dir))) for file in files)
-        _upload_files(run)
-        log_checkpoints(run)
-        return sent
+def feed(run: MlflowRun) -> int:
+    """Sends new metrics, files and checkpoints. Returns how many metrics were sent."""
+    files = [run.directory / metrics_file.FILE_NAME, *system.files(run.directory)]
+    sent = sum(_feed_rows(run, str(file.relative_to(run.directory))) for file in files)
+    _upload_files(run)
+    log_checkpoints(run)
+    return sent
 
-    def finish(self) -> None:
-        """Tells MLflow how the run ended, if it has."""
-        if self.run.status != "RUNNING":
-            run = self._connected()
-            ended = int((self.run.ended or time.time()) * 1000)
-            run.client.set_terminated(run.state.run_id, self.run.status, end_time=ended)
-            if self._parent:
-                settle_parent(run.client, run.state.experiment_id, self._parent)
 
-    def _connected(self) -> MlflowRun:
-        """The MLflow run; the first call creates or reopens it and describes it."""
-        if self._connection is None:
-            create_tables(self.uri)
-            self._client = client(self.uri)
-            experiment_id = self._experiment()
-            self._parent = parent_run(self._client, experiment_id, self.run.parent) if self.run.parent else None
-            state = self._state(experiment_id)
-            state.save(self.run_dir)
-            self._describe(state.run_id)
-            self._connection = MlflowRun(self._client, self.run_dir, self.run, state)
-        return self._connection
+def finish(run: MlflowRun) -> None:
+    """Tells MLflow how the run ended, if it has."""
+    description, state = run.description, run.state
+    if description.status != "RUNNING":
+        ended = int((description.ended or time.time()) * 1000)
+        run.client.set_terminated(state.run_id, description.status, end_time=ended)
+        if run.parent:
+            settle_parent(run.client, state.experiment_id, run.parent)
 
-    def _experiment(self) -> str:
-        name, database = self.run.experiment, sqlite_file(self.uri)
-        # a server has its own place for artifacts; with a file, they must not land in the working directory
-        location = (database.parent / ARTIFACTS / safe_key(name)).as_uri() if database else None
-        experiment = self._client.get_experiment_by_name(name)
-        if experiment is not None:
-            return experiment.experiment_id
-        try:
-            return self._client.create_experiment(name, location, _EXPERIMENT_TAGS)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # made by a run that started with this one
-                raise
-            return self._client.get_experiment_by_name(name).experiment_id
 
-    def _state(self, experiment_id: str) -> FeedState:
-        """The part of the run that MLflow has, which is created if MLflow lacks it."""
-        found = self._client.search_runs([experiment_id], f"tags.{_RUN_KEY} = '{self.run.key}'", max_results=1)
-        started, tags = int(self.run.started * 1000), {_RUN_KEY: self.run.key}
-        run = found[0] if found else self._client.create_run(experiment_id, started, tags, self.run.run_name)
-        state = FeedState(masked(self.uri), experiment_id, run.info.run_id)
-        before = FeedState.load(self.run_dir)
-        return (
-            before if before and (before.tracking_uri, before.run_id) == (state.tracking_uri, state.run_id) else state
-        )
+def _experiment(mlflow_client: MlflowClient, name: str, database: Path | None) -> str:
+    """The id of the experiment `name`, which is created if MLflow lacks it."""
+    experiment = mlflow_client.get_experiment_by_name(name)
+    if experiment is not None:
+        return experiment.experiment_id
+    # a server has its own place for artifacts; with a file, they must not land in the working directory
+    location = (database.parent / ARTIFACTS / safe_key(name)).as_uri() if database else None
+    try:
+        return mlflow_client.create_experiment(name, location, _EXPERIMENT_TAGS)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":  # made by a run that started with this one
+            raise
+        return mlflow_client.get_experiment_by_name(name).experiment_id
 
-    def _describe(self, run_id: str) -> None:
-        """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""
-        self._client.update_run(run_id, status="RUNNING", name=self.run.run_name)
-        data = self._client.get_run(run_id).data
-        known, parameters = data.params, flatten(self.run.parameters)
-        tags = {**resolve_tags(), "mlflow.source.name": "pretrain train"}
-        tags |= {"attempts": str(self.run.attempt), "run_directory": str(self.run_dir.resolve())}
-        if self._parent:
-            tags["mlflow.parentRunId"] = self._parent
-        for key in parameters.keys() & known.keys():
-            if parameters[key] != known[key]:
-                tags[f"changed.{key}"] = f"{known[key]} → {parameters[key]} (attempt {self.run.attempt})"
-        tags |= {key: value for key, value in self.run.tags.items() if key != NOTE or NOTE not in data.tags}
-        self._client.log_batch(
-            run_id,
-            params=[Param(key, value) for key, value in parameters.items() if key not in known],
-            tags=[RunTag(safe_key(key), str(value)) for key, value in tags.items()],
-        )
-        inputs = []
-        for info in self.run.datasets:
-            source, profile = json.dumps({"uri": info.source}), json.dumps(info.profile)
-            dataset = Dataset(**info.in_mlflow, source_type="local", source=source, profile=profile)
-            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)]))
-        if inputs:
-            self._client.log_inputs(run_id, inputs)
+
+def _describe(run: MlflowRun) -> None:
+    """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""
+    description, run_id = run.description, run.state.run_id
+    run.client.update_run(run_id, status="RUNNING", name=description.run_name)
+    data = run.client.get_run(run_id).data
+    known, parameters = data.params, flatten(description.parameters)
+    tags = {**resolve_tags(), "mlflow.source.name": "pretrain train"}
+    tags |= {"attempts": str(description.attempt), "run_directory": str(run.directory.resolve())}
+    if run.parent:
+        tags["mlflow.parentRunId"] = run.parent
+    for key in parameters.keys() & known.keys():
+        if parameters[key] != known[key]:
+            tags[f"changed.{key}"] = f"{known[key]} → {parameters[key]} (attempt {description.attempt})"
+    tags |= {key: value for key, value in description.tags.items() if key != NOTE or NOTE not in data.tags}
+    run.client.log_batch(
+        run_id,
+        params=[Param(key, value) for key, value in parameters.items() if key not in known],
+        tags=[RunTag(safe_key(key), str(value)) for key, value in tags.items()],
+    )
+    inputs = []
+    for info in description.datasets:
+        source, profile = json.dumps({"uri": info.source}), json.dumps(info.profile)
+        dataset = Dataset(**info.in_mlflow, source_type="local", source=source, profile=profile)
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)]))
+    if inputs:
+        run.client.log_inputs(run_id, inputs)
 
 
 def _feed_rows(run: MlflowRun, name: str) -> int:

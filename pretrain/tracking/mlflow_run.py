@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TRACKING_FILE, STATE_FILE = "tracking.json", "mlflow.json"
 ARTIFACTS_DIRECTORY = "artifacts"
 DIGEST_LENGTH = 36  # of a dataset: MLflow's limit
+_PARENT = "parent_of_runs"  # the tag that tells a parent from a training run of the same name
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as the description, in Markdown
 
 
@@ -108,12 +109,13 @@ class FeedState:
 
 @dataclass(frozen=True)
 class MlflowRun:
-    """A run with MLflow's client and what MLflow has of it."""
+    """A run with MLflow's client and what MLflow has of it. `parent`: the id of the run that it stands below."""
 
     client: "MlflowClient"
     directory: Path
     description: TrackedRun
     state: FeedState
+    parent: str | None
 
     def save(self) -> None:
         self.state.save(self.directory)
@@ -123,3 +125,33 @@ def file_version(file: Path) -> list[int]:
     """[mtime_ns, bytes], by which a changed file is recognised. Raises FileNotFoundError."""
     stat = file.stat()
     return [stat.st_mtime_ns, stat.st_size]
+
+
+def parent_run(client: "MlflowClient", experiment_id: str, name: str) -> str:
+    """The id of the parent run `name`, which is created if it doesn't exist.
+
+    Runs that start together may each create one. All of them then take the oldest, and the others are deleted.
+    """
+    tag = name.replace("'", "_")  # so that a filter can hold it
+    found = _parents(client, experiment_id, tag)
+    if not found:
+        created = client.create_run(experiment_id, tags={_PARENT: tag}, run_name=name).info.run_id
+        found = _parents(client, experiment_id, tag)
+        if found[0].info.run_id != created:
+            client.delete_run(created)
+    return found[0].info.run_id
+
+
+def settle_parent(client: "MlflowClient", experiment_id: str, parent_id: str) -> None:
+    """Ends the parent run once none of its runs is running; it has failed if one of them has."""
+    runs = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{parent_id}'")
+    statuses = {run.info.status for run in runs}
+    if "RUNNING" not in statuses:
+        status = next((one for one in ("FAILED", "KILLED") if one in statuses), "FINISHED")
+        client.set_terminated(parent_id, status)
+
+
+def _parents(client: "MlflowClient", experiment_id: str, tag: str) -> list[Any]:
+    """The parent runs with the value `tag`, the oldest first."""
+    runs = client.search_runs([experiment_id], f"tags.{_PARENT} = '{tag}'")
+    return sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))

@@ -1,4 +1,4 @@
-"""MLflow's client and its store: a server, or a sqlite file."""
+"""MLflow's client, its store, a server or a sqlite file, and the names that it takes."""
 
 import contextlib
 import logging
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
 _FAIL_FAST = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 _KEY_LENGTH = 250  # MLflow's limit (mlflow/utils/validation.py)
 ARTIFACTS = "mlartifacts"  # the folder beside a sqlite file
+# MLflow's page of a run sorts its sections by name, and a section is all of a name before its last slash: losses come
+# first, then evaluations, and seconds and sizes last. The first pattern that fits a name of metrics.jsonl counts.
+_NAMES = [
+    (r"train/loss", "loss/train"),
+    (r"train/(\w+_loss|cross_entropy)", r"loss/train.\1"),
+    (r"validation/(.+)/loss", r"loss/validation.\1"),
+    (r"validation/(.+)/(\w+_loss|unigram_entropy)", r"loss/validation.\1.\2"),
+    (r"validation/(.+)/(\w+)", r"metrics/\1.\2"),
+    (r"evaluation/(.+)/seconds", r"usage/evaluation.\1.seconds"),
+    (r"checkpoint/(\w+)", r"usage/checkpoint.\1"),
+    (r"stragglers/(\w+)", r"usage/stragglers.\1"),
+    (r"train/(peak_memory_gigabytes)", r"usage/\1"),
+    (r"((?:train|system)/.+)", r"\1"),
+    (r"((?:embedding|norms)/.+)", r"model/\1"),
+    (r"(.+/.+)", r"metrics/\1"),
+]
 
 
 def client(uri: str) -> "MlflowClient":
@@ -62,6 +78,14 @@ def safe_key(name: str) -> str:
     """`name` without what MLflow refuses: unusual characters, empty or dotted parts of a path, excess length."""
     parts = re.sub(r"[^/\w.\- :]", "_", name).split("/")
     return "/".join(part for part in parts if part not in ("", ".", ".."))[:_KEY_LENGTH].rstrip("/") or "_"
+
+
+def in_mlflow(name: str) -> str:
+    """The name in MLflow of a metric of metrics.jsonl: "validation/c4/loss" -> "loss/validation.c4"."""
+    for pattern, replacement in _NAMES:
+        if found := re.fullmatch(pattern, name):
+            return safe_key(found.expand(replacement))
+    return safe_key(name)
 
 
 def one_line(error: Exception) -> str:

@@ -11,16 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.secrets import MASK, masked, masked_values
 from pretrain.run.metrics_file import MetricLog
-from pretrain.tracking.mlflow_run import TrackedRun
+from pretrain.tracking.mlflow_run import MlflowRun, TrackedRun
 from pretrain.tracking.store import absolute_uri, one_line
-
-if TYPE_CHECKING:
-    from pretrain.tracking.feeder import MlflowFeeder
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -111,9 +108,11 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
     if MASK in uri:
         raise UserError(f"{run_dir}: the password of {uri} isn't recorded; give --uri with it")
     try:
-        feeder = _feeder(run_dir, run, uri)
-        sent = feeder.feed()
-        feeder.finish()
+        from pretrain.tracking import feeder  # imports MLflow, which takes seconds
+
+        connection = feeder.connected(run_dir, run, uri)
+        sent = feeder.feed(connection)
+        feeder.finish(connection)
     except Exception as error:
         raise FailedError(f"{masked(uri)}: {one_line(error)}; what was sent is kept, sync again to continue") from error
     return sent
@@ -123,7 +122,7 @@ class _FeedingThread:
     """Calls the feeder every few seconds, less and less often while MLflow fails."""
 
     def __init__(self, run_dir: Path, run: TrackedRun, uri: str):
-        self._of_the_feeder = run_dir, run, uri
+        self._run = run_dir, run, uri
         self._uri = masked(uri)
         self._closing, self._closed = threading.Event(), threading.Event()
         self._complete = self._tried = False
@@ -143,17 +142,20 @@ class _FeedingThread:
         return self._complete
 
     def _work(self) -> None:
-        failing, pause, last_try, feeder = False, SECONDS_BETWEEN_FEEDS, None, None
+        failing, pause, last_try = False, SECONDS_BETWEEN_FEEDS, None
+        connection: MlflowRun | None = None
         self._closing.wait(SECONDS_BEFORE_FEEDS)
         while not self._closed.is_set():
             closing = self._closing.is_set()
             if closing and last_try is None:
                 last_try = time.monotonic() + SECONDS_FOR_A_RETURN
             try:
-                feeder = feeder or _feeder(*self._of_the_feeder)
-                feeder.feed()
+                from pretrain.tracking import feeder  # imports MLflow, which takes seconds: in the thread
+
+                connection = connection or feeder.connected(*self._run)
+                feeder.feed(connection)
                 if closing:
-                    feeder.finish()
+                    feeder.finish(connection)
                     self._complete = True
                 if failing:
                     logger.warning("MLflow at %s accepts metrics again", self._uri)
@@ -169,9 +171,3 @@ class _FeedingThread:
                 self._closed.wait(SECONDS_BETWEEN_LAST_FEEDS)
             else:
                 self._closing.wait(pause)
-
-
-def _feeder(run_dir: Path, run: TrackedRun, uri: str) -> "MlflowFeeder":
-    from pretrain.tracking.feeder import MlflowFeeder  # imports MLflow, which takes seconds: in the thread
-
-    return MlflowFeeder(run_dir, run, uri)

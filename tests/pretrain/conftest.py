@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
+from pretrain.tracking import tracker
 from pretrain.tracking.store import create_tables
 from tests.conftest import made_once
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, trained
@@ -58,6 +59,16 @@ def empty_mlflow() -> Callable[[Path], str]:
         return f"sqlite:///{folder}/mlflow.db"
 
     return put
+
+
+@pytest.fixture
+def feed_often(monkeypatch):
+    """MLflow is fed without pauses, and may take longer than a test."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
+    monkeypatch.setattr(tracker, "SECONDS_BEFORE_FEEDS", 0.05)
+    monkeypatch.setattr(tracker, "SECONDS_BETWEEN_FEEDS", 0.05)
+    monkeypatch.setattr(tracker, "SECONDS_FOR_THE_REST", 3600.0)
+    monkeypatch.setattr(tracker, "LONGEST_PAUSE", 1.0)
 
 
 @pytest.fixture(scope="module")

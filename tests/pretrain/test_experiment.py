@@ -279,12 +279,15 @@ def test_gpus_are_divided_among_runs(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def shares(at_once, gpus):
-        return [one.get("CUDA_VISIBLE_DEVICES") for one in launches.environments(at_once, gpus)]
+        monkeypatch.setattr(launches, "count_gpus", lambda: gpus)
+        return [one.get("CUDA_VISIBLE_DEVICES") for one in launches.places(at_once)[0]]
 
     assert shares(2, 4) == ["0,1", "2,3"]
     assert shares(3, 4) == ["0", "1", "2"]
     assert shares(2, 1) == ["0", "0"]
+    assert shares(None, 2) == ["0", "1"]
     assert shares(2, 0) == [None, None]
+    assert shares(None, 0) == [None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert shares(2, 2) == ["4", "7"]
 
@@ -294,7 +297,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys)
         tmp_path, monkeypatch, "abc", "import sys; print('why', end='\\n\\n'); sys.exit(3 * (sys.argv[1] == 'b'))"
     )
     failed = [f"failed: b (exit code 3), {tmp_path}/b.log: why"]
-    assert launches.train_all(runs, 2, "three") == (1, failed)
+    assert launches.train_all(runs, [{}, {}], "three") == (1, failed)
     title, *ended = capsys.readouterr().out.splitlines()
     assert title == "three, 0 of 3 runs finished"
     assert sorted(line.split(" (")[0][5:] for line in ended) == [
@@ -334,7 +337,7 @@ while True:
     time.sleep(0.1)
 """
     before = signal.getsignal(signal.SIGTERM)
-    assert launches.train_all(planned(tmp_path, monkeypatch, "abc", script), 2, "three") == (75, [])
+    assert launches.train_all(planned(tmp_path, monkeypatch, "abc", script), [{}, {}], "three") == (75, [])
     assert signal.getsignal(signal.SIGTERM) is before
     printed = capfd.readouterr()
     assert sorted(line.split(" (")[0] for line in printed.out.splitlines()[1:]) == [
@@ -390,7 +393,7 @@ sys.exit(code)
             return group.start([sys.executable, "-c", program, ended, run.row, str(code)])
 
         monkeypatch.setattr(launches, "start", start)
-        launches.train_all(runs, 2, "three")
+        launches.train_all(runs, [{}, {}], "three")
         return found
 
     first = ["a-first", "c-other"]

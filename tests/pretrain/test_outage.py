@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from pretrain.tracking import tracker as tracking
 from pretrain.tracking.mlflow_run import FeedState, TrackedRun
@@ -13,13 +14,7 @@ from tests.pretrain.mlflow_server import Server
 STEPS = 20
 
 
-@pytest.fixture(autouse=True)
-def feed_often(monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
-    monkeypatch.setattr(tracking, "SECONDS_BEFORE_FEEDS", 0.05)
-    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 0.05)
-    monkeypatch.setattr(tracking, "SECONDS_FOR_THE_REST", 3600.0)
-    monkeypatch.setattr(tracking, "LONGEST_PAUSE", 1.0)
+pytestmark = pytest.mark.usefixtures("feed_often")
 
 
 def wait_for_failure(caplog):
@@ -40,8 +35,6 @@ def start(run_dir, uri):
 
 def steps_in_mlflow(uri, folder):
     """The steps of a run that MLflow has finished."""
-    from mlflow.tracking import MlflowClient
-
     client, run_id = MlflowClient(tracking_uri=uri), FeedState.load(folder).run_id
     assert client.get_run(run_id).info.status == "FINISHED"
     history = client.get_metric_history(run_id, "loss/train")

@@ -13,15 +13,29 @@ from pretrain.tools.experiment.planned_runs import PlannedRun
 from pretrain.tools.experiment.results import results
 
 
-def at_once_and_threads(at_once: int | None) -> tuple[int, int | None]:
-    """How many runs train at the same time, and the CPU threads of each; None where there are GPUs."""
-    gpus = count_gpus()
+def places(at_once: int | None) -> tuple[list[dict[str, str]], int | None]:
+    """The environment variables of each of the runs that train at the same time, and the CPU threads of a run.
+
+    GPUs are divided among the runs, by default one for each; if there are more runs than GPUs, runs share one. Threads
+    are None where there are GPUs.
+
+    2 runs on 4 GPUs -> "0,1" and "2,3"; 2 runs on 1 GPU -> "0" and "0"
+    """
+    gpus, given = count_gpus(), os.environ.get(VISIBLE)
     at_once = at_once or gpus or 1
-    return at_once, None if gpus else threads_per_rank(at_once)
+    if not gpus:
+        return [{} for _ in range(at_once)], threads_per_rank(at_once)
+    names = [name.strip() for name in given.split(",")] if given else [str(number) for number in range(gpus)]
+    each = max(1, gpus // at_once)
+    shares = [[names[(slot * each + number) % gpus] for number in range(each)] for slot in range(at_once)]
+    return [{VISIBLE: ",".join(share)} for share in shares], None
 
 
-def train_all(runs: Sequence[PlannedRun], at_once: int, title: str, train: bool = True) -> tuple[int, list[str]]:
-    """Trains those of `runs` that haven't finished, none of them unless `train`, and prints a line for each that ends.
+def train_all(
+    runs: Sequence[PlannedRun], environments: Sequence[Mapping[str, str]], title: str, train: bool = True
+) -> tuple[int, list[str]]:
+    """Trains those of `runs` that haven't finished, none of them unless `train`, one at a time in each of
+    `environments`, and prints a line for each that ends.
 
     Returns the exit code, 1 if a run failed, else 75 if one stopped before its end; and a line for each that failed.
 
@@ -34,8 +48,8 @@ def train_all(runs: Sequence[PlannedRun], at_once: int, title: str, train: bool 
     print(f"{title}, {done} of {len(runs)} runs finished", flush=True)
     if not train:
         return 0, []
-    free, codes, failures = environments(at_once, count_gpus()), set[int](), list[str]()
-    working: dict[Process, tuple[PlannedRun, dict[str, str]]] = {}
+    free, codes, failures = list(environments), set[int](), list[str]()
+    working: dict[Process, tuple[PlannedRun, Mapping[str, str]]] = {}
     with ProcessGroup() as group:
 
         def pass_on(number: int) -> None:
@@ -78,22 +92,6 @@ def _outcome(run: PlannedRun, code: int) -> str:
 def _last_line(run: PlannedRun) -> str:
     lines = run.log.read_text(errors="replace").split("\n") if run.log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "its launcher printed nothing")
-
-
-def environments(at_once: int, gpus: int) -> list[dict[str, str]]:
-    """The environment variables of each of the runs that train at the same time: the GPUs are divided among them.
-
-    If there are more runs than GPUs, runs share a GPU.
-
-    2 runs on 4 GPUs -> "0,1" and "2,3"; 2 runs on 1 GPU -> "0" and "0"
-    """
-    if not gpus:
-        return [{} for _ in range(at_once)]
-    given = os.environ.get(VISIBLE)
-    names = [name.strip() for name in given.split(",")][:gpus] if given else [str(number) for number in range(gpus)]
-    each = max(1, gpus // at_once)
-    shares = [[names[(slot * each + number) % gpus] for number in range(each)] for slot in range(at_once)]
-    return [{VISIBLE: ",".join(share)} for share in shares]
 
 
 def _first_ready(waiting: list[PlannedRun], working: Sequence[PlannedRun]) -> PlannedRun | None:

@@ -18,8 +18,7 @@ from pretrain.trainer.throughput import flops_per_step
 from pretrain.trainer.validate import validate
 
 _FILE = "overrides.json"
-_NUMBER = r"\d+(\.\d+)?"
-_BUDGET = re.compile(rf"(?P<steps>[1-9]\d*)steps?|(?P<percent>{_NUMBER})%|(?P<flops>{_NUMBER}(e\+?\d+)?)flops", re.I)
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?)(steps?|%|flops)", re.I)
 _SMALLEST = 50  # steps: with fewer, whole steps miss the FLOPs by more than 1 %
 
 
@@ -109,17 +108,17 @@ def shortened(config: RunConfig, budget: str) -> list[str]:
     """The overrides that give the run of `config` the length of `budget`: "400steps", "5%" of its steps or "2e13flops".
     Raises UserError for anything else."""
     match = _BUDGET.fullmatch(budget.replace(" ", ""))
-    if match and match["steps"]:
-        return of_length(config, int(match["steps"]))
-    if match and match["flops"] and float(match["flops"]) > 0:
-        return of_length(config, _steps_of_flops(config, float(match["flops"])))
-    percent = float(match["percent"] or 0) if match else 0.0
-    if not 0 < percent <= 100:
-        raise UserError(
-            f"--budget: {budget!r}; expected a number of steps, such as 400steps, a share, such as 5%, or FLOPs, "
-            "such as 2e13flops"
-        )
-    return of_length(config, max(1, round(percent / 100 * config.run.max_steps)))
+    number, unit = (float(match[1]), match[2].lower()) if match else (0.0, "")
+    if unit == "flops" and number:
+        return of_length(config, _steps_of_flops(config, number))
+    if unit == "%" and 0 < number <= 100:
+        return of_length(config, max(1, round(number / 100 * config.run.max_steps)))
+    if unit.startswith("step") and number and number.is_integer():
+        return of_length(config, int(number))
+    raise UserError(
+        f"--budget: {budget!r}; expected a number of steps, such as 400steps, a share, such as 5%, or FLOPs, "
+        "such as 2e13flops"
+    )
 
 
 def of_length(config: RunConfig, steps: int) -> list[str]:

@@ -8,10 +8,10 @@ from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.secrets import masked
 from pretrain.evaluation.record import png
 from pretrain.tools.experiment import experiment_file, report
-from pretrain.tools.experiment.launches import at_once_and_threads, train_all
+from pretrain.tools.experiment.launches import places, train_all
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
-from pretrain.tracking.parent_runs import parent_run, settle_parent
+from pretrain.tracking.mlflow_run import parent_run, settle_parent
 from pretrain.tracking.store import client, one_line
 from pretrain.tracking.tracker import sync
 
@@ -32,10 +32,10 @@ def experiment(
     """
     found = experiment_file.read(directory)
     out = out or Path("runs", "-".join([found.name, *(budget.replace("%", "percent").split() if budget else [])]))
-    at_once, threads = at_once_and_threads(at_once)
+    environments, threads = places(at_once)
     runs = plan_experiment(found, seeds, budget, overrides, out, threads)
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
-    trained = train_all(runs, at_once, f"{out}: {size}", train)
+    trained = train_all(runs, environments, f"{out}: {size}", train)
     ended = results(runs, filter(None, (group.metric for group in found.groups)))
     lines = report.lines(found, ended)
     files = [out / name for name in ("table.json", "table.md", "runs.csv", "curves.png")]
