@@ -18,14 +18,6 @@ from tests.pretrain.runs import MODEL, run_file
 from tests.tables import each
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory):
     """A small T5 on generated tokens."""

@@ -75,14 +75,6 @@ def batch(family):
     return {"encoder_input_ids": ids, "labels": ids.roll(-1, 1)}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @each("family", FAMILIES)
 def test_at_the_base_width_it_is_the_standard_model_to_the_bit(family):
     standard, same = built(family, BASE), built(family, BASE, BASE)
