@@ -26,12 +26,9 @@ NORMS = [
     for layer in ("embedding", "encoder.layers.0", "decoder.layers.0", "lm_head")
 ]
 
-pytestmark = [
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt-get install chromium chromium-driver)"
-    ),
-    pytest.mark.xfail(strict=False, reason="a browser's pages are reported, and gate nothing"),
-]
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt-get install chromium chromium-driver)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +118,7 @@ class Pages:
             raise AssertionError(f"{what}: not on {self._browser.current_url}:\n{page}") from None
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
     pages = Pages(browser)
     browser.get(f"{server.uri}/#/experiments/1/runs?workflowType=machine_learning")
