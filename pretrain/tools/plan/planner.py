@@ -25,7 +25,6 @@ from pretrain.zero.memory import SAFE
 
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
-_PROBES = (1, 2, 16, 128)  # rows whose activations are counted; others lie on lines between them
 _MASKED = 0.15  # the share of tokens that BERT predicts
 
 
@@ -133,31 +132,27 @@ class Planner:
         return next(one for one in options if (one.setting.stage, one.setting.checkpointing) == own)
 
     def activations(self, rows: int, checkpointing: bool) -> int:
-        """Bytes at the peak of a pass over a micro-batch of `rows`; counted for a few sizes, on the line through the
-        nearest two for others."""
-        if rows in _PROBES:
-            compute, on_gpu, batch = self.config.compute, not self.on_cpu, replace(self.rows, count=rows)
-            model, precision = self.config.model, self.config.precision
-            return activations(model, batch, precision, checkpointing, on_gpu, on_gpu, compute.attention).peak
-        above = next((probe for probe in _PROBES if probe > rows), _PROBES[-1])
-        below = _PROBES[_PROBES.index(above) - 1]
-        low, high = self.activations(below, checkpointing), self.activations(above, checkpointing)
-        return int(low + (rows - below) / (above - below) * (high - low))
+        """Bytes at the peak of a pass over a micro-batch of `rows`."""
+        compute, on_gpu, batch = self.config.compute, not self.on_cpu, replace(self.rows, count=rows)
+        model, precision = self.config.model, self.config.precision
+        return activations(model, batch, precision, checkpointing, on_gpu, on_gpu, compute.attention).peak
 
     def _option(self, setting: Setting, gpus: int) -> Option:
         config, checkpointing = self.config, setting.checkpointing
         held = states(self.parameters, setting, gpus, config.precision, config.deepspeed.zero_optimization)
         share = BatchPlan(config.batch, gpus).micro_batch
-        peaks = {
-            rows: held.peak(self.activations(rows, checkpointing)) for rows in range(1, share + 1) if share % rows == 0
-        }
-        rows = max((rows for rows, peak in peaks.items() if peak <= self.usable), default=0)
+
+        def peak(rows: int) -> int:
+            return held.peak(self.activations(rows, checkpointing))
+
+        sizes = (rows for rows in range(share, 0, -1) if share % rows == 0)
+        rows = next((rows for rows in sizes if peak(rows) <= self.usable), 0)
         of_row = sum(self.flops.values()) + checkpointing * (sum(self.flops.values()) - self.flops["head"]) / 3
         rate = gpus * self.mfu * self.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
         seconds = config.batch.global_batch_size * of_row / rate
         hours = self._steps() * seconds / 3600
         one_row = self.activations(1, checkpointing)
-        return Option(setting, held, one_row, rows, peaks[rows or 1], seconds, hours, hours * gpus * self.price)
+        return Option(setting, held, one_row, rows, peak(rows or 1), seconds, hours, hours * gpus * self.price)
 
     def _steps(self) -> float:
         """The run's steps, as steps of its full batch."""
