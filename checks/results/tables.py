@@ -486,8 +486,10 @@ def _useful_time(folder: Path) -> Iterator[list[str | None]]:
             for one, after in pairwise(attempts)
             if one["outcome"] == "failed" and after["trained_from"]
         )
-        late = times[int(0.95 * (len(times) - 1))] if times else 0.0
         steps = max(int(one["last_step"]) for one in attempts if one["last_step"])
         share = f"{100 * float(soak['ettr']):.1f} %"
-        between = [f"{number(value, 2)} s" for value in (median(times), late)] if times else ["", ""]
+        between = ["", ""]
+        if times:
+            late = times[int(0.95 * (len(times) - 1))]
+            between = [f"{number(value, 2)} s" for value in (median(times), late)]
         yield [None, soak["kills"], f"{steps:,}", share, None, *between, None]

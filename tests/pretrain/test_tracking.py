@@ -200,8 +200,8 @@ def test_resumed_run_goes_on_under_the_same_id(tmp_path, uri, client):
     assert run.data.params == {"max_steps": "40"}
     assert run.data.tags["changed.max_steps"] == "40 → 60 (attempt 2)"
     assert run.data.tags[NOTE] == "diverged"
-    with contextlib.suppress(ZeroDivisionError), start(tmp_path, uri, attempt=3):
-        1 / 0  # noqa: B018
+    with pytest.raises(ZeroDivisionError), start(tmp_path, uri, attempt=3):
+        raise ZeroDivisionError
     assert client.get_run(first).info.status == "FAILED"
 
 
