@@ -168,15 +168,16 @@ def last_words(attempt: Attempt, rank: int) -> Sequence[str]:
 def record(attempt: Attempt, code: int, run: Path) -> AttemptRecord:
     """What `restarts` records of an attempt of `run` that came to the exit code `code`."""
     outcomes = {0: "finished", STOPPED: "stopped", REFUSED: "refused"}
-    rank = first_failed(attempt) if code else None
+    failed = code not in (0, STOPPED)
+    rank = first_failed(attempt) if failed else None
     exited = attempt.codes.get(rank) if rank is not None else None
     by_signal = exited is not None and exited < 0 and rank not in attempt.failed
     launcher = attempt.launcher.code if attempt.launcher and rank is None else 0
     killed = bool(attempt.lost or rank in attempt.gone or by_signal or launcher < 0)
     cause = ", ".join(f"node {name} was lost: {reason}" for name, reason in attempt.lost.items())
-    if not cause and code:
+    if not cause and failed:
         cause = how_it_failed(attempt, rank) if rank is not None else how_it_ended("DeepSpeed's launcher", launcher)
-    words = [line for line in last_words(attempt, rank) if line.strip()] if rank is not None and code else []
+    words = [line for line in last_words(attempt, rank) if line.strip()] if rank is not None else []
     steps = [heartbeat.step for heartbeat in attempt.heartbeats.values()]
     firsts = [one.first_step for one in attempt.heartbeats.values() if one.first_step is not None]
     return AttemptRecord(
@@ -188,7 +189,7 @@ def record(attempt: Attempt, code: int, run: Path) -> AttemptRecord:
         step=max(steps, default=0) or None,
         rank=rank,
         cause=cause,
-        error=(rank_logs.refusal(attempt.logs) if code else None) or (words[-1].strip() if words else ""),
+        error=(rank_logs.refusal(attempt.logs) if failed else None) or (words[-1].strip() if words else ""),
         killed=killed,
         checkpoint=max(all_steps(run), default=0),
         faulty_node=attempt.faulty_node,

@@ -13,18 +13,23 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment, sum_of_squares
 from pretrain.optimizers.sharded import Sharded
+from pretrain.zero.unused_imports import absent, import_uncompiled
+
+with absent("mlflow"):
+    import deepspeed
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+with contextlib.suppress(ModuleNotFoundError):  # old versions that `launch doctor --numerics` examines don't have it
+    import_uncompiled("deepspeed.runtime.zero.muon.muon_optimizer")  # ZeRO asks whether an optimizer is one of these
 
 TESTED_VERSION = "0.19.8"
 _TESTS = "tests/pretrain/test_deepspeed_traps.py tests/pretrain/test_engine.py tests/pretrain/test_optimizers.py"

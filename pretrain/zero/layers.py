@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.callback import on_compile_end, on_compile_start
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.run_config import ComputeSection
@@ -30,6 +29,8 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     """
     compiled = compiles(compute)
     if compiled:
+        from torch._dynamo.callback import on_compile_end, on_compile_start  # a second: see unused_imports.py
+
         torch._dynamo.config.recompile_limit = _GRAPHS
         on_compile_start(lambda _: watchdog.compiling(True))
         on_compile_end(lambda _: watchdog.compiling(False))

@@ -61,6 +61,7 @@ def process_group(
         bind_to(cores_beside(_pci_address(int(os.environ["LOCAL_RANK"]))))  # before there are other threads
     # DeepSpeed chooses its accelerator when it is imported
     from pretrain.zero import deepspeed_private
+    from pretrain.zero.unused_imports import keep_compiler_away
 
     if not any_version:
         deepspeed_private.check_version()
@@ -71,6 +72,7 @@ def process_group(
     deepspeed_private.load_no_extensions()
     with _store_on_loopback(timeout):
         deepspeed_private.deepspeed.init_distributed(timeout=timeout)
+    keep_compiler_away()
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
     rank = dist.get_rank()

@@ -25,6 +25,7 @@ from data_pipeline.foundation.config_file import load
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
+from pretrain.faults import restarts
 from pretrain.run import heartbeat, outcome, rank_logs
 from pretrain.run.metrics_file import read_metrics
 from tests.in_process import run_here
@@ -77,6 +78,7 @@ def test_a_run_saves_and_stops_with_75(small_corpus, folder):
         assert one.end() == 75, one.stderr
     assert (folder / "run.old-1/metrics.jsonl").read_text() == "of an earlier run"
     assert "stopped on request" in one.stdout
+    assert [(one.outcome, one.cause, one.error) for one in restarts.read(folder / "run")] == [("stopped", "", "")]
     assert not (folder / "run/stop").exists()
     is_whole(folder)
 
