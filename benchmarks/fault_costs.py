@@ -5,7 +5,7 @@
 T5s of 1, 12 or 60 million parameters train with AdamW in fp32 on the shipped text. Every eighth step is replayed, is
 followed by a checkpoint in memory, or has checksums of weights and moments before and after it. What that adds is the
 time of the steps that it may slow down, minus as many times the median of the steps that are not near one, both of the
-same run. The share is of the time at the intervals that `auto` chooses.
+same run. The share is of the time at the interval that `auto` chooses.
 """
 
 import argparse
@@ -21,13 +21,20 @@ from typing import Any
 from harness import ROOT, Options, Table, main
 from start_up import command
 
+from pretrain.checkpoint import memory
+from pretrain.config import RunConfig
+from pretrain.faults import memory_at_rest, replay
+from pretrain.models import outline
+from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
+from pretrain.trainer.validate import validate
 
 LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a
 CPU it takes the processors that these need. A replay is the two passes of a micro-batch once more, and of several ranks
 again for the rank before."""
 EVERY, NEAR = 8, 3  # steps from one to the next; steps that one may slow down
 FIRST = 16  # steps that are left out
+ROWS = 16  # of a rank
 MODELS = {  # by millions of parameters
     1: {"d_model": 64, "num_heads": 1, "d_ff": 176, "num_encoder_layers": 2, "num_decoder_layers": 2},
     12: {"d_model": 256, "num_heads": 4, "d_ff": 704, "num_encoder_layers": 4, "num_decoder_layers": 4},
@@ -47,7 +54,7 @@ def run_file(folder: Path, corpus: Path, size: int, stage: int, steps: int, rank
         "run": {"name": "costs", "directory": str(folder / path.stem), "max_steps": steps},
         "model": {"family": "t5", "d_kv": 64, "pad_vocab_to_multiple_of": 8192 if size > 1 else 2048, **MODELS[size]},
         "data": {"train": [{"corpus": str(corpus)}], "workers": 0},
-        "batch": {"global_batch_size": 16 * ranks, "micro_batch_size": 16},
+        "batch": {"global_batch_size": ROWS * ranks, "micro_batch_size": ROWS},
         "optimizer": {"name": "adamw", "learning_rate": 1e-4},
         "precision": "fp32",
         "deepspeed": {"zero_optimization": {"stage": stage}},
@@ -68,6 +75,18 @@ def costs(seconds: Mapping[int, float]) -> tuple[list[float], float]:
     return [sum(seconds[step + offset] for offset in range(NEAR)) - NEAR * plain for step in events], plain
 
 
+def interval(what: str, path: Path, ranks: int, taken: float, plain: float) -> int:
+    """Steps from one to the next, as `auto` chooses for the run file `path`: one takes `taken` s, a step `plain` s."""
+    if what == "checkpoint in memory":
+        return memory.interval(taken, plain)
+    if what == "replay":
+        return replay.interval("auto", 1, ranks, save_every=1000) or 0
+    run = validate(RunConfig.model_validate(json.loads(path.read_text())), 0, ranks)
+    model = outline(run.model)
+    read = 4 * model.num_parameters() * (1 + 3 / ranks)  # weights, and this rank's master weights and two moments
+    return memory_at_rest.interval(int(read), ROWS * count_flops(model, Sizes.of_example(*run.lengths)), "cpu")
+
+
 def measure(options: Options) -> Iterator[Table]:
     given = options.arguments
     columns = [
@@ -77,24 +96,23 @@ def measure(options: Options) -> Iterator[Table]:
         "a step",
         "added by one",
         "± standard error",
-        "at most one in",
+        "one in",
         "share of the time",
     ]
     table = Table(f"Costs on {given.ranks} ranks, {given.steps} steps each", columns)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command("data_pipeline", "build", ROOT / "configs/corpora/quickstart.yaml", f"output={folder / 'corpus'}")
-        for size, what, stage in itertools.product(given.sizes, WHAT, given.stages):
+        for size, stage, what in itertools.product(given.sizes, given.stages, WHAT):
             path = run_file(folder, folder / "corpus", size, stage, given.steps, given.ranks, what)
             command("launch", "local", path, "--ranks", str(given.ranks))
             rows = read_metrics(folder / path.stem)
             seconds = {row.step: row.metrics["train/seconds"] for row in rows if "train/seconds" in row.metrics}
             added, plain = costs(seconds)
             mean, error = statistics.fmean(added), statistics.stdev(added) / math.sqrt(len(added))
-            by_plan = 200 if given.ranks > 1 else 125  # see `interval` of pretrain/faults/replay.py
-            least = by_plan if what == "replay" else max(1, math.ceil(mean / plain / 0.01))
-            cells = [f"{plain * 1e3:.0f} ms", f"{mean * 1e3:.0f} ms", f"{error * 1e3:.0f} ms", f"{least} steps"]
-            table.add(what, f"{size} M", stage, *cells, f"{mean / plain / least:.2%}", added=added, plain=plain)
+            every = interval(what, path, given.ranks, mean, plain)
+            cells = [f"{plain * 1e3:.0f} ms", f"{mean * 1e3:.0f} ms", f"{error * 1e3:.0f} ms", f"{every} steps"]
+            table.add(what, f"{size} M", stage, *cells, f"{mean / plain / every:.2%}", added=added, plain=plain)
     yield table
 
 

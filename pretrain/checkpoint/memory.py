@@ -45,8 +45,13 @@ from pretrain.zero.ranks import of_all_ranks, on_rank_0
 _RUN_NAME = "memory.json"
 _COMMON = "common"
 _SLOTS = 2
-_SHARE = 0.01  # of a step's time that a checkpoint may take on average
+_SHARE = 0.002  # of a step's time that a checkpoint may take on average
 _MOST_BYTES = 1 << 30  # of a message
+
+
+def interval(seconds: float, step: float) -> int:
+    """Steps from one checkpoint that takes `seconds` to the next, 1000 at most, where a step takes `step` seconds."""
+    return max(1, min(1000, round(seconds / (_SHARE * step) + 0.5)))
 
 
 def run_name(directory: Path) -> str | None:
@@ -192,8 +197,7 @@ class MemoryCheckpoints:
         """Sets the number of steps between checkpoints from the cost of the last one."""
         now = time.monotonic()
         if self._auto and self._number > 1:  # the first one includes the start
-            between = (now - self._began) / self._every
-            self._every = max(1, min(1000, round(seconds / (_SHARE * between) + 0.5)))
+            self._every = interval(seconds, (now - self._began) / self._every)
         self._began = now
 
     def forget(self) -> None:

@@ -14,13 +14,13 @@ from pretrain.zero.deepspeed_private import flat_buffers, local_weights, swapped
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import of_all_ranks
 
-_SHARE = 0.01  # of the arithmetic of training, that checksums may take the time of
+_SHARE = 0.001  # of the arithmetic of training, that checksums may take the time of
 _BALANCE = {"cpu": 5, "cuda": 120}  # FLOPs of training in the time of reading a byte: 50 GFLOP/s and 12 GB/s of a core
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 def interval(read: int, flops: float, device: str) -> int:
-    """As few steps from one check to the next as take at most 1 % of the time of training, by arithmetic.
+    """As few steps from one check to the next as take at most 0.1 % of the time of training, by arithmetic.
 
     `read`: bytes that a checksum of the rank's memory reads. `flops`: of a step of the rank.
     """

@@ -26,7 +26,7 @@ from pretrain.run.environment import Machine, place
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import of_all_ranks
 
-_SHARE = 0.01  # of the forward and backward passes of training, that replays may add
+_SHARE = 0.002  # of the forward and backward passes of training, that replays may add
 _OWN = 1.25  # passes that a replay by one rank alone takes, with its fingerprints
 _REPEATS = 3  # of the first replay, where arithmetic doesn't repeat
 _SPREADS = 10.0
@@ -36,8 +36,8 @@ _LEAST_SPREAD = 1e-4  # other steps may use other kernels than the first
 def interval(setting: int | Literal["auto"] | None, micro_batches: int, ranks: int, save_every: int) -> int | None:
     """Steps from one replay to the next, as `faults.replay_every_steps` says, for `micro_batches` a step on each rank.
 
-    "auto": as few as add at most 1 % to the passes of training. They divide the steps between saves, or are a multiple
-    of them, so that a step that is saved has just been replayed.
+    "auto": as few as add at most 0.2 % to the passes of training. They divide the steps between saves, or are a
+    multiple of them, so that a step that is saved has just been replayed.
     """
     if setting != "auto":
         return setting

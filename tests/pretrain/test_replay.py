@@ -217,16 +217,16 @@ def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
     assert (found[8].rank, found[8].what.endswith(f": {TENSOR}")) == (1, True)
 
 
-def test_the_interval_adds_a_hundredth_of_the_passes_and_meets_the_saves():
+def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
     from pretrain.faults.replay import interval
 
     assert interval(7, 1, 8, 1000) == 7
     assert interval(None, 1, 8, 1000) is None
-    assert interval("auto", 1, 8, 1000) == 200
-    assert interval("auto", 3, 8, 1000) == 100  # 67 steps suffice
-    assert interval("auto", 1, 1, 1000) == 125
-    assert interval("auto", 1, 8, 30) == 210
-    assert interval("auto", 1, 8, 997) == 997
+    assert interval("auto", 1, 8, 1000) == 1000
+    assert interval("auto", 3, 8, 1000) == 500  # 334 steps suffice
+    assert interval("auto", 1, 1, 1000) == 1000  # 625 suffice
+    assert interval("auto", 1, 8, 30) == 1020
+    assert interval("auto", 1, 8, 997) == 1994
     assert interval("auto", 4096, 8, 1000) == 1
 
 
