@@ -112,7 +112,8 @@ def measure(options: Options) -> Iterator[Table]:
             mean, error = statistics.fmean(added), statistics.stdev(added) / math.sqrt(len(added))
             every = interval(what, path, given.ranks, mean, plain)
             cells = [f"{plain * 1e3:.0f} ms", f"{mean * 1e3:.0f} ms", f"{error * 1e3:.0f} ms", f"{every} steps"]
-            table.add(what, f"{size} M", stage, *cells, f"{mean / plain / every:.2%}", added=added, plain=plain)
+            share = f"{mean / plain / every:.2%}" if mean > error else "not to be seen"
+            table.add(what, f"{size} M", stage, *cells, share, added=added, plain=plain)
     yield table
 
 
