@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from data_pipeline.dedup.clusters import Clusters
-from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
 from data_pipeline.dedup.keys import KeyBucket, merge_duplicates, pairs_within, write_duplicates
-from data_pipeline.dedup.steps import STEPS, step_of
+from data_pipeline.dedup.minhash import Clusters
 from data_pipeline.execution.merging import MergeSpec, Merging, read_names
 from data_pipeline.execution.work_units import Result, Stage
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import pyarrow.parquet as pq
 
 from data_pipeline.cleaning.page import Cleaner
+from data_pipeline.dedup.config import step_of
 from data_pipeline.dedup.keys import NO_DOCUMENT, smallest_keys
-from data_pipeline.dedup.steps import step_of
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.foundation.errors import DamagedInput
