@@ -12,13 +12,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 from rensa import RMinHash
-from safetensors.numpy import save_file
 
 from data_pipeline.dedup.keys import decide, hash64
 from data_pipeline.dedup.step import Step
-from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.safetensors_file import os_errors
+from data_pipeline.foundation.safetensors_file import write_arrays
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 from data_pipeline.text.words import normalised
@@ -83,8 +81,7 @@ class NearDuplicates(Step):
         _, duplicates, kept = decide(table, self.group, units)
         documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
         pairs = np.unique(np.stack([documents[duplicates], documents[kept]], axis=1), axis=0)
-        with atomic_path(path) as temporary, os_errors():
-            save_file({"pairs": pairs}, temporary)
+        write_arrays(path, {"pairs": pairs})
 
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
         if duplicates:
