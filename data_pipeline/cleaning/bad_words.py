@@ -8,7 +8,7 @@ from pathlib import Path
 
 import re2
 
-from data_pipeline.text.urls import normalize_url
+from data_pipeline.text.document import normalize_url
 
 _LISTS = Path(__file__).with_name("bad_words_lists")
 _WITHOUT_SPACES = ("ja", "th", "zh")

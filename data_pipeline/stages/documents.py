@@ -28,9 +28,8 @@ from data_pipeline.sources.compression.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
-from data_pipeline.text.document import Document
+from data_pipeline.text.document import Document, normalize_url
 from data_pipeline.text.tally import Tally, most_common
-from data_pipeline.text.urls import normalize_url
 
 _HOLES_IN_RESULT = 100  # a report shows 20
 _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])

@@ -1,6 +1,10 @@
-"""One document of text, from any source."""
+"""One document of text, from any source, and its URL as C4 compares it."""
 
+import re
 from dataclasses import dataclass
+
+_SCHEME = re.compile(r"https?://(www\.)?")
+_TRACKING = re.compile(r"\?(utm_|ref|feed).*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +25,11 @@ class Document:
     split: str = ""
     timestamp: str = ""
     target: str = ""
+
+
+def normalize_url(url: str) -> str:
+    """`url` without scheme, `www.`, tracking parameters and trailing slashes; letter case is kept (TFDS `c4_utils`).
+
+    https://www.Example.com/a/?utm_source=x  ->  Example.com/a
+    """
+    return _TRACKING.sub("", _SCHEME.sub("", url)).rstrip("/")

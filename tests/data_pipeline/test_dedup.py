@@ -22,10 +22,9 @@ from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import build
-from data_pipeline.text.document import Document
+from data_pipeline.text.document import Document, normalize_url
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
-from data_pipeline.text.urls import normalize_url
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.pages import OFF, Page, cleaned, dealt, documents_of, page, published, write_pages
 from tests.slow import slow
