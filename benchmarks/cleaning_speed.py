@@ -31,7 +31,7 @@ from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.decontamination.config import DecontaminationConfig
 from data_pipeline.decontamination.ngrams import Ngrams
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.text.document import Document, normalize_url

@@ -12,7 +12,7 @@ from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.plugins import offered
 from data_pipeline.sources import c4, csv, json_array, jsonl, pairs, plain_text, tables, wet, wikiextractor
-from data_pipeline.sources.compression.decompress import CorruptMember
+from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Input, ReadFunction, ReadStats, Record, Source
 from data_pipeline.sources.tables import Columns

@@ -24,7 +24,7 @@ from data_pipeline.foundation import checksums
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.progress import set_activity
-from data_pipeline.sources.compression.decompress import CorruptMember
+from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Input, ReadStats
 from data_pipeline.sources.text_lines import RecordOptions, too_long
 

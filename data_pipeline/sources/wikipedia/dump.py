@@ -11,8 +11,8 @@ from xml.parsers import expat
 
 from data_pipeline.cleaning.wikitext.namespaces import normalised_namespace
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.compression.byte_ranges import DamagedBeyond, chunks
 from data_pipeline.sources.record import Input, ReadStats, Record
+from data_pipeline.sources.wikipedia.multistream import DamagedBeyond, chunks
 from data_pipeline.sources.wikipedia.page_tags import END, PAGE, ROOT, page_tags
 from data_pipeline.sources.wikipedia.redirects import is_redirect
 

@@ -16,7 +16,7 @@ from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.sources import json_array, jsonl, tables
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.sources.record import Input, ReadStats, Record
