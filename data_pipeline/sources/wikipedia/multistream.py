@@ -143,7 +143,7 @@ def _check_index(path: str, index_path: str, offsets: list[int], counts: list[in
         )
 
 
-# --- reading a range -------------------------------------------------------------------------------
+# --- reading a range ------------------------------------------------------------------------------
 
 
 class DamagedBeyond(DamagedInput):
