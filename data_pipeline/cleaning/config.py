@@ -1,6 +1,6 @@
 """Settings of cleaning in a corpus file."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator, model_validator
 
@@ -10,7 +10,7 @@ from data_pipeline.cleaning.gopher import GopherConfig
 from data_pipeline.cleaning.language import unknown_code
 from data_pipeline.cleaning.pii import Kind
 from data_pipeline.cleaning.rule import Rule, rule_of
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults
 
 Profile = Literal["c4", "wikipedia", "none"]
 _C4 = {
@@ -64,7 +64,7 @@ class CleaningConfig(Section):
     paragraphs: NonNegativeInt = 0
     """Pages with fewer lines of at least 200 characters are dropped: multilingual C4's rule, which sets 3. 0 turns it
     off."""
-    gopher: GopherConfig | None = None
+    gopher: Annotated[GopherConfig | None, TrueIsTheDefaults] = None
     """Gopher's rules for quality and repetition. true: with the published thresholds. null or false turns them off."""
     rules: list[SerializeAsAny[Rule]] = []
     """Rules of installed packages: the name of each, with its own keys."""
@@ -84,11 +84,6 @@ class CleaningConfig(Section):
     @classmethod
     def _rules_are_offered(cls, given: Any) -> Any:
         return [rule_of(one) for one in given] if isinstance(given, list) else given
-
-    @field_validator("gopher", mode="before")
-    @classmethod
-    def _true_is_the_defaults(cls, given: Any) -> Any:
-        return ({} if given else None) if isinstance(given, bool) else given
 
     @model_validator(mode="before")
     @classmethod

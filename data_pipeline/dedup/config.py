@@ -1,6 +1,6 @@
 """Settings of deduplication in a corpus file, and its steps by name."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import PositiveInt, SerializeAsAny, field_validator
 
@@ -11,7 +11,7 @@ from data_pipeline.dedup.newest_url import NewestUrl
 from data_pipeline.dedup.spans import EqualSpans
 from data_pipeline.dedup.step import Step, StepConfig, custom_step
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults
 from data_pipeline.foundation.plugins import offered
 
 _SHIPPED = (NewestUrl, EqualLines, EqualSpans, Anchors, EqualSubstrings, EqualDocuments, NearDuplicates)
@@ -28,22 +28,17 @@ class DedupConfig(Section):
     """Drop all copies of a line but one, whatever their case and the white space around them."""
     spans: bool = False
     """Drop all copies but one of any three successive sentences, whatever their case and white space."""
-    substrings: SubstringsConfig | None = None
+    substrings: Annotated[SubstringsConfig | None, TrueIsTheDefaults] = None
     """Drop all copies but one of any text of 50 words or more that occurs several times, case and punctuation
     included. true: with the default below. null or false turns it off."""
     documents: bool = True
     """Drop all copies of a text but one."""
-    minhash: MinHashConfig | None = None
+    minhash: Annotated[MinHashConfig | None, TrueIsTheDefaults] = None
     """Drop near-duplicates. true: with the defaults below. null or false turns it off."""
     custom: list[SerializeAsAny[StepConfig]] = []
     """Steps of installed packages, after all others: the name of each, with its own keys."""
     keys_per_bucket: PositiveInt = 2**24
     """Keys that a task compares at once, which bounds its memory: 70 bytes for each line, 120 for each URL."""
-
-    @field_validator("substrings", "minhash", mode="before")
-    @classmethod
-    def _true_is_the_defaults(cls, given: Any) -> Any:
-        return ({} if given else None) if isinstance(given, bool) else given
 
     @field_validator("custom", mode="before")
     @classmethod
