@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_v
 from data_pipeline.cleaning import bad_words
 from data_pipeline.cleaning.classifier import ClassifierConfig, content_of
 from data_pipeline.cleaning.gopher import GopherConfig
-from data_pipeline.cleaning.language import unknown_code
+from data_pipeline.cleaning.language import LanguageConfig
 from data_pipeline.cleaning.pii import Kind
 from data_pipeline.cleaning.rule import Rule, rule_of
 from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults
@@ -22,26 +22,6 @@ _C4 = {
     "language": {"detector": "fast"},
     "bad_words": ["en"],
 }
-
-
-class LanguageConfig(Section):
-    """Drops pages whose language isn't in `keep` or is detected with a probability below `threshold`."""
-
-    detector: Literal["fast", "langdetect", "none"] = "fast"
-    """What detects the language of a page. `fast`: CLD2. `langdetect`: C4's own, 40 times slower. `none`: no page is
-    dropped for its language."""
-    keep: list[str] = ["en"]
-    """Language codes of the pages to keep, as the detector spells them."""
-    threshold: float = Field(0.99, ge=0, le=1)
-    """The least probability of the detected language with which a page is kept."""
-
-    @model_validator(mode="after")
-    def _codes_are_known(self) -> "LanguageConfig":
-        if self.detector != "none":
-            problems = [problem for code in self.keep if (problem := unknown_code(code, self.detector))]
-            if problems:
-                raise ValueError(f"keep: {'; '.join(problems)}")
-        return self
 
 
 class CleaningConfig(Section):
