@@ -5,7 +5,6 @@ bucket, which is a range of hashes, is then one slice of every file, and the num
 that is large, files are merged (`execution.merging`).
 """
 
-import hashlib
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.safetensors_file import write_arrays
+from data_pipeline.objectives.randomness import hashed
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import most_common
 from data_pipeline.tokenizer.text_model import TextModel
@@ -175,14 +175,10 @@ def shuffle_hash(seed: int, identity: str, together: int = 1) -> int:
     Each run of `together` consecutive documents of a file has places that follow each other.
     """
     if together == 1:
-        return _hash(f"{seed}/shuffle/{identity}")
+        return hashed(f"{seed}/shuffle/{identity}")
     file, _, ordinal = identity.rpartition("/")
     run, place = divmod(int(ordinal), together)
-    return _hash(f"{seed}/shuffle/{file}/{run}") >> _ORDER_BITS << _ORDER_BITS | place
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return hashed(f"{seed}/shuffle/{file}/{run}") >> _ORDER_BITS << _ORDER_BITS | place
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
