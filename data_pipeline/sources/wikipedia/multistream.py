@@ -18,7 +18,7 @@ from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.decompress import BZIP2, Members, open_file, open_stream
 from data_pipeline.sources.record import Input, Range
-from data_pipeline.sources.wikipedia.page_tags import PAGE, page_tags
+from data_pipeline.sources.wikipedia.export import PAGE, page_tags
 
 # The header of a stream, followed by the header of its first block, or by its end marker if it is empty.
 _STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
