@@ -30,15 +30,13 @@ from data_pipeline.cleaning.pii import PLACEHOLDERS, mask
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.decontamination.config import DecontaminationConfig
 from data_pipeline.decontamination.ngrams import Ngrams
-from data_pipeline.dedup.config import SubstringsConfig
-from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.text.document import Document
+from data_pipeline.text.document import Document, normalize_url
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
-from data_pipeline.text.urls import normalize_url
 
 LIMIT = """Each step is Python on one core, for each page, line or word; a build has a core for each worker."""
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"

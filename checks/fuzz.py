@@ -35,7 +35,7 @@ from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.text.tally import Tally

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.dedup.config import MinHashConfig
-from data_pipeline.dedup.minhash import NearDuplicates, ngrams, shape
+from data_pipeline.dedup.minhash import MinHashConfig, NearDuplicates, ngrams, shape
 from data_pipeline.text.document import Document
 from tests.data_pipeline.reading import c4_pages
 

@@ -17,8 +17,7 @@ from pydantic import (
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.decontamination.config import DecontaminationConfig
 from data_pipeline.dedup.config import DedupConfig
-from data_pipeline.foundation import paths
-from data_pipeline.foundation.config_file import LocalPath, Section, problems
+from data_pipeline.foundation.config_file import LocalPath, Locations, Section, problems
 from data_pipeline.objectives.registry import AnyObjective
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.objectives.text_to_text import TextToText
@@ -36,7 +35,7 @@ class SourceConfig(Section):
 
     format: Format
     """The format of the files."""
-    path: str | list[str]
+    path: Locations
     """The files: a path, a glob, or a list of them, local or as fsspec URLs."""
     name: str = ""
     """Part of every document's id, different for each source. `""`: the format's name."""
@@ -56,11 +55,6 @@ class SourceConfig(Section):
         if isinstance(values, dict) and not values.get("name"):
             values = {**values, "name": values.get("format", "")}
         return values
-
-    @field_validator("path")
-    @classmethod
-    def _home_is_expanded(cls, path: str | list[str]) -> str | list[str]:
-        return paths.location(path) if isinstance(path, str) else [paths.location(one) for one in path]
 
     @field_validator("name")
     @classmethod

@@ -19,7 +19,7 @@ from data_pipeline.foundation.formatting import counted, printable
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.paths import opening
 from data_pipeline.stages import deduplication as dedup
-from data_pipeline.stages import documents, evaluation_sets, sampling, shards, tokenizer, tokens
+from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
 from data_pipeline.stages.built import Built
 from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.write_manifest import BLOCKS
@@ -90,8 +90,8 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     if until == "documents" or not documents.total(built.left, "train"):
         return built
 
-    to_sample = sampling.plan(config.tokenizer, config.seed, parts)
-    built.sampled = run(sampling.STAGE, to_sample, corpus, config.ray)
+    to_sample = tokenizer.plan_sampling(config.tokenizer, config.seed, parts)
+    built.sampled = run(tokenizer.SAMPLING, to_sample, corpus, config.ray)
     to_train = tokenizer.plan(config.tokenizer, config.seed, parts, built.sampled)
     (trained,) = built.tokenizer = run(tokenizer.STAGE, to_train, corpus, config.ray)
     if sampled := tokenizer.describe_sample(trained, built.left):

@@ -1,14 +1,13 @@
 """C4's bad words: the LDNOOBW lists, matched as TFDS `c4_utils` does."""
 
 import functools
-import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import re2
 
-from data_pipeline.text.urls import normalize_url
+from data_pipeline.text.document import is_chosen, normalize_url
 
 _LISTS = Path(__file__).with_name("bad_words_lists")
 _WITHOUT_SPACES = ("ja", "th", "zh")
@@ -34,11 +33,7 @@ def drops_page(text: str, language: str, url: str, filter_fraction: float = 1.0)
     The choice is TFDS's: md5 of the normalised URL modulo the denominator of the float's exact fraction, compared with
     its numerator. Multilingual C4 uses 0.999.
     """
-    numerator, denominator = filter_fraction.as_integer_ratio()
-    if not contains_bad_word(text, language):
-        return False
-    digest = hashlib.md5(normalize_url(url).encode(), usedforsecurity=False).hexdigest()
-    return int(digest, 16) % denominator < numerator
+    return contains_bad_word(text, language) and is_chosen(normalize_url(url), *filter_fraction.as_integer_ratio())
 
 
 @functools.cache

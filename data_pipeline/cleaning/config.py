@@ -1,16 +1,16 @@
 """Settings of cleaning in a corpus file."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator, model_validator
 
 from data_pipeline.cleaning import bad_words
 from data_pipeline.cleaning.classifier import ClassifierConfig, content_of
 from data_pipeline.cleaning.gopher import GopherConfig
-from data_pipeline.cleaning.language import unknown_code
+from data_pipeline.cleaning.language import LanguageConfig
 from data_pipeline.cleaning.pii import Kind
 from data_pipeline.cleaning.rule import Rule, rule_of
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults
 
 Profile = Literal["c4", "wikipedia", "none"]
 _C4 = {
@@ -22,26 +22,6 @@ _C4 = {
     "language": {"detector": "fast"},
     "bad_words": ["en"],
 }
-
-
-class LanguageConfig(Section):
-    """Drops pages whose language isn't in `keep` or is detected with a probability below `threshold`."""
-
-    detector: Literal["fast", "langdetect", "none"] = "fast"
-    """What detects the language of a page. `fast`: CLD2. `langdetect`: C4's own, 40 times slower. `none`: no page is
-    dropped for its language."""
-    keep: list[str] = ["en"]
-    """Language codes of the pages to keep, as the detector spells them."""
-    threshold: float = Field(0.99, ge=0, le=1)
-    """The least probability of the detected language with which a page is kept."""
-
-    @model_validator(mode="after")
-    def _codes_are_known(self) -> "LanguageConfig":
-        if self.detector != "none":
-            problems = [problem for code in self.keep if (problem := unknown_code(code, self.detector))]
-            if problems:
-                raise ValueError(f"keep: {'; '.join(problems)}")
-        return self
 
 
 class CleaningConfig(Section):
@@ -64,7 +44,7 @@ class CleaningConfig(Section):
     paragraphs: NonNegativeInt = 0
     """Pages with fewer lines of at least 200 characters are dropped: multilingual C4's rule, which sets 3. 0 turns it
     off."""
-    gopher: GopherConfig | None = None
+    gopher: Annotated[GopherConfig | None, TrueIsTheDefaults] = None
     """Gopher's rules for quality and repetition. true: with the published thresholds. null or false turns them off."""
     rules: list[SerializeAsAny[Rule]] = []
     """Rules of installed packages: the name of each, with its own keys."""
@@ -84,11 +64,6 @@ class CleaningConfig(Section):
     @classmethod
     def _rules_are_offered(cls, given: Any) -> Any:
         return [rule_of(one) for one in given] if isinstance(given, list) else given
-
-    @field_validator("gopher", mode="before")
-    @classmethod
-    def _true_is_the_defaults(cls, given: Any) -> Any:
-        return ({} if given else None) if isinstance(given, bool) else given
 
     @model_validator(mode="before")
     @classmethod

@@ -1,7 +1,7 @@
 """What a package of one's own offers as a cleaning rule."""
 
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.plugins import offered
+from data_pipeline.foundation.plugins import named
 from data_pipeline.text.tally import Tally
 
 
@@ -18,9 +18,4 @@ class Rule(Section):
 
 def rule_of(given: object) -> object:
     """The rule that the keys `given` ask for, of an installed package. Raises ValueError if there is none."""
-    if not isinstance(given, dict):
-        return given
-    rules = offered("rule", Rule)
-    if (name := given.get("rule")) not in rules:
-        raise ValueError(f"no installed package offers the rule {name!r}; there is {', '.join(rules) or 'none'}")
-    return rules[name].model_validate(given)
+    return named(given, "rule", "rule", Rule).model_validate(given) if isinstance(given, dict) else given

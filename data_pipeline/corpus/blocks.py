@@ -94,13 +94,7 @@ def _gather(blocks: list[Block], rows: list[int], name: str, offsets: str) -> Pa
     for block, row in zip(blocks, rows, strict=True):
         bounds = block[offsets]
         parts.append(block[name][bounds[row] : bounds[row + 1]])
-    lengths = np.array([len(part) for part in parts], dtype=np.int64)
-    flat, longest = np.concatenate(parts), int(lengths.max())
-    if (lengths == longest).all():
-        return Padded(flat.reshape(len(parts), longest), lengths)
-    padded = Padded(np.zeros((len(parts), longest), dtype=flat.dtype), lengths)
-    padded.values[padded.filled] = flat
-    return padded
+    return Padded.of_flat(np.concatenate(parts), np.array([len(part) for part in parts], dtype=np.int64))
 
 
 def as_members(block: Block) -> dict[str, np.ndarray]:

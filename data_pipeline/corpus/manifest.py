@@ -1,12 +1,16 @@
-"""manifest.json: the files of a finished corpus with their checksums, its counts, and how it was made."""
+"""manifest.json: the files of a finished corpus with their checksums, its counts, and how it was made; or, where it is
+missing, the corpus file that makes it."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import NonNegativeInt
 
-from data_pipeline.corpus.corpus_file import how_to_build
+from data_pipeline.foundation import paths
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, read_json, seal_holds
 from data_pipeline.objectives.registry import AnyObjective
@@ -14,6 +18,7 @@ from data_pipeline.tokenizer import TokenizerDescription
 
 FORMAT_VERSION = 1
 FILE = "manifest.json"
+_OUTPUT = re.compile(r"^output:.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,32 @@ def read_manifest(directory: Path) -> Manifest:
         reason = "damaged: its sha256 isn't that of its content"
         raise FailedError(f"{path}: {reason}; data-pipeline build CORPUS.yaml --repair writes it again")
     return read_json(path, Manifest)
+
+
+def corpus_file_of(directory: str | Path, folders: Iterable[Path] = ()) -> str | None:
+    """The corpus file whose `output` is `directory`, as commands take it; None if there is none.
+
+    It is looked for in `folders`, in the current one, and among those that ship (`configs:corpora/NAME.yaml`).
+    """
+    beside = {str(path): path for folder in (*folders, Path()) for path in sorted(folder.glob("*.yaml"))}
+    wanted = Path(directory).absolute()
+    for name, path in {**beside, **paths.shipped("corpora/*.yaml")}.items():
+        output = _output(path)
+        if output is not None and Path(output).absolute() == wanted:
+            return name
+    return None
+
+
+def how_to_build(directory: str | Path, folders: Iterable[Path] = ()) -> str:
+    """The command that builds the corpus in `directory`."""
+    return f"data-pipeline build {corpus_file_of(directory, folders) or 'CORPUS.yaml'}"
+
+
+def _output(path: Path) -> str | None:
+    """The key `output` at the top of a YAML file. Only that line is parsed: the file may be anything."""
+    try:
+        found = _OUTPUT.search(path.read_text(encoding="utf-8"))
+        value = yaml.safe_load(found[0])["output"] if found else None
+        return paths.local(value) if isinstance(value, str) else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return None

@@ -4,8 +4,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from data_pipeline.foundation import paths
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.config_file import Locations, Section
 
 
 class EvaluationSet(Section):
@@ -13,7 +12,7 @@ class EvaluationSet(Section):
 
     name: str = Field(min_length=1)
     """The set's name in the report."""
-    path: str | list[str]
+    path: Locations
     """Its files, plain or compressed: a path, a glob, or a list of them, local or as fsspec URLs."""
     format: Literal["jsonl", "tsv", "text"] = "jsonl"
     """How a file holds items. `jsonl`: an object a line. `tsv`: tab-separated columns. `text`: the line itself."""
@@ -21,11 +20,6 @@ class EvaluationSet(Section):
     """Where an item's texts are; each is looked for by itself. jsonl: keys (`choices.text`: the key `text` of the
     object, or of each object of the list, under `choices`). tsv: names in the first line or, if there is no such line,
     numbers of columns from 1. text: none."""
-
-    @field_validator("path")
-    @classmethod
-    def _home_is_expanded(cls, path: str | list[str]) -> str | list[str]:
-        return paths.location(path) if isinstance(path, str) else [paths.location(one) for one in path]
 
     @model_validator(mode="after")
     def _fields_suit_the_format(self) -> "EvaluationSet":

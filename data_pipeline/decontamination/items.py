@@ -7,7 +7,7 @@ from typing import Any
 from data_pipeline.decontamination.config import EvaluationSet
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.paths import opening
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.jsonl import json_lines
 from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Input, ReadStats

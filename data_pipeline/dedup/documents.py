@@ -1,6 +1,5 @@
 """Exact duplicates: of documents with the same text, the one with the smallest id stays."""
 
-import hashlib
 from collections.abc import Iterator
 
 from data_pipeline.dedup.step import Step
@@ -15,8 +14,7 @@ class EqualDocuments(Step):
     group, order = 2, 0
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
-        content = f"{document.text}\0{document.target}".encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(content, digest_size=16).digest()
+        digest = document.digest
         yield 0, (int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big"))
 
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:

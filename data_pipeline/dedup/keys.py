@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
-from data_pipeline.foundation.atomic import atomic_path
-from data_pipeline.foundation.safetensors_file import growing_arrays, os_errors, part_of
+from data_pipeline.foundation.safetensors_file import growing_arrays, part_of, write_arrays
 
 SLOTS = 4096
 _KEYS_AT_ONCE, _DUPLICATES_AT_ONCE = 1 << 20, 1 << 22  # merged in memory
@@ -65,7 +63,7 @@ class Keys:
             "slots": np.append(slots, len(kept)).astype(np.int64),
             "duplicates": pairs[pairs[:, 0] >> np.uint64(32) != NO_DOCUMENT],
         }
-        _save(arrays, path)
+        write_arrays(path, arrays)
         return len(kept)
 
 
@@ -189,7 +187,7 @@ def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count
     units, positions = units[are_documents], positions[are_documents]
     order = np.lexsort((positions, units))
     starts = np.searchsorted(units[order], np.arange(count + 1, dtype=np.uint64))
-    _save({"duplicates": positions[order], "starts": starts.astype(np.int64)}, path)
+    write_arrays(path, {"duplicates": positions[order], "starts": starts.astype(np.int64)})
 
 
 def merge_duplicates(corpus: Path, files: Sequence[str], path: Path) -> None:
@@ -247,8 +245,3 @@ def _decided(corpus: Path, decided: Sequence[str], unit: int) -> Iterator[np.nda
             start, stop = file.get_slice("starts")[unit : unit + 2].tolist()
             if stop > start:
                 yield file.get_slice("duplicates")[start:stop]
-
-
-def _save(arrays: dict[str, np.ndarray], path: Path) -> None:
-    with atomic_path(path) as temporary, os_errors():
-        save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, temporary)

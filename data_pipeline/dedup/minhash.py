@@ -10,20 +10,48 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field, PositiveInt, model_validator
 from rensa import RMinHash
-from safetensors.numpy import save_file
 
-from data_pipeline.dedup.config import MinHashConfig
 from data_pipeline.dedup.keys import decide, hash64
 from data_pipeline.dedup.step import Step
-from data_pipeline.foundation.atomic import atomic_path
-from data_pipeline.foundation.safetensors_file import os_errors
+from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.safetensors_file import write_arrays
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 from data_pipeline.text.words import normalised
 
 _SEED = 1
+_LEAST_PENDING = 4_000_000
 _WORD = re.compile("[a-z0-9]+")
+
+
+class MinHashConfig(Section):
+    """Near-duplicates, by the estimated Jaccard similarity of their sets of successive words."""
+
+    bands: PositiveInt = 14
+    """Parts of a signature; documents that agree in one are near-duplicates. datatrove: 14, as for FineWeb."""
+    rows: PositiveInt = 8
+    """Hash values of a band; more find fewer pairs. 14 bands of 8 find 92 % of the pairs of similarity 0.8."""
+    threshold: float | None = Field(None, gt=0, lt=1)
+    """Instead of `bands` and `rows`: the similarity around which those are chosen that miss and mistake the fewest
+    pairs. About half of the pairs there are found. null: `bands` and `rows`."""
+    permutations: PositiveInt = 128
+    """The most hash values of a document, for `threshold`; more make it sharper and take longer."""
+    ngram: PositiveInt = 5
+    """Successive words in an element of a document's set."""
+
+    @model_validator(mode="after")
+    def _one_way_to_set_the_bands(self) -> "MinHashConfig":
+        default = MinHashConfig.model_fields
+        if self.threshold is None and self.permutations != default["permutations"].default:
+            raise ValueError("permutations goes with threshold; without it, set bands and rows")
+        if self.threshold is not None and (self.bands, self.rows) != (
+            default["bands"].default,
+            default["rows"].default,
+        ):
+            raise ValueError("threshold chooses bands and rows; set it or them")
+        return self
 
 
 class NearDuplicates(Step):
@@ -53,8 +81,7 @@ class NearDuplicates(Step):
         _, duplicates, kept = decide(table, self.group, units)
         documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
         pairs = np.unique(np.stack([documents[duplicates], documents[kept]], axis=1), axis=0)
-        with atomic_path(path) as temporary, os_errors():
-            save_file({"pairs": pairs}, temporary)
+        write_arrays(path, {"pairs": pairs})
 
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
         if duplicates:
@@ -99,3 +126,45 @@ def bands(threshold: float, permutations: int) -> tuple[int, int]:
 
     shapes = [(permutations // rows, rows) for rows in range(1, permutations + 1)]
     return min(shapes, key=errors)
+
+
+class Clusters:
+    """Joins pairs of documents, which arrive in batches, into clusters: connected components of more pairs than fit in
+    memory. Memory grows with the number of documents in pairs.
+
+    It keeps the first document of each document's cluster, and pending pairs. These are merged once there are as many
+    as documents, so that the work grows with pairs × log(documents).
+    """
+
+    def __init__(self, least_pending: int = _LEAST_PENDING):
+        self._least_pending = least_pending
+        self._forest = np.zeros((0, 2), dtype=np.uint64)  # a document, the first of its cluster
+        self._pending: list[np.ndarray] = []
+        self._waiting = 0
+
+    def join(self, pairs: np.ndarray) -> None:
+        """Puts both documents of each pair into one cluster. `pairs`: (n, 2) uint64."""
+        self._waiting += len(pairs)
+        self._pending.append(pairs)
+        if self._waiting > max(self._least_pending, len(self._forest)):
+            self._settle()
+
+    def members(self) -> tuple[np.ndarray, np.ndarray]:
+        """(documents (n,) that are in any pair, ascending; the smallest document (n,) of the cluster of each)."""
+        self._settle()
+        return self._forest[:, 0], self._forest[:, 1]
+
+    def _settle(self) -> None:
+        from scipy.sparse import coo_array  # takes 0.5 s to import, and only near-duplicates need it
+        from scipy.sparse.csgraph import connected_components
+
+        pairs = np.concatenate([self._forest, *self._pending])
+        self._forest, self._pending, self._waiting = pairs[:0], [], 0
+        documents = np.unique(pairs)
+        ends = np.searchsorted(documents, pairs).astype(np.int32 if len(documents) < 2**31 else np.int64)
+        del pairs  # they may take much memory
+        graph = coo_array((np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(len(documents),) * 2)
+        del ends
+        _, cluster = connected_components(graph, directed=False)
+        first = documents[np.unique(cluster, return_index=True)[1]]  # documents ascend, so the first is the smallest
+        self._forest = np.stack([documents, first[cluster]], axis=1)

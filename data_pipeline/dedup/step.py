@@ -8,7 +8,7 @@ import numpy as np
 
 from data_pipeline.dedup.keys import Keys, decide, hash64, write_duplicates
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.plugins import offered
+from data_pipeline.foundation.plugins import named
 from data_pipeline.text.document import Document
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
@@ -73,12 +73,7 @@ class Step:
 
 def custom_step(given: object) -> object:
     """The settings `given` of a step, of the class that it names. Raises ValueError if no installed package has it."""
-    if not isinstance(given, dict):
-        return given
-    steps = offered("dedup step", Step)
-    if (name := given.get("step")) not in steps:
-        raise ValueError(f"no installed package offers the step {name!r}; there is {', '.join(steps) or 'none'}")
-    return steps[name].config.model_validate(given)
+    return named(given, "step", "dedup step", Step).config.model_validate(given) if isinstance(given, dict) else given
 
 
 def rank(document: Document) -> int:

@@ -17,15 +17,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
-from data_pipeline.dedup.config import SubstringsConfig
 from data_pipeline.dedup.keys import Keys, decide, write_duplicates
 from data_pipeline.dedup.step import Step, enough_left, rank
+from data_pipeline.foundation.config_file import Section
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 from data_pipeline.text.words import Words, batches, bounds, exact
 
 _UPPER = np.uint64(2**64 - 2**32)
+
+
+class SubstringsConfig(Section):
+    """Text that occurs several times, whatever stands around it."""
+
+    words: int = Field(50, ge=2)
+    """The shortest repeat to look for, in words between white space; one is about 1.3 tokens of English."""
 
 
 class Anchors(Step):

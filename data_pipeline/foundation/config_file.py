@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 from yaml import YAMLError
 
@@ -40,6 +40,13 @@ class Section(BaseModel):
 ConfigType = TypeVar("ConfigType", bound=Section)
 LocalPath = Annotated[str, AfterValidator(paths.local), WithJsonSchema({"type": "string", "format": "path"})]
 Location = Annotated[str, AfterValidator(paths.location), WithJsonSchema({"type": "string", "format": "path or URL"})]
+Locations = Annotated[
+    str | list[str],
+    AfterValidator(lambda given: paths.location(given) if isinstance(given, str) else [*map(paths.location, given)]),
+]
+"""Files: a path, a glob, or a list of them, local or as fsspec URLs."""
+TrueIsTheDefaults = BeforeValidator(lambda given: ({} if given else None) if isinstance(given, bool) else given)
+"""For an optional section: true means its defaults, false that there is none."""
 
 
 def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -> ConfigType:

@@ -52,9 +52,9 @@ class DamagedInput(FailedError):
         return type(self), (self.path, self.position, self.reason)
 
 
-def one_line(error: BaseException, most: int = 300) -> str:
-    """The message of `error` in one line of at most `most` characters; the type of one without a message."""
-    return " ".join(str(error).split())[:most].rstrip(".") or type(error).__name__
+def one_line(error: BaseException) -> str:
+    """The message of `error` in one line of at most 300 characters; the type of one without a message."""
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
 
 
 def of_files(error: OSError, place: Path, way_out: str) -> FailedError | None:

@@ -1,8 +1,9 @@
 """What installed packages offer, each through an entry point: hooks, objectives, sources, rules, families and steps of
 deduplication."""
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from data_pipeline.foundation.errors import UserError
 
@@ -32,3 +33,11 @@ def offered(kind: str, base: type[T]) -> dict[str, type[T]]:
             raise UserError(f"the {kind} {entry.name}: {entry.value} is no subclass of {base.__name__}")
         found[entry.name] = loaded
     return found
+
+
+def named(given: Mapping[str, Any], key: str, kind: str, base: type[T]) -> type[T]:
+    """The subclass of `base` that settings name under `key`. Raises ValueError if no installed package has it."""
+    found = offered(kind, base)
+    if (name := given.get(key)) not in found:
+        raise ValueError(f"no installed package offers the {key} {name!r}; there is {', '.join(found) or 'none'}")
+    return found[name]

@@ -1,4 +1,4 @@
-"""safetensors files: written a piece at a time; and a full disk raises OSError, as for any other file."""
+"""safetensors files: written at once or a piece at a time. A full disk raises OSError, as for any other file."""
 
 import contextlib
 import json
@@ -12,8 +12,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
-from data_pipeline.foundation.atomic import atomic_file
+from data_pipeline.foundation.atomic import atomic_file, atomic_path
 
 _DTYPES = {"U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
 _NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
@@ -29,6 +30,12 @@ def os_errors() -> Iterator[None]:
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
+    """Writes a file of `arrays`, which appears whole, with `metadata` in its header."""
+    with atomic_path(path) as temporary, os_errors():
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
 
 
 def dtype_of(array: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.loading.mixing import Mixture
+from data_pipeline.loading.order import Mixture
 from data_pipeline.objectives.objective import Objective
 
 

@@ -9,20 +9,11 @@ from data_pipeline.objectives.objective import Columns, Examples, Objective, Pad
 from data_pipeline.text.vocabulary import Vocabulary
 
 
-class CausalLM(Objective):
-    """Causal language modelling: the targets are the inputs shifted by one token, without special tokens or masks. For
-    decoder-only models (nanoGPT) and for models with a causal encoder (Yan 2024).
+class NextToken(Objective):
+    """The targets are the inputs shifted by one token."""
 
-        row      Thank you for inviting me
-        inputs   Thank you for inviting
-        targets  you for inviting me
-    """
-
-    name: Literal["causal_lm"] = "causal_lm"
     length: PositiveInt = 1024
     """Tokens of the inputs and of the targets."""
-    after_marks: bool = True
-    """Whether a token after EOS or BOS, the first of a document, has a loss."""
 
     @property
     def raw_length(self) -> int:
@@ -36,6 +27,20 @@ class CausalLM(Objective):
     def accepts(self, length: int) -> bool:
         """Whether a row of `length` tokens has a token to predict and one to predict it from."""
         return 2 <= length <= self.raw_length
+
+
+class CausalLM(NextToken):
+    """Causal language modelling: the targets are the inputs shifted by one token, without special tokens or masks. For
+    decoder-only models (nanoGPT) and for models with a causal encoder (Yan 2024).
+
+        row      Thank you for inviting me
+        inputs   Thank you for inviting
+        targets  you for inviting me
+    """
+
+    name: Literal["causal_lm"] = "causal_lm"
+    after_marks: bool = True
+    """Whether a token after EOS or BOS, the first of a document, has a loss."""
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """The inputs are all but the last token of each row, the targets all but the first. Nothing is random."""

@@ -5,8 +5,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from data_pipeline.objectives.causal import CausalLM
-from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, Stretch, concatenated
+from data_pipeline.objectives.causal import CausalLM, NextToken
+from data_pipeline.objectives.objective import Columns, Examples, Padded, Stretch, concatenated
 from data_pipeline.objectives.randomness import random_bits, uniform
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -14,7 +14,7 @@ _CHOICE, _CUTS = 0, 1  # streams of random numbers
 _MARKS = 3
 
 
-class CausalInfilling(Objective):
+class CausalInfilling(NextToken):
     """Causal language modelling in which some rows are cut at two random places, and their middle comes last. A
     decoder-only model learns to fill in a blank with both sides before it.
 
@@ -30,26 +30,12 @@ class CausalInfilling(Objective):
 
     name: Literal["causal_infilling"] = "causal_infilling"
     length: int = Field(1024, ge=4)
-    """Tokens of the inputs and of the targets."""
     fim_rate: float = Field(0.5, gt=0, le=1)
     """The share of rows whose middle comes last; the others are read as in `causal_lm`."""
 
     @property
-    def raw_length(self) -> int:
-        """Tokens of a row: one more than the inputs."""
-        return self.length + 1
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.length, self.length
-
-    @property
     def sentinels(self) -> int:
         return _MARKS
-
-    def accepts(self, length: int) -> bool:
-        """Whether a row of `length` tokens has a token to predict and one to predict it from."""
-        return 2 <= length <= self.raw_length
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         draws = random_bits(keys, _CHOICE, 1)[:, 0] >> np.uint64(11)  # 53 bits, as many as a float64 holds

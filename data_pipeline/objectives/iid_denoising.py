@@ -8,7 +8,7 @@ from pydantic import Field
 
 from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded
 from data_pipeline.objectives.randomness import random_bits
-from data_pipeline.objectives.sentinels import run_starts, with_sentinels
+from data_pipeline.objectives.span_corruption import run_starts, with_sentinels
 from data_pipeline.text.vocabulary import Vocabulary
 
 _MASK = 0  # stream of random numbers

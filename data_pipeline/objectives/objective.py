@@ -26,6 +26,16 @@ class Padded(NamedTuple):
         """Rows without padding: all are as long as the array is wide."""
         return cls(values, np.full(len(values), values.shape[1], dtype=np.int64))
 
+    @classmethod
+    def of_flat(cls, flat: np.ndarray, lengths: np.ndarray, pad: int = 0) -> "Padded":
+        """Rows that follow each other in `flat`, with `pad` behind those that are shorter than the longest one."""
+        longest = int(lengths.max(initial=0))
+        if (lengths == longest).all():
+            return cls(flat.reshape(len(lengths), longest), lengths)
+        rows = cls(np.full((len(lengths), longest), pad, dtype=flat.dtype), lengths)
+        rows.values[rows.filled] = flat
+        return rows
+
     @property
     def filled(self) -> np.ndarray:
         """(n, longest) bool: True at tokens, False at padding."""
@@ -149,14 +159,8 @@ def concatenated(rows: Padded, pad: int, *parts: int | Stretch) -> Padded:
     specials = iter(range(count * width, len(tokens)))
     starts = [row_starts + part.starts if isinstance(part, Stretch) else ones * next(specials) for part in parts]
     sizes = np.stack([part.counts if isinstance(part, Stretch) else ones for part in parts], axis=1)
-    lengths = sizes.sum(axis=1)
     taken = tokens.take(ranges(np.stack(starts, axis=1).ravel(), sizes.ravel()))
-    longest = int(lengths.max(initial=0))
-    if (lengths == longest).all():
-        return Padded(taken.reshape(count, longest), lengths)
-    joined = Padded(np.full((count, longest), pad, dtype=rows.values.dtype), lengths)
-    joined.values[joined.filled] = taken
-    return joined
+    return Padded.of_flat(taken, sizes.sum(axis=1), pad)
 
 
 def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -18,10 +18,14 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x
 
 
+def hashed(text: str) -> int:
+    """A hash of `text`, below 2⁶⁴: the first 8 bytes of its blake2b."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
 def row_keys(seed: int, purpose: str, epoch: int | np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Keys (n,) uint64 of `rows` (n,) for one purpose; `epoch` is one number or one per row."""
-    digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
-    base = np.uint64(int.from_bytes(digest, "little"))
+    base = np.uint64(hashed(f"{seed}/{purpose}"))
     with np.errstate(over="ignore"):
         keys = _mix(np.asarray(epoch, dtype=np.uint64) * _GOLDEN + base)
         return _mix(keys + (np.asarray(rows).astype(np.uint64) + np.uint64(1)) * _GOLDEN)

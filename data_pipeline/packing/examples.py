@@ -24,7 +24,7 @@ def examples(documents: Documents, rules: Rules) -> Rows:
     pairs = complete_documents(documents, rules)
     row, segment = _assigned(pairs, objective)
     keys = np.zeros(len(pairs), dtype=np.uint64)  # nothing is drawn
-    tokens = _padded(pairs)
+    tokens = Padded.of_flat(pairs.tokens, np.diff(pairs.offsets))
     one_each = objective.apply(tokens, keys, rules.vocabulary, pairs.columns)
     count = int(row.max(initial=-1)) + 1
     packed = _in_rows(one_each, row, segment, count, (objective.inputs_length, objective.targets_length))
@@ -107,13 +107,6 @@ def best_fit(sizes: np.ndarray, room: tuple[int, int]) -> tuple[np.ndarray, np.n
         counts[slot] += 1
         rows[example], segments[example] = number[slot], counts[slot]
     return rows, segments
-
-
-def _padded(rows: Rows) -> Padded:
-    lengths = np.diff(rows.offsets)
-    padded = Padded(np.zeros((len(lengths), int(lengths.max(initial=0))), dtype=rows.tokens.dtype), lengths)
-    padded.values[padded.filled] = rows.tokens
-    return padded
 
 
 def _side(examples: Padded, row: np.ndarray, segment: np.ndarray, count: int, width: int) -> tuple[Padded, np.ndarray]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.jsonl import json_lines, string
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.text_lines import RecordOptions

@@ -11,8 +11,8 @@ from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.plugins import offered
-from data_pipeline.sources import c4, csv, json_array, jsonl, pairs, plain_text, tables, wet, wikiextractor
-from data_pipeline.sources.compression.decompress import CorruptMember
+from data_pipeline.sources import c4, csv, jsonl, pairs, plain_text, tables, wet, wikiextractor
+from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.recognition import refuse_other_format
 from data_pipeline.sources.record import Input, ReadFunction, ReadStats, Record, Source
 from data_pipeline.sources.tables import Columns
@@ -58,7 +58,7 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "wikipedia": (wikipedia.read, Section),
     "wikiextractor": (wikiextractor.read, TextOptions),
     "jsonl": (jsonl.read, jsonl.Options),
-    "json": (json_array.read, jsonl.Options),
+    "json": (jsonl.read_array, jsonl.Options),
     "csv": (csv.read, csv.Options),
     "text": (plain_text.read, plain_text.Options),
     "parquet": (tables.read_parquet, Columns),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
-from data_pipeline.sources.compression.decompress import decompressed, has_no_checksum, open_file
+from data_pipeline.sources.decompress import decompressed, has_no_checksum, open_file
 from data_pipeline.sources.record import Input, ReadStats
 
 _HEAD = 1 << 18  # bytes of content to look at

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from data_pipeline.foundation.errors import DamagedInput, UserError, one_line
 from data_pipeline.foundation.progress import advance
-from data_pipeline.sources.compression.decompress import open_for_random_access
+from data_pipeline.sources.decompress import open_for_random_access
 from data_pipeline.sources.record import FieldNames, Input, ReadStats, Record, record_of
 
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: in the names of columns

@@ -11,7 +11,7 @@ from resiliparse.parse.encoding import detect_encoding
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.compression.decompress import Chunks, open_stream
+from data_pipeline.sources.decompress import Chunks, open_stream
 from data_pipeline.sources.record import Input
 
 _CHUNK = 1 << 18

@@ -24,16 +24,9 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """
     options = WarcOptions(**file.options)
     for record in warc_records(file, stats, "conversion", options):
-        # the standard of WARC 1.0 shows the URL in brackets, by mistake
-        url = record.headers.get("warc-target-uri", "").strip("<>")
-        timestamp = record.headers.get("warc-date", "")
-        text = _decode(record.block, stats)
-        missing = dropped(url, text, timestamp)
-        if missing:
-            stats.counters.drop(missing, f"{url} {text[:200]}")
-            continue
         language = record.headers.get("warc-identified-content-language", "").partition(",")[0].strip()
-        yield Record(record.ordinal, text, url, timestamp=timestamp, language=language)
+        if page := record.page(_decode(record.block, stats), stats, language=language):
+            yield page
 
 
 def _decode(block: bytes, stats: ReadStats) -> str:
@@ -43,15 +36,3 @@ def _decode(block: bytes, stats: ReadStats) -> str:
     except UnicodeDecodeError:
         stats.counters["undecodable"] += 1
         return block.decode(errors="replace")
-
-
-def dropped(url: str, text: str, timestamp: str) -> str:
-    """The rule by which a crawled page is dropped because something is missing, or "".
-
-    ("", "", "2019-07-17T12:15:59Z")  ->  "no_url"
-    """
-    if not url:
-        return "no_url"
-    if not text.strip():
-        return "no_content"
-    return "" if timestamp else "no_timestamp"

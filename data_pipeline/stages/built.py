@@ -7,9 +7,8 @@ from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.part_readings import LeftResult
-from data_pipeline.stages.sampling import Candidates
 from data_pipeline.stages.shards import RowsResult, ShardResult
-from data_pipeline.stages.tokenizer import TokenizerResult
+from data_pipeline.stages.tokenizer import Candidates, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
 
 

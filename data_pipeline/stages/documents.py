@@ -1,7 +1,6 @@
 """The documents stage: input files, or ranges of large ones, become clean documents in Parquet files."""
 
 import contextlib
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,13 +23,12 @@ from data_pipeline.foundation import checksums
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.progress import set_activity
-from data_pipeline.sources.compression.decompress import CorruptMember
+from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
-from data_pipeline.text.document import Document
+from data_pipeline.text.document import Document, is_chosen, normalize_url
 from data_pipeline.text.tally import Tally, most_common
-from data_pipeline.text.urls import normalize_url
 
 _HOLES_IN_RESULT = 100  # a report shows 20
 _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
@@ -267,8 +265,7 @@ def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:
 
 def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
     """ "validation" if the md5 of the normalised URL (or of the id) mod `modulus` is below `held_out`, else "train"."""
-    digest = hashlib.md5((normalize_url(url) or identity).encode(), usedforsecurity=False)
-    return "validation" if int(digest.hexdigest(), 16) % modulus < held_out else "train"
+    return "validation" if is_chosen(normalize_url(url) or identity, held_out, modulus) else "train"
 
 
 def _write_input(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from data_pipeline.config import SourceConfig
 from data_pipeline.decontamination.config import DecontaminationConfig
@@ -15,9 +14,9 @@ from data_pipeline.decontamination.items import read_items
 from data_pipeline.decontamination.ngrams import Ngrams
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.execution.work_units import Result, Stage, Unit
-from data_pipeline.foundation.atomic import atomic_path, fingerprint
+from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.safetensors_file import os_errors
+from data_pipeline.foundation.safetensors_file import write_arrays
 
 INDEX = ".stages/evaluation-sets/ngrams.safetensors"
 
@@ -93,10 +92,8 @@ class Index:
         return f"{self._sets[of_set]}, {self._files[file]} line {line}"
 
     def write(self, path: Path) -> None:
-        arrays = {**self.ngrams.arrays, "where": self._items}
         names = {"names": json.dumps([self._sets, self._files])}  # one entry: their order isn't fixed
-        with atomic_path(path) as temporary, os_errors():
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, names)
+        write_arrays(path, {**self.ngrams.arrays, "where": self._items}, names)
 
     @classmethod
     def read(cls, path: Path) -> "Index":

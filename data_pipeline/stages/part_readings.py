@@ -14,10 +14,9 @@ from pathlib import Path
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import PageFilters
 from data_pipeline.dedup.changes import Row, changed, changes_file
-from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
 from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, read_duplicates, read_repeated
 from data_pipeline.dedup.step import Step
-from data_pipeline.dedup.steps import STEPS, step_of
 from data_pipeline.execution.merging import read_names
 from data_pipeline.execution.parts import SCHEMA, Histograms, Part, PartsResult, part_file, read_documents
 from data_pipeline.execution.work_units import Result, Stage

@@ -5,7 +5,6 @@ bucket, which is a range of hashes, is then one slice of every file, and the num
 that is large, files are merged (`execution.merging`).
 """
 
-import hashlib
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig, TokenizerConfig
@@ -21,8 +19,9 @@ from data_pipeline.execution.buckets import SPLITS, merge_tokens
 from data_pipeline.execution.merging import Merging
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
-from data_pipeline.foundation.atomic import atomic_path, fingerprint
-from data_pipeline.foundation.safetensors_file import os_errors
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.safetensors_file import write_arrays
+from data_pipeline.objectives.randomness import hashed
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import most_common
 from data_pipeline.tokenizer.text_model import TextModel
@@ -156,8 +155,7 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
         arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
         if spec.pairs:
             arrays[f"{split}.targets"] = np.array(targets[split], dtype=np.int64)[order]
-    with atomic_path(corpus / spec.output) as path, os_errors():
-        save_file(arrays, path)
+    write_arrays(corpus / spec.output, arrays)
     powers = Counter(len(piece).bit_length() - 1 for pieces in tokens.values() for piece in pieces if len(piece))
     return TokensResult(
         {split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS},
@@ -177,14 +175,10 @@ def shuffle_hash(seed: int, identity: str, together: int = 1) -> int:
     Each run of `together` consecutive documents of a file has places that follow each other.
     """
     if together == 1:
-        return _hash(f"{seed}/shuffle/{identity}")
+        return hashed(f"{seed}/shuffle/{identity}")
     file, _, ordinal = identity.rpartition("/")
     run, place = divmod(int(ordinal), together)
-    return _hash(f"{seed}/shuffle/{file}/{run}") >> _ORDER_BITS << _ORDER_BITS | place
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return hashed(f"{seed}/shuffle/{file}/{run}") >> _ORDER_BITS << _ORDER_BITS | place
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -1,6 +1,5 @@
 """Training a sentencepiece unigram model on a sample of the corpus."""
 
-import hashlib
 import heapq
 import io
 import re
@@ -14,6 +13,7 @@ from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation import memory
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.progress import set_activity
+from data_pipeline.objectives.randomness import hashed
 from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 
 _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
@@ -123,8 +123,7 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
 
 def sample_rank(seed: int, identity: str) -> int:
     """The rank of a document in the order of the sample: the hash of (seed, id), below 2⁶⁴."""
-    digest = hashlib.blake2b(f"{seed}/tokenizer/{identity}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    return hashed(f"{seed}/tokenizer/{identity}")
 
 
 def _lines(text: bytes) -> Iterator[str]:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
+from markdown_it import MarkdownIt
+
 from data_pipeline.foundation.formatting import markdown
 from data_pipeline.report import HTML, LINE, MARKDOWN, SPAN, InputReport, Report, coverage, cut_pairs, visible
 from data_pipeline.text.tally import most_common
@@ -25,8 +27,6 @@ Cell = str | int | float | list[str]  # a list has example texts
 
 def render(report: Report) -> dict[str, str]:
     """report.md and report.html by name."""
-    from markdown_it import MarkdownIt  # slow to import
-
     title = f"Corpus {_escaped(report.name)}"
     lead = f"{report.documents.kept:,} of {report.documents.read:,} documents kept."
     page = "\n\n".join([f"# {title}", lead, *_tables(report)]) + "\n"

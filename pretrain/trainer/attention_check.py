@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
-from data_pipeline.loading.device import with_target_indices
+from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models
 from pretrain.functional.attention import use, using
 from pretrain.functional.kernel_check import Form

@@ -13,8 +13,7 @@ from typing import Any
 
 from data_pipeline.foundation.errors import StoreError
 from data_pipeline.loading.batches import Batch, TrainingBatches
-from data_pipeline.loading.device import on_device
-from data_pipeline.loading.lookahead import Lookahead
+from data_pipeline.loading.prefetch import Lookahead, on_device
 from data_pipeline.loading.stream import StreamState
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index

@@ -20,7 +20,7 @@ from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
-from data_pipeline.loading.device import with_target_indices
+from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.checkpoint.index import Identity
 from pretrain.config.batch import BatchPlan
 from pretrain.trainer.validate import ValidatedRun

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from data_pipeline.corpus.corpus_file import how_to_build
 from data_pipeline.corpus.manifest import FILE as MANIFEST
+from data_pipeline.corpus.manifest import how_to_build
 from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.config import RunConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.config import CorpusConfig, SplitConfig
-from data_pipeline.corpus.corpus_file import how_to_build
+from data_pipeline.corpus.manifest import how_to_build
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.pipeline import build

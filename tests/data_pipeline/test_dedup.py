@@ -12,21 +12,19 @@ import pytest
 from pydantic import ValidationError
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.clusters import Clusters
-from data_pipeline.dedup.config import DedupConfig, MinHashConfig, SubstringsConfig
+from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.documents import EqualDocuments
 from data_pipeline.dedup.keys import KeyBucket, Keys
 from data_pipeline.dedup.lines import EqualLines
-from data_pipeline.dedup.minhash import NearDuplicates, bands, shape
+from data_pipeline.dedup.minhash import Clusters, MinHashConfig, NearDuplicates, bands, shape
 from data_pipeline.dedup.spans import EqualSpans, sentences_of
-from data_pipeline.dedup.substrings import EqualSubstrings
+from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import build
-from data_pipeline.text.document import Document
+from data_pipeline.text.document import Document, normalize_url
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.tally import Tally
-from data_pipeline.text.urls import normalize_url
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.pages import OFF, Page, cleaned, dealt, documents_of, page, published, write_pages
 from tests.slow import slow

@@ -10,7 +10,7 @@ import pytest
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.execution.inputs import InputFile, list_files, shared
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.decompress import open_stream
 from tests.tables import each
 
 

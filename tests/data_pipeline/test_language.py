@@ -5,8 +5,7 @@ import itertools
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.cleaning.config import LanguageConfig
-from data_pipeline.cleaning.language import Detection, detector, keep_language
+from data_pipeline.cleaning.language import Detection, LanguageConfig, detector, keep_language
 from data_pipeline.text.tally import Tally
 from tests.data_pipeline.reading import c4_pages
 from tests.tables import each

@@ -9,8 +9,7 @@ import math
 
 import numpy as np
 
-from data_pipeline.dedup.config import MinHashConfig
-from data_pipeline.dedup.minhash import NearDuplicates, shape
+from data_pipeline.dedup.minhash import MinHashConfig, NearDuplicates, shape
 from data_pipeline.text.document import Document
 from tests.tables import each
 

@@ -23,7 +23,7 @@ from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import FailedError, StoreError, StoreUnavailable, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
-from data_pipeline.loading.lookahead import Lookahead
+from data_pipeline.loading.prefetch import Lookahead
 from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents

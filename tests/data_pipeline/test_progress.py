@@ -16,7 +16,7 @@ from data_pipeline.foundation.progress import (
     set_activity,
     track,
 )
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.decompress import open_stream
 from tests.tables import each
 
 

@@ -6,7 +6,7 @@ import re
 from itertools import product
 from pathlib import Path
 
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.decompress import open_stream
 from tests.conftest import C4_SAMPLE, SAMPLES
 
 ENWIKI = [SAMPLES / f"enwiki-20060303-pages-articles{part}.xml.bz2" for part in (1, 2)]

@@ -6,9 +6,8 @@ from pathlib import Path
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.execution.parts import Part, part_file
 from data_pipeline.execution.work_units import Finished, Output
-from data_pipeline.stages import sampling
-from data_pipeline.stages.sampling import files_to_read, plan
-from data_pipeline.stages.tokenizer import plan as plan_tokenizer
+from data_pipeline.stages import tokenizer
+from data_pipeline.stages.tokenizer import files_to_read, plan_sampling
 from data_pipeline.text.document import Document
 from data_pipeline.tokenizer.training import draw_sample, sample_rank
 from tests.tables import each
@@ -39,7 +38,7 @@ def finished(folder, units):
     for unit in units:
         for name in unit.outputs:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        result = sampling.STAGE.work(folder, unit.spec)
+        result = tokenizer.SAMPLING.work(folder, unit.spec)
         outputs = {name: Output(0, "") for name in unit.outputs}
         done.append(Finished(unit.name, unit.inputs, result, outputs, 0.0, 0.0))
     return done
@@ -51,9 +50,9 @@ BOUNDS = [{"sample_bytes": 20_000}, {"sample_bytes": 10**7, "sample_documents": 
 @each("seed, bounds", itertools.product([0, 1, 2], BOUNDS))
 def test_the_sample_of_the_candidates_is_that_of_all_documents(tmp_path, monkeypatch, seed, bounds):
     parts = write_parts(tmp_path)
-    monkeypatch.setattr(sampling, "_UNIT_BYTES", 60_000)
+    monkeypatch.setattr(tokenizer, "_UNIT_BYTES", 60_000)
     config = TokenizerConfig(**bounds)
-    units = plan(config, seed, parts)
+    units = plan_sampling(config, seed, parts)
     assert 1 < len(units) < PARTS
     assert [path for unit in units for path in unit.spec.parts] == [part.path for part in parts]
     done = finished(tmp_path, units)
@@ -73,17 +72,17 @@ def test_all_documents_are_read_if_the_candidates_are_too_few(tmp_path):
     texts[last][0] = "long " * 100_000
     parts = [write_part(tmp_path, number, own) for number, own in enumerate(texts)]
     config = TokenizerConfig(sample_bytes=100_000)
-    done = finished(tmp_path, plan(config, 0, parts))
+    done = finished(tmp_path, plan_sampling(config, 0, parts))
     assert sum(unit.result.bytes for unit in done) < config.sample_bytes
     assert files_to_read(config, parts, done) == [part.path for part in parts]
 
 
 def test_candidates_do_not_change_what_the_tokenizer_is_trained_again_for(tmp_path):
     parts, config = write_parts(tmp_path), TokenizerConfig(sample_bytes=20_000)
-    done = finished(tmp_path, plan(config, 0, parts))
-    (of_all,), (of_candidates,) = plan_tokenizer(config, 0, parts), plan_tokenizer(config, 0, parts, done)
+    done = finished(tmp_path, plan_sampling(config, 0, parts))
+    (of_all,), (of_candidates,) = tokenizer.plan(config, 0, parts), tokenizer.plan(config, 0, parts, done)
     assert of_all.inputs == of_candidates.inputs
     assert of_all.spec.parts != of_candidates.spec.parts
     # none are chosen for a small corpus or a tokenizer that isn't trained
-    assert not plan(TokenizerConfig(), 0, parts)
-    assert not plan(TokenizerConfig(sample_bytes=20_000, path="spiece.model"), 0, parts)
+    assert not plan_sampling(TokenizerConfig(), 0, parts)
+    assert not plan_sampling(TokenizerConfig(sample_bytes=20_000, path="spiece.model"), 0, parts)

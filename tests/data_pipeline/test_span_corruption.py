@@ -6,8 +6,7 @@ import numpy as np
 
 from data_pipeline.objectives.objective import Padded
 from data_pipeline.objectives.randomness import row_keys
-from data_pipeline.objectives.sentinels import with_sentinels
-from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.objectives.span_corruption import SpanCorruption, with_sentinels
 from tests.data_pipeline.example_rows import (
     EOS,
     FIRST_SENTINEL,

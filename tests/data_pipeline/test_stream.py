@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.sources.compression import decompress as module
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources import decompress as module
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats
 from tests.tables import each

@@ -6,8 +6,7 @@ import random
 import pytest
 
 from data_pipeline import report
-from data_pipeline.dedup.config import SubstringsConfig
-from data_pipeline.dedup.substrings import EqualSubstrings
+from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
 from data_pipeline.tools.provenance import trace

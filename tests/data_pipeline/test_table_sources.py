@@ -69,7 +69,7 @@ def test_an_array_is_read_as_json_reads_it_wherever_its_pieces_end(tmp_path, how
     objects = [{"meta": {"n": [n, {}]}, "text": one, "url": f"u{n}"} for n, one in enumerate(AWKWARD)]
     data = json.dumps(objects, **how).encode()
     for size in (1 << 18, 7, 1):
-        monkeypatch.setattr("data_pipeline.sources.json_array._CHUNK", size)
+        monkeypatch.setattr("data_pipeline.sources.jsonl._CHUNK", size)
         if size == 1:
             data = json.dumps(objects[:4], **how).encode() + b" \n"
         kept, stats = read_bytes("json", tmp_path / "a", data)

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from data_pipeline.loading.device import with_target_indices
+from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.config.models import ModelConfig
 from pretrain.functional import chunked_cross_entropy
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses

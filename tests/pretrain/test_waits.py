@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.device import with_target_indices
+from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.models import model as model_module
 from pretrain.optimizers import flat_buffers
 from tests.pretrain.rank_processes import each, on_ranks

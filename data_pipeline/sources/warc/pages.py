@@ -17,7 +17,6 @@ from resiliparse.parse.html import HTMLTree
 
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.warc.records import WarcOptions, warc_records
-from data_pipeline.sources.wet import dropped
 
 _STATUS = re.compile(rb"HTTP/[\d.]+[ \t]+(\d{3})\b")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
@@ -48,27 +47,22 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """
     options = Options(**file.options)
     for record in warc_records(file, stats, "response", options):
-        url = record.headers.get("warc-target-uri", "").strip("<>")
-        timestamp = record.headers.get("warc-date", "")
         status, http, body = _parse_http(record.block)
         if status != 200:
-            stats.counters.drop("not_200", f"{status} {url}")
+            stats.counters.drop("not_200", f"{status} {record.url}")
             continue
         if http.get_content_type() not in ("text/html", "application/xhtml+xml"):
-            stats.counters.drop("not_html", f"{http.get_content_type()} {url}")
+            stats.counters.drop("not_html", f"{http.get_content_type()} {record.url}")
             continue
         try:
             html = _text_of(_decoded(body, http, options.max_record_bytes), http, stats)
             tree = HTMLTree.parse(html)
             text = extract_plain_text(tree, main_content=options.main_content, alt_texts=False)
         except (ValueError, RuntimeError) as error:
-            stats.damaged(record.position, f"{url}: {error}")
+            stats.damaged(record.position, f"{record.url}: {error}")
             continue
-        missing = dropped(url, text, timestamp)
-        if missing:
-            stats.counters.drop(missing, f"{url} {text[:200]}")
-            continue
-        yield Record(record.ordinal, text, url, " ".join((tree.title or "").split()), timestamp)
+        if page := record.page(text, stats, " ".join((tree.title or "").split())):
+            yield page
 
 
 def _parse_http(block: bytes) -> tuple[int, Message, bytes]:

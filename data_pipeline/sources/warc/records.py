@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.compression.decompress import open_stream
-from data_pipeline.sources.record import Input, ReadStats
+from data_pipeline.sources.decompress import open_stream
+from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.text_lines import RecordOptions, too_long
 
 _VERSION = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
@@ -36,6 +36,19 @@ class WarcRecord:
     position: str
     headers: dict[str, str]
     block: bytes
+
+    @property
+    def url(self) -> str:
+        return self.headers.get("warc-target-uri", "").strip("<>")  # WARC 1.0 shows it in brackets, by mistake
+
+    def page(self, text: str, stats: ReadStats, title: str = "", language: str = "") -> Record | None:
+        """The page with this `text`; None if its address, text or date is missing, which is counted."""
+        timestamp = self.headers.get("warc-date", "")
+        if self.url and text.strip() and timestamp:
+            return Record(self.ordinal, text, self.url, title, timestamp, language)
+        missing = "no_url" if not self.url else "no_timestamp" if text.strip() else "no_content"
+        stats.counters.drop(missing, f"{self.url} {text[:200]}")
+        return None
 
 
 class _Malformed(ValueError):

@@ -4,28 +4,19 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import cast
-from urllib.parse import quote, urlsplit
-from xml.etree.ElementTree import Element, ParseError, XMLPullParser, fromstring
+from urllib.parse import quote
+from xml.etree.ElementTree import Element, ParseError, fromstring
 from xml.parsers import expat
 
 from data_pipeline.cleaning.wikitext.namespaces import normalised_namespace
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.compression.byte_ranges import DamagedBeyond, chunks
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.wikipedia.page_tags import END, PAGE, ROOT, page_tags
+from data_pipeline.sources.wikipedia.export import END, PAGE, ROOT, Site, page_tags
+from data_pipeline.sources.wikipedia.multistream import DamagedBeyond, chunks
 from data_pipeline.sources.wikipedia.redirects import is_redirect
 
 _MAX_PAGE = 1 << 26  # bytes; MediaWiki's own limit of a text is 2 MiB
 _MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first
-
-# Every wiki has these namespaces. A dump without <siteinfo> names no others.
-_CANONICAL_NAMESPACES = (
-    "media special talk user user_talk project project_talk file file_talk image image_talk mediawiki mediawiki_talk "
-    "template template_talk help help_talk category category_talk"
-)
-
-_HIDDEN_KEYS = ("-2", "6", "14")  # numbers of the namespaces Media, File and Category
 
 
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
@@ -101,7 +92,7 @@ class _Reader:
 
     def __init__(self, file: Input, stats: ReadStats):
         self._file, self._stats = file, stats
-        self._site: _Site | None = None
+        self._site: Site | None = None
         self._open = False  # inside <mediawiki>
         self._page: bytearray | None = None  # the page that is being read
         self._ordinal = file.first_ordinal
@@ -198,7 +189,7 @@ class _Reader:
         end = _END_OF_SITEINFO.search(data) or (None if b"<siteinfo" in data else root)
         head, rest = (data[: end.end()], data[end.end() :]) if end else (data, b"")
         try:
-            self._site = _Site(head.strip())
+            self._site = Site(head.strip())
         except ValueError as error:
             if self._site is None:
                 raise self._no_export(str(error)) from None
@@ -258,61 +249,6 @@ _ROOT_TAG = re.compile(rb"<mediawiki(?:\s[^<>]*)?>|<mediawiki/>")
 _END_OF_SITEINFO = re.compile(rb"</siteinfo\s*>|<siteinfo\s*/>")
 _HALF_A_TAG = re.compile(rb"<[^<>]*\Z")
 _COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
-
-
-class _Site:
-    """What the head of an export says about its wiki."""
-
-    def __init__(self, head: bytes):
-        """`head`: from the XML declaration to the first page. Raises `ValueError` if it isn't the head of an export."""
-        self.url_prefix = ""
-        self.namespaces = {normalised_namespace(name) for name in _CANONICAL_NAMESPACES.split()}
-        self.hidden_namespaces: set[str] = set()
-        if b"<!DOCTYPE" in head:
-            raise ValueError("the XML has a document type declaration")
-        declared = _DECLARED.search(head)
-        if b"\0" in head or (declared and declared[1].lower() not in (b"utf-8", b"ascii", b"us-ascii")):
-            raise ValueError("the XML isn't in UTF-8, which MediaWiki writes; convert it with iconv")
-        parser: XMLPullParser = XMLPullParser(["start", "end"])
-        parser.feed(head)
-        events = cast(Iterator[tuple[str, Element]], parser.read_events())
-        try:
-            _, root = next(events)
-            if (name := _local_name(root)) != "mediawiki":
-                raise ValueError(f"the XML is <{name}>")
-            for event, element in events:
-                if event == "end":
-                    self._read(_local_name(element), element.get("key", ""), (element.text or "").strip())
-        except ParseError as error:
-            raise ValueError(f"not well-formed XML ({error})") from None
-        except StopIteration:
-            raise ValueError("no element in this XML") from None
-        self.language = root.get(_LANGUAGE, "")
-
-    def _read(self, name: str, key: str, value: str) -> None:
-        if name == "base":
-            self.url_prefix = _url_prefix(value)
-        elif name == "namespace" and value:
-            self.namespaces.add(normalised_namespace(value))
-            if key in _HIDDEN_KEYS:
-                self.hidden_namespaces.add(normalised_namespace(value))
-
-
-_DECLARED = re.compile(rb"<\?xml\s[^>]*?encoding\s*=\s*[\"']([\w.:-]+)[\"']")
-_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
-
-
-def _local_name(element: Element) -> str:
-    """The name without its namespace, which differs between versions of the export schema."""
-    return element.tag.rpartition("}")[2]
-
-
-def _url_prefix(base: str) -> str:
-    try:
-        parts = urlsplit(base)
-    except ValueError:
-        return ""
-    return f"{parts.scheme}://{parts.netloc}/wiki/" if parts.netloc else ""
 
 
 def url_title(title: str) -> str:

@@ -1,28 +1,29 @@
-"""Cuts a dump of many bzip2 streams (`…-pages-articles-multistream.xml.bz2`) into ranges that can be read separately.
+"""Cuts a dump of many bzip2 streams (`…-pages-articles-multistream.xml.bz2`) into ranges, and reads one of them.
 
 Wikimedia compresses the dump's head, then every hundred pages, then its end, each as a bzip2 stream of its own, and
 publishes an index: `offset of the stream:page id:title`, a line for each page.
 """
 
+import contextlib
+import io
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.sources.compression.byte_ranges import chunks
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources.decompress import BZIP2, Members, open_file, open_stream
 from data_pipeline.sources.record import Input, Range
-from data_pipeline.sources.wikipedia.page_tags import PAGE, page_tags
+from data_pipeline.sources.wikipedia.export import PAGE, page_tags
 
 # The header of a stream, followed by the header of its first block, or by its end marker if it is empty.
 _STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 _MAGIC_BYTES = 10
-_CHUNK = 1 << 22
+_SEARCHED, _CHUNK = 1 << 22, 1 << 18  # bytes read at once, to find streams and to decompress
 
 
 def index_of(path: str) -> str:
@@ -82,7 +83,7 @@ def _begins_stream(file: BinaryIO, offset: int) -> bool:
 def _stream_offsets(path: str) -> Iterator[int]:
     with stores.open_file(path) as file:
         base, rest = 0, b""
-        while data := file.read(_CHUNK):
+        while data := file.read(_SEARCHED):
             data = rest + data
             for stream in _STREAM.finditer(data):
                 yield base + stream.start()
@@ -140,3 +141,40 @@ def _check_index(path: str, index_path: str, offsets: list[int], counts: list[in
         raise UserError(
             f"{index_path}: is no index of {path}: {pages} pages begin at its byte {offsets[0]}, not {counts[0]}"
         )
+
+
+# --- reading a range ------------------------------------------------------------------------------
+
+
+class DamagedBeyond(DamagedInput):
+    """Damage beyond the end of the range. It matters only to a record that begins in the range and ends beyond it."""
+
+
+def chunks(file: Input) -> Generator[tuple[bytes, bool], None, None]:
+    """The content from `file.start` to the end of the file: chunks, each with whether it lies beyond `file.stop`.
+
+    A record that begins in the range may end beyond it, so the caller decides where to stop. Raises `UserError` if the
+    file can't be opened, `DamagedInput` at the first byte that can't be decompressed.
+    """
+    if file.start == 0 and file.stop is None:
+        with open_stream(file.path, file.verified) as stream:
+            # read1 yields the content before the damage, then raises
+            while data := cast(io.BufferedReader, stream).read1(_CHUNK):
+                yield data, False
+    else:
+        yield from _streams(file)
+
+
+def _streams(file: Input) -> Generator[tuple[bytes, bool], None, None]:
+    """The content of the bzip2 streams, one after the other."""
+    with open_file(file.path) as stored, contextlib.ExitStack() as scratch:
+        stored.seek(file.start)
+        streams = Members(stored, file.path, BZIP2, scratch, start=file.start)
+        beyond = False
+        try:
+            while streams.has_next():
+                beyond = file.stop is not None and streams.position >= file.stop
+                for content in streams.content():
+                    yield content, beyond
+        except DamagedInput as damage:
+            raise DamagedBeyond(file.path, damage.position, damage.reason) if beyond else damage from None

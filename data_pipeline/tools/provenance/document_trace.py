@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import pyarrow.parquet as pq
 
 from data_pipeline.cleaning.page import Cleaner
+from data_pipeline.dedup.config import step_of
 from data_pipeline.dedup.keys import NO_DOCUMENT, smallest_keys
-from data_pipeline.dedup.steps import step_of
 from data_pipeline.dedup.substrings import EqualSubstrings
-from data_pipeline.execution.parts import Part, read_documents
+from data_pipeline.execution.parts import SCHEMA, Part, read_documents
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import ReadStats, Record
 from data_pipeline.stages.deduplication import Decided
@@ -19,8 +19,6 @@ from data_pipeline.text.document import Document
 from data_pipeline.text.tally import NO_RULES, Tally
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
 from data_pipeline.tools.provenance.token_location import TokenLocation
-
-_COLUMNS = list(Document.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ def cleaned_documents(
             identities = pq.read_table(build.directory / part.path, columns=["id"])["id"].to_pylist()
             numbers = {number for number, identity in enumerate(identities) if identity in ids}
             if numbers:
-                documents = enumerate(read_documents(build.directory, part.path, _COLUMNS))
+                documents = enumerate(read_documents(build.directory, part.path, SCHEMA.names))
                 yield part, {number: document for number, document in documents if number in numbers}
 
 

@@ -21,7 +21,7 @@ from data_pipeline.foundation.progress import track
 from data_pipeline.sources.record import ReadStats
 from data_pipeline.stages import deduplication, documents
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputResult, InputSpec, read_records
-from data_pipeline.text.urls import normalize_url
+from data_pipeline.text.document import normalize_url
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import numpy as np
 
 from data_pipeline import tokenizer
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.manifest import FILE
 from data_pipeline.execution.buckets import TokenBucket, bucket_numbers, read_bucket_with_hashes
 from data_pipeline.execution.work_units import read_finished
 from data_pipeline.packing.complete_documents import complete_documents
@@ -41,7 +42,7 @@ class TokenLocation:
 
 def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocation | None:
     """Where the document `identity` of `split` has its tokens; None without shards or such a document."""
-    if not (build.directory / "manifest.json").exists():
+    if not (build.directory / FILE).exists():
         return None
     corpus, config = open_corpus(build.directory), build.config
     files = [name for unit in read_finished(tokens.STAGE, build.directory) for name in unit.outputs]

@@ -15,8 +15,8 @@ from data_pipeline.config import SourceConfig, SplitConfig, TokenizerConfig
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.sources import json_array, jsonl, tables
-from data_pipeline.sources.compression.decompress import open_stream
+from data_pipeline.sources import jsonl, tables
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.recognition import look_of
 from data_pipeline.sources.record import Input, ReadStats, Record
@@ -330,7 +330,7 @@ def _names(kind: str, file: InputFile) -> list[str]:
     """The columns, or the keys of the first object, those of objects in it as `doc.text`."""
     if kind in ("json", "jsonl"):
         with open_stream(file.path) as stream:
-            _, objects = json_array.objects(stream, file.path, ReadStats(), jsonl.Options())
+            _, objects = jsonl.objects(stream, file.path, ReadStats(), jsonl.Options())
             first = next(objects, (0, {}))[1]
         keys = [key for key, value in first.items() if not isinstance(value, dict)]
         return [*dict.fromkeys([*keys, *dict(jsonl.lengths_of_strings(first))])]

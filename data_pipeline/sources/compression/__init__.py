@@ -1,1 +1,0 @@
-"""Compressed streams, read whole or from a given byte."""
