@@ -37,7 +37,7 @@ def read(path: Path) -> TokenizerJson:
         raise UserError(f"{path}: expected {MODEL}, or the directory with it")
     if (directory / ROLES).exists():
         return TokenizerJson.read(directory)
-    backend = _backend(file)
+    backend = read_backend(file)
     if (kind := type(backend.model).__name__) != "BPE":
         raise UserError(f"{file}: a tokenizer of kind {kind}; tokenizer_json reads BPE alone")
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -45,7 +45,7 @@ def read(path: Path) -> TokenizerJson:
         theirs = _in_transformers(directory)
         backend = theirs.backend_tokenizer
         named = {role: getattr(theirs, f"{role}_token_id") for role in _ROLES}
-        config = {**(_json(directory / CONFIG) or config), **theirs.special_tokens_map}
+        config = {**(optional_json(directory / CONFIG) or config), **theirs.special_tokens_map}
         config.pop("added_tokens_decoder", None)  # tokenizer.json has them
     else:
         named = {role: _spelled(backend, role) for role in _ROLES}
@@ -57,7 +57,8 @@ def read(path: Path) -> TokenizerJson:
     return TokenizerJson(_normal(backend, roles, file), config, roles, file, tuple(notes))
 
 
-def _backend(file: Path) -> tokenizers.Tokenizer:
+def read_backend(file: Path) -> tokenizers.Tokenizer:
+    """The tokenizer.json `file` in the library. Raises UserError if it can't be read, FailedError if it is damaged."""
     content = read_file(file)
     try:
         return tokenizers.Tokenizer.from_str(content)
@@ -74,7 +75,8 @@ def _in_transformers(directory: Path) -> Any:
         raise UserError(f"{directory}: transformers rejects the tokenizer: {' '.join(str(error).split())}") from None
 
 
-def _json(path: Path) -> Json:
+def optional_json(path: Path) -> Json:
+    """The settings in the file `path`; empty if there is none."""
     return read_json(path, Json) if path.exists() else {}
 
 
@@ -88,7 +90,7 @@ def _spelled(backend: tokenizers.Tokenizer, role: str) -> int | None:
 def _roles(directory: Path, backend: tokenizers.Tokenizer, named: dict[str, int | None]) -> tuple[Roles, list[str]]:
     """What has which role, and lines on what isn't plain. `named`: the tokenizer's own, which come first."""
     size = backend.get_vocab_size(with_added_tokens=True)
-    saved = [_json(directory / name) for name in _OF_THE_MODEL]
+    saved = [optional_json(directory / name) for name in _OF_THE_MODEL]
     given: dict[str, list[int]] = {}
     for role in ("eos", "pad", "bos"):
         values = [one.get(f"{role}_token_id") for one in saved]

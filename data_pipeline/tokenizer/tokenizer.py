@@ -91,7 +91,8 @@ class Tokenizer:
         return with_more_ids(self.model.vocabulary, self.special_tokens, self.sentinels)
 
     @cached_property
-    def _names(self) -> dict[int, str]:
+    def names(self) -> dict[int, str]:
+        """The names of the ids that stand for no text: the model's, then special tokens and sentinels."""
         sentinels = [f"<extra_id_{number}>" for number in reversed(range(self.sentinels))]
         return {**self.model.names, **dict(enumerate([*self.special_tokens, *sentinels], self.vocab_size))}
 
@@ -119,7 +120,7 @@ class Tokenizer:
         mask = self.vocabulary.mask
         if mask is None:
             return self._ids(text)
-        *before, last = text.split(self._names[mask])
+        *before, last = text.split(self.names[mask])
         return [id_ for part in before for id_ in (*self._ids(part.removesuffix(" ")), mask)] + self._ids(last)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -127,9 +128,9 @@ class Tokenizer:
         hidden = (self.vocabulary.pad, self.vocabulary.eos)
         shown = [int(id_) for id_ in ids if int(id_) not in hidden]
         text = ""
-        for named, group in groupby(shown, self._names.__contains__):
+        for named, group in groupby(shown, self.names.__contains__):
             run = list(group)
-            part = " ".join(self._names[id_] for id_ in run) if named else self.model.decode(run)
+            part = " ".join(self.names[id_] for id_ in run) if named else self.model.decode(run)
             between = " " if named else self.model.glue
             text += (between if text and part else "") + part
         return text

@@ -3,6 +3,7 @@ from: its run, corpora and losses. What is unknown is omitted, never guessed."""
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from data_pipeline import report as corpus_report
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import markdown
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.secrets import masked_values
@@ -32,10 +33,9 @@ _RESULTS = ("validation/", "text_to_text/", "lm_eval/")  # metrics of held-out t
 _SETTINGS = ("model", "batch", "optimizer", "schedule", "precision")  # without names and paths of the machines
 _MOST_INPUTS = 20
 # What is known of a source's licence by its format; it is that of the texts, not of the model.
+_OF_WIKIPEDIA = "CC BY-SA 4.0 and GFDL (Wikipedia; dumps of before June 2009: GFDL)"
 LICENCES = {
-    **dict.fromkeys(
-        ("wikipedia", "wikiextractor"), "CC BY-SA 4.0 and GFDL (Wikipedia; dumps of before June 2009: GFDL)"
-    ),
+    **dict.fromkeys(("wikipedia", "wikiextractor"), _OF_WIKIPEDIA),
     **dict.fromkeys(("wet", "warc"), "Common Crawl's terms of use"),
     "c4": "ODC-BY 1.0, and Common Crawl's terms of use",
 }
@@ -74,16 +74,6 @@ class Lineage:
     settings: dict[str, Any] = field(default_factory=dict)
     objective: str | None = None
 
-    @property
-    def tokens(self) -> float | None:
-        """Tokens of text read so far, over all corpora; None unless all are known."""
-        return sum(one.tokens for one in self.corpora) if self.corpora and not self.missing_corpora else None
-
-    @property
-    def flops(self) -> float | None:
-        """FLOPs of training by `count_flops`, with all rows at full length."""
-        return sum(one.flops for one in self.corpora) if self.corpora and not self.missing_corpora else None
-
 
 def lineage(checkpoint: Path) -> Lineage:
     """Where `checkpoint` comes from: from its files, and from its run and corpora if they are there."""
@@ -119,20 +109,18 @@ def lineage(checkpoint: Path) -> Lineage:
 
 def _run_file(checkpoint: Path) -> RunConfig | None:
     """The run file of the checkpoint; None for an import, and for one that today's settings don't fit."""
-    try:
+    with suppress(UserError):
         return load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
-    except UserError:
-        return None
+    return None
 
 
 def _training_corpus(
     location: str, rows: int, index: checkpoint_index.Index, objective: Objective | None
 ) -> TrainingCorpus | None:
     """The corpus in a local directory, if it is still the one that the checkpoint was trained on."""
-    try:
+    corpus = None
+    with suppress(UserError):
         corpus = open_corpus(location) if Path(location).is_dir() else None
-    except (UserError, FailedError):
-        corpus = None
     trained_on = {one["fingerprint"] for one in index.identity.get("data", {}).get("corpora", [])}
     if corpus is None or corpus.fingerprint not in trained_on:
         return None
@@ -203,10 +191,10 @@ def _summary(lineage: Lineage, config: ModelConfig, encoder_only: bool) -> str:
         rows.append(["its weights", f"the mean of {lineage.average_of}"])
     if lineage.step:
         rows += [["steps", f"{lineage.step:,}"], ["rows read", f"{lineage.rows:,}"]]
-    if lineage.tokens is not None:
-        rows.append(["tokens of text read", f"{lineage.tokens:,.0f}"])
-    if lineage.flops is not None:
-        rows.append(["FLOPs of training, with rows at full length", f"{lineage.flops:.3g}"])
+    if lineage.corpora and not lineage.missing_corpora:
+        flops = sum(one.flops for one in lineage.corpora)
+        rows.append(["tokens of text read", f"{sum(one.tokens for one in lineage.corpora):,.0f}"])
+        rows.append(["FLOPs of training, with rows at full length", f"{flops:.3g}"])
     return f"{fact}\n\n{_table(['', ''], rows)}"
 
 

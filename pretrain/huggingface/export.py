@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from data_pipeline.foundation.atomic import new_directory, write_json
@@ -49,8 +50,6 @@ def export(
     for its card and the tokenizer's mask token. Raises UserError if weights, config and tokenizer don't fit together,
     or transformers or the engine has no such model.
     """
-    from huggingface_hub import save_torch_state_dict  # takes a second to import
-
     hf = hf_model_of(config)
     exported = _exported(hf, state_dict, config, tokenizer, engine, encoder_only)
     lineage = lineage or Lineage()

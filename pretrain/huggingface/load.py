@@ -15,6 +15,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.auto_tokenizer import optional_json
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from pretrain.checkpoint.trained import save_weights
 from pretrain.huggingface import tokenizer_files, weights
@@ -56,8 +57,7 @@ def load_state(path: Path) -> tuple[ModelConfig, State]:
 
     `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
     """
-    config, state, _, _ = _read_model(path)
-    return config, state
+    return _read_model(path)[:2]
 
 
 def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
@@ -87,10 +87,10 @@ def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
     for key, configured, has in (("pad", config.pad_id, vocabulary.pad), ("eos", config.eos_id, vocabulary.eos)):
         if configured != has:
             raise UserError(f"{path}: {key}_token_id is {configured} in config.json, but the tokenizer's is {has}")
-    config = config.model_copy(
-        update={"vocab_size": tokenizer.size, "pad_vocab_to_multiple_of": _unit(rows, tokenizer.size)}
-    )
-    return config, state, tokenizer
+    ids = tokenizer.size
+    # 128 if it gives the ids these rows, else the smallest that does
+    unit = next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
+    return config.model_copy(update={"vocab_size": ids, "pad_vocab_to_multiple_of": unit}), state, tokenizer
 
 
 def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path) -> Tokenizer:
@@ -104,11 +104,6 @@ def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path
     gone = [f"{printable(content)} ({id_})" for content, id_ in tokens if id_ >= rows]
     print(f"{path}: left out: {', '.join(gone)}; the embedding matrix has {rows:,} rows", file=sys.stderr)
     return Tokenizer(kept, tokenizer.special_tokens)
-
-
-def _unit(rows: int, ids: int) -> int:
-    """The `pad_vocab_to_multiple_of` that gives `ids` ids `rows` rows: 128 if it does, else the smallest."""
-    return next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
 
 
 def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
@@ -209,8 +204,7 @@ def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Jso
 def _refuse_other_start(config: ModelConfig, settings: Json, directory: Path) -> None:
     """Raises UserError if transformers' decoder starts from another token than ours."""
     ours, generation = config.decoder_start_id, directory / GENERATION
-    saved = read_json(generation, Json) if generation.exists() else {}
-    for file, values in ((directory / CONFIG, settings), (generation, saved)):
+    for file, values in ((directory / CONFIG, settings), (generation, optional_json(generation))):
         start = values.get("decoder_start_token_id")
         if start not in (None, ours):
             token = {config.eos_id: "EOS", config.pad_id: "padding"}.get(ours, "BOS")
@@ -229,12 +223,11 @@ def _refuse_ids(config: ModelConfig, keys: Mapping[str, str], path: Path) -> Non
 
 def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None:
     """Raises UserError that names the settings with which our model would compute something else."""
-    problems = [
+    if problems := [
         f"{key} is {settings[key]!r}, but must be {ours!r}"
         for key, ours in fixed.items()
         if settings.get(key, ours) != ours
-    ]
-    if problems:
+    ]:
         raise UserError(f"{path}: our models don't support these settings: {'; '.join(problems)}")
 
 

@@ -4,7 +4,7 @@ export."""
 import base64
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from itertools import takewhile
 from pathlib import Path
@@ -12,15 +12,16 @@ from typing import Any
 
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2 as protocol
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, processors
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import printable
-from data_pipeline.foundation.json_file import read_json
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer, auto_tokenizer
+from data_pipeline.tokenizer.auto_tokenizer import optional_json, read_backend
 from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
+from data_pipeline.tokenizer.fast import FastTokenizer
 from data_pipeline.tokenizer.sentencepiece import EOS, MODEL, PAD, UNK, SentencePiece
 from data_pipeline.tokenizer.sentencepiece import LISTING as PIECES
 from data_pipeline.tokenizer.text_model import TextModel
@@ -40,14 +41,9 @@ _WORDS = [
 ]
 # Options of BPE in a tokenizer.json besides merging, which GPT-2's hasn't.
 _NOT_GPT2S = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
-_ROLES = ("bos", "eos", "unk", "pad", "mask")
 # T5Tokenizer has no byte fallback, so it is added. Byte tokens never match text: "<0x41>" isn't taken for one.
-_NO_BYTES = {
-    "type": "Split",
-    "pattern": {"Regex": "<(?=0x[0-9A-F]{2}>)"},
-    "behavior": "MergedWithPrevious",
-    "invert": False,
-}
+_BYTE_TOKEN = {"Regex": "<(?=0x[0-9A-F]{2}>)"}
+_NO_BYTES = {"type": "Split", "pattern": _BYTE_TOKEN, "behavior": "MergedWithPrevious", "invert": False}
 
 
 # --- import ---
@@ -58,13 +54,17 @@ def read(directory: Path) -> Tokenizer:
 
     As in transformers, tokenizer.json takes precedence; a spiece.model with the same pieces is used unchanged. Raises
     UserError for any other tokenizer, and unless the ids above the model's own are special tokens followed by
-    sentinels; FailedError if a file is damaged.
+    sentinels, with <extra_id_0> last; FailedError if a file is damaged.
     """
-    saved = _saved(directory / TOKENIZER)
-    config = _json(directory / CONFIG)
+    path = directory / TOKENIZER
+    saved: Json = json.loads(read_backend(path).to_str()) if path.exists() else {}  # as the library writes it today
+    config = optional_json(directory / CONFIG)
     if saved.get("model", {}).get("type") == "BPE" and not (_is_gpt2s(saved) and not config.get("add_prefix_space")):
-        return _published(directory)
-    added = _json(directory / ADDED)
+        published = auto_tokenizer.read(directory)
+        # an export of ours has put these there
+        sentinels = _sentinels_at_the_end([published.names.get(id_, "") for id_ in range(published.size)])
+        return Tokenizer(published.first(published.size - sentinels), (), sentinels)
+    added = optional_json(directory / ADDED)
     if config.get("add_prefix_space"):
         raise UserError(f"{directory / CONFIG}: add_prefix_space is true: our tokenizers put no space before a text")
     model = _model(saved, directory)
@@ -81,7 +81,13 @@ def read(directory: Path) -> Tokenizer:
         raise FailedError(f"{directory}: damaged: {CONFIG} or {ADDED}: {error!r}") from None
     if above != list(range(model.size, model.size + len(above))):
         raise UserError(f"{directory}: the tokenizer's ids from {model.size} on have gaps")
-    return _with_names(model, [names[id_] for id_ in above], directory)
+    added_names = [names[id_] for id_ in above]
+    special = added_names[: len(above) - _sentinels_at_the_end(added_names)]
+    if strange := [name for name in special if name.startswith(_SENTINEL[:-3])]:
+        raise UserError(
+            f"{directory}: {printable(strange[0])} is out of place: sentinels come last, ending with <extra_id_0>"
+        )
+    return Tokenizer(model, special, len(above) - len(special))
 
 
 def _model(saved: Json, directory: Path) -> TextModel:
@@ -114,45 +120,8 @@ def _model(saved: Json, directory: Path) -> TextModel:
     )
 
 
-def _with_names(model: TextModel, names: Sequence[str], directory: Path) -> Tokenizer:
-    """`names` are those of the ids above the model's own: special tokens, then sentinels with <extra_id_0> last."""
-    sentinels = _sentinels_at_the_end(names)
-    special = names[: len(names) - sentinels]
-    if strange := [name for name in special if name.startswith(_SENTINEL[:-3])]:
-        raise UserError(
-            f"{directory}: {printable(strange[0])} is out of place: sentinels come last, ending with <extra_id_0>"
-        )
-    return Tokenizer(model, special, sentinels)
-
-
-def _published(directory: Path) -> Tokenizer:
-    """BPE that isn't GPT-2's; with sentinels, if an export of ours put them there."""
-    model = auto_tokenizer.read(directory)
-    sentinels = _sentinels_at_the_end([model.names.get(id_, "") for id_ in range(model.size)])
-    return Tokenizer(model.first(model.size - sentinels), (), sentinels)
-
-
 def _sentinels_at_the_end(names: Sequence[str]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[1] == _SENTINEL.format(pair[0]), enumerate(reversed(names))))
-
-
-def _json(path: Path) -> Json:
-    return read_json(path, Json) if path.exists() else {}
-
-
-def _saved(path: Path) -> Json:
-    """The content of tokenizer.json as the `tokenizers` library writes it today, or empty if there is no file.
-
-    Raises FailedError if the library can't read it.
-    """
-    if not path.exists():
-        return {}
-    read_json(path, Json)
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise FailedError(f"{path}: damaged: {error}") from None
-    return json.loads(tokenizer.to_str())
 
 
 def _is_gpt2s(saved: Json) -> bool:
@@ -248,32 +217,42 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
     `Tokenizer.encode_with_sentinels`. The mask token, which programs put in place of a word, is the first sentinel for
     a model that fills in spans.
     """
-    model, vocabulary, sentinels = tokenizer.model, tokenizer.vocabulary, _sentinels(tokenizer)
-    as_t5s = isinstance(model, SentencePiece) and hf.model_type == "t5" and not model.byte_ids
-    if as_t5s and not tokenizer.special_tokens:
+    model = tokenizer.model
+    for name in model.files.keys() & {MODEL, VOCABULARY, MERGES, LISTING}:
+        # transformers prefers tokenizer.json and needs tokenizer_config.json; other programs read these
+        (directory / name).write_bytes(model.files[name])
+    is_t5s = isinstance(model, SentencePiece) and hf.model_type == "t5"
+    if is_t5s and not model.byte_ids and not tokenizer.special_tokens:
         from transformers import T5Tokenizer  # takes seconds to import
 
-        # transformers prefers tokenizer.json and needs tokenizer_config.json; other programs read spiece.model
-        (directory / MODEL).write_bytes(model.files[MODEL])
         mask = {"mask_token": _SENTINEL.format(0)} if tokenizer.sentinels else {}
         T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels, **mask).save_pretrained(directory)
-        _write_added(tokenizer, directory)
-        return
-    backend, config = _in_transformers(model, directory)
-    # a tokenizer.json has the model's special tokens
-    own = [] if isinstance(model, TokenizerJson) else [name for _, name in sorted(model.names.items())]
-    # tokens that replace words of a text absorb the white space before them, as those words did
-    fills = {*sentinels, "<mask>"}
+    else:
+        _write_fast(tokenizer, hf, objective, directory)
+    if is_t5s:  # for programs that read spiece.model and this file instead of tokenizer.json
+        write_json(directory / ADDED, {name: id_ for id_, name in tokenizer.names.items()})
+
+
+def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: Path) -> None:
+    """tokenizer.json and tokenizer_config.json for PreTrainedTokenizerFast, or the class that a tokenizer.json had."""
+    model, vocabulary = tokenizer.model, tokenizer.vocabulary
+    backend = model.backend() if isinstance(model, FastTokenizer) else _t5s(directory, in_bytes=bool(model.byte_ids))
+    config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    there: Collection[int] = ()
+    if isinstance(model, TokenizerJson):
+        config, there = model.config, model.names
     backend.add_special_tokens(
         [
-            AddedToken(name, special=True, normalized=False, lstrip=name in fills)
-            for name in (*own, *tokenizer.special_tokens, *sentinels)
+            # those that replace words of a text absorb the white space before them, as those words did
+            AddedToken(name, special=True, normalized=False, lstrip=id_ in vocabulary.sentinel_ids or name == "<mask>")
+            for id_, name in sorted(tokenizer.names.items())
+            if id_ not in there
         ]
     )
     if not isinstance(model, TokenizerJson) or hf.begins or hf.ends:
         roles = {
             f"{role}_token": token
-            for role in _ROLES
+            for role in ("bos", "eos", "unk", "pad", "mask")
             if (id_ := getattr(vocabulary, role)) is not None and (token := backend.id_to_token(id_))
         }
         if _fills_spans(tokenizer, hf, objective):
@@ -287,33 +266,23 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
         config |= {"processor_class": "PreTrainedTokenizerFast"}
     backend.save(str(directory / TOKENIZER))
     write_json(directory / CONFIG, config)
-    if isinstance(model, SentencePiece) and hf.model_type == "t5":
-        _write_added(tokenizer, directory)
 
 
-def _in_transformers(model: TextModel, directory: Path) -> tuple[tokenizers.Tokenizer, Json]:
-    """A tokenizer of the library with this model, and its tokenizer_config.json; writes the model's own files."""
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    match model:
-        case TokenizerJson():
-            return tokenizers.Tokenizer.from_str(model.files[TOKENIZER].decode()), model.config
-        case SentencePiece():
-            from transformers import T5Tokenizer  # takes seconds to import
+def _t5s(directory: Path, in_bytes: bool) -> tokenizers.Tokenizer:
+    """A tokenizer of the library with the sentencepiece model in `directory`, as transformers' T5Tokenizer has it.
 
-            (directory / MODEL).write_bytes(model.files[MODEL])
-            backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
-            return _with_bytes(backend) if model.byte_ids else backend, config
-        case ByteLevelBPE():
-            for name, content in model.files.items():
-                (directory / name).write_bytes(content)
-            backend = tokenizers.Tokenizer(models.BPE.from_file(str(directory / VOCABULARY), str(directory / MERGES)))
-            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            backend.decoder = decoders.ByteLevel()
-            return backend, config
-        case WordPiece():
-            (directory / LISTING).write_bytes(model.files[LISTING])
-            return model.backend(), config
-    raise UserError(f"a tokenizer of kind {model.kind} can't be exported")
+    `in_bytes`: characters that have no piece become bytes, as in sentencepiece.
+    """
+    from transformers import T5Tokenizer  # takes seconds to import
+
+    backend = T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
+    if not in_bytes:
+        return backend
+    saved: Json = json.loads(backend.to_str())
+    saved["model"]["byte_fallback"] = True
+    saved["pre_tokenizer"]["pretokenizers"].append(_NO_BYTES)
+    saved["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, saved["decoder"]]}
+    return tokenizers.Tokenizer.from_str(json.dumps(saved))
 
 
 def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bool:
@@ -326,16 +295,6 @@ def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bo
     return isinstance(tokenizer.model, SentencePiece) and tokenizer.sentinels > 0 and (learnt or likely)
 
 
-def _write_added(tokenizer: Tokenizer, directory: Path) -> None:
-    """For programs that read spiece.model and this file instead of tokenizer.json."""
-    names = [*tokenizer.special_tokens, *_sentinels(tokenizer)]
-    write_json(directory / ADDED, {name: id_ for id_, name in enumerate(names, start=tokenizer.vocab_size)})
-
-
-def _sentinels(tokenizer: Tokenizer) -> list[str]:
-    return [_SENTINEL.format(number) for number in reversed(range(tokenizer.sentinels))]
-
-
 def _template(vocabulary: Vocabulary, roles: dict[str, str], hf: HFModel) -> processors.TemplateProcessing:
     """BOS and EOS around one text and around two: bos A eos, bos A eos B eos."""
     begin = [roles["bos_token"]] if hf.begins and "bos_token" in roles else []
@@ -346,12 +305,3 @@ def _template(vocabulary: Vocabulary, roles: dict[str, str], hf: HFModel) -> pro
         pair=[*begin, "$A", *end, "$B:1", *(f"{token}:1" for token in end)],
         special_tokens=list(ids.items()),
     )
-
-
-def _with_bytes(t5: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """T5Tokenizer's tokenizer, with the bytes of characters that have no piece: as sentencepiece has them."""
-    saved: Json = json.loads(t5.to_str())
-    saved["model"]["byte_fallback"] = True
-    saved["pre_tokenizer"]["pretokenizers"].append(_NO_BYTES)
-    saved["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, saved["decoder"]]}
-    return tokenizers.Tokenizer.from_str(json.dumps(saved))

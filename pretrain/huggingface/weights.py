@@ -88,10 +88,8 @@ def _files(directory: Path) -> dict[Path, set[str]]:
 
     Other files are ignored: model.ema.safetensors, for example, is a variant of the model.
     """
-    if (directory / ADAPTER).exists():
-        raise UserError(
-            f"{directory / ADAPTER}: weights in an adapter can't be imported; merge it into the model first"
-        )
+    if (adapter := directory / ADAPTER).exists():
+        raise UserError(f"{adapter}: weights in an adapter can't be imported; merge it into the model first")
     if (directory / WEIGHTS).exists():
         return {directory / WEIGHTS: set()}
     if not (directory / INDEX).exists():
@@ -101,25 +99,23 @@ def _files(directory: Path) -> dict[Path, set[str]]:
             f"variant, rename it to {WEIGHTS}. Other formats may run code when they are read: save them again "
             "with transformers' save_pretrained"
         )
-    shards = {directory / file: names for file, names in _shards(directory / INDEX).items()}
-    for path in shards:
-        if not path.exists():
-            raise UserError(f"{printable(str(path))}: no such file, but {INDEX} names it")
-    return shards
+    return _shards(directory / INDEX)
 
 
-def _shards(index: Path) -> dict[str, set[str]]:
+def _shards(index: Path) -> dict[Path, set[str]]:
     """The names of the tensors in each file that `index` lists. Raises FailedError if a file is not beside it."""
     weight_map = read_json(index, Json).get("weight_map")
-    shards: dict[str, set[str]] = {}
+    shards: dict[Path, set[str]] = {}
     for name, file in weight_map.items() if isinstance(weight_map, dict) else ():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise FailedError(
                 f"{index}: damaged: {printable(name)} is in {file!r}, not in a *.safetensors file beside it"
             )
-        shards.setdefault(file, set()).add(name)
+        shards.setdefault(index.with_name(file), set()).add(name)
     if not shards:
         raise FailedError(f"{index}: damaged: expected weight_map, from names of tensors to files")
+    if gone := [path for path in shards if not path.exists()]:
+        raise UserError(f"{printable(str(gone[0]))}: no such file, but {INDEX} names it")
     return shards
 
 
@@ -140,12 +136,11 @@ def check_sizes(settings: Json, stored: Shapes, keys: Mapping[str, str] | None, 
     of_layers = layers, f"there are weights of {layers} layers"
     ours = {**dict.fromkeys(_SIZES, of_sizes), **dict.fromkeys(_LAYERS, of_layers)}
     limits = ours if keys is None else {keys[name]: limit for name, limit in ours.items() if name in keys}
-    problems = [
+    if problems := [
         f"{'.'.join(key)} is {value}, but {limits[key[-1]][1]}"
         for key, value in leaves(settings)
         if key[-1] in limits and _number(value) > limits[key[-1]][0]
-    ]
-    if problems:
+    ]:
         raise UserError(f"{path}: {'; '.join(problems)}")
 
 
@@ -181,15 +176,11 @@ def check(
     expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], what: str = "the weights don't fit"
 ) -> None:
     """Raises UserError that names tensors that are missing, unexpected, of the wrong shape or not floating-point."""
-    both = sorted(expected.keys() & tensors.keys())
+    both, found = sorted(expected.keys() & tensors.keys()), sizes(tensors)
     problems = [
         *(f"{name} is missing" for name in sorted(expected.keys() - tensors.keys())),
         *(f"{printable(name)} is not of the model" for name in sorted(tensors.keys() - expected.keys())),
-        *(
-            f"{name} should be {expected[name]}, is {tuple(tensors[name].shape)}"
-            for name in both
-            if tuple(tensors[name].shape) != expected[name]
-        ),
+        *(f"{name} should be {expected[name]}, is {found[name]}" for name in both if found[name] != expected[name]),
         *(
             f"{name} is of {str(tensors[name].dtype).removeprefix('torch.')}, not of floating-point numbers"
             for name in both

@@ -264,7 +264,7 @@ _LEFT_OUT = ModelConfig.model_fields.keys() - {"dropout_rate"}
 
 def own_code(
     config_class: type[ModelConfig],
-    files: str,
+    file: str,
     model_type: str,
     auto_class: str,
     class_name: str,
@@ -273,11 +273,12 @@ def own_code(
 ) -> HFModel:
     """A model that transformers lacks: the export holds its modelling files; weights and settings keep our names.
 
-    `files`: the end of the files' names. `auto_class`: transformers' class that loads `class_name`, the model's.
-    `outside`: a pattern of the modules outside layers that the modelling files have. `others`: further fields.
+    `file`: the end of the name of the model's file. `auto_class`: transformers' class that loads the model's,
+    `class_name`. `outside`: a pattern of the modules outside layers that the modelling files have. `others`: further
+    fields.
     """
-    configuration, modelling = f"configuration_{files}", f"modeling_{files}"
-    auto_map = {"AutoConfig": f"{configuration}.{config_class.__name__}", auto_class: f"{modelling}.{class_name}"}
+    modelling = f"modeling_{file}"
+    auto_map = {"AutoConfig": f"configuration.{config_class.__name__}", auto_class: f"{modelling}.{class_name}"}
     known = re.compile(rf"({outside}|{_MODULES_OF_LAYERS})\.(weight|bias)")
     settings = [name for name in config_class.model_fields if name not in _LEFT_OUT | config_class.initial_only]
 
@@ -298,5 +299,5 @@ def own_code(
         None,
         **{"config_to_hf": config_to_hf, "config_from_hf": lambda saved, tensors: vocabulary(saved), **others},
         tensors_to_hf=tensors_to_hf,
-        code=tuple(f"{name}.py" for name in (configuration, modelling, "layers")),
+        code=("configuration.py", f"{modelling}.py", "layers.py"),
     )

@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
-from pretrain.faults.slow_ranks import COMPUTE, DATA, WHOLE, WINDOW, Slow, compared, named, waiting
-from pretrain.faults.stragglers import Stragglers
+from pretrain.faults.stragglers import COMPUTE, DATA, WHOLE, WINDOW, Slow, Stragglers, compared, named, waiting
 from pretrain.run.environment import machines, place
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch

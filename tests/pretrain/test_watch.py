@@ -15,8 +15,7 @@ import pytest
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.run.metrics_file import MetricLog
-from pretrain.tools.text_plot import bars, plot
-from pretrain.tools.watch import Curves, watch
+from pretrain.tools.watch import Curves, bars, plot, watch
 
 BRAILLE = {chr(code) for code in range(0x2801, 0x2900)}
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .configuration_autoregressive import AutoregressiveConfig
+from .configuration import AutoregressiveConfig
 from .layers import Attention, FeedForward, new_norm, real_positions, rotary_embedding, visible
 
 

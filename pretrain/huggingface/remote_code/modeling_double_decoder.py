@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .configuration_double_decoder import DoubleDecoderConfig
+from .configuration import DoubleDecoderConfig
 from .layers import Attention, FeedForward, new_norm, real_positions, rotary_embedding, visible
 
 
@@ -38,11 +38,11 @@ class BlockCache:
 
 
 class Layer(nn.Module):
-    """`name`: that of the attention."""
+    """`index` is the index of its keys and values, `name` that of the attention."""
 
-    def __init__(self, config, name):
+    def __init__(self, config, index, name):
         super().__init__()
-        self.name = name
+        self.index, self.name = index, name
         self.add_module(name, Attention(config.to_dict(), dropout_rate=config.dropout_rate))
         self.add_module(f"{name}_norm", new_norm("rms", config.d_model, config.layer_norm_epsilon))
         self.feed_forward_norm = new_norm("rms", config.d_model, config.layer_norm_epsilon)
@@ -50,9 +50,9 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, x, mask, rotary, keys_and_values):
-        """`keys_and_values(keys, values)`: those that `x` attends to, given those of itself."""
+        """`keys_and_values(i, keys, values)`: those that `x` attends to in layer i, given those of itself."""
         attention, normed = getattr(self, self.name), getattr(self, f"{self.name}_norm")(x)
-        keys, values = keys_and_values(*attention.keys_and_values(normed, rotary))
+        keys, values = keys_and_values(self.index, *attention.keys_and_values(normed, rotary))
         x = x + self.dropout(attention(normed, keys, values, mask, rotary))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -60,13 +60,12 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     def __init__(self, config, num_layers, attention_name, norm):
         super().__init__()
-        self.layers = nn.ModuleList(Layer(config, attention_name) for _ in range(num_layers))
+        self.layers = nn.ModuleList(Layer(config, i, attention_name) for i in range(num_layers))
         self.final_norm = new_norm(norm, config.d_model, config.layer_norm_epsilon, bias=True)
 
     def forward(self, x, mask, rotary, keys_and_values):
-        """`keys_and_values(i, keys, values)`: those that `x` attends to in layer i, given those of itself."""
-        for i, layer in enumerate(self.layers):
-            x = layer(x, mask, rotary, lambda keys, values, i=i: keys_and_values(i, keys, values))
+        for layer in self.layers:
+            x = layer(x, mask, rotary, keys_and_values)
         return self.final_norm(x)
 
 

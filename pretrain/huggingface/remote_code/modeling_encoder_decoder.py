@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from .configuration_encoder_decoder import ModernConfig, VanillaConfig
+from .configuration import ModernConfig, VanillaConfig
 from .layers import Attention, FeedForward, new_norm, real_positions, rotary_embedding, visible
 
 

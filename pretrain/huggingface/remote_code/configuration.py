@@ -1,22 +1,79 @@
-"""The configs of the modern and the vanilla encoder-decoder."""
+"""The configs of these models."""
 
 from transformers import PreTrainedConfig
 
 
-class EncoderDecoderConfig(PreTrainedConfig):
-    """What both have. The decoder starts from padding."""
+class Config(PreTrainedConfig):
+    """What all have."""
 
     keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"hidden_size": "d_model", "num_attention_heads": "num_heads"}
 
-    vocab_size: int = 32128
+    vocab_size: int = 50257
     dropout_rate: float = 0.0
-    attention_dropout_rate: float = 0.0
     use_cache: bool = True
-    is_encoder_decoder: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = 0
+    pad_token_id: int | None = None
     tie_word_embeddings: bool = True
+
+
+class AutoregressiveConfig(Config):
+    """The config with which the model was trained. `embedding_loss` is for training only; nothing here reads it."""
+
+    model_type = "autoregressive_encoder_decoder"
+    attribute_map = {**Config.attribute_map, "max_position_embeddings": "max_positions"}
+
+    d_model: int = 150
+    d_ff: int | None = None
+    num_heads: int = 5
+    num_cross_heads: int | None = None
+    num_encoder_layers: int = 13
+    num_decoder_layers: int = 13
+    positions: str = "learned"
+    max_positions: int | None = 200
+    bias: bool = False
+    cross_attention_bias: bool | None = None
+    order: str = "original"
+    bridge_norm: bool = False
+    subtract_positions: str = "none"
+    add_positions: bool = False
+    embedding_loss: dict | None = None
+
+    def __post_init__(self, **kwargs):
+        # The number of layers in the cache: each decoder layer has two attentions, and both have growing caches.
+        self.num_hidden_layers = self.num_encoder_layers + 2 * self.num_decoder_layers
+        kwargs.pop("num_hidden_layers", None)
+        super().__post_init__(**kwargs)
+
+
+class DoubleDecoderConfig(Config):
+    model_type = "double_decoder"
+    attribute_map = {**Config.attribute_map, "num_hidden_layers": "num_decoder_layers"}
+
+    d_model: int = 768
+    d_ff: int = 3072
+    num_heads: int = 12
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    query_pre_attn_scalar: int | None = None
+    num_encoder_layers: int = 8
+    num_decoder_layers: int = 4
+    least_boundaries: int = 2
+    most_boundaries: int = 7
+    block_length: int = 128
+    activation: str = "gelu"
+    rope_base: float = 10_000.0
+    layer_norm_epsilon: float = 1e-6
+
+
+class EncoderDecoderConfig(Config):
+    """What the modern and the vanilla encoder-decoder have. The decoder starts from padding."""
+
+    vocab_size: int = 32128
+    attention_dropout_rate: float = 0.0
+    is_encoder_decoder: bool = True
+    pad_token_id: int | None = 0
 
     def get_text_config(self, decoder=None, encoder=None):
         return self  # `encoder` and `decoder` are sections of settings, not configs
@@ -60,7 +117,6 @@ class ModernConfig(EncoderDecoderConfig):
 
 class VanillaConfig(EncoderDecoderConfig):
     model_type = "vanilla_encoder_decoder"
-    attribute_map = {"hidden_size": "d_model", "num_attention_heads": "num_heads"}
     # what the other config has settings for
     post_norm, norm, layer_norm_epsilon, biases = True, "layer", 1e-5, True
     norm_after = qk_norm = cross_rotation = False
