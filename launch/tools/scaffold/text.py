@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -35,15 +36,8 @@ _UNREAD = {  # what to do with files that no reader reads
     **dict.fromkeys((".zip", ".7z", ".rar"), "unpack it"),
     **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".epub", ".rtf"), "convert it to plain text"),
 }
-_METADATA = (
-    "README",
-    "LICENSE",
-    "dataset_info.json",
-    "dataset_dict.json",
-    "dataset_infos.json",
-    "state.json",
-    "_SUCCESS",
-)
+_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")
+_METADATA = ("README", "LICENSE", "_SUCCESS", *_OF_DATASETS)  # how names begin
 _TABLES = ("csv", "json", "jsonl", "parquet", "arrow")
 _DELIMITERS = ",;\t|"
 _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
@@ -58,12 +52,16 @@ _LARGEST_FILE = 8 << 20  # `max_document_bytes`: a larger text file is several d
 
 @dataclass(frozen=True)
 class Source:
-    """A source of a corpus file: files of one format and its `options`, for one `split` or all."""
+    """A source of a corpus file: files of one format, its `options`, and other `keys`."""
 
     format: str
     path: str | list[str]
     options: dict[str, Any] = field(default_factory=dict)
-    split: str | None = None
+    keys: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def split(self) -> str | None:
+        return self.keys.get("split")
 
     def files(self) -> list[InputFile]:
         return list_files(SourceConfig(format=self.format, path=self.path, name=self.format))
@@ -108,25 +106,16 @@ class Sample:
         """
         config = TokenizerConfig()
         possible = largest_vocabulary(config, self.texts)
-        half = largest_vocabulary(config, _half(self.texts))
+        one, *others = self.texts
+        half = largest_vocabulary(config, self.texts[::2] if others else [one[: (len(one) + 1) // 2]])
         growth = max(1.0, self.bytes / sum(map(len, self.texts)))
         possible = int(possible * growth ** min(0.5, max(0.0, 0.8 * math.log2(possible / half))))
         known = Counter("".join(text.decode(errors="ignore") for text in self.texts))
-        left, characters = (1 - config.character_coverage) * known.total(), len(known)
-        for _, count in reversed(known.most_common()):  # the rarest are left out
-            left -= count
-            if left < 0:
-                break
-            characters -= 1
-        characters += 256 * config.byte_fallback + 3
+        rarest = list(itertools.accumulate(sorted(known.values())))  # some are left out
+        left_out = bisect(rarest, (1 - config.character_coverage) * known.total())
+        characters = len(known) - left_out + 256 * config.byte_fallback + 3
         size = max(int(1.2 * characters), min(largest, (characters + possible) // 2))
         return min(size, max(characters, int(_CERTAIN * possible)))
-
-
-def _half(texts: list[bytes]) -> list[bytes]:
-    if len(texts) > 1:
-        return texts[::2]
-    return [texts[0][: len(texts[0]) // 2] or texts[0]]
 
 
 def sources_of(text: str, text_format: str | None) -> tuple[list[Source], list[str]]:
@@ -153,31 +142,28 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[Source], list[s
     for file in files:
         if not (is_folder and _is_metadata(file.name)):
             by_ending[_ending(file.name)].append(file)
-    formats: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    for ending, some in by_ending.items():
+    formats: dict[str, list[str]] = defaultdict(list)  # the endings of each
+    refused: dict[str, UserError] = {}
+    for ending, some in sorted(by_ending.items()):
         try:
-            formats[ending] = _format_of(some[0], f"{text}/{some[0].name}" if is_folder else text, ending)
+            formats[_format_of(some[0], f"{text}/{some[0].name}" if is_folder else text, ending)].append(ending)
         except UserError as error:
-            refused[ending] = str(error).removeprefix("--text: ")
+            refused[f"left out: {counted(len(some), 'file')}: {str(error).removeprefix('--text: ')}"] = error
     if not formats:
-        raise UserError(f"--text: {next(iter(refused.values()), f'{text}: holds no text')}")
-    left_out = [f"left out: {counted(len(by_ending[ending]), 'file')}: {reason}" for ending, reason in refused.items()]
-    whole = len(set(formats.values())) == 1 and not refused and sum(map(len, by_ending.values())) == len(files)
-    if whole:
-        return [_with_columns(Source(next(iter(formats.values())), text), files[0])], []
+        raise next(iter(refused.values()), UserError(f"--text: {text}: holds no text"))
+    if len(formats) == 1 and not refused and sum(map(len, by_ending.values())) == len(files):
+        return [_with_columns(Source(next(iter(formats)), text), files[0])], []
     if not is_folder:
-        kinds = ", ".join(sorted({*formats.values(), *("none" for _ in refused)}))
+        kinds = ", ".join(sorted([*formats, *(["none"] if refused else [])]))
         raise UserError(
             f"--text: {text}: matches files of several formats ({kinds}); give a narrower glob, or a folder"
         )
     found = []
-    for kind in sorted(set(formats.values())):
-        endings = sorted(ending for ending in formats if formats[ending] == kind)
+    for kind, endings in sorted(formats.items()):
         paths = [f"{text.rstrip('/')}/**/{_glob(by_ending[ending], ending)}" for ending in endings]
         source = Source(kind, paths[0] if len(paths) == 1 else paths)
         found.append(_with_columns(source, by_ending[endings[0]][0]))
-    return found, left_out
+    return found, [*refused]
 
 
 def sample_of(sources: Sequence[Source]) -> Sample | None:
@@ -262,8 +248,8 @@ def _unknown(text: str) -> str:
 
 def _is_metadata(name: str) -> bool:
     """Whether a file of a folder is about the data: a README, a description, a hidden file."""
-    last = PurePosixPath(name).name
-    return last.startswith((".", *_METADATA)) or any(part.startswith(".") for part in PurePosixPath(name).parts)
+    parts = PurePosixPath(name).parts
+    return parts[-1].startswith(_METADATA) or any(part.startswith(".") for part in parts)
 
 
 def _format_of(file: InputFile, shown: str, ending: str) -> str:
@@ -291,8 +277,9 @@ def _saved_splits(folder: Path) -> tuple[list[Source], list[str]] | None:
     held_out = next((name for name in _HELD_OUT if name in names), None)
     found = []
     for name in (name for name in names if name in ("train", held_out)):
-        split = "validation" if name == held_out else "train" if held_out else None
-        source = Source("arrow", f"{folder}/{name}/*.arrow", split=split)
+        split = "validation" if name == held_out else "train"
+        keys = {"name": split, "split": split} if held_out else {}
+        source = Source("arrow", f"{folder}/{name}/*.arrow", keys=keys)
         found.append(_with_columns(source, source.files()[0]))
     which = "which a model is tested on; add it as a source to train on it"
     left_out = [f"left out: the split {name!r}, {which}" for name in names if name not in ("train", held_out)]
@@ -305,7 +292,8 @@ def _with_columns(source: Source, file: InputFile) -> Source:
         return source
     options: dict[str, Any] = {}
     if source.format == "csv":
-        header = _first_line(file.path)
+        with open_stream(file.path) as stream:
+            header = stream.readline(1 << 16).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
         delimiter = max(_DELIMITERS, key=header.count)
         if delimiter != ",":
             options["delimiter"] = delimiter
@@ -319,11 +307,6 @@ def _with_columns(source: Source, file: InputFile) -> Source:
             raise UserError(f"--text: {file.name}: has no column of text among {', '.join(names)}")
         options["text"] = best
     return replace(source, options=options)
-
-
-def _first_line(path: str) -> str:
-    with open_stream(path) as stream:
-        return stream.readline(1 << 16).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
 
 
 def _names(kind: str, file: InputFile) -> list[str]:
