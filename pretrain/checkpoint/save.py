@@ -105,9 +105,9 @@ class Saver:
     def done(self) -> Saved | None:
         """The outcome of the current save once it has succeeded. Only rank 0 returns it, and only once."""
         writing = self._writing
-        if writing is None or self._origin.rank or writing.is_alive() or writing.error is not None:
+        if writing is None or self._origin.rank or writing.told or writing.is_alive() or writing.error is not None:
             return None
-        return self._end(None)
+        return self._outcome(writing, None)
 
     def wait(self) -> Saved | None:
         """Waits for the current save to succeed or fail and returns its outcome, on every rank.
@@ -116,36 +116,31 @@ class Saver:
         agree on whether any rank has failed and whether any still makes progress, so a save may take longer than
         `faults.hang_seconds`. The rank whose write hangs stays behind the others' marks.
         """
-        writing, unfinished, failed, marked = self._writing, 1, 0, 0
-        if writing is not None:
-            writing.decide(proven=False)  # unless it is proven already
+        if (writing := self._writing) is None:
+            return None
+        writing.decide(proven=False)  # unless it is proven already
+        unfinished, failed, marked = 1, 0, 0
         with watchdog.slow_phase():
             while unfinished:
-                if writing is not None:
-                    writing.join(_ROUND_SECONDS)
-                busy = writing is not None and writing.is_alive()
-                ended = _PARTS if writing is None else writing.parts_ended  # in this order: both have ended then
+                writing.join(_ROUND_SECONDS)
+                busy, ended = writing.is_alive(), writing.parts_ended  # in this order: both have ended then
                 for _ in range(marked, ended):
                     heartbeat.mark()
-                marked = ended
-                unfinished, failed, advanced = self._count(
-                    busy, self.failed, writing is not None and writing.advanced()
-                )
-                if failed and writing is not None:
+                marked, advanced = ended, writing.advanced.is_set()
+                writing.advanced.clear()
+                unfinished, failed, advanced_anywhere = self._count(busy, self.failed, advanced)
+                if failed:
                     writing.abort.set()
-                if advanced:
+                if advanced_anywhere:
                     watchdog.alive()
-        error = self._error_of_any_rank() if failed else None
-        return self._end(error) if writing is not None else None
+        # that of the first rank that didn't fail because of another
+        errors = enumerate(of_all_ranks(writing.error) if failed else [])
+        error = next((f"rank {rank}: {one}" for rank, one in errors if one and one != _ABORTED), None)
+        self._writing = None
+        return None if writing.told else self._outcome(writing, error)
 
-    def _error_of_any_rank(self) -> str:
-        """The error of the first rank that didn't fail because of another."""
-        errors = of_all_ranks(self._writing.error if self._writing else None)
-        return next(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error and error != _ABORTED)
-
-    def _end(self, error: str | None) -> Saved:
-        writing, self._writing = self._writing, None
-        assert writing is not None
+    def _outcome(self, writing: "_Writing", error: str | None) -> Saved:
+        writing.told = True
         if error and self._origin.rank == 0:
             shutil.rmtree(writing.temporary, ignore_errors=True)
         return Saved(
@@ -169,7 +164,8 @@ class Saver:
 class _Writing(threading.Thread):
     """Writes this rank's files of a checkpoint; on rank 0 it also completes the checkpoint.
 
-    It is a daemon thread, so a process that ends with an error doesn't wait for it.
+    It is a daemon thread, so a process that ends with an error doesn't wait for it. `advanced` is set whenever the save
+    makes progress, and `told` once its outcome has been returned.
     """
 
     def __init__(
@@ -186,10 +182,10 @@ class _Writing(threading.Thread):
         self.origin, self.train_state, self.temporary, self.final = origin, train_state, temporary, final
         self.error: str | None = None
         self.warnings: list[str] = []
-        self.abort = threading.Event()
+        self.abort, self.advanced, self.told = threading.Event(), threading.Event(), False
         self.write_seconds = self.write_cpu_seconds = self.gigabytes = 0.0
         self.copy, self._buffers, self._weights = copy, buffers, weights  # training never changes buffers
-        self.parts_ended = self._phases = self._seen = 0
+        self.parts_ended = 0
         self._decided, self._proven = threading.Event(), False
 
     def decide(self, proven: bool) -> None:
@@ -198,16 +194,11 @@ class _Writing(threading.Thread):
             self._proven = proven
             self._decided.set()
 
-    def advanced(self) -> bool:
-        """True if the save has made progress since the last call."""
-        before, self._seen = self._seen, self._phases
-        return self._seen != before
-
     def run(self) -> None:
         started = time.perf_counter()
         try:
             self.copy.finish()
-            write_part(self.temporary, self.origin.rank, self.copy.image, self.copy.pieces, self._advance)
+            write_part(self.temporary, self.origin.rank, self.copy.image, self.copy.pieces, self.advanced.set)
             self.parts_ended = 1
             if self.origin.rank == 0:
                 self._complete()
@@ -227,9 +218,6 @@ class _Writing(threading.Thread):
             self.write_seconds, self.write_cpu_seconds = time.perf_counter() - started, time.thread_time()
             self.parts_ended = _PARTS
 
-    def _advance(self) -> None:
-        self._phases += 1
-
     def _complete(self) -> None:
         origin = self.origin
         tokenizer.save(origin.tokenizer, self.temporary)
@@ -243,7 +231,7 @@ class _Writing(threading.Thread):
                 written = read_json(self.temporary / name, Table).file
                 assert written is not None
                 files[f"{rank_file(awaited.pop(name))}.safetensors"] = written
-                self._advance()
+                self.advanced.set()
             if awaited and self.abort.wait(_POLL_SECONDS + origin.ranks * _POLL_SECONDS_PER_RANK):
                 raise FailedError(_ABORTED)
         index = write_run_index(self.temporary, files, origin, self.train_state, self._weights)

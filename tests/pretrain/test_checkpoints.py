@@ -177,7 +177,7 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
         def join(self, seconds):
             self.rounds += 1
             if moves:
-                self._advance()
+                self.advanced.set()
 
         def is_alive(self):
             return self.rounds < 5
