@@ -6,7 +6,7 @@ RUN/mlflow.json     how far MLflow has been fed (FeedState)
 
 import time
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,7 @@ class TrackedRun:
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def save(self, run_dir: Path) -> None:
-        write_json(run_dir / TRACKING_FILE, asdict(self))
+        write_json(run_dir / TRACKING_FILE, self)
 
     @classmethod
     def load(cls, run_dir: Path) -> "TrackedRun | None":
@@ -100,7 +100,7 @@ class FeedState:
     checkpoints: dict[str, LoggedCheckpoint] = field(default_factory=dict)
 
     def save(self, run_dir: Path) -> None:
-        write_json(run_dir / STATE_FILE, asdict(self))
+        write_json(run_dir / STATE_FILE, self)
 
     @classmethod
     def load(cls, run_dir: Path) -> "FeedState | None":
