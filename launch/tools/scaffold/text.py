@@ -37,7 +37,7 @@ _UNREAD = {  # what to do with files that no reader reads
     **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".epub", ".rtf"), "convert it to plain text"),
 }
 _OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")
-_METADATA = ("README", "LICENSE", "_SUCCESS", *_OF_DATASETS)  # how names begin
+_METADATA = ("README", "LICENSE", "_SUCCESS", *_OF_DATASETS)  # how names begin; hidden files are no text either
 _TABLES = ("csv", "json", "jsonl", "parquet", "arrow")
 _DELIMITERS = ",;\t|"
 _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
@@ -140,7 +140,9 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[Source], list[s
         return [_with_columns(Source(text_format, text), files[0])], []
     by_ending: dict[str, list[InputFile]] = defaultdict(list)
     for file in files:
-        if not (is_folder and _is_metadata(file.name)):
+        parts = PurePosixPath(file.name).parts
+        is_about_the_data = parts[-1].startswith(_METADATA) or any(part.startswith(".") for part in parts)
+        if not (is_folder and is_about_the_data):
             by_ending[_ending(file.name)].append(file)
     formats: dict[str, list[str]] = defaultdict(list)  # the endings of each
     refused: dict[str, UserError] = {}
@@ -244,12 +246,6 @@ def _by_name(text: str) -> str | None:
 
 def _unknown(text: str) -> str:
     raise UserError(f"--text: {text}: the name doesn't say what format it has; give --format")
-
-
-def _is_metadata(name: str) -> bool:
-    """Whether a file of a folder is about the data: a README, a description, a hidden file."""
-    parts = PurePosixPath(name).parts
-    return parts[-1].startswith(_METADATA) or any(part.startswith(".") for part in parts)
 
 
 def _format_of(file: InputFile, shown: str, ending: str) -> str:
