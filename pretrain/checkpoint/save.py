@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -45,7 +45,7 @@ _ABORTED = "another rank failed"
 _PARTS = 2  # of a write: this rank's files, and the rest, which rank 0 does when all ranks' are there
 
 
-@dataclass(frozen=True)
+@dataclass
 class Saved:
     """The outcome of a save after `step`.
 
@@ -56,12 +56,12 @@ class Saved:
 
     directory: Path
     step: int
-    pause_seconds: float
-    write_seconds: float
+    pause_seconds: float = 0.0
+    write_seconds: float = 0.0
     write_cpu_seconds: float = 0.0
     gigabytes: float = 0.0
     error: str | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: list[str] = field(default_factory=list)
 
 
 class Saver:
@@ -140,19 +140,13 @@ class Saver:
         return None if writing.told else self._outcome(writing, error)
 
     def _outcome(self, writing: "_Writing", error: str | None) -> Saved:
-        writing.told = True
-        if error and self._origin.rank == 0:
-            shutil.rmtree(writing.temporary, ignore_errors=True)
-        return Saved(
-            writing.final,
-            writing.train_state.step,
-            writing.copy.seconds,
-            writing.write_seconds,
-            writing.write_cpu_seconds,
-            writing.gigabytes,
-            error and f"{writing.final}: can't be saved: {error}; the previous checkpoint is untouched",
-            tuple(writing.warnings),
-        )
+        writing.told, saved = True, writing.saved
+        saved.pause_seconds = writing.copy.seconds
+        if error:
+            saved.error = f"{saved.directory}: can't be saved: {error}; the previous checkpoint is untouched"
+            if self._origin.rank == 0:
+                shutil.rmtree(writing.temporary, ignore_errors=True)
+        return saved
 
     def _count(self, *conditions: bool) -> list[int]:
         """The number of ranks on which each condition holds."""
@@ -180,10 +174,9 @@ class _Writing(threading.Thread):
     ):
         super().__init__(name="checkpoint", daemon=True)
         self.origin, self.train_state, self.temporary, self.final = origin, train_state, temporary, final
+        self.saved = Saved(final, train_state.step)
         self.error: str | None = None
-        self.warnings: list[str] = []
         self.abort, self.advanced, self.told = threading.Event(), threading.Event(), False
-        self.write_seconds = self.write_cpu_seconds = self.gigabytes = 0.0
         self.copy, self._buffers, self._weights = copy, buffers, weights  # training never changes buffers
         self.parts_ended = 0
         self._decided, self._proven = threading.Event(), False
@@ -206,7 +199,7 @@ class _Writing(threading.Thread):
                 if self._proven:
                     self._clean_up()
                 else:
-                    self.warnings.append(f"{self.final}: no finite loss was computed from it yet; `latest` stays")
+                    self.saved.warnings.append(f"{self.final}: no finite loss was computed from it yet; `latest` stays")
         except (OSError, FailedError) as error:
             self.error = (error.strerror if isinstance(error, OSError) else None) or str(error)
         except BaseException as error:
@@ -215,7 +208,8 @@ class _Writing(threading.Thread):
         finally:
             if self.error is not None:  # frees space at once; the rest is removed when every rank has ended
                 (self.temporary / f"{rank_file(self.origin.rank)}.safetensors").unlink(missing_ok=True)
-            self.write_seconds, self.write_cpu_seconds = time.perf_counter() - started, time.thread_time()
+            self.saved.write_seconds = time.perf_counter() - started
+            self.saved.write_cpu_seconds = time.thread_time()
             self.parts_ended = _PARTS
 
     def _complete(self) -> None:
@@ -235,7 +229,7 @@ class _Writing(threading.Thread):
             if awaited and self.abort.wait(_POLL_SECONDS + origin.ranks * _POLL_SECONDS_PER_RANK):
                 raise FailedError(_ABORTED)
         index = write_run_index(self.temporary, files, origin, self.train_state, self._weights)
-        self.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
+        self.saved.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
         # from an attempt that got this far, before the run was resumed from an earlier checkpoint
         replaced = self.final.rename(temporary_path(self.final)) if self.final.exists() else None
         commit(self.temporary, self.final)
@@ -244,11 +238,11 @@ class _Writing(threading.Thread):
 
     def _clean_up(self) -> None:
         """Updates `latest` and removes old checkpoints. An error here doesn't undo the save."""
-        run, settings = self.origin.run, self.origin.settings
+        run, settings, warnings = self.origin.run, self.origin.settings, self.saved.warnings
         try:
             set_latest(run, self.train_state.step)
         except OSError as error:
-            self.warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
+            warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
             return  # `latest` may name an old checkpoint, so none may be removed
         for old in _outdated(all_steps(run), self.train_state.step, settings, self.origin.resumed):
             try:
@@ -256,7 +250,7 @@ class _Writing(threading.Thread):
                 # renamed first, so that the next start removes whatever can't be removed now
                 shutil.rmtree(directory.rename(temporary_path(directory)), ignore_errors=True)
             except OSError as error:
-                self.warnings.append(f"{checkpoint_directory(run, old)}: can't be removed: {error.strerror}")
+                warnings.append(f"{checkpoint_directory(run, old)}: can't be removed: {error.strerror}")
 
 
 def _outdated(steps: list[int], step: int, settings: CheckpointSection, resumed: int | None = None) -> list[int]:
