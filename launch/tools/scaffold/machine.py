@@ -27,6 +27,7 @@ _MFU = 0.31  # of a GPU; the default of pretrain plan
 MICRO_BATCH = 8  # rows on a CPU
 _LONGEST_PASS = 2.0  # s; a slower micro-batch isn't measured
 _VOCABULARY = 32_000  # of a model that has the corpus's
+_ALONE = " once nothing else runs"
 _UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/hardware/gpus.py
 
 
@@ -102,23 +103,21 @@ class FirstRun:
 
     def promise(self) -> list[str]:
         """How long the run takes, and on what grounds, in a line or two."""
-        what = f"model: {self.model}, {self.steps:,} steps of {self.batch} rows: about"
         time = duration(self.steps * self.seconds)
+        what = f"model: {self.model}, {self.steps:,} steps of {self.batch} rows: about {time}"
+        if self.too_slow:
+            most = f"not three passes in {PATIENCE:.0f} s"
+            return [f"{what}{_ALONE}", f"measured: {most}; other processes use this machine, or all its memory"]
         if self.passes is None:
-            if not self.too_slow:
-                return [f"{what} {time}"]
-            slow = (
-                f"measured: not three passes in {PATIENCE:.0f} s; other processes use this machine, or all its memory"
-            )
-            return [f"{what} {time} once nothing else runs", slow]
+            return [what]
         one, now = (self.batch * each for each in (self.passes.one, self.passes.all))
         ended = math.isfinite(now)
         with_all = f"{now:.2g} s" if ended else f"more than {PATIENCE:.0f} s"
         took = f"measured: the passes of a step took {one:.2g} s with 1 thread, {with_all} with {self.passes.threads}"
         if not self.passes.busy:
-            return [f"{what} {time}", took]
+            return [what, took]
         lines = [
-            f"{what} {time} once nothing else runs, {duration(self.steps * now) if ended else 'far more'} as it is now",
+            f"{what}{_ALONE}, {duration(self.steps * now) if ended else 'far more'} as it is now",
             f"{took}; other processes use this machine (load {self.passes.load:.1f})",
         ]
         if one < now:
