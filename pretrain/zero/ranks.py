@@ -99,12 +99,7 @@ def _store_on_loopback(timeout: timedelta) -> Iterator[None]:
     # all ranks connect to it, this one too; `dist` holds on to connections alone, so this module keeps the server
     _opened.append(
         dist.TCPStore(
-            _LOOPBACK,
-            port,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
+            _LOOPBACK, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
         )
     )
     os.environ[_STORE_EXISTS] = "True"
