@@ -1,8 +1,4 @@
-"""A run as MLflow has it, and the two files in its directory that say so.
-
-RUN/tracking.json   the description of the run from which MLflow is fed (TrackedRun)
-RUN/mlflow.json     how far MLflow has been fed (FeedState)
-"""
+"""A run as MLflow has it, and the two files in its directory that say so, which feeder.py lists with the others."""
 
 import time
 import uuid
