@@ -42,12 +42,11 @@ _TABLES = ("csv", "json", "jsonl", "parquet", "arrow")
 _DELIMITERS = ",;\t|"
 _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
 _SAMPLE, _SAMPLE_FILES, _SAMPLE_RECORDS = 300_000, 200, 2_000  # bytes, files, records of a file
-_TEXT_PER_BYTE = 3  # of a compressed file
+_PACKED, _TEXT_PER_BYTE = (*_COMPRESSED, ".parquet"), 3  # of a compressed file
 _ENOUGH, _ENOUGH_BYTES = 30, 580_000  # documents to hold out, or text: the 256 rows of 568 tokens that are evaluated
 _CERTAIN = 0.9  # of the tokens that the sample gives: what is held out isn't trained on
 _FEWEST_BYTES = 6_000  # to train on: two rows of T5's
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-_LARGEST_FILE = 8 << 20  # `max_document_bytes`: a larger text file is several documents
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,8 @@ class Source:
 class Sample:
     """Texts of a corpus, at most 300 kB. `bytes`: about as much text as all files have; `documents`: how many.
 
-    `identities` has the URL, the id and the size of each document, if the sample has all of them.
+    `identities` has the URL, the id and the size of each document, if the sample has all of them, or of the first of
+    each text file.
     """
 
     texts: list[bytes]
@@ -177,12 +177,12 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
     for source in (one for one in sources if one.split != "validation"):
         with suppress(UserError):
             files = source.files()
-            whole += sum(file.bytes * _growth(file) for file in files)
+            whole += sum(file.bytes * (_TEXT_PER_BYTE if file.name.endswith(_PACKED) else 1) for file in files)
             some = files[:: -(-len(files) // _SAMPLE_FILES)]
             complete &= len(some) == len(files)
             budget = max(1, _SAMPLE // len(some) // len(sources))
             if source.format == "text":
-                identities += (document for file in files for document in _documents(file))
+                identities += [("", f"text/{file.name}/{0:09d}", file.bytes) for file in files]
             for file in some:
                 records = taken = 0
                 for record, text in _texts(source, file):
@@ -202,23 +202,12 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
     return Sample(list(texts), size, seen * size // read, identities if identified else [])
 
 
-def _documents(file: InputFile) -> Iterator[tuple[str, str, int]]:
-    """The `identities` of the documents of a text file, by its size."""
-    size = file.bytes * _growth(file)
-    for number in range(-(-size // _LARGEST_FILE)):
-        yield "", f"text/{file.name}/{number:09d}", min(_LARGEST_FILE, size - number * _LARGEST_FILE)
-
-
 def _texts(source: Source, file: InputFile) -> Iterator[tuple[Record, bytes]]:
     with suppress(DamagedInput):
         for record in READERS[source.format](Input(file.path, options=source.options), ReadStats()):
             text = text_of(record, source.format)
             if text.strip():
                 yield record, text.encode()
-
-
-def _growth(file: InputFile) -> int:
-    return _TEXT_PER_BYTE if PurePosixPath(file.name).suffix in (*_COMPRESSED, ".parquet") else 1
 
 
 def _ending(name: str) -> str:
@@ -237,11 +226,10 @@ def _glob(files: list[InputFile], ending: str) -> str:
 
 
 def _by_name(text: str) -> str | None:
-    ending = _ending(text)
-    for unread in (ending, PurePosixPath(text).suffix.lower()):
-        if unread in _UNREAD:
-            raise UserError(f"--text: {text}: no reader reads {unread}; {_UNREAD[unread]}")
-    return FORMATS.get(next((ending.removesuffix(one) for one in _COMPRESSED if ending.endswith(one)), ending))
+    ending = PurePosixPath(_ending(text)).stem if _ending(text).endswith(_COMPRESSED) else _ending(text)
+    if ending in _UNREAD:
+        raise UserError(f"--text: {text}: no reader reads {ending}; {_UNREAD[ending]}")
+    return FORMATS.get(ending)
 
 
 def _unknown(text: str) -> str:
