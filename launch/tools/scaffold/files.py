@@ -96,12 +96,11 @@ def write_first_files(
     for path in [run_file] if corpus else [run_file, corpus_file]:
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
-    sources, lines = sources_of(text, text_format) if text else (_SHIPPED, [])
-    given = _Text([], None, []) if corpus else _Text.of(sources, lines)
+    given = _Text.of(*(sources_of(text, text_format) if text else ([] if corpus else _SHIPPED, [])))
     rows = _ROWS.get(config.family if config else "", _OTHER_ROWS)
     row_length = _ROW_LENGTH.get(rows, 512)
     longest = config.longest_sequence if config else None
-    inputs = int(min(row_length, longest or math.inf))
+    inputs = min(row_length, longest or row_length)
     lengths = inputs, min(inputs, _TARGETS.get(rows, inputs))
     machine, sample = Machine.this(), given.sample
     vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) if sample else _LARGEST_VOCABULARY
@@ -165,9 +164,9 @@ class _Text:
     sources: list[str]
     sample: Sample | None
     lines: list[str]
-    held_out: float = 0.01
-    comments: str = ""
-    parts: int = 0
+    held_out: float
+    comments: str
+    parts: int
 
     @classmethod
     def of(cls, found: list[Source], lines: list[str]) -> "_Text":
