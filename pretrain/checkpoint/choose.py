@@ -1,17 +1,12 @@
-"""Finds the checkpoint that a run resumes from: the latest valid one."""
+"""Finds the latest valid checkpoint of a run. Imports no PyTorch, since the launcher looks for it too."""
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.directory import candidates, step_in_name
-from pretrain.run import watchdog
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -29,38 +24,21 @@ def newest(run: Path) -> Path | None:
 
     Raises FailedError if the run has checkpoints but none of them is valid.
     """
-    return _first_valid(run, lambda one: _damage(one, checkpoint_index.missing_or_short), candidates(run))
+    return first_valid(run, lambda one: damage(one, checkpoint_index.missing_or_short), candidates(run))
 
 
 def is_valid(directory: Path) -> bool:
     """True if every file of a checkpoint has the content that was written."""
-    return _damage(directory, checkpoint_index.verify) is None
+    return damage(directory, checkpoint_index.verify) is None
 
 
-def newest_verified(run: Path, rank: int, ranks: int, device: "torch.device") -> Path | None:
-    """The latest checkpoint whose content is verified. Each rank verifies its share; all must call it together."""
-    from pretrain.zero.ranks import on_rank_0  # torch takes a second, and the launcher looks for checkpoints too
-
-    found = on_rank_0(lambda: candidates(run))  # a network file system may show other hosts older ones
-    return _first_valid(run, lambda one: damage_on_any_rank(one, rank, ranks, device), found)
-
-
-def damage_on_any_rank(directory: Path, rank: int, ranks: int, device: "torch.device") -> str | None:
-    """The damage of a checkpoint, of which each rank verifies its share; all must call it together."""
-    import torch  # takes a second
-    import torch.distributed as dist
-
-    from pretrain.checkpoint.tensors import StoredTensors
-
-    own = _damage(directory, lambda one, _: StoredTensors(one).verify(slice(rank, None, ranks), watchdog.alive))
-    damaged = torch.tensor([int(own is not None)], device=device)
-    dist.all_reduce(damaged)
-    return own if own or not int(damaged) else f"{directory}: damaged, as another rank found"
-
-
-def _first_valid(
+def first_valid(
     run: Path, damage: Callable[[Path], str | None], candidates_and_problem: tuple[list[Path], str | None]
 ) -> Path | None:
+    """The first of the `candidates` of `run` without `damage`; what is wrong with those before it is logged.
+
+    None if there are none. Raises FailedError if all of them are damaged.
+    """
     directories, problem = candidates_and_problem
     found = [problem] if problem else []
     for directory in directories:
@@ -75,7 +53,8 @@ def _first_valid(
     return None
 
 
-def _damage(directory: Path, check: Callable[[Path, checkpoint_index.Index], None]) -> str | None:
+def damage(directory: Path, check: Callable[[Path, checkpoint_index.Index], None]) -> str | None:
+    """What is wrong with a checkpoint: its index, or what `check` finds."""
     try:
         named, index = step_in_name(directory.name), checkpoint_index.read(directory)
         if named != index.step:

@@ -25,14 +25,7 @@ from pretrain.checkpoint.write import header
 from pretrain.optimizers.flat_buffers import Fragment
 from pretrain.optimizers.sharded import Sharded
 from pretrain.run import watchdog
-from pretrain.zero.deepspeed_private import (
-    flat_buffers,
-    in_memory,
-    loaded,
-    swapped,
-    update_parameters,
-    wrapped,
-)
+from pretrain.zero.deepspeed_private import flat_buffers, in_memory, loaded, swapped, update_parameters, wrapped
 from pretrain.zero.engine import Engine
 
 
@@ -142,28 +135,18 @@ class HostCopies:
         optimizer = wrapped(deepspeed)
         state: dict[Tensor, dict[str, Tensor]] = optimizer.state
         factored = optimizer.factored_state() if isinstance(optimizer, Sharded) else {}
-        scalars: dict[str, list[Tensor]] = {}
         shapes: dict[str, list[int]] = {}
         whole: dict[str, Tensor] = {}
         buffers = [(buffer.tensor, [one for one in buffer.fragments if one.size]) for buffer in flat_buffers(deepspeed)]
-        for buffer, owned in buffers:
-            slots = state.get(buffer, {})
-            names = [name for name, value in slots.items() if value.dim()]
-            single = {name: value for name, value in slots.items() if not value.dim()}
+        scalars = _scalars([state.get(buffer, {}) for buffer, _ in buffers])
+        for (buffer, owned), single in zip(buffers, scalars, strict=True):
+            names = [name for name, value in state.get(buffer, {}).items() if value.dim()]
             shapes |= {f"{name}/{one.name}": [one.size] for name in (PARAMETER, *names) for one in owned}
             for fragment in owned:
                 others = factored.get(fragment.name, {}) if fragment.start == 0 else {}
                 whole |= {f"{name}/{fragment.name}": value for name, value in others.items()}
-                scalars[fragment.name] = list(single.values())
-                copy.pieces[fragment.name] = Piece(
-                    start=fragment.start,
-                    size=fragment.size,
-                    shape=list(fragment.shape),
-                    scalars=dict.fromkeys(single, 0.0),
-                    states=names,
-                    whole=list(others),
-                )
-        _set_scalars(copy.pieces, scalars)
+                shape = list(fragment.shape)
+                copy.pieces[fragment.name] = Piece(fragment.start, fragment.size, shape, single, names, list(others))
         self._lay_out(shapes | {name: list(value.shape) for name, value in whole.items()}, buffers[0][0].is_cuda)
         copy.image, copy.tensors = self._image, dict(self._tensors)
         for number, (buffer, owned) in enumerate(buffers):
@@ -207,15 +190,12 @@ def _adjacent(fragments: list[Fragment]) -> list[tuple[Fragment, int]]:
     return runs
 
 
-def _set_scalars(pieces: dict[str, Piece], scalars: dict[str, list[Tensor]]) -> None:
-    """Sets the scalars of pieces, which are read from the device together."""
-    distinct = {id(value): value for values in scalars.values() for value in values}
-    if not distinct:
-        return
-    read = dict(zip(distinct, torch.stack([value.float() for value in distinct.values()]).tolist(), strict=True))
-    for name, values in scalars.items():
-        scalars_of_piece = pieces[name].scalars
-        scalars_of_piece.update(zip(scalars_of_piece, (read[id(value)] for value in values), strict=True))
+def _scalars(slots: list[dict[str, Tensor]]) -> list[dict[str, float]]:
+    """The scalars among the optimizer's states of each flat buffer, which are read from the device together."""
+    single = [{name: value for name, value in one.items() if not value.dim()} for one in slots]
+    values = [value.float() for one in single for value in one.values()]
+    read = iter(torch.stack(values).tolist() if values else [])
+    return [{name: next(read) for name in one} for one in single]
 
 
 def restore(engine: Engine, directory: Path) -> None:

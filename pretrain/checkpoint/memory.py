@@ -15,7 +15,6 @@ import shutil
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -174,22 +173,19 @@ class MemoryCheckpoints:
         """Sends this rank's files to a rank of the next node, and receives those that this rank keeps."""
         assert self._neighbours
         to, sources = self._neighbours
-        tables: dict[int, Tensor] = {}
-        received: list[tuple[int, Tensor]] = []
+        incoming: dict[int, list[Tensor]] = {}
         for source in sources:
-            tables[source] = torch.empty(files[f"{rank_file(source)}.json"].bytes, dtype=torch.uint8)
+            described = torch.empty(files[f"{rank_file(source)}.json"].bytes, dtype=torch.uint8)
             tensors = slot.file(source, files[f"{rank_file(source)}.safetensors"].bytes)
-            received += [(source, part) for part in (tables[source], *tensors.split(_MOST_BYTES))]
+            incoming[source] = [described, *tensors.split(_MOST_BYTES)]
         table = bytearray((slot.directory / f"{rank_file(self._origin.rank)}.json").read_bytes())
         sent = [torch.frombuffer(table, dtype=torch.uint8), *slot.files[self._origin.rank].split(_MOST_BYTES)]
         pending: list[Any] = [dist.isend(part, to, self._group, tag=number) for number, part in enumerate(sent)]
-        numbers: Counter[int] = Counter()
-        for source, part in received:
-            pending.append(dist.irecv(part, source, self._group, tag=numbers[source]))
-            numbers[source] += 1
+        for source, parts in incoming.items():
+            pending += [dist.irecv(part, source, self._group, tag=number) for number, part in enumerate(parts)]
         for one in pending:
             one.wait()
-        for source, described in tables.items():
+        for source, (described, *_) in incoming.items():
             (slot.directory / f"{rank_file(source)}.json").write_bytes(described.numpy().tobytes())
         dist.barrier(self._group)
 

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -45,7 +45,7 @@ _ABORTED = "another rank failed"
 _PARTS = 2  # of a write: this rank's files, and the rest, which rank 0 does when all ranks' are there
 
 
-@dataclass(frozen=True)
+@dataclass
 class Saved:
     """The outcome of a save after `step`.
 
@@ -56,12 +56,12 @@ class Saved:
 
     directory: Path
     step: int
-    pause_seconds: float
-    write_seconds: float
+    pause_seconds: float = 0.0
+    write_seconds: float = 0.0
     write_cpu_seconds: float = 0.0
     gigabytes: float = 0.0
     error: str | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: list[str] = field(default_factory=list)
 
 
 class Saver:
@@ -105,9 +105,9 @@ class Saver:
     def done(self) -> Saved | None:
         """The outcome of the current save once it has succeeded. Only rank 0 returns it, and only once."""
         writing = self._writing
-        if writing is None or self._origin.rank or writing.is_alive() or writing.error is not None:
+        if writing is None or self._origin.rank or writing.told or writing.is_alive() or writing.error is not None:
             return None
-        return self._end(None)
+        return self._outcome(writing, None)
 
     def wait(self) -> Saved | None:
         """Waits for the current save to succeed or fail and returns its outcome, on every rank.
@@ -116,48 +116,37 @@ class Saver:
         agree on whether any rank has failed and whether any still makes progress, so a save may take longer than
         `faults.hang_seconds`. The rank whose write hangs stays behind the others' marks.
         """
-        writing, unfinished, failed, marked = self._writing, 1, 0, 0
-        if writing is not None:
-            writing.decide(proven=False)  # unless it is proven already
+        if (writing := self._writing) is None:
+            return None
+        writing.decide(proven=False)  # unless it is proven already
+        unfinished, failed, marked = 1, 0, 0
         with watchdog.slow_phase():
             while unfinished:
-                if writing is not None:
-                    writing.join(_ROUND_SECONDS)
-                busy = writing is not None and writing.is_alive()
-                ended = _PARTS if writing is None else writing.parts_ended  # in this order: both have ended then
+                writing.join(_ROUND_SECONDS)
+                busy, ended = writing.is_alive(), writing.parts_ended  # in this order: both have ended then
                 for _ in range(marked, ended):
                     heartbeat.mark()
-                marked = ended
-                unfinished, failed, advanced = self._count(
-                    busy, self.failed, writing is not None and writing.advanced()
-                )
-                if failed and writing is not None:
+                marked, advanced = ended, writing.advanced.is_set()
+                writing.advanced.clear()
+                unfinished, failed, advanced_anywhere = self._count(busy, self.failed, advanced)
+                if failed:
                     writing.abort.set()
-                if advanced:
+                if advanced_anywhere:
                     watchdog.alive()
-        error = self._error_of_any_rank() if failed else None
-        return self._end(error) if writing is not None else None
+        # that of the first rank that didn't fail because of another
+        errors = enumerate(of_all_ranks(writing.error) if failed else [])
+        error = next((f"rank {rank}: {one}" for rank, one in errors if one and one != _ABORTED), None)
+        self._writing = None
+        return None if writing.told else self._outcome(writing, error)
 
-    def _error_of_any_rank(self) -> str:
-        """The error of the first rank that didn't fail because of another."""
-        errors = of_all_ranks(self._writing.error if self._writing else None)
-        return next(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error and error != _ABORTED)
-
-    def _end(self, error: str | None) -> Saved:
-        writing, self._writing = self._writing, None
-        assert writing is not None
-        if error and self._origin.rank == 0:
-            shutil.rmtree(writing.temporary, ignore_errors=True)
-        return Saved(
-            writing.final,
-            writing.train_state.step,
-            writing.copy.seconds,
-            writing.write_seconds,
-            writing.write_cpu_seconds,
-            writing.gigabytes,
-            error and f"{writing.final}: can't be saved: {error}; the previous checkpoint is untouched",
-            tuple(writing.warnings),
-        )
+    def _outcome(self, writing: "_Writing", error: str | None) -> Saved:
+        writing.told, saved = True, writing.saved
+        saved.pause_seconds = writing.copy.seconds
+        if error:
+            saved.error = f"{saved.directory}: can't be saved: {error}; the previous checkpoint is untouched"
+            if self._origin.rank == 0:
+                shutil.rmtree(writing.temporary, ignore_errors=True)
+        return saved
 
     def _count(self, *conditions: bool) -> list[int]:
         """The number of ranks on which each condition holds."""
@@ -169,7 +158,8 @@ class Saver:
 class _Writing(threading.Thread):
     """Writes this rank's files of a checkpoint; on rank 0 it also completes the checkpoint.
 
-    It is a daemon thread, so a process that ends with an error doesn't wait for it.
+    It is a daemon thread, so a process that ends with an error doesn't wait for it. `advanced` is set whenever the save
+    makes progress, and `told` once its outcome has been returned.
     """
 
     def __init__(
@@ -184,12 +174,11 @@ class _Writing(threading.Thread):
     ):
         super().__init__(name="checkpoint", daemon=True)
         self.origin, self.train_state, self.temporary, self.final = origin, train_state, temporary, final
+        self.saved = Saved(final, train_state.step)
         self.error: str | None = None
-        self.warnings: list[str] = []
-        self.abort = threading.Event()
-        self.write_seconds = self.write_cpu_seconds = self.gigabytes = 0.0
+        self.abort, self.advanced, self.told = threading.Event(), threading.Event(), False
         self.copy, self._buffers, self._weights = copy, buffers, weights  # training never changes buffers
-        self.parts_ended = self._phases = self._seen = 0
+        self.parts_ended = 0
         self._decided, self._proven = threading.Event(), False
 
     def decide(self, proven: bool) -> None:
@@ -198,16 +187,11 @@ class _Writing(threading.Thread):
             self._proven = proven
             self._decided.set()
 
-    def advanced(self) -> bool:
-        """True if the save has made progress since the last call."""
-        before, self._seen = self._seen, self._phases
-        return self._seen != before
-
     def run(self) -> None:
         started = time.perf_counter()
         try:
             self.copy.finish()
-            write_part(self.temporary, self.origin.rank, self.copy.image, self.copy.pieces, self._advance)
+            write_part(self.temporary, self.origin.rank, self.copy.image, self.copy.pieces, self.advanced.set)
             self.parts_ended = 1
             if self.origin.rank == 0:
                 self._complete()
@@ -215,7 +199,7 @@ class _Writing(threading.Thread):
                 if self._proven:
                     self._clean_up()
                 else:
-                    self.warnings.append(f"{self.final}: no finite loss was computed from it yet; `latest` stays")
+                    self.saved.warnings.append(f"{self.final}: no finite loss was computed from it yet; `latest` stays")
         except (OSError, FailedError) as error:
             self.error = (error.strerror if isinstance(error, OSError) else None) or str(error)
         except BaseException as error:
@@ -224,11 +208,9 @@ class _Writing(threading.Thread):
         finally:
             if self.error is not None:  # frees space at once; the rest is removed when every rank has ended
                 (self.temporary / f"{rank_file(self.origin.rank)}.safetensors").unlink(missing_ok=True)
-            self.write_seconds, self.write_cpu_seconds = time.perf_counter() - started, time.thread_time()
+            self.saved.write_seconds = time.perf_counter() - started
+            self.saved.write_cpu_seconds = time.thread_time()
             self.parts_ended = _PARTS
-
-    def _advance(self) -> None:
-        self._phases += 1
 
     def _complete(self) -> None:
         origin = self.origin
@@ -243,11 +225,11 @@ class _Writing(threading.Thread):
                 written = read_json(self.temporary / name, Table).file
                 assert written is not None
                 files[f"{rank_file(awaited.pop(name))}.safetensors"] = written
-                self._advance()
+                self.advanced.set()
             if awaited and self.abort.wait(_POLL_SECONDS + origin.ranks * _POLL_SECONDS_PER_RANK):
                 raise FailedError(_ABORTED)
         index = write_run_index(self.temporary, files, origin, self.train_state, self._weights)
-        self.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
+        self.saved.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
         # from an attempt that got this far, before the run was resumed from an earlier checkpoint
         replaced = self.final.rename(temporary_path(self.final)) if self.final.exists() else None
         commit(self.temporary, self.final)
@@ -256,11 +238,11 @@ class _Writing(threading.Thread):
 
     def _clean_up(self) -> None:
         """Updates `latest` and removes old checkpoints. An error here doesn't undo the save."""
-        run, settings = self.origin.run, self.origin.settings
+        run, settings, warnings = self.origin.run, self.origin.settings, self.saved.warnings
         try:
             set_latest(run, self.train_state.step)
         except OSError as error:
-            self.warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
+            warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
             return  # `latest` may name an old checkpoint, so none may be removed
         for old in _outdated(all_steps(run), self.train_state.step, settings, self.origin.resumed):
             try:
@@ -268,7 +250,7 @@ class _Writing(threading.Thread):
                 # renamed first, so that the next start removes whatever can't be removed now
                 shutil.rmtree(directory.rename(temporary_path(directory)), ignore_errors=True)
             except OSError as error:
-                self.warnings.append(f"{checkpoint_directory(run, old)}: can't be removed: {error.strerror}")
+                warnings.append(f"{checkpoint_directory(run, old)}: can't be removed: {error.strerror}")
 
 
 def _outdated(steps: list[int], step: int, settings: CheckpointSection, resumed: int | None = None) -> list[int]:

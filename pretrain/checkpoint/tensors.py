@@ -32,24 +32,12 @@ def load_weights(model: Model, directory: Path, gathered: Gather = lambda _: con
     """
     stored = StoredTensors(directory)
     stored.verify()
-    if problems := _mismatches(_parameter_shapes(model.config), stored.shapes):
-        raise FailedError("\n".join(f"{directory}: not of this model: {problem}" for problem in problems))
+    stored.check_shapes(model.config, "this model")
     for name, parameter in model.named_parameters():
         with torch.no_grad(), gathered(parameter) as here:
             if here:
                 parameter.copy_(stored.whole(PARAMETER, name))
     load_buffers(model, directory)
-
-
-def _mismatches(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:
-    """The parameters that are missing, extra or misshapen, one line for each kind."""
-    both = [name for name in expected if name in found]
-    kinds = {
-        "missing": [name for name in expected if name not in found],
-        "extra": [name for name in found if name not in expected],
-        "misshapen": [f"{name} {found[name]} for {expected[name]}" for name in both if found[name] != expected[name]],
-    }
-    return [f"{kind}: {_shortened(names)}" for kind, names in kinds.items() if names]
 
 
 def _shortened(names: list[str], most: int = 5) -> str:
@@ -89,11 +77,27 @@ class StoredTensors:
         are read.
         """
         index.verify(self.directory, self.index, share, progress)
-        if problems := _mismatches(_parameter_shapes(self.index.model), self.shapes):
-            raise FailedError("\n".join(f"{self.directory}: not of the model it names: {line}" for line in problems))
+        self.check_shapes(self.index.model, "the model it names")
         for file in sorted(self.index.files)[share]:
             if file in self._tables:
                 self._verify_tensors(file, progress)
+
+    def check_shapes(self, config: models.ModelConfig, model: str) -> None:
+        """Raises FailedError for parameters that are missing, extra or misshapen, one line for each kind.
+
+        `model`: what messages call the model of `config`.
+        """
+        expected = {name: tuple(parameter.shape) for name, parameter in models.outline(config).named_parameters()}
+        found = self.shapes
+        both = [name for name in expected if name in found]
+        kinds = {
+            "missing": [name for name in expected if name not in found],
+            "extra": [name for name in found if name not in expected],
+            "misshapen": [f"{one} {found[one]} for {expected[one]}" for one in both if found[one] != expected[one]],
+        }
+        problems = [f"{kind}: {_shortened(names)}" for kind, names in kinds.items() if names]
+        if problems:
+            raise FailedError("\n".join(f"{self.directory}: not of {model}: {problem}" for problem in problems))
 
     def _verify_tensors(self, file: str, progress: Callable[[], None]) -> None:
         with self._open(file) as tensors:
@@ -152,11 +156,6 @@ class StoredTensors:
             yield self._opened[file]
         except (SafetensorError, OSError) as error:
             raise FailedError(f"{self.directory / file}: damaged: {error}") from None
-
-
-def _parameter_shapes(config: models.ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's parameters, by name."""
-    return {name: tuple(parameter.shape) for name, parameter in models.outline(config).named_parameters()}
 
 
 def _incomplete(pieces: list[Piece]) -> str | None:

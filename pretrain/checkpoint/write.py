@@ -35,15 +35,14 @@ def header(shapes: Mapping[str, list[int]]) -> bytes:
 
 def write_part(
     directory: Path, rank: int, image: Tensor, pieces: dict[str, Piece], progress: Callable[[], None]
-) -> dict[str, File]:
+) -> None:
     """Writes a rank's safetensors file, whose bytes `image` (bytes,) has, and after it the table of its fragments.
 
     Computes the sha256 on the way, so that nothing is read back. Calls `progress` after each block, which is on the
-    disk soon: a write that gets on can be told from one that hangs. Returns the file's description, by name.
+    disk soon: a write that gets on can be told from one that hangs.
     """
-    path = directory / f"{rank_file(rank)}.safetensors"
     content, digest = image.numpy().data, hashlib.sha256()
-    with atomic_file(path) as opened:
+    with atomic_file(directory / f"{rank_file(rank)}.safetensors") as opened:
         for number, begin in enumerate(range(0, len(content), _BLOCK), 1):
             block = content[begin : begin + _BLOCK]
             digest.update(block)
@@ -51,9 +50,7 @@ def write_part(
             if number % _BLOCKS_BETWEEN_FLUSHES == 0:
                 os.fsync(opened.fileno())
             progress()
-    file = File(len(content), digest.hexdigest())
-    Table(pieces, file).write(directory / f"{rank_file(rank)}.json")
-    return {path.name: file}
+    Table(pieces, File(len(content), digest.hexdigest())).write(directory / f"{rank_file(rank)}.json")
 
 
 def write_run_index(

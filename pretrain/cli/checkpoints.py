@@ -202,7 +202,7 @@ def export(
 
     registration = None
     if register is not None:
-        from pretrain.tracking.registry import Registration
+        from pretrain.tracking.checkpoints import Registration
 
         registration = Registration.of(directory, register, uri)
     usage = huggingface.export(

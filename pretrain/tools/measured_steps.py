@@ -1,6 +1,6 @@
 """A few forward and backward passes of a model on this CPU, with one thread and with all: what a step takes now.
 
-`launch` runs this as a program, since it doesn't import PyTorch: the question comes as JSON on stdin.
+They run in a program of their own, which is ended where they take too long: the question comes as JSON on stdin.
 """
 
 import json
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+import torch
 
+from pretrain import models
 from pretrain.config.models import ModelConfig
 from pretrain.hardware.machine import threads_per_rank
 
@@ -70,10 +72,6 @@ def measure(config: ModelConfig, rows: int, lengths: tuple[int, int], precision:
 
 def _measured(question: dict[str, Any]) -> Iterator[tuple[float, float]]:
     """Wall and processor time of a row, with one thread and then with all."""
-    import torch
-
-    from pretrain import models
-
     torch.manual_seed(0)
     config, rows, (inputs, targets) = models.parse(question["model"]), question["rows"], question["lengths"]
     model = models.build(config).to(torch.bfloat16 if question["precision"] == "bf16" else torch.float32)

@@ -7,19 +7,25 @@
     )
 
 The weights stay where they are: the tag `directory` says where. A checkpoint that is deleted keeps its model,
-whose tag `checkpoint` then says `deleted`.
+whose tag `checkpoint` then says `deleted`. An export of one is a model of its own, which is uploaded and registered.
 """
 
 import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
 
+import mlflow
 from mlflow.entities import LoggedModelOutput, Metric
 
 from data_pipeline.foundation.atomic import sha256
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.secrets import MASK, masked
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.index import INDEX
 from pretrain.run import metrics_file
-from pretrain.tracking.mlflow_run import LoggedCheckpoint, MlflowRun, TrackedRun, file_version
-from pretrain.tracking.store import in_mlflow
+from pretrain.tracking.mlflow_run import STATE_FILE, FeedState, LoggedCheckpoint, MlflowRun, TrackedRun, file_version
+from pretrain.tracking.store import absolute_uri, in_mlflow, one_line
 
 _KEY = "checkpoint_key"
 _STATE = "checkpoint"
@@ -106,3 +112,54 @@ def metric_dataset(run: TrackedRun, metric: str) -> dict[str, str]:
     ]
     found = measured_on[0].in_mlflow if len(measured_on) == 1 else {}
     return {f"dataset_{key}": value for key, value in found.items()}
+
+
+@dataclass(frozen=True)
+class Registration:
+    """An export of the checkpoint that MLflow has as `model_id`, to be registered as `name`."""
+
+    name: str
+    uri: str
+    model_id: str
+
+    @classmethod
+    def of(cls, checkpoint: Path, name: str, uri: str | None = None) -> "Registration":
+        """Raises UserError for a name that MLflow refuses, and if the checkpoint isn't in MLflow."""
+        checkpoint = checkpoint.resolve()
+        run_dir = checkpoint.parent.parent
+        if not name.strip() or "/" in name or ":" in name:
+            raise UserError(f"--register: expected a name without / and :, got {name!r}")
+        state = FeedState.load(run_dir)
+        if state is None or checkpoint.name not in state.checkpoints:
+            raise UserError(f"--register: {run_dir / STATE_FILE} has no model of {checkpoint}; sync the run first")
+        given = absolute_uri(uri) if uri else None
+        if given and masked(given) != state.tracking_uri:
+            raise UserError(f"--uri: the run is in {state.tracking_uri}; for another MLflow: pretrain sync {run_dir}")
+        if not given and MASK in state.tracking_uri:
+            raise UserError(f"--register: the password of {state.tracking_uri} isn't recorded; give --uri with it")
+        return cls(name, given or state.tracking_uri, state.checkpoints[checkpoint.name].model_id)
+
+    def register(self, exported: Path) -> str:
+        """Uploads the directory `exported` and registers it; returns its URI, models:/NAME/VERSION.
+
+        Raises FailedError if MLflow can't take it.
+        """
+        os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
+        mlflow.set_tracking_uri(self.uri)
+        mlflow.set_registry_uri(self.uri)
+        client = mlflow.MlflowClient()
+        try:
+            checkpoint = client.get_logged_model(self.model_id)
+            model = client.create_logged_model(
+                checkpoint.experiment_id,
+                f"{checkpoint.name}-export",
+                checkpoint.source_run_id,
+                params=checkpoint.params,
+                model_type="export",
+            )
+            client.log_model_artifacts(model.model_id, str(exported))
+            client.finalize_logged_model(model.model_id, "READY")
+            version = mlflow.register_model(f"models:/{model.model_id}", self.name).version
+        except Exception as error:  # of MLflow, of its database or of its files
+            raise FailedError(f"{masked(self.uri)}: {self.name} isn't registered: {one_line(error)}") from error
+        return f"models:/{self.name}/{version}"

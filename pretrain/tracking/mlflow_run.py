@@ -1,12 +1,8 @@
-"""A run as MLflow has it, and the two files in its directory that say so.
-
-RUN/tracking.json   the description of the run from which MLflow is fed (TrackedRun)
-RUN/mlflow.json     how far MLflow has been fed (FeedState)
-"""
+"""A run as MLflow has it, and the two files in its directory that say so, which feeder.py lists with the others."""
 
 import time
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +65,7 @@ class TrackedRun:
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def save(self, run_dir: Path) -> None:
-        write_json(run_dir / TRACKING_FILE, asdict(self))
+        write_json(run_dir / TRACKING_FILE, self)
 
     @classmethod
     def load(cls, run_dir: Path) -> "TrackedRun | None":
@@ -100,7 +96,7 @@ class FeedState:
     checkpoints: dict[str, LoggedCheckpoint] = field(default_factory=dict)
 
     def save(self, run_dir: Path) -> None:
-        write_json(run_dir / STATE_FILE, asdict(self))
+        write_json(run_dir / STATE_FILE, self)
 
     @classmethod
     def load(cls, run_dir: Path) -> "FeedState | None":

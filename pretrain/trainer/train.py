@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from pretrain.checkpoint import from_memory
-from pretrain.checkpoint.choose import newest_verified
+from pretrain.checkpoint.resume import newer, newest_verified
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.faults.restarts import earlier_seconds
@@ -18,7 +17,7 @@ from pretrain.trainer.preflight import move_aside
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
 from pretrain.zero.layers import compiles
-from pretrain.zero.ranks import communication_device, from_rank_0, on_rank_0, process_group
+from pretrain.zero.ranks import from_rank_0, on_rank_0, process_group
 
 _HANG_SECONDS_WITH_COMPILATION = 1800.0
 # cuBLAS, NCCL: what each reads, and the value with which its sums have one order
@@ -58,8 +57,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     """`train` within a process group that exists already."""
     config = from_rank_0(config)  # a network file system may show other hosts an older run file
     directory = Path(config.run.directory)
-    resume = None if fresh else newest_verified(directory, rank, ranks, communication_device())
-    resume = resume if fresh else from_memory.newer(directory, resume, rank, ranks)
+    resume = None if fresh else newer(directory, newest_verified(directory))
     run = validate(config, rank, ranks, resume)
     if fresh:
         on_rank_0(lambda: move_aside(run))

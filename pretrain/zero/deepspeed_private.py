@@ -314,7 +314,8 @@ def spare_passes(engine: DeepSpeedEngine) -> None:
         if not optimizer.offload_optimizer:
             optimizer._get_norm_groups = lambda: [_norm([optimizer.grad_partitions_flat_buffer], group)]
             optimizer._prepare_fp32_grad_for_sub_group = partial(_set_flat_gradient, optimizer)
-            optimizer.unscale_and_clip_grads = partial(_clip_sub_group, optimizer)
+            buffers = optimizer.fp32_partitioned_groups_flat
+            optimizer.unscale_and_clip_grads = lambda number, norm: _clip(optimizer, [buffers[number].grad], norm)
     elif not optimizer.cpu_offload:
         partitions = _Partitions(optimizer)
         optimizer._use_compact_grad_partition_buffer = lambda group: True
@@ -472,10 +473,6 @@ def _clip(optimizer: Any, gradients: list[Tensor], norm: Tensor) -> None:
     if excess > 1:
         for gradient in gradients:
             gradient.mul_(1 / excess)
-
-
-def _clip_sub_group(optimizer: DeepSpeedZeroOptimizer_Stage3, number: int, norm: Tensor) -> None:
-    _clip(optimizer, [optimizer.fp32_partitioned_groups_flat[number].grad], norm)
 
 
 def _set_flat_gradient(optimizer: DeepSpeedZeroOptimizer_Stage3, number: int) -> None:

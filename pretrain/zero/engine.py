@@ -27,7 +27,7 @@ from pretrain.optimizers.groups import set_rates
 from pretrain.optimizers.sharded import Sharded
 from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private
-from pretrain.zero.config import deepspeed_config
+from pretrain.zero.construction import deepspeed_config
 from pretrain.zero.deepspeed_private import deepspeed
 from pretrain.zero.step_norms import StepNorms
 from pretrain.zero.step_times import DeviceTimes, HostTimes, StepTimes

@@ -18,8 +18,7 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.optimizers import ConstantSchedule
-from pretrain.zero.config import deepspeed_config, stage_on
-from pretrain.zero.construction import sharded
+from pretrain.zero.construction import deepspeed_config, sharded, stage_on
 from pretrain.zero.deepspeed_private import TESTED_VERSION, DeepSpeedEngine, deepspeed, forget_gradients
 from pretrain.zero.engine import Engine
 from pretrain.zero.exact_model import RATE, ROWS, ExactModel, PlainStep, micro_batches, plain_loop, sgd

@@ -51,8 +51,11 @@ def process_group(
     there ends at once instead, with the code that it would have ended with.
     """
     _environment_of_one_process()
-    on_gpu = _choose_device()
-    if not on_gpu:
+    kind = os.environ[ACCELERATOR] = device_type()  # DeepSpeed reads it
+    on_gpu = kind == "cuda"
+    if on_gpu:
+        os.environ["LOCAL_RANK"] = str(local_gpu(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()))
+    else:
         keep_freed_memory()
         # A CPU takes up to a hundred times as long for numbers below 1e-38, which the attention of a trained model has.
         torch.set_flush_denormal(True)  # before there are other threads, which take it over
@@ -98,12 +101,7 @@ def _store_on_loopback(timeout: timedelta) -> Iterator[None]:
     # all ranks connect to it, this one too; `dist` holds on to connections alone, so this module keeps the server
     _opened.append(
         dist.TCPStore(
-            _LOOPBACK,
-            port,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
+            _LOOPBACK, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
         )
     )
     os.environ[_STORE_EXISTS] = "True"
@@ -193,14 +191,6 @@ def least(value: int, device: torch.device) -> int:
 def communication_device() -> torch.device:
     """The device that tensors must be on to be exchanged between ranks."""
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-
-
-def _choose_device() -> bool:
-    """Tells DeepSpeed which device this rank computes on; returns whether it is a GPU."""
-    kind = os.environ[ACCELERATOR] = device_type()
-    if kind == "cuda":
-        os.environ["LOCAL_RANK"] = str(local_gpu(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()))
-    return kind == "cuda"
 
 
 def _pci_address(gpu: int) -> str:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, sha256
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.json_file import read_json
 from data_pipeline.loading.stream import Stream
 from launch.attempts import launch_local
 from launch.nodes import Run
@@ -26,7 +27,7 @@ from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.checkpoint.engine_state import Copy
-from pretrain.checkpoint.index import Origin
+from pretrain.checkpoint.index import Origin, Table
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.checkpoint.write import header, write_part
 from pretrain.run import watchdog
@@ -42,7 +43,8 @@ def test_a_file_is_read_by_safetensors_and_has_the_sha256_that_was_computed_on_t
     content = header({name: list(one.shape) for name, one in tensors.items()})
     content += torch.cat([one.flatten() for one in tensors.values()]).numpy().tobytes()  # more than one block
     image, blocks = torch.frombuffer(bytearray(content), dtype=torch.uint8), []
-    (file,) = write_part(tmp_path, 0, image, {}, lambda: blocks.append(None)).values()
+    write_part(tmp_path, 0, image, {}, lambda: blocks.append(None))
+    file = read_json(tmp_path / "rank-00000.json", Table).file
     (path,) = tmp_path.glob("*.safetensors")
     assert len(blocks) == 2
     assert (file.bytes, file.sha256) == (path.stat().st_size, sha256(path))
@@ -177,7 +179,7 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
         def join(self, seconds):
             self.rounds += 1
             if moves:
-                self._advance()
+                self.advanced.set()
 
         def is_alive(self):
             return self.rounds < 5

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from data_pipeline.foundation.atomic import fingerprint, sha256
 from data_pipeline.foundation.errors import FailedError
-from pretrain.checkpoint.choose import checkpoint_in, newest_verified
+from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.resume import newest_verified
 from pretrain.run import rank_logs
 from pretrain.run.metrics_file import FILE_NAME
 from pretrain.run.train_state import rewinds
@@ -57,7 +58,7 @@ def restored(run: Path) -> Iterator[None]:
 
 def chosen(run: Path) -> int:
     """The step that the run would resume from."""
-    found = newest_verified(run, 0, 1, torch.device("cpu"))
+    found = newest_verified(run)
     assert found is not None
     return int(found.name.removeprefix("step-"))
 

@@ -17,9 +17,8 @@ from pretrain.evaluation.hook import Findings
 from pretrain.run import system_metrics as system
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.run.system_metrics import SystemMonitor
-from pretrain.tracking.checkpoints import metric_dataset
+from pretrain.tracking.checkpoints import Registration, metric_dataset
 from pretrain.tracking.mlflow_run import DatasetInfo, FeedState, TrackedRun
-from pretrain.tracking.registry import Registration
 from pretrain.tracking.tracker import Tracker, sync
 
 

@@ -10,8 +10,8 @@ from pretrain.checkpoint.choose import newest
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.evaluation import norms, record
 from pretrain.evaluation.hook import Findings
+from pretrain.tracking.checkpoints import Registration
 from pretrain.tracking.mlflow_run import TrackedRun
-from pretrain.tracking.registry import Registration
 from pretrain.tracking.tracker import sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server

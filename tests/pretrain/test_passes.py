@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pretrain import models, optimizers
 from pretrain.optimizers import flat_buffers
 from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment
-from pretrain.zero.config import deepspeed_config
+from pretrain.zero.construction import deepspeed_config
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config

@@ -122,22 +122,20 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
         programs = [Program(check, index, check.request(requests[index])) for index in agents for check in NODE_CHECKS]
         answers = sorted(_run(programs, agents, pool.problems).items())
         found = [replace(one, node=names[programs[number].node]) for number, answer in answers for one in answer]
-        for name, reason in pool.problems.items():
-            yield Finding("node", "fault", reason, "an answer", "a run can't start there either", name)
         yield from [*found, *other_versions(found)]
-        if pool.problems:
-            return
-        address, port = access.master(agents[0])[0], agents[0].handshake.port
-        together = [of_ranks(ALL_REDUCE, settings, per_node, address, port)]
-        if settings.run_file:
-            together.insert(0, [Program(RUN_FILE, 0, RUN_FILE.request(settings))])
-        if with_numerics:
-            together.append(of_ranks(NUMERICS, settings, [min(2, gpus[0] or 2)], "127.0.0.1", port))
+        together: list[list[Program]] = []
+        if not pool.problems:
+            if settings.run_file:
+                together.append([Program(RUN_FILE, 0, RUN_FILE.request(settings))])
+            address, port = access.master(agents[0])[0], agents[0].handshake.port
+            together.append(of_ranks(ALL_REDUCE, settings, per_node, address, port))
+            if with_numerics:
+                together.append(of_ranks(NUMERICS, settings, [min(2, gpus[0] or 2)], "127.0.0.1", port))
         for programs in together:
             # the first that has anything to say is rank 0, or a rank that failed
             yield from next(filter(None, _run(programs, agents, pool.problems).values()), [])
         for name, reason in pool.problems.items():
-            yield Finding("node", "fault", reason, "an answer", "", name)
+            yield Finding("node", "fault", reason, "an answer", "a run can't start there either", name)
 
 
 def other_versions(findings: list[Finding]) -> Iterator[Finding]:

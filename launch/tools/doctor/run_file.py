@@ -30,10 +30,7 @@ def run_file(settings: Settings) -> list[Finding]:
     except UserError as error:
         return [Finding("run file", "fault", line) for line in str(error).splitlines()]
     found = f"{path} and its corpora are valid for {counted(settings.all_ranks, 'rank')}"
-    return [
-        Finding("run file", "ok", found),
-        *(Finding("run file", "warning", line) for line in setup.warnings),
-    ]
+    return [Finding("run file", "ok", found), *(Finding("run file", "warning", line) for line in setup.warnings)]
 
 
 def tracking(settings: Settings) -> list[Finding]:

@@ -13,15 +13,7 @@ import data_pipeline
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
 from data_pipeline.sources.formats import OPTIONS
-from launch.tools.scaffold.machine import (
-    MICRO_BATCH,
-    FirstRun,
-    Machine,
-    model_named,
-    run_of_an_hour,
-    run_of_named_model,
-    with_vocabulary,
-)
+from launch.tools.scaffold.machine import MICRO_BATCH, FirstRun, Machine, model_named, run_of_an_hour, with_vocabulary
 from launch.tools.scaffold.text import Sample, Source, sample_of, sources_of
 from pretrain.models import outline
 
@@ -39,10 +31,11 @@ _SENTINELS, _LARGEST_VOCABULARY = 100, 32_000
 _TOKENS_PER_ROW, _BYTES_PER_TOKEN = 568, 4  # T5's; English with a vocabulary of a few thousand
 _LANGUAGE_HINT = "# add `language: en` if all of it is English"
 _SHIPPED_HINT = "# the text that ships; `launch init NAME --text PATH` takes your own"
-_SHIPPED = {  # by format: the name and files of the text that ships
-    "wikipedia": ("enwiki", "enwiki-*-pages-articles*.xml.bz2"),
-    "c4": ("c4", "c4-train.*.json.gz"),
-}
+_SAMPLES = Path(data_pipeline.__file__).with_name("samples")
+_SHIPPED = [  # the text that ships
+    Source("wikipedia", f"{_SAMPLES}/enwiki-*-pages-articles*.xml.bz2", keys={"name": "enwiki", "language": "en"}),
+    Source("c4", f"{_SAMPLES}/c4-train.*.json.gz", keys={"name": "c4", "language": "en"}),
+]
 _TEXT_COMMENT = (
     "# sample_by: `document` keeps a file in order; `paragraph`, `line`: each is a document, and they are shuffled\n"
 )
@@ -103,16 +96,17 @@ def write_first_files(
     for path in [run_file] if corpus else [run_file, corpus_file]:
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
-    given = _Text([], None, []) if corpus else _users_text(text, text_format) if text else _shipped_text()
+    given = _Text.of(*(sources_of(text, text_format) if text else ([] if corpus else _SHIPPED, [])))
     rows = _ROWS.get(config.family if config else "", _OTHER_ROWS)
     row_length = _ROW_LENGTH.get(rows, 512)
     longest = config.longest_sequence if config else None
-    inputs = int(min(row_length, longest or math.inf))
+    inputs = min(row_length, longest or row_length)
     lengths = inputs, min(inputs, _TARGETS.get(rows, inputs))
     machine, sample = Machine.this(), given.sample
     vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) if sample else _LARGEST_VOCABULARY
     if model and config:
-        first_run = run_of_named_model(machine, model, config, _NAMED_STEPS, _NAMED_BATCH, lengths)
+        seconds = _NAMED_BATCH * machine.seconds_of_row(config, lengths)
+        first_run = FirstRun(model, config, _NAMED_STEPS, _NAMED_BATCH, seconds)
     else:
         text_rows = sample.bytes / _BYTES_PER_TOKEN / _TOKENS_PER_ROW if sample else math.inf
         first_run = run_of_an_hour(machine, vocabulary, _SENTINELS, lengths, text_rows)
@@ -125,8 +119,8 @@ def write_first_files(
             "corpus",
             run=run_file,
             rows=rows,
-            name=_quoted(name),
-            output=_quoted(directory),
+            name=_flow(name),
+            output=_flow(directory),
             comments=given.comments,
             hint=_LANGUAGE_HINT if text else _SHIPPED_HINT,
             sources="\n".join(given.sources),
@@ -141,7 +135,7 @@ def write_first_files(
         with path.open("x") as file:
             file.write(content)
     return [
-        *given.lines,
+        *(given.lines if text else []),
         f"machine: {machine}",
         *first_run.promise(),
         *_untried(first_run, machine),
@@ -156,14 +150,13 @@ def _untried(first_run: FirstRun, machine: Machine) -> list[str]:
     if not first_run.config.mup:
         return []
     largest = outline(with_vocabulary(first_run.config, _LARGEST_VOCABULARY, _SENTINELS))
-    large = largest.num_parameters() > _SHOWN
-    lines = [_UNTRIED_SIZE] if large else []
-    return [*lines, _UNTRIED_ON_GPUS] if machine.gpus else lines
+    reasons = {_UNTRIED_SIZE: largest.num_parameters() > _SHOWN, _UNTRIED_ON_GPUS: machine.gpus}
+    return [reason for reason, applies in reasons.items() if applies]
 
 
 @dataclass(frozen=True)
 class _Text:
-    """The sources of a corpus in its file, a sample of them if they exist, and lines and comments about them.
+    """The sources of a corpus as lines of its file, a sample of them if they exist, and lines and comments about them.
 
     The few files of plain text are cut into `parts` documents, of which the last are held out; 0: none is cut.
     """
@@ -171,53 +164,33 @@ class _Text:
     sources: list[str]
     sample: Sample | None
     lines: list[str]
-    held_out: float = 0.01
-    comments: str = ""
-    parts: int = 0
+    held_out: float
+    comments: str
+    parts: int
 
-
-def _shipped_text() -> _Text:
-    folder = Path(data_pipeline.__file__).with_name("samples")
-    sample = sample_of([Source(kind, f"{folder}/{files}") for kind, (_, files) in _SHIPPED.items()])
-    lines = [
-        f'  - {{format: {kind}, name: {name}, language: en, path: "${{samples:}}/{files}"}}'
-        for kind, (name, files) in _SHIPPED.items()
-    ]
-    return _Text(lines, sample, [], sample.held_out() if sample else 0.01)
-
-
-def _users_text(text: str, text_format: str | None) -> _Text:
-    found, lines = sources_of(text, text_format)
-    sample = sample_of(found)
-    sources, comments, parts = [], "", 0
-    for source in found:
-        files = source.files() if sample else []
-        size = sum(file.bytes for file in files)
-        if source.format == "text":
-            options: dict[str, Any] = {"sample_by": "document"}
-            comments += _TEXT_COMMENT
-            if 0 < len(files) < _ENOUGH_FILES:
-                part = min(_LARGEST_PART, max(_SMALLEST_PART, size // _PARTS))
-                options["max_document_bytes"], parts = part, max(1, size // part)
-                comments += _PARTS_COMMENT
-            source = replace(source, options=options)
-        sources.append(_source_line(source))
-        if files:
-            column = f" in {source.options['text']!r}" if "text" in source.options else ""
-            lines.append(f"text: {counted(len(files), 'file')}, {size / 1e6:,.1f} MB, format {source.format}{column}")
-    held_out = 0 if any(source.split for source in found) else sample.held_out(parts) if sample else 0.01
-    return _Text(sources, sample, lines, held_out, comments, parts)
-
-
-def _source_line(source: Source) -> str:
-    paths = [source.path] if isinstance(source.path, str) else source.path
-    path = _quoted(paths[0]) if len(paths) == 1 else f"[{', '.join(map(_quoted, paths))}]"
-    options = ", ".join(
-        f"{key}: {_quoted(value) if isinstance(value, str) else value}" for key, value in source.options.items()
-    )
-    split = f"name: {source.split}, split: {source.split}" if source.split else ""
-    settings = [f"format: {source.format}", f"path: {path}", split, f"options: {{{options}}}" if options else ""]
-    return f"  - {{{', '.join(filter(None, settings))}}}"
+    @classmethod
+    def of(cls, found: list[Source], lines: list[str]) -> "_Text":
+        sample = sample_of(found)
+        sources, comments, parts = [], "", 0
+        for source in found:
+            files = source.files() if sample else []
+            size = sum(file.bytes for file in files)
+            if source.format == "text":
+                options: dict[str, Any] = {"sample_by": "document"}
+                comments += _TEXT_COMMENT
+                if 0 < len(files) < _ENOUGH_FILES:
+                    part = min(_LARGEST_PART, max(_SMALLEST_PART, size // _PARTS))
+                    options["max_document_bytes"], parts = part, max(1, size // part)
+                    comments += _PARTS_COMMENT
+                source = replace(source, options=options)
+            own = {"format": source.format, **source.keys, "path": source.path, "options": source.options}
+            line = _flow({key: value for key, value in own.items() if value})
+            sources.append(f"  - {line.replace(f'{_SAMPLES}/', '${samples:}/')}")
+            if files:
+                what = source.format + (f" in {source.options['text']!r}" if "text" in source.options else "")
+                lines.append(f"text: {counted(len(files), 'file')}, {size / 1e6:,.1f} MB, format {what}")
+        held_out = 0 if any(source.split for source in found) else sample.held_out(parts) if sample else 0.01
+        return cls(sources, sample, lines, held_out, comments, parts)
 
 
 def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, long_spans: bool) -> str:
@@ -237,9 +210,9 @@ def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, lon
         model=first_run.model,
         time=duration(steps * first_run.seconds),
         machine=machine.name,
-        name=_quoted(name),
-        directory=_quoted(f"runs/{name}"),
-        corpus=_quoted(corpus),
+        name=_flow(name),
+        directory=_flow(f"runs/{name}"),
+        corpus=_flow(corpus),
         steps=steps,
         ids=", pad_id: 0, eos_id: 1" if "pad_id" in first_run.config.model_fields_set else "",
         workers=2 if machine.gpus else 0,
@@ -259,6 +232,11 @@ def _filled(template: str, **values: object) -> str:
     return Template((_TEMPLATES / f"{template}.yaml").read_text()).substitute(values)
 
 
-def _quoted(text: str) -> str:
-    """`text` as YAML reads it back, without quotes if it is plain."""
-    return text if re.fullmatch(r"[A-Za-z][\w./-]*", text) else json.dumps(text, ensure_ascii=False)
+def _flow(value: Any) -> str:
+    """`value` as YAML reads it back, in one line; strings without quotes if they are plain."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_flow(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    is_plain = not isinstance(value, str) or re.fullmatch(r"[A-Za-z][\w./-]*", value)
+    return str(value) if is_plain else json.dumps(value, ensure_ascii=False)

@@ -1,12 +1,11 @@
 """What this machine can train in an hour: its speed and precision, and the model and the steps that fit."""
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-import pynvml
+import torch
 
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
@@ -14,7 +13,7 @@ from data_pipeline.foundation.formatting import counted, duration
 from pretrain.config.models import AnyModelConfig, ModelConfig
 from pretrain.hardware.cpu_speed import product_flops, share
 from pretrain.hardware.gpus import Gpu, gpu_of_device
-from pretrain.hardware.machine import count_gpus, cpu_multiplies_bf16, threads_per_rank
+from pretrain.hardware.machine import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.tools.measured_steps import PATIENCE, Passes, measure
@@ -28,6 +27,7 @@ _MFU = 0.31  # of a GPU; the default of pretrain plan
 MICRO_BATCH = 8  # rows on a CPU
 _LONGEST_PASS = 2.0  # s; a slower micro-batch isn't measured
 _VOCABULARY = 32_000  # of a model that has the corpus's
+_ALONE = " once nothing else runs"
 _UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/hardware/gpus.py
 
 
@@ -51,9 +51,9 @@ class Machine:
 
     @classmethod
     def this(cls) -> "Machine":
-        if number := count_gpus():
-            name, capability = _first_gpu()
-            return cls(number, name, gpu_of_device(name), capability >= 8)
+        if device_type() == "cuda":
+            gpu = torch.cuda.get_device_properties(0)
+            return cls(torch.cuda.device_count(), gpu.name, gpu_of_device(gpu.name), gpu.major >= 8)
         return cls(0, counted(threads_per_rank(1), "core"), None, cpu_multiplies_bf16())
 
     @property
@@ -67,9 +67,10 @@ class Machine:
             return self.gpus * (self.gpu.flops(self.precision) if self.gpu else _UNKNOWN)
         return product_flops()
 
-    def flops(self, width: int) -> float:
-        """FLOP/s that training a model of this width reaches."""
-        return self.products * (_MFU if self.gpus else share(width))
+    def seconds_of_row(self, config: ModelConfig, lengths: tuple[int, int]) -> float:
+        """The time that training a model takes for a row, by the FLOP/s that its width reaches."""
+        rate = self.products * (_MFU if self.gpus else share(config.width))
+        return count_flops(outline(config), Sizes.of_example(*lengths)) / rate
 
     def __str__(self) -> str:
         what = f"{self.gpus} × {self.name}" if self.gpus else f"{self.name}, no GPU"
@@ -102,23 +103,21 @@ class FirstRun:
 
     def promise(self) -> list[str]:
         """How long the run takes, and on what grounds, in a line or two."""
-        what = f"model: {self.model}, {self.steps:,} steps of {self.batch} rows: about"
         time = duration(self.steps * self.seconds)
+        what = f"model: {self.model}, {self.steps:,} steps of {self.batch} rows: about {time}"
+        if self.too_slow:
+            most = f"not three passes in {PATIENCE:.0f} s"
+            return [f"{what}{_ALONE}", f"measured: {most}; other processes use this machine, or all its memory"]
         if self.passes is None:
-            if not self.too_slow:
-                return [f"{what} {time}"]
-            slow = (
-                f"measured: not three passes in {PATIENCE:.0f} s; other processes use this machine, or all its memory"
-            )
-            return [f"{what} {time} once nothing else runs", slow]
+            return [what]
         one, now = (self.batch * each for each in (self.passes.one, self.passes.all))
         ended = math.isfinite(now)
         with_all = f"{now:.2g} s" if ended else f"more than {PATIENCE:.0f} s"
         took = f"measured: the passes of a step took {one:.2g} s with 1 thread, {with_all} with {self.passes.threads}"
         if not self.passes.busy:
-            return [f"{what} {time}", took]
+            return [what, took]
         lines = [
-            f"{what} {time} once nothing else runs, {duration(self.steps * now) if ended else 'far more'} as it is now",
+            f"{what}{_ALONE}, {duration(self.steps * now) if ended else 'far more'} as it is now",
             f"{took}; other processes use this machine (load {self.passes.load:.1f})",
         ]
         if one < now:
@@ -137,9 +136,8 @@ def run_of_an_hour(
     chosen = None
     for name in SIZES:
         config = with_vocabulary(model_named(name), vocabulary, sentinels)
-        model = outline(config)
-        per_hour = _HOUR * machine.flops(config.width) / count_flops(model, Sizes.of_example(*lengths))
-        if chosen and per_hour * sum(lengths) < _TOKENS_PER_PARAMETER * model.num_parameters():
+        per_hour = _HOUR / machine.seconds_of_row(config, lengths)
+        if chosen and per_hour * sum(lengths) < _TOKENS_PER_PARAMETER * outline(config).num_parameters():
             break
         chosen = name, config, per_hour
     assert chosen
@@ -150,26 +148,7 @@ def run_of_an_hour(
     return FirstRun(name, config, max(1, int(most / batch)), batch, _HOUR * batch / per_hour)
 
 
-def run_of_named_model(
-    machine: Machine, name: str, config: ModelConfig, steps: int, batch: int, lengths: tuple[int, int]
-) -> FirstRun:
-    seconds = batch * count_flops(outline(config), Sizes.of_example(*lengths)) / machine.flops(config.width)
-    return FirstRun(name, config, steps, batch, seconds)
-
-
 def with_vocabulary(config: ModelConfig, vocabulary: int, sentinels: int) -> ModelConfig:
     """`config` with at most `vocabulary` tokens and the sentinels."""
     size = config.vocab_size or vocabulary + sentinels
     return config.model_copy(update={"vocab_size": min(size, vocabulary + sentinels)})
-
-
-def _first_gpu() -> tuple[str, int]:
-    """The name of the first GPU and its compute capability, by NVIDIA's management library."""
-    with suppress(Exception):  # without the library: an unknown GPU
-        pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-            return str(pynvml.nvmlDeviceGetName(handle)), pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0]
-        finally:
-            pynvml.nvmlShutdown()
-    return "GPU", 0

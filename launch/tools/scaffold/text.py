@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -35,35 +36,31 @@ _UNREAD = {  # what to do with files that no reader reads
     **dict.fromkeys((".zip", ".7z", ".rar"), "unpack it"),
     **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".epub", ".rtf"), "convert it to plain text"),
 }
-_METADATA = (
-    "README",
-    "LICENSE",
-    "dataset_info.json",
-    "dataset_dict.json",
-    "dataset_infos.json",
-    "state.json",
-    "_SUCCESS",
-)
+_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")
+_METADATA = ("README", "LICENSE", "_SUCCESS", *_OF_DATASETS)  # how names begin; hidden files are no text either
 _TABLES = ("csv", "json", "jsonl", "parquet", "arrow")
 _DELIMITERS = ",;\t|"
 _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
 _SAMPLE, _SAMPLE_FILES, _SAMPLE_RECORDS = 300_000, 200, 2_000  # bytes, files, records of a file
-_TEXT_PER_BYTE = 3  # of a compressed file
+_PACKED, _TEXT_PER_BYTE = (*_COMPRESSED, ".parquet"), 3  # of a compressed file
 _ENOUGH, _ENOUGH_BYTES = 30, 580_000  # documents to hold out, or text: the 256 rows of 568 tokens that are evaluated
 _CERTAIN = 0.9  # of the tokens that the sample gives: what is held out isn't trained on
 _FEWEST_BYTES = 6_000  # to train on: two rows of T5's
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-_LARGEST_FILE = 8 << 20  # `max_document_bytes`: a larger text file is several documents
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source of a corpus file: files of one format and its `options`, for one `split` or all."""
+    """A source of a corpus file: files of one format, its `options`, and other `keys`."""
 
     format: str
     path: str | list[str]
     options: dict[str, Any] = field(default_factory=dict)
-    split: str | None = None
+    keys: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def split(self) -> str | None:
+        return self.keys.get("split")
 
     def files(self) -> list[InputFile]:
         return list_files(SourceConfig(format=self.format, path=self.path, name=self.format))
@@ -73,7 +70,8 @@ class Source:
 class Sample:
     """Texts of a corpus, at most 300 kB. `bytes`: about as much text as all files have; `documents`: how many.
 
-    `identities` has the URL, the id and the size of each document, if the sample has all of them.
+    `identities` has the URL, the id and the size of each document, if the sample has all of them, or of the first of
+    each text file.
     """
 
     texts: list[bytes]
@@ -108,25 +106,16 @@ class Sample:
         """
         config = TokenizerConfig()
         possible = largest_vocabulary(config, self.texts)
-        half = largest_vocabulary(config, _half(self.texts))
+        one, *others = self.texts
+        half = largest_vocabulary(config, self.texts[::2] if others else [one[: (len(one) + 1) // 2]])
         growth = max(1.0, self.bytes / sum(map(len, self.texts)))
         possible = int(possible * growth ** min(0.5, max(0.0, 0.8 * math.log2(possible / half))))
         known = Counter("".join(text.decode(errors="ignore") for text in self.texts))
-        left, characters = (1 - config.character_coverage) * known.total(), len(known)
-        for _, count in reversed(known.most_common()):  # the rarest are left out
-            left -= count
-            if left < 0:
-                break
-            characters -= 1
-        characters += 256 * config.byte_fallback + 3
+        rarest = list(itertools.accumulate(sorted(known.values())))  # some are left out
+        left_out = bisect(rarest, (1 - config.character_coverage) * known.total())
+        characters = len(known) - left_out + 256 * config.byte_fallback + 3
         size = max(int(1.2 * characters), min(largest, (characters + possible) // 2))
         return min(size, max(characters, int(_CERTAIN * possible)))
-
-
-def _half(texts: list[bytes]) -> list[bytes]:
-    if len(texts) > 1:
-        return texts[::2]
-    return [texts[0][: len(texts[0]) // 2] or texts[0]]
 
 
 def sources_of(text: str, text_format: str | None) -> tuple[list[Source], list[str]]:
@@ -151,33 +140,32 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[Source], list[s
         return [_with_columns(Source(text_format, text), files[0])], []
     by_ending: dict[str, list[InputFile]] = defaultdict(list)
     for file in files:
-        if not (is_folder and _is_metadata(file.name)):
+        parts = PurePosixPath(file.name).parts
+        is_about_the_data = parts[-1].startswith(_METADATA) or any(part.startswith(".") for part in parts)
+        if not (is_folder and is_about_the_data):
             by_ending[_ending(file.name)].append(file)
-    formats: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    for ending, some in by_ending.items():
+    formats: dict[str, list[str]] = defaultdict(list)  # the endings of each
+    refused: dict[str, UserError] = {}
+    for ending, some in sorted(by_ending.items()):
         try:
-            formats[ending] = _format_of(some[0], f"{text}/{some[0].name}" if is_folder else text, ending)
+            formats[_format_of(some[0], f"{text}/{some[0].name}" if is_folder else text, ending)].append(ending)
         except UserError as error:
-            refused[ending] = str(error).removeprefix("--text: ")
+            refused[f"left out: {counted(len(some), 'file')}: {str(error).removeprefix('--text: ')}"] = error
     if not formats:
-        raise UserError(f"--text: {next(iter(refused.values()), f'{text}: holds no text')}")
-    left_out = [f"left out: {counted(len(by_ending[ending]), 'file')}: {reason}" for ending, reason in refused.items()]
-    whole = len(set(formats.values())) == 1 and not refused and sum(map(len, by_ending.values())) == len(files)
-    if whole:
-        return [_with_columns(Source(next(iter(formats.values())), text), files[0])], []
+        raise next(iter(refused.values()), UserError(f"--text: {text}: holds no text"))
+    if len(formats) == 1 and not refused and sum(map(len, by_ending.values())) == len(files):
+        return [_with_columns(Source(next(iter(formats)), text), files[0])], []
     if not is_folder:
-        kinds = ", ".join(sorted({*formats.values(), *("none" for _ in refused)}))
+        kinds = ", ".join(sorted([*formats, *(["none"] if refused else [])]))
         raise UserError(
             f"--text: {text}: matches files of several formats ({kinds}); give a narrower glob, or a folder"
         )
     found = []
-    for kind in sorted(set(formats.values())):
-        endings = sorted(ending for ending in formats if formats[ending] == kind)
+    for kind, endings in sorted(formats.items()):
         paths = [f"{text.rstrip('/')}/**/{_glob(by_ending[ending], ending)}" for ending in endings]
         source = Source(kind, paths[0] if len(paths) == 1 else paths)
         found.append(_with_columns(source, by_ending[endings[0]][0]))
-    return found, left_out
+    return found, [*refused]
 
 
 def sample_of(sources: Sequence[Source]) -> Sample | None:
@@ -189,12 +177,12 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
     for source in (one for one in sources if one.split != "validation"):
         with suppress(UserError):
             files = source.files()
-            whole += sum(file.bytes * _growth(file) for file in files)
+            whole += sum(file.bytes * (_TEXT_PER_BYTE if file.name.endswith(_PACKED) else 1) for file in files)
             some = files[:: -(-len(files) // _SAMPLE_FILES)]
             complete &= len(some) == len(files)
             budget = max(1, _SAMPLE // len(some) // len(sources))
             if source.format == "text":
-                identities += (document for file in files for document in _documents(file))
+                identities += [("", f"text/{file.name}/{0:09d}", file.bytes) for file in files]
             for file in some:
                 records = taken = 0
                 for record, text in _texts(source, file):
@@ -214,23 +202,12 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
     return Sample(list(texts), size, seen * size // read, identities if identified else [])
 
 
-def _documents(file: InputFile) -> Iterator[tuple[str, str, int]]:
-    """The `identities` of the documents of a text file, by its size."""
-    size = file.bytes * _growth(file)
-    for number in range(-(-size // _LARGEST_FILE)):
-        yield "", f"text/{file.name}/{number:09d}", min(_LARGEST_FILE, size - number * _LARGEST_FILE)
-
-
 def _texts(source: Source, file: InputFile) -> Iterator[tuple[Record, bytes]]:
     with suppress(DamagedInput):
         for record in READERS[source.format](Input(file.path, options=source.options), ReadStats()):
             text = text_of(record, source.format)
             if text.strip():
                 yield record, text.encode()
-
-
-def _growth(file: InputFile) -> int:
-    return _TEXT_PER_BYTE if PurePosixPath(file.name).suffix in (*_COMPRESSED, ".parquet") else 1
 
 
 def _ending(name: str) -> str:
@@ -249,21 +226,14 @@ def _glob(files: list[InputFile], ending: str) -> str:
 
 
 def _by_name(text: str) -> str | None:
-    ending = _ending(text)
-    for unread in (ending, PurePosixPath(text).suffix.lower()):
-        if unread in _UNREAD:
-            raise UserError(f"--text: {text}: no reader reads {unread}; {_UNREAD[unread]}")
-    return FORMATS.get(next((ending.removesuffix(one) for one in _COMPRESSED if ending.endswith(one)), ending))
+    ending = PurePosixPath(_ending(text)).stem if _ending(text).endswith(_COMPRESSED) else _ending(text)
+    if ending in _UNREAD:
+        raise UserError(f"--text: {text}: no reader reads {ending}; {_UNREAD[ending]}")
+    return FORMATS.get(ending)
 
 
 def _unknown(text: str) -> str:
     raise UserError(f"--text: {text}: the name doesn't say what format it has; give --format")
-
-
-def _is_metadata(name: str) -> bool:
-    """Whether a file of a folder is about the data: a README, a description, a hidden file."""
-    last = PurePosixPath(name).name
-    return last.startswith((".", *_METADATA)) or any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
 def _format_of(file: InputFile, shown: str, ending: str) -> str:
@@ -291,8 +261,9 @@ def _saved_splits(folder: Path) -> tuple[list[Source], list[str]] | None:
     held_out = next((name for name in _HELD_OUT if name in names), None)
     found = []
     for name in (name for name in names if name in ("train", held_out)):
-        split = "validation" if name == held_out else "train" if held_out else None
-        source = Source("arrow", f"{folder}/{name}/*.arrow", split=split)
+        split = "validation" if name == held_out else "train"
+        keys = {"name": split, "split": split} if held_out else {}
+        source = Source("arrow", f"{folder}/{name}/*.arrow", keys=keys)
         found.append(_with_columns(source, source.files()[0]))
     which = "which a model is tested on; add it as a source to train on it"
     left_out = [f"left out: the split {name!r}, {which}" for name in names if name not in ("train", held_out)]
@@ -305,7 +276,8 @@ def _with_columns(source: Source, file: InputFile) -> Source:
         return source
     options: dict[str, Any] = {}
     if source.format == "csv":
-        header = _first_line(file.path)
+        with open_stream(file.path) as stream:
+            header = stream.readline(1 << 16).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
         delimiter = max(_DELIMITERS, key=header.count)
         if delimiter != ",":
             options["delimiter"] = delimiter
@@ -319,11 +291,6 @@ def _with_columns(source: Source, file: InputFile) -> Source:
             raise UserError(f"--text: {file.name}: has no column of text among {', '.join(names)}")
         options["text"] = best
     return replace(source, options=options)
-
-
-def _first_line(path: str) -> str:
-    with open_stream(path) as stream:
-        return stream.readline(1 << 16).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
 
 
 def _names(kind: str, file: InputFile) -> list[str]:

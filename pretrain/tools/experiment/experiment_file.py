@@ -2,7 +2,6 @@
 
 import difflib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -81,7 +80,13 @@ def read(directory: Path) -> Experiment:
     if not files:
         raise UserError(f"{directory}: no run file (*.yaml) there")
     name = settings.name or directory.resolve().name
-    problems = [f"{FILE}: {problem}" for problem in _problems(settings, files)]
+    rows = [(f"groups.{number}.rows", row) for number, group in enumerate(settings.groups) for row in group.rows]
+    rows += [(f"published.{number}.row", one.row) for number, one in enumerate(settings.published)]
+    problems = []
+    for key, row in rows:
+        if row not in files:
+            nearest = "".join(f"; nearest: {name}" for name in difflib.get_close_matches(row, files, n=1))
+            problems.append(f"{FILE}: {key}: {row}.yaml isn't in the folder{nearest}")
     problems += [f"{one!r}: expected letters, digits, - and ." for one in (name, *files) if not _NAME.fullmatch(one)]
     if problems:
         raise UserError("\n".join(f"{directory}: {problem}" for problem in problems))
@@ -92,12 +97,3 @@ def read(directory: Path) -> Experiment:
         groups.append(Group(title="Other rows" if groups else name, baseline=others[0], rows=others))
     published = {one.row: one for one in settings.published}
     return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published)
-
-
-def _problems(settings: ExperimentFile, files: dict[str, Path]) -> Iterator[str]:
-    rows = [(f"groups.{number}.rows", row) for number, group in enumerate(settings.groups) for row in group.rows]
-    rows += [(f"published.{number}.row", one.row) for number, one in enumerate(settings.published)]
-    for key, row in rows:
-        if row not in files:
-            nearest = "".join(f"; nearest: {name}" for name in difflib.get_close_matches(row, files, n=1))
-            yield f"{key}: {row}.yaml isn't in the folder{nearest}"

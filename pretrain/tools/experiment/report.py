@@ -4,18 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from textwrap import fill, wrap
-from typing import TYPE_CHECKING
 
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from data_pipeline.foundation import formatting
 from pretrain.tools.experiment.experiment_file import Experiment, Group, Published
 from pretrain.tools.experiment.results import Result, ends_by_seed
 from pretrain.tools.experiment.statistics import Comparison, Spread, compare, holm
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _NOTE = (
     "±: standard deviation over seeds; (n): of n seeds only. Δ: validation loss, or what is in its place, minus the "
@@ -54,7 +51,7 @@ class Line:
 
 def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
     """Every row of every group, in order; without values if none of its runs has finished."""
-    found, tested, p_values = [], [], []
+    found = []
     for group in experiment.groups:
         ends = {row: ends_by_seed(results, row, group.metric) for row in group.rows}
         compared = compare(ends, group.baseline)
@@ -76,10 +73,8 @@ def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
                 _spread(runs, "effective_rank"),
             )
             found.append(line)
-            if line.comparison and line.comparison.p is not None:
-                tested.append(line)
-                p_values.append(line.comparison.p)
-    for line, p in zip(tested, holm(p_values), strict=True):
+    tested = [(line, line.comparison.p) for line in found if line.comparison and line.comparison.p is not None]
+    for (line, _), p in zip(tested, holm([p for _, p in tested]), strict=True):
         line.adjusted_p = p
     return found
 
@@ -176,7 +171,7 @@ def picture(experiment: Experiment, results: Sequence[Result]) -> Figure:
     return figure
 
 
-def _draw_curves(axes: "Axes", experiment: Experiment, results: Sequence[Result]) -> None:
+def _draw_curves(axes: Axes, experiment: Experiment, results: Sequence[Result]) -> None:
     """Means over seeds, at the steps that all of them have."""
     for number, row in enumerate(experiment.rows):
         curves = [dict(result.curve) for result in results if result.row == row]
@@ -187,7 +182,7 @@ def _draw_curves(axes: "Axes", experiment: Experiment, results: Sequence[Result]
     axes.set(title=f"{experiment.name}: validation loss", xlabel="step", ylabel="nats per token")
 
 
-def _draw_ends(axes: "Axes", group: Group, results: Sequence[Result]) -> None:
+def _draw_ends(axes: Axes, group: Group, results: Sequence[Result]) -> None:
     """The last values of rows, minus their baseline's end with the same seed: a dot for each seed and a bar for their
     mean, the lowest row on top."""
     ends = {row: ends_by_seed(results, row, group.metric) for row in group.rows}

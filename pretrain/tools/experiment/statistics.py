@@ -81,16 +81,14 @@ def compare(rows: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str,
     for place, name in enumerate(names[1:], start=1):
         weights = inverse[place] - inverse[0]  # of the values, in the difference of the rows
         difference, error = float(weights @ values), float(np.linalg.norm(weights)) * scatter
-        found[name] = _comparison(difference, pairs[name], error, free)
+        found[name] = Comparison(difference, pairs[name])
+        if free:
+            certain = math.copysign(math.inf, difference) if abs(difference) >= 1e-12 else 0.0
+            t = difference / error if error else certain
+            p, half = 2 * float(stdtr(free, -abs(t))), float(stdtrit(free, 0.975)) * error
+            interval = difference - half, difference + half
+            found[name] = Comparison(difference, pairs[name], error, free, t, p, interval)
     return found
-
-
-def _comparison(difference: float, pairs: int, error: float, free: int) -> Comparison:
-    if not free:
-        return Comparison(difference, pairs)
-    t = difference / error if error else math.copysign(math.inf, difference) if abs(difference) >= 1e-12 else 0.0
-    p, half = 2 * float(stdtr(free, -abs(t))), float(stdtrit(free, 0.975)) * error
-    return Comparison(difference, pairs, error, free, t, p, (difference - half, difference + half))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -4,12 +4,9 @@ Read in DeepSpeed 0.19.8's source (`bf16_optimizer.py`, `zero/stage_1_and_2.py`,
 accumulated and reduced in fp32, as this project sets it, and checked in the tests against what DeepSpeed allocates.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
-
-from torch import Size
 
 from pretrain.config import RunConfig
 from pretrain.config.deepspeed_keys import ZeroSection, zero_defaults
@@ -54,7 +51,9 @@ class Parameters:
             for _, parameter in group["params"]:
                 sizes.append(parameter.numel())
                 if isinstance(optimizer, AdafactorConfig):
-                    whole += (FP32 + 8) * _factored(parameter.shape, optimizer)  # and int64 counts of the means
+                    shape, least = parameter.shape, optimizer.min_dim_size_to_factor
+                    means = sum(shape) if len(shape) == 2 and min(shape) >= least else parameter.numel()
+                    whole += (FP32 + 8) * means  # and their counts, int64
                 else:
                     moments += FP32 * _MOMENTS[group["algorithm"]] * parameter.numel()
                 if optimizer.ema_decay is not None:
@@ -69,12 +68,6 @@ class Parameters:
     def state(self) -> int:
         """Bytes of a checkpoint, of all ranks together: weights in fp32 and the moments that ZeRO shards."""
         return FP32 * self.count + self.moments
-
-
-def _factored(shape: Sequence[int], config: AdafactorConfig) -> int:
-    if len(shape) == 2 and min(shape) >= config.min_dim_size_to_factor:
-        return sum(shape)
-    return Size(shape).numel()
 
 
 @dataclass(frozen=True)

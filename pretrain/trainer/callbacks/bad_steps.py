@@ -7,8 +7,8 @@ from pathlib import Path
 
 from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.choose import newest_verified
 from pretrain.checkpoint.directory import all_steps, set_aside, set_latest
+from pretrain.checkpoint.resume import newest_verified
 from pretrain.config.run_config import SpikeSection
 from pretrain.run.train_state import Rewind, add_rewind, rewinds
 from pretrain.trainer.callback import Callback, Trainer
@@ -49,7 +49,7 @@ class SkippedSteps(Callback):
         run = trainer.run
         trainer.drop_unsaved()
         aside = on_rank_0(lambda: _out_of_the_way(run.directory, unsound))
-        checkpoint = newest_verified(run.directory, run.rank, run.ranks, trainer.engine.device)
+        checkpoint = newest_verified(run.directory)
         found = f"{unsound}: no step from it had a finite loss; it is {f'now {aside}' if aside else 'removed'}"
         if checkpoint is None:
             raise FailedError(f"{found}, and there is no older checkpoint")
@@ -89,7 +89,7 @@ class Spikes(Callback):
     def _rewind(self, trainer: Trainer, settings: SpikeSection) -> None:
         run, report = trainer.run, trainer.report
         trainer.finish_saving()
-        checkpoint = newest_verified(run.directory, run.rank, run.ranks, trainer.engine.device)
+        checkpoint = newest_verified(run.directory)
         if checkpoint is None:
             report.warn("not rewound: there is no checkpoint yet")
             return

@@ -1,4 +1,7 @@
-"""Finds a newer checkpoint in the memory of the nodes when a run starts again."""
+"""Finds the checkpoint that a run goes on from: the latest valid one on disk, or a newer one in the nodes' memory.
+
+All ranks call these functions together.
+"""
 
 import logging
 import os
@@ -13,18 +16,33 @@ from data_pipeline.foundation.atomic import commit, flush, sha256, temporary_pat
 from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import memory
-from pretrain.checkpoint.choose import damage_on_any_rank
-from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_latest
+from pretrain.checkpoint.choose import damage, first_valid
+from pretrain.checkpoint.directory import all_steps, candidates, checkpoint_directory, set_latest
 from pretrain.checkpoint.index import INDEX, File, MappedFile
+from pretrain.checkpoint.tensors import StoredTensors
 from pretrain.run import node_memory, watchdog
-from pretrain.zero.ranks import communication_device, from_rank_0, of_all_ranks
+from pretrain.zero.ranks import from_rank_0, of_all_ranks, on_rank_0
 
 logger = logging.getLogger(__name__)
 _Key = tuple[int, str]  # a step, and the checksum of its index: attempts may differ
 
 
-def newer(run: Path, resume: Path | None, rank: int, ranks: int) -> Path | None:
-    """A checkpoint newer than `resume` from the nodes' memory, else `resume`. All ranks call this together.
+def newest_verified(run: Path) -> Path | None:
+    """The latest checkpoint on disk whose content is verified."""
+    found = on_rank_0(lambda: candidates(run))  # a network file system may show other hosts older ones
+    return first_valid(run, _damage_on_any_rank, found)
+
+
+def _damage_on_any_rank(directory: Path) -> str | None:
+    """The damage of a checkpoint, of which each rank verifies its share."""
+    share = slice(dist.get_rank(), None, dist.get_world_size())
+    own = damage(directory, lambda one, _: StoredTensors(one).verify(share, watchdog.alive))
+    on_any = any(of_all_ranks(own is not None))
+    return own or (f"{directory}: damaged, as another rank found" if on_any else None)
+
+
+def newer(run: Path, resume: Path | None) -> Path | None:
+    """A checkpoint newer than `resume` from the nodes' memory, else `resume`.
 
     On one node, the checkpoint stays in memory. With several, it goes to the run directory, which they all see.
     """
@@ -41,12 +59,12 @@ def newer(run: Path, resume: Path | None, rank: int, ranks: int) -> Path | None:
             where |= {name: holder for name in one[key][1] if name not in where} if key in one else {}
         if any(key in one and len(where) < one[key][0] for one in held):
             continue
-        if int(os.environ["LOCAL_SIZE"]) == ranks and node:
+        if int(os.environ["LOCAL_SIZE"]) == dist.get_world_size() and node:
             found = checkpoint_directory(node, key[0])
         else:
-            found = _on_disk(run, node, key[0], where, rank)
-        if damage := damage_on_any_rank(found, rank, ranks, communication_device()):
-            logger.warning("%s", damage)
+            found = _on_disk(run, node, key[0], where)
+        if problem := _damage_on_any_rank(found):
+            logger.warning("%s", problem)
         else:
             return found
     return resume
@@ -79,9 +97,9 @@ def _is_sound(path: Path, expected: File | MappedFile) -> bool:
     return sound
 
 
-def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int], rank: int) -> Path:
+def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) -> Path:
     """Copies a checkpoint to `run`, each file by the rank that `where` names; its new path."""
-    final = checkpoint_directory(run, step)
+    final, rank = checkpoint_directory(run, step), dist.get_rank()
     temporary = from_rank_0(temporary_path(final))
     files: dict[str, File] = {}
     for name in [name for name, holder in where.items() if holder == rank]:
