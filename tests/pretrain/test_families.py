@@ -258,14 +258,6 @@ def test_padded_prompts_and_cached_decoding_give_the_logits_of_each_alone(name, 
             torch.testing.assert_close(torch.cat(pieces, dim=1)[row, 20 - length :], alone, rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["t5", "gemma 3"])
-def test_the_graph_is_whole_for_the_compiler(name):
-    model, batch = made(name), (ids(2, 9), ids(2, 9, seed=1))
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(*batch)["labels"], model(*batch)["labels"], rtol=0, atol=1e-5)
-
-
 # Training
 
 
@@ -355,34 +347,24 @@ REFUSED = [
     ("bart", {"activation": "swish"}, "gelu"),
     ("bart", {"max_positions": 0}, "greater than 0"),
     ("bart", {"attention_dropout_rate": 1.0}, "less than 1"),
-    ("vanilla", {"num_heads": 5}, "5 doesn't divide d_model 32"),
     ("vanilla", {"d_model": 63, "num_heads": 3}, "63 is odd"),
     ("vanilla", {"max_positions": 10}, "Extra inputs"),
-    ("t5gemma", {"encoder": {**STACK, "num_heads": 5}}, "5 doesn't divide d_model 32"),
     ("t5gemma", {"decoder": {**STACK, "head_dim": 7}}, "7 is odd"),
     ("t5gemma", {"sliding_window": None}, "full_attention_every: needs a sliding_window"),
-    ("t5gemma", {"attention": "merged"}, "attention"),
     ("t5gemma2", {"num_key_value_heads": 3}, "3 doesn't divide num_heads 4"),
     ("t5gemma2", {"output_softcap": 30.0}, "output_softcap"),
     ("modern", {"encoder": small.WIDER}, "tie_embeddings: one matrix can't be 48 wide in the encoder and 32 in the"),
-    ("modern", {"full_attention_every": 2}, "full_attention_every: needs a sliding_window"),
-    ("modern", {"encoder": {**STACK, "head_dim": 5}}, "5 is odd"),
-    ("modern", {"activation": "silu"}, "activation"),
     ("modern", {"positions": "relative"}, "positions"),
     ("decoder_only", {"num_heads": 5}, "5 doesn't divide d_model 32"),
     ("decoder_only", {"max_positions": None}, "max_positions is missing"),
     ("decoder_only", {"positions": "rotary"}, "rotary positions have no limit"),
     ("decoder_only, rotary", {"num_heads": 32}, "heads of even width"),
     ("decoder_only, alibi", {"subtract_positions": "with_norm"}, "needs learned positions"),
-    ("decoder_only", {"n_layers": 3}, "n_layers"),
-    ("decoder_only", {"num_key_value_heads": 3}, "3 doesn't divide num_heads 4"),
-    ("decoder_only", {"full_attention_every": 2}, "full_attention_every: needs a sliding_window"),
     ("decoder_only", {"rope_base": 1e6}, "rope_base: needs rotary positions"),
     ("decoder_only", {"activation": "silu"}, "activation"),
     ("llama", {"prefix_attention": "bidirectional", "sliding_window": 4}, "prefix_attention"),
     ("decoder_only, alibi", {"prefix_attention": "bidirectional"}, "prefix_attention"),
     ("autoregressive, plain", {"num_heads": 3}, "num_heads 3 doesn't divide d_model 32; num_cross_heads 6 doesn't div"),
-    ("autoregressive, plain", {"num_heads": 32}, "num_cross_heads 64 doesn't divide d_model 32"),
     ("autoregressive, plain", {"max_positions": None}, "max_positions is missing"),
     ("autoregressive, plain", {"positions": "rotary"}, "max_positions is for learned positions"),
     ("autoregressive, rotary", {"num_heads": 16, "num_cross_heads": None}, "num_cross_heads 32 makes heads of 1"),
@@ -396,9 +378,7 @@ REFUSED = [
     ("autoregressive, plain", {"order": "ALT"}, "'original' or 'alternate'"),
     ("double_decoder", {"num_heads": 32}, "1 is odd"),
     ("double_decoder", {"least_boundaries": 8}, "8 is above most_boundaries"),
-    ("bert", {"num_heads": 5}, "5 doesn't divide d_model 32"),
     ("bert", {"num_token_types": 1}, "next_sentence needs two token types"),
-    ("bert", {"max_positions": 0}, "max_positions"),
     ("bert", {"biases": False}, "biases"),
 ]
 

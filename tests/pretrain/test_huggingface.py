@@ -306,8 +306,9 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     t5 = {**json.loads(path.read_text()), "model": {"family": "t5", **SIZES, "d_kv": 8}}
     with pytest.raises(UserError, match="family is 'bart' there, 't5' here"):
         validate(RunConfig.model_validate(t5), 0, 1)
-    with pytest.raises(UserError, match=r"model: takes sequences of 16 tokens at most, .* gives up to 32 inputs"):
-        validate(load_run(path, ["model.max_positions=16"], RunConfig), 0, 1)
+    takes = r"model: takes sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"
+    with pytest.raises(UserError, match=takes):
+        validate(load_run(path, ["model.max_positions=31"], RunConfig), 0, 1)
     with pytest.raises(UserError, match=r"checkpoint\.init_from: nowhere: not a checkpoint"):
         validate(load_run(path, ["checkpoint.init_from=nowhere"], RunConfig), 0, 1)
 

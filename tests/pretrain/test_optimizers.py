@@ -302,15 +302,6 @@ def test_schedules():
     assert rates({"warmup_steps": 20}, 59) == rates({"name": "cosine", "warmup_steps": 20}, 59) == [5e-3]
 
 
-@each("warmup", [1, 20])
-def test_linear_warm_up_into_1_over_the_square_root(warmup):
-    """Vaswani et al. 2017, equation 3, up to its factor: min(n^-0.5, n · warmup^-1.5)."""
-    schedule = {"name": "inverse_square_root", "warmup_steps": warmup, "warmup": "linear"}
-    steps = (0, 9, 18, 19, 20, 79, 99)
-    expected = [1e-2 * warmup**0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5) for step in steps]
-    assert rates(schedule, *steps) == pytest.approx(expected)
-
-
 @each("name", ["cosine", "linear"])
 def test_a_decay_may_reach_beyond_the_run_or_end_before_it(name):
     """The rate is half-way down at half of the horizon; a run of 100 steps sees the first part, or the end and what
