@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.pipeline import build as build_corpus
 from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
+from pretrain.generation.decoding import Decoder
 from pretrain.models import FAMILIES as EVERY_FAMILY
 from pretrain.models import build, parse
 from pretrain.models.encoder_only import EncoderOnly
@@ -28,6 +30,7 @@ from tests.pretrain.placed import placed
 from tests.pretrain.runs import run_file, train_each
 from tests.pretrain.small_models import (
     DECODERS,
+    ENCODER_DECODERS,
     MODELS,
     ONE_OF_EACH_FAMILY,
     as_at_the_start,
@@ -256,6 +259,45 @@ def test_padded_prompts_and_cached_decoding_give_the_logits_of_each_alone(name, 
             alone = model.decode(tokens[row : row + 1, 20 - length :])[0]
             torch.testing.assert_close(whole[row, 20 - length :], alone, rtol=0, atol=1e-12)
             torch.testing.assert_close(torch.cat(pieces, dim=1)[row, 20 - length :], alone, rtol=0, atol=1e-12)
+
+
+@each("kind, padded", [*((kind, True) for kind in (*ENCODER_DECODERS, *DECODERS)), ("t5", False), ("gemma 3", False)])
+@torch.no_grad()
+def test_each_step_equals_recomputation(kind, padded):
+    """Over more tokens than a window holds. Hypotheses change places at random, and examples leave."""
+    model = made(kind)
+    prompts = ids(4, 20, vocabulary=90)
+    mask = torch.ones_like(prompts)
+    if padded:
+        mask = (torch.arange(20) < torch.tensor([20, 3, 11, 15])[:, None]).long()
+        mask = mask if hasattr(model, "encode") else mask.flip(1)
+        prompts = prompts.masked_fill(mask == 0, 0)
+    draws = random.Random(0)
+    decoder = Decoder(model, prompts, mask if padded else None)
+    tokens = decoder.prompt
+    texts, rows = tokens, torch.arange(4)  # all tokens of each hypothesis, and its example
+    for step in range(15):
+        found = decoder.step(tokens)
+        if hasattr(model, "encode"):
+            expected = model.decode(texts, model.encode(prompts[rows], mask[rows]), mask[rows])
+        else:
+            new = torch.ones(len(rows), texts.size(1) - 20, dtype=torch.long)
+            expected = model.decode(texts, attention_mask=torch.cat([mask[rows], new], dim=1))
+        torch.testing.assert_close(found, expected[:, -1], rtol=1e-9, atol=1e-9)
+        if step == 2:  # three hypotheses for each example
+            origin = torch.arange(4).repeat_interleave(3)
+        elif step in (6, 10):
+            origin = (rows[:, None] == torch.tensor({6: [0, 2, 3], 10: [2]}[step])).any(dim=1).nonzero()[:, 0]
+        elif step > 2:
+            origin = torch.tensor([row - row % 3 + draws.randrange(3) for row in range(len(rows))])
+        else:
+            origin = torch.arange(4)
+        before = [layer[1].entries for layer in decoder._cache] if kind == "t5" else []
+        decoder.select(origin)
+        if len(origin) == len(rows):  # the input's keys and values stay in place while hypotheses move
+            assert all(layer[1].entries is one for layer, one in zip(decoder._cache, before, strict=False))
+        tokens = torch.tensor([[draws.randrange(3, 90)] for _ in origin])
+        texts, rows = torch.cat([texts[origin], tokens], dim=1), rows[origin]
 
 
 # Training
