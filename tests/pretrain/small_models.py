@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from data_pipeline.loading.batches import Batch
+from data_pipeline.loading.batches import Batch, as_batch
+from data_pipeline.objectives.objective import Examples, Padded
 from pretrain.models import build, parse
 from pretrain.models.encoder_only import EncoderOnly
 from pretrain.models.model import Model, shift_right
@@ -158,25 +159,18 @@ def examples_of(model: Model, lengths: list[list[tuple[int, int]]]) -> list[list
 
 
 def packed(rows: list[list[Example]], padding: int = 2) -> Batch:
-    """Rows of several examples as `as_batch` returns them: padded, segments from 1, positions within each segment."""
-    batch: Batch = {}
-    for side, name in enumerate(("encoder", "decoder")):
-        width = max(sum(example[side].size(1) for example in row) for row in rows) + padding
-        tokens = torch.zeros(len(rows), width, dtype=torch.long)
-        segments, positions = torch.zeros_like(tokens), torch.zeros_like(tokens)
-        for row, examples in enumerate(rows):
-            start = 0
-            for number, example in enumerate(examples, 1):
-                here = slice(start, start + example[side].size(1))
-                tokens[row, here], segments[row, here] = example[side][0], number
-                positions[row, here] = torch.arange(here.stop - start)
-                start = here.stop
-        batch |= {f"{name}_segment_ids": segments, f"{name}_positions": positions}
-        if name == "encoder":
-            batch |= {"encoder_input_ids": tokens, "encoder_attention_mask": (segments > 0).long()}
-        else:
-            batch["labels"] = tokens.masked_fill(segments == 0, IGNORE_INDEX)
-    return batch
+    """Rows of several examples as a loader gives them."""
+    sides, segments = [], []
+    for side in range(2):
+        sizes = [[example[side].size(1) for example in row] for row in rows]
+        lengths = np.array([sum(of_row) for of_row in sizes])
+        values, numbers = np.zeros((2, len(rows), lengths.max() + padding), dtype=np.int64)
+        for row, (examples, of_row, length) in enumerate(zip(rows, sizes, lengths, strict=True)):
+            values[row, :length] = torch.cat([example[side] for example in examples], dim=1)
+            numbers[row, :length] = np.repeat(np.arange(len(of_row)) + 1, of_row)
+        sides.append(Padded(values, lengths))
+        segments.append(numbers)
+    return as_batch(Examples(*sides, input_segments=segments[0], target_segments=segments[1]), pad=0)
 
 
 def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:

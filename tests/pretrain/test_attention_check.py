@@ -20,11 +20,11 @@ from pretrain.functional.attention import attend, eager, using
 from pretrain.functional.attention_bias import Pattern
 from pretrain.functional.kernel_check import Form
 from pretrain.models.attention import logit_bias
-from pretrain.trainer import attention_check, device_problems
+from pretrain.trainer import attention_check
 from pretrain.trainer.attention_check import choose_attention, forms
 from pretrain.trainer.validate import validate
 from tests.pretrain import runs
-from tests.pretrain.attention_cases import MODELS, interpreted
+from tests.pretrain.attention_cases import MODELS
 from tests.pretrain.rank_processes import each as each_of
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file
@@ -97,20 +97,20 @@ def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False
 
 
 @each(
-    "asked, problem, backend",
+    "asked, problem, elsewhere, backend, said",
     [
-        ("auto", None, "triton"),
-        ("triton", None, "triton"),
-        ("auto", "no compiler", "sdpa"),
-        ("sdpa", None, "sdpa"),
-        ("eager", None, "eager"),
+        ("auto", None, False, "triton", None),
+        ("triton", None, False, "triton", None),
+        ("auto", "no compiler", False, "sdpa", "no compiler"),
+        ("auto", None, True, "sdpa", "another rank"),  # all ranks take the same
+        ("sdpa", None, False, "sdpa", None),
+        ("eager", None, False, "eager", None),
     ],
 )
-def test_on_a_gpu_the_kernels_are_taken_after_a_check(asked, problem, backend, monkeypatch):
-    line, found = chosen(monkeypatch, asked, problem)
+def test_on_a_gpu_the_kernels_are_taken_after_a_check(asked, problem, elsewhere, backend, said, monkeypatch):
+    line, found = chosen(monkeypatch, asked, problem, elsewhere)
     assert found == backend
-    assert (line is None) == (problem is None)
-    assert problem is None or "no compiler" in line
+    assert line is said is None or said in line
 
 
 def test_the_forms_of_a_runs_own_rows_are_checked(small_corpus, tmp_path, monkeypatch):
@@ -141,24 +141,9 @@ def test_rows_that_cant_be_read_are_a_problem_and_no_end(monkeypatch):
     assert line.endswith("fail here: FailedError: a damaged shard; PyTorch's are taken")
 
 
-def test_all_ranks_take_the_same(monkeypatch):
-    line, found = chosen(monkeypatch, "auto", None, elsewhere=True)
-    assert found == "sdpa"
-    assert "another rank" in (line or "")
-
-
 def test_kernels_that_are_asked_for_and_fail_end_the_run_with_one_line(monkeypatch):
     with pytest.raises(FailedError, match=r"^compute.attention: .*no compiler; set auto or sdpa$"):
         chosen(monkeypatch, "triton", "no compiler")
-
-
-def test_kernels_need_a_gpu(monkeypatch):
-    monkeypatch.setattr(device_problems, "count_gpus", lambda: 0)
-    zero = SimpleNamespace(offloaded_to=lambda _: [], zero_quantized_weights=False)
-    config: Any = SimpleNamespace(
-        compute=ComputeSection(attention="triton"), deepspeed=SimpleNamespace(zero_optimization=zero)
-    )
-    assert device_problems.device_problems(config) == ["compute.attention: triton needs a GPU; set auto"]
 
 
 def batches() -> list[dict[str, Tensor]]:
@@ -174,29 +159,19 @@ def problem(values: dict[str, Any]) -> str | None:
     return kernel_check.find_problem(found, "float32", "cpu", False)
 
 
-def problems() -> list[str | None]:
-    t5gemma = {"family": "t5gemma", "vocab_size": 50, "dropout_rate": 0.0, **MODELS["t5gemma"]}
-    return [problem({**T5, "dropout_rate": 0.1}), problem(t5gemma)]
-
-
-def test_kernels_that_are_right_pass_the_check():
-    """In Triton's interpreter: biases, dropout, padding, packed rows, causality, windows and soft caps."""
-    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
-    with interpreted() as run:
-        assert run(problems) == [None, None]
-
-
 def by_a_process(config: Any = T5) -> str | None:
     return attention_check.find_problem(models.parse(config), batches(), torch.float32, torch.device("cpu"))
 
 
-def test_the_check_is_a_process_of_its_own(monkeypatch):
-    """In Triton's interpreter, then without it, where there is no GPU to compile for."""
+def test_kernels_that_are_right_pass_the_check_which_is_a_process_of_its_own(monkeypatch):
+    """Without Triton's interpreter there is no GPU to compile for; then in it: biases, dropout, padding, packed rows,
+    causality, windows and soft caps."""
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert by_a_process() is not None
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert by_a_process() is None
+    t5gemma = {"family": "t5gemma", "vocab_size": 50, "dropout_rate": 0.0, **MODELS["t5gemma"]}
+    assert [by_a_process(one) for one in ({**T5, "dropout_rate": 0.1}, t5gemma)] == [None, None]
 
 
 def child(monkeypatch, code: str) -> None:
@@ -211,19 +186,15 @@ def child(monkeypatch, code: str) -> None:
         ("import os; os._exit(3)", "the check ended with exit code 3"),
         ("import sys; print('ptxas: a warning', file=sys.stderr); sys.exit('no compiler')", "no compiler"),
         ("print('a warning')", None),
+        ("import signal; signal.pause()", "the check has not ended within 0.01 s"),
     ],
 )
-def test_a_check_that_breaks_is_a_problem_and_no_end(code, expected, monkeypatch):
+def test_a_check_that_breaks_or_hangs_is_a_problem_and_no_end(code, expected, monkeypatch):
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
     child(monkeypatch, code)
+    if "pause" in code:
+        monkeypatch.setattr(attention_check, "_SECONDS", 0.01)
     assert by_a_process() == expected
-
-
-def test_a_check_that_hangs_is_ended(monkeypatch):
-    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
-    child(monkeypatch, "import signal; signal.pause()")
-    monkeypatch.setattr(attention_check, "_SECONDS", 0.01)
-    assert by_a_process() == "the check has not ended within 0.01 s"
 
 
 @pytest.fixture
@@ -256,6 +227,8 @@ def test_a_wrong_output_is_found(kernel):
 
     kernel(wrong)
     assert problem(T5).startswith("the output: 1.0e-02 away from PyTorch's")
+    kernel(lambda *arguments: defined(*arguments) * float("nan"))
+    assert problem(T5) is not None
 
 
 def test_a_wrong_gradient_is_found(kernel):
@@ -277,8 +250,3 @@ def test_a_kernel_that_raises_is_a_problem_and_no_end(error, kernel):
 
     kernel(broken)
     assert problem(T5) == f"{type(error).__name__}: no compiler"
-
-
-def test_a_number_that_is_none_is_found(kernel):
-    kernel(lambda *arguments: defined(*arguments) * float("nan"))
-    assert problem(T5) is not None

@@ -150,12 +150,6 @@ def test_a_head_rewritten_for_ctranslate2_gives_the_same_logits(spiece, tmp_path
         torch.testing.assert_close(again.decode(targets, again.encode(inputs)), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_transformers_never_generates_the_rows_that_pad_the_vocabulary(spiece, tmp_path):
-    model, directory = exported(tmp_path, spiece, "v1.1", "transformers", pad_vocab_to_multiple_of=128)
-    saved = json.loads((directory / "generation_config.json").read_text())
-    assert saved["suppress_tokens"] == list(range(320, model.config.padded_vocab_size))
-
-
 def test_an_engine_that_can_not_run_the_model_is_refused(spiece, tmp_path):
     for kind, engine in (("v1.0", "llama.cpp"), ("bart", "onnx")):
         why = rf"--for: models of the family \w+ can be .* transformers, ctranslate2, not for '{engine}'"

@@ -155,10 +155,10 @@ def test_the_published_rows_have_the_published_sizes():
         assert (config.run.max_steps, config.batch.global_batch_size) == (9000, 800)
 
 
-@each("name", ["autoregressive", "autoregressive-small"])
-def test_every_shipped_row_is_a_run(name):
+@each("name, rows", [("autoregressive", 15), ("autoregressive-small", 15), ("autoregressive-options", 21)])
+def test_every_shipped_row_is_a_run(name, rows):
     found = experiment_file.read(CONFIGS / name)
-    assert len(found.rows) == 15
+    assert len(found.rows) == rows
     assert {row for group in found.groups for row in group.rows} == found.rows.keys()
     for path in found.rows.values():
         load(path, [], RunConfig)

@@ -1,4 +1,4 @@
-"""The forms that a CPU computes faster give what PyTorch's own functions give."""
+"""The forms that a CPU computes faster give what PyTorch's own functions give, and attention what its formula gives."""
 
 import itertools
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretrain.functional.attention import attend, sdpa
+from pretrain.functional.attention import attend, sdpa, sdpa_kernels
 from pretrain.functional.attention_bias import toeplitz
 from pretrain.functional.cross_entropy import token_losses
 from pretrain.functional.dropout import drop
@@ -17,6 +17,7 @@ from pretrain.models import build, layers
 from pretrain.models.layers import RMSNorm, fuse_linears
 from pretrain.zero.layers import prepare_layers
 from tests.pretrain import small_models
+from tests.pretrain.attention_cases import Case, by_pytorch, errors
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_models import ids, logits_of, made
 from tests.pretrain.small_runs import run_config
@@ -158,3 +159,37 @@ def _tiniest_product() -> float:
 def test_ranks_round_numbers_that_slow_a_cpu_down_to_zero():
     assert on_ranks(1, _tiniest_product, joined=False)[0] > 0
     assert on_ranks(1, _tiniest_product) == [0.0]
+
+
+# Attention is right for every length and mask, and never meets a kernel that isn't.
+
+
+LENGTHS = (63, 64, 114, 128, 192, 320, 512)
+FORMS = [
+    {"bias": False},
+    {"bias": False, "causal": True},
+    {},
+    *({"bias": bias, "masking": masking} for bias in (False, True) for masking in ("padding", "packed", "nothing")),
+]
+
+# Unit roundoff is 6e-8 in fp32 and 4e-3 in bf16. Sums of some hundred roundings of random sign stay below these.
+BOUNDS = {torch.float32: 5e-6, torch.bfloat16: 3e-2}
+
+
+@each("dtype", BOUNDS)
+def test_outputs_and_gradients_are_those_of_fp64(dtype):
+    lengths = LENGTHS if dtype == torch.float32 else (64, 114, 192)
+    for case in (Case(length, length, **form, dtype=dtype) for length in lengths for form in FORMS):
+        assert max(errors(case, "cpu", by_pytorch).values()) < BOUNDS[dtype], case
+
+
+def test_cudnn_never_gets_a_mask():
+    """PyTorch's switches exist without a GPU too."""
+    flags = torch.backends.cuda
+    gpu, before = torch.device("cuda"), flags.cudnn_sdp_enabled()
+    with sdpa_kernels(gpu, masked=True):
+        others = (flags.flash_sdp_enabled(), flags.mem_efficient_sdp_enabled(), flags.math_sdp_enabled())
+        assert (flags.cudnn_sdp_enabled(), *others) == (False, True, True, True)
+    assert flags.cudnn_sdp_enabled() == before
+    with sdpa_kernels(gpu, masked=False):
+        assert flags.cudnn_sdp_enabled() == before

@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -20,24 +19,16 @@ from pretrain.huggingface import export, import_, load_state, tokenizer_files
 from pretrain.models import BartConfig, T5Config, build, parse
 from pretrain.models.state_dict_adapter import hf_models
 from pretrain.trainer.validate import validate
-from tests.in_process import run_here
 from tests.pretrain.exported import randomise
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file
+from tests.pretrain.test_huggingface_import import TEXTS
 from tests.slow import slow
 from tests.tables import each
 
 transformers = pytest.importorskip("transformers")
 
-LICENSE = Path(__file__).parents[2] / "LICENSE"
 PIECES = 300
-SENTENCES = [
-    "Unless required by applicable law or agreed to in writing, software is distributed on an AS IS basis.",
-    'You may add Your own "copyright" statement;  two  spaces\tand a tab.',
-    "Naïve façades of Ångström: ½ of the ﬁnal ＷＩＤＥ text, 日本語 too.",
-    " \n ",
-    "",
-]
 
 
 def tokenizer_of(spiece, sentinels=100, special_tokens=()):
@@ -136,12 +127,6 @@ def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
 # ---- tokenizers
 
 
-def in_transformers(tokenizer, family, tmp_path):
-    """The tokenizer that AutoTokenizer loads from the export of `tokenizer`, and the one that is read back."""
-    tokenizer_files.write(tokenizer, hf_models(family)[0], None, tmp_path)
-    return transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_files.read(tmp_path)
-
-
 def same(one, other):
     return one.describe() == other.describe()
 
@@ -169,7 +154,7 @@ OF_PIECES, OF_BART = {"pad": 0, "eos": 1, "unk": 2}, {"bos": 0, "pad": 1, "eos":
 def test_an_exported_tokenizer_has_the_same_ids_in_transformers_and_back(
     kind, family, special, sentinels, marks, spiece, byte_level_bpe, tmp_path
 ):
-    texts = SENTENCES + LICENSE.read_text(encoding="utf-8").splitlines()
+    texts = [*TEXTS, ""]
     if kind == "pieces":
         model = SentencePiece.read(spiece)
     elif kind == "pieces with bytes":
@@ -177,8 +162,9 @@ def test_an_exported_tokenizer_has_the_same_ids_in_transformers_and_back(
     else:
         model = ByteLevelBPE.read(byte_level_bpe / kind)
     ours = Tokenizer(model, special, sentinels)
-    theirs, again = in_transformers(ours, family, tmp_path)
-    assert same(again, ours)
+    tokenizer_files.write(ours, hf_models(family)[0], None, tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert same(tokenizer_files.read(tmp_path), ours)
     assert len(theirs) == ours.size
     assert {name: getattr(theirs, f"{name}_token_id") for name in marks} == marks
     first = ours.size - sentinels - len(special)
@@ -261,24 +247,6 @@ def test_a_config_that_contradicts_its_tokenizer_is_refused(bart_tokenizer, tmp_
     assert not (tmp_path / "imported").exists()
 
 
-def test_a_bias_of_the_logits_is_imported(bart_tokenizer, tmp_path):
-    model = new_bart(bart_tokenizer)
-    model.lm_head.final_logits_bias.normal_(std=3)
-    export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out")
-    done = run_here("pretrain", "import", tmp_path / "out", tmp_path / "imported")
-    assert done.returncode == 0, done.stderr
-    count = model.config.padded_vocab_size
-    assert f"lm_head.final_logits_bias is kept as it is: {count} of its numbers aren't 0" in done.stdout
-    trained = TrainedModel.open(tmp_path / "imported")
-    assert torch.equal(trained.model.lm_head.final_logits_bias, model.lm_head.final_logits_bias)
-    theirs = transformers.BartForConditionalGeneration.from_pretrained(tmp_path / "out")
-    ids = torch.arange(3, 23).view(2, 10)
-    with torch.no_grad():
-        expected = theirs(input_ids=ids, decoder_input_ids=ids).logits
-        found = trained.model.decode(ids, trained.model.encode(ids))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-
-
 # ---- a run from imported weights
 
 
@@ -289,6 +257,7 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     export(model.state_dict(), model.config, tokenizer, tmp_path / "hf")
     done = run_forked("import", tmp_path / "hf", tmp_path / "imported")
     assert done.returncode == 0, done.stderr
+    assert "lm_head.final_logits_bias is kept as it is: 520 of its numbers aren't 0" in done.stdout
     path = run_file(
         tmp_path,
         small_corpus,
@@ -306,8 +275,9 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     t5 = {**json.loads(path.read_text()), "model": {"family": "t5", **SIZES, "d_kv": 8}}
     with pytest.raises(UserError, match="family is 'bart' there, 't5' here"):
         validate(RunConfig.model_validate(t5), 0, 1)
-    with pytest.raises(UserError, match=r"model: takes sequences of 16 tokens at most, .* gives up to 32 inputs"):
-        validate(load_run(path, ["model.max_positions=16"], RunConfig), 0, 1)
+    takes = r"model: takes sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"
+    with pytest.raises(UserError, match=takes):
+        validate(load_run(path, ["model.max_positions=31"], RunConfig), 0, 1)
     with pytest.raises(UserError, match=r"checkpoint\.init_from: nowhere: not a checkpoint"):
         validate(load_run(path, ["checkpoint.init_from=nowhere"], RunConfig), 0, 1)
 

@@ -10,12 +10,14 @@ import tokenizers
 import torch
 
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.tokenizer import load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.tokenizer.wordpiece import WordPiece
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.huggingface import import_, load_state, tokenizer_files
+from pretrain.huggingface import export, import_, load_state, tokenizer_files
 from pretrain.models import T5Config, build
-from pretrain.models.model import shift_right
+from tests.pretrain.exported import randomise
 from tests.slow import slow
 from tests.tables import each
 
@@ -32,40 +34,15 @@ PIECES = 300
 INDEX = "model.safetensors.index.json"
 
 
-def t5(tied=True, scaled=True, **changes):
-    """A T5 with random weights; `tied` and `scaled` distinguish versions 1.0 and 1.1."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 400, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
-    proj = "relu" if scaled else "gated-gelu"
-    start = {"decoder_start_token_id": 0, "feed_forward_proj": proj, "tie_word_embeddings": scaled}
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**{**sizes, **start, **changes}))
-    if not tied:
-        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return model.eval()
+def t5(vocab_size=400):
+    """A T5 with random weights."""
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    return randomise(transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=vocab_size, **sizes)))
 
 
 @pytest.fixture
 def t5_tokenizer(spiece):
     return transformers.T5Tokenizer.from_pretrained(spiece.parent)
-
-
-# ---- tied matrices
-
-
-@each("tied, scaled", itertools.product([True, False], repeat=2))
-def test_a_t5_is_tied_and_scaled_as_in_transformers(tied, scaled, tmp_path):
-    reference = t5(tied, scaled)
-    reference.save_pretrained(tmp_path)
-    config, state = load_state(tmp_path)
-    assert (config.tie_embeddings, config.scale_outputs) == (tied, scaled)
-    model = build(config).eval()
-    model.load_state_dict(state)
-    inputs, labels = torch.arange(3, 43).view(2, 20), torch.arange(50, 66).view(2, 8)
-    with torch.no_grad():
-        found = model.decode(shift_right(labels, 0), model.encode(inputs))
-        torch.testing.assert_close(found, reference(input_ids=inputs, labels=labels).logits, rtol=0, atol=1e-4)
 
 
 @each("std, tied, scaled", itertools.product([1.0, 0.5], [True, False], [True, False]))
@@ -236,3 +213,90 @@ def test_other_tokenizers_are_refused_by_name(t5_tokenizer, tmp_path):
     path.unlink()
     with pytest.raises(UserError, match=r"no supported tokenizer: neither spiece\.model, nor"):
         tokenizer_files.read(tmp_path / "t5")
+
+
+# BERT with its WordPiece tokenizer
+
+
+WORDPIECE_TEXTS = [*TEXTS, "Other texts have [SEP] [MASK]x", "w" * 101, ""]
+MARKS = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SIZES = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 96}
+SIZES |= {"max_position_embeddings": 42}
+
+
+def vocabulary():
+    """Marks, all characters of the texts as beginnings and continuations, and the words of the licence."""
+    text = "\n".join(WORDPIECE_TEXTS)
+    characters = sorted({character for character in text + text.lower() if not character.isspace()})
+    words = sorted({word for word in text.split() if word.isalpha()} | {word.lower() for word in text.split()})
+    tokens = dict.fromkeys([*MARKS, *characters, *(f"##{character}" for character in characters), *words, "##ing"])
+    return {token: id_ for id_, token in enumerate(tokens)}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A BERT as transformers saves it, with an uncased tokenizer."""
+    folder = tmp_path_factory.mktemp("bert")
+    tokenizer = transformers.BertTokenizer(vocab=vocabulary())
+    config = transformers.BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **SIZES)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder, tokenizer
+
+
+@each("cased", [False, True])
+def test_wordpiece_has_the_ids_of_berts_tokenizer(cased, tmp_path):
+    theirs = transformers.BertTokenizer(vocab=vocabulary(), do_lower_case=not cased)
+    theirs.save_pretrained(tmp_path)
+    ours = tokenizer_files.read(tmp_path)
+    plain = [text.replace("[SEP] [MASK]", "") for text in WORDPIECE_TEXTS]  # their marks match text, ours never do
+    assert ours.encode(plain) == [theirs(text, add_special_tokens=False).input_ids for text in plain]
+    marks = {ours.vocabulary.bos, ours.vocabulary.eos, ours.vocabulary.mask}
+    assert not marks & {id_ for ids in ours.encode(WORDPIECE_TEXTS) for id_ in ids}
+    assert ours.decode(ours.encode(["You may add, your own."])[0]).lower() == "you may add, your own."
+    assert (ours.vocabulary.pad, ours.vocabulary.unk, ours.vocabulary.text[0]) == (0, 2, 6)
+    assert not ours.vocabulary.word_starts[ours.model._ids["##ing"]]
+    save(ours, tmp_path / "kept")
+    assert load(tmp_path / "kept").describe() == ours.describe()
+
+
+def test_googles_list_of_tokens_is_enough(tmp_path):
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary()), encoding="utf-8")
+    theirs = transformers.BertTokenizer(vocab=vocabulary())
+    found = tokenizer_files.read(tmp_path)
+    assert found.encode(WORDPIECE_TEXTS[:20]) == [
+        theirs(text, add_special_tokens=False).input_ids for text in WORDPIECE_TEXTS[:20]
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert tokenizer_files.read(tmp_path).sha256 != found.sha256
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    with pytest.raises(UserError, match=r"vocab\.txt: lacks BERT's tokens \[PAD\], \[UNK\]"):
+        WordPiece.read(tmp_path)
+
+
+def test_a_bert_goes_there_and_back(bert, tmp_path):
+    folder, tokenizer = bert
+    config = import_(folder, tmp_path / "imported")
+    assert (config.family, config.pad_id, config.eos_id, config.next_sentence) == ("encoder_only", 0, 4, False)
+    trained = TrainedModel.open(tmp_path / "imported")
+    export(trained.model.state_dict(), trained.model.config, trained.tokenizer, tmp_path / "out")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in WORDPIECE_TEXTS[:30]:
+        assert again(text).input_ids == tokenizer(text).input_ids
+    pair = again("a text", "and another", return_token_type_ids=True)
+    assert pair.input_ids == tokenizer("a text", "and another").input_ids
+    assert (again.cls_token, again.sep_token, again.mask_token) == ("[CLS]", "[SEP]", "[MASK]")
+    assert tokenizer_files.read(tmp_path / "out").describe() == trained.tokenizer.describe()
+
+
+def test_other_wordpieces_are_refused(bert, tmp_path):
+    folder, _ = bert
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    for change, message in [
+        ({"normalizer": {"type": "Lowercase"}}, "the normalizer is Lowercase, not BERT's"),
+        ({"model": {**whole["model"], "max_input_chars_per_word": 9}}, "max_input_chars_per_word is 9, not 100"),
+        ({"pre_tokenizer": {"type": "WhitespaceSplit"}}, "the pre_tokenizer is WhitespaceSplit, not BERT's"),
+    ]:
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**whole, **change}))
+        with pytest.raises(UserError, match=message):
+            tokenizer_files.read(tmp_path)

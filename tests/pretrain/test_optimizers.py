@@ -1,5 +1,7 @@
 """Optimizers compared with independent implementations, sharded ones with unsharded ones; groups and schedules."""
 
+import fnmatch
+import itertools
 import math
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
+from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
 from pretrain.models import EncoderOnlyConfig
 from pretrain.optimizers.flat_buffers import FlatBuffer
@@ -18,6 +21,8 @@ from pretrain.optimizers.muon import balanced
 from pretrain.optimizers.tiles import tiles
 from pretrain.zero.deepspeed_private import Fragment
 from tests.pretrain.exactness import MODELS, OPTIMIZERS, Case, build, largest_difference, measure
+from tests.pretrain.runs import run_file, train_each
+from tests.pretrain.small_runs import run_config
 from tests.slow import slow
 from tests.tables import each
 
@@ -302,15 +307,6 @@ def test_schedules():
     assert rates({"warmup_steps": 20}, 59) == rates({"name": "cosine", "warmup_steps": 20}, 59) == [5e-3]
 
 
-@each("warmup", [1, 20])
-def test_linear_warm_up_into_1_over_the_square_root(warmup):
-    """Vaswani et al. 2017, equation 3, up to its factor: min(n^-0.5, n · warmup^-1.5)."""
-    schedule = {"name": "inverse_square_root", "warmup_steps": warmup, "warmup": "linear"}
-    steps = (0, 9, 18, 19, 20, 79, 99)
-    expected = [1e-2 * warmup**0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5) for step in steps]
-    assert rates(schedule, *steps) == pytest.approx(expected)
-
-
 @each("name", ["cosine", "linear"])
 def test_a_decay_may_reach_beyond_the_run_or_end_before_it(name):
     """The rate is half-way down at half of the horizon; a run of 100 steps sees the first part, or the end and what
@@ -397,3 +393,59 @@ def test_wrong_options_are_refused_by_their_keys(sections, expected):
     with pytest.raises(UserError) as error:
         settings(**sections)
     assert expected in str(error.value)
+
+
+# Parameters that stay as they are for the first steps, under every ZeRO stage and across a resume
+
+
+CROSS = "decoder.layers.*.cross_attention*"
+FREEZE = {"match": ["*"], "but": [CROSS], "until_step": 2}
+
+
+def parameters(run, step):
+    stored = StoredTensors(run / f"checkpoints/step-{step:08d}")
+    return {name: stored.whole(PARAMETER, name) for name in stored.shapes}
+
+
+@pytest.mark.parametrize("stages", [(3,), pytest.param((1, 2), marks=pytest.mark.slow)])
+def test_frozen_parameters_keep_their_bits_and_a_resume_repeats_them(small_corpus, tmp_path, stages):
+    """Two ranks, two frozen steps of four, and a run that is cut after the first."""
+    starts, runs = [], {}
+    for stage, (name, stops) in itertools.product(stages, (("whole", [None]), ("cut", [1, None]))):
+        path = run_file(
+            tmp_path / f"{name}-{stage}",
+            small_corpus,
+            stage,
+            run={"max_steps": 4},
+            optimizer={"learning_rate": 1e-2, "weight_decay": 0.1, "gradient_clipping": 0.5, "freeze": FREEZE},
+            schedule={"name": "constant"},
+            checkpoint={"every_steps": 1, "keep_last": 4},
+            evaluation=[],
+        )
+        starts += [(path, stop) for stop in stops]
+        runs[name, stage] = path.parent / "run"
+    assert train_each(2, starts) == [[0, 75, 0] * len(stages)] * 2
+    for stage in stages:
+        first, before, after = (parameters(runs["whole", stage], step) for step in (1, 2, 3))
+        for name, tensor in first.items():
+            frozen = not fnmatch.fnmatchcase(name, CROSS)
+            assert torch.equal(tensor, before[name]) == frozen, name
+            assert not torch.equal(before[name], after[name]), name
+        whole, cut = (parameters(runs[name, stage], 4) for name in ("whole", "cut"))
+        assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
+
+
+@each(
+    "freeze, expected",
+    [
+        ({"match": ["decoder.layer.*"], "until_step": 2}, "optimizer.freeze.match.0: 'decoder.layer.\\*' matches no"),
+        ({"match": ["*"], "but": ["heads"], "until_step": 2}, "optimizer.freeze.but.0: 'heads' matches no parameter"),
+        ({"match": ["*"], "until_step": 2}, "all parameters are frozen"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_refused(freeze, expected):
+    config = run_config(optimizer={"learning_rate": 1e-2, "freeze": freeze})
+    model = models.outline(config.model)
+    assert len(problems(model, config.optimizer)) == 1
+    with pytest.raises(UserError, match=expected):
+        parameter_groups(model, config.optimizer)

@@ -22,7 +22,7 @@ from pretrain.config import RunConfig
 from pretrain.functional import chunked_cross_entropy
 from pretrain.functional.attention import using
 from pretrain.hardware import cpu_speed as cpu
-from pretrain.hardware.gpus import GPUS, Gpu, gpu_of_device
+from pretrain.hardware.gpus import GPUS, Gpu
 from pretrain.hardware.machine import threads_per_rank
 from pretrain.tools.plan.activations import LiveMemory, Rows, activations
 from pretrain.tools.plan.planner import Planner, resolve_rows
@@ -269,22 +269,6 @@ def test_checkpoints_in_memory_are_two_and_on_two_nodes_the_neighbours_as_well(c
         found.append(json.loads(capsys.readouterr().out))
     assert [one["copied_bytes_per_node"] for one in found] == [4 * 247_577_856, 2 * 247_577_856]
     assert [one["memory_checkpoint_bytes_per_node"] for one in found] == [8 * 247_577_856] * 2
-
-
-DEVICES = {
-    "NVIDIA A100-SXM4-40GB": "a100-40gb",
-    "NVIDIA A100-SXM4-80GB": "a100-80gb",
-    "NVIDIA A100 80GB PCIe": "a100-80gb-pcie",
-    "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie",
-    "NVIDIA H100 80GB HBM3": "h100-sxm",
-    "NVIDIA H100 PCIe": "h100-pcie",
-    "NVIDIA H100 NVL": "h100-nvl",
-    "NVIDIA H200": "h200",
-}
-
-
-def test_gpus_have_the_names_that_cuda_gives_them():
-    assert {device: gpu_of_device(device) for device in DEVICES} == {one: GPUS[name] for one, name in DEVICES.items()}
 
 
 ASKED = ("--gpus", 8, "--gpu", "a100-80gb", "--inputs", 512, "--targets", 114)

@@ -140,16 +140,6 @@ def test_secondary_shards_change_no_bit():
     assert plain == secondary
 
 
-def memory_of_building(changes: dict, sharded: bool) -> float:
-    """The peak bytes that building takes on this rank, per parameter of the model."""
-    from pretrain.zero.construction import construct
-    from pretrain.zero.memory import DeviceMemory
-
-    config, made = run_config(3 if sharded else 2, changes, precision="bf16"), []
-    peak = DeviceMemory(torch.device("cpu")).peak(lambda: made.append(construct(config, config.model)))
-    return peak / models.outline(config.model).num_parameters()
-
-
 def tensors_of_building(stage: int) -> tuple[float, float]:
     """The peak bytes of this rank's tensors while a model is built, per parameter; the share of its largest one."""
     from pretrain.zero.construction import construct
@@ -166,13 +156,3 @@ def test_no_rank_ever_has_the_tensors_of_a_whole_copy():
     for bytes_of_one, largest in on_ranks(2, tensors_of_building, 3):
         assert bytes_of_one < 2 / 2 + 10 * largest + 0.1
     assert on_ranks(1, tensors_of_building, 2)[0][0] > 2
-
-
-@pytest.mark.timing  # the pages that the system gives
-def test_no_rank_ever_holds_a_whole_copy():
-    """The model has 86 million parameters, the largest 4: 2 bytes ÷ 4 ranks, and 10 bytes for the largest while it is
-    made."""
-    large = {"vocab_size": 8192, "d_model": 512, "d_ff": 8192, "num_encoder_layers": 4, "num_decoder_layers": 4}
-    for bytes_of_one in on_ranks(4, memory_of_building, large, True):
-        assert bytes_of_one < 2 / 4 + 10 * 4.2 / 86 + 0.2
-    assert min(on_ranks(1, memory_of_building, large, False)) > 3.9

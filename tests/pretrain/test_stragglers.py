@@ -103,17 +103,6 @@ def test_of_two_slow_ranks_the_slowest_is_named_and_kept_while_it_is_slow():
     assert [one.rank for one in judged(together(made)).values()][-1] == 6
 
 
-def test_a_loader_that_makes_others_wait_is_not_their_device():
-    """The others' steps take longer, their compute doesn't."""
-    made = times(100, 4, seed=0)
-    made[:, 3, DATA] += 1.0
-    found = compared(together(made)[:WINDOW], remote=False)
-    assert max(one.factor for one in found if one.cause == "device") < 1.1
-    loader = max((one for one in found if one.cause == "loader"), key=lambda one: one.factor)
-    assert loader.rank == 3
-    assert loader.factor == pytest.approx(2.0, rel=0.15)
-
-
 def test_two_long_waits_are_no_slow_loader():
     made = times(100, 4, seed=0)
     made[[30, 37], 1, DATA] += 20.0

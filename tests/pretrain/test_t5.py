@@ -5,16 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
-from pretrain.config import RunConfig
 from pretrain.functional.attention_bias import toeplitz
 from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
-from pretrain.trainer.validate import validate
-from tests.pretrain.runs import MODEL, run_file
 from tests.pretrain.small_models import as_at_the_start, ids
 from tests.tables import each
 
@@ -57,15 +51,6 @@ def test_which_parameters_positions_are():
     for name in ("t5, rotary", "t5, alibi", "t5, sinusoidal", "t5, learned"):
         own = learned if name == "t5, learned" else set()
         assert {key for key, _ in as_at_the_start(name).named_parameters()} == default - tables | own
-
-
-def test_a_sequence_longer_than_learned_positions_is_refused_before_training(small_corpus, tmp_path):
-    """The corpus's rows have 32 inputs and, at noise density 0.15 and mean span 3, 8 targets."""
-    path = run_file(tmp_path, small_corpus, model={**MODEL, "positions": "learned", "max_positions": 31})
-    refused = r"sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"
-    with pytest.raises(UserError, match=refused):
-        validate(load(path, [], RunConfig), 0, 1)
-    assert validate(load(path, ["model.max_positions=32"], RunConfig), 0, 1).model.longest_sequence == 32
 
 
 def test_configs_do_not_import_torch():

@@ -12,7 +12,6 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import BatchLayout
-from data_pipeline.loading.order import rates
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import TextToTextSettings
@@ -66,21 +65,6 @@ def test_squad_compares_words_without_case_punctuation_and_articles():
     assert word_f1("", "dog") == 0
     assert ANSWER_METRICS["squad_exact_match"](["The Dog."], [["dog"]]) == 1
     assert ANSWER_METRICS["accuracy"]([" Not  entailment"], [["not entailment"]]) == 1
-
-
-# --- mixtures
-
-
-def test_rates_are_those_of_t5():
-    """r_m = min(e_m, K) / Σ min(e_n, K), then raised to 1/T and normalised (section 3.5.2)."""
-    sizes, limit = [392_702, 2_490, 33_108], 2**16
-    parts = [min(size, limit) / sum(min(one, limit) for one in sizes) for size in sizes]
-    for temperature in (1.0, 2.0, 8.0):
-        found = rates(sizes, [1.0] * 3, limit, temperature)
-        heated = [part ** (1 / temperature) for part in parts]
-        assert [one / sum(found) for one in found] == pytest.approx([one / sum(heated) for one in heated])
-    assert rates(sizes, [1.0, 2.0, 0.5], None, 1.0) == [392_702, 4_980, 16_554]
-    assert rates([900, 100], [1.0, 1.0], 400, 2.0) == [20, 10]
 
 
 # --- a task
