@@ -3,7 +3,6 @@
 The directories hold what transformers finds there: tokenizer.json and tokenizer_config.json.
 """
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tests.conftest import C4_SAMPLE
+from tests.data_pipeline.reading import c4_pages
 
 PIECES = 700
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -43,32 +42,20 @@ SPELLED = [
 ]
 
 
-def texts(records: int = 100) -> list[str]:
-    """Texts of the shipped sample of C4."""
-    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
-        return [json.loads(next(lines))["text"] for _ in range(records)]
-
-
 def _trained(
     normalizer: Any, pre_tokenizer: Any, alphabet: list[str], special: list[str], **options: Any
 ) -> tokenizers.Tokenizer:
     """A BPE of PIECES tokens, the first of them `special`, with `options` of its model."""
     tokenizer = tokenizers.Tokenizer(models.BPE(**options))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=PIECES, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts(), trainer)
+    settings = {"vocab_size": PIECES, "special_tokens": special, "initial_alphabet": alphabet}
+    tokenizer.train_from_iterator(c4_pages()[:100], trainers.BpeTrainer(**settings, show_progress=False))
     return tokenizer
 
 
 def _of_bytes(pattern: str, normalizer: Any = None, **options: Any) -> tokenizers.Tokenizer:
-    splits = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    splits = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior="isolated"), of_bytes])
     tokenizer = _trained(normalizer, splits, pre_tokenizers.ByteLevel.alphabet(), [], **options)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -26,6 +26,13 @@ def checksums(corpus: Path) -> dict[str, str]:
     }
 
 
+def flip(path: Path, position: int = -1) -> None:
+    """Flips one bit of one byte; a second call flips it back."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
 def family(pid: int) -> list[psutil.Process]:
     """A process and all its descendants."""
     try:

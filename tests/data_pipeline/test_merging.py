@@ -1,6 +1,5 @@
 """Merged files: they hold what the files held, a build with them has the same bytes, and they are made again alike."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +9,15 @@ from safetensors.numpy import save_file
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys
-from data_pipeline.dedup.keys import merge_duplicates, read_duplicates, write_duplicates
 from data_pipeline.execution import buckets, merging
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, merge_tokens, read_bucket
 from data_pipeline.execution.merging import MergeSpec, group_sizes
-from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.safetensors_file import growing_arrays
 from data_pipeline.pipeline import build
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.build_processes import checksums
+from tests.data_pipeline.build_processes import checksums, flip
+from tests.data_pipeline.pages import trained
 from tests.tables import each
 
 
@@ -68,25 +66,12 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
     for count in (1, 3, 8):
         all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
         merged, apart = ["merged.safetensors"], files
-        assert count_tokens(tmp_path, merged, all_buckets) == count_tokens(tmp_path, apart, all_buckets)
+        counts = [len(read_bucket(tmp_path, apart, bucket).tokens) for bucket in all_buckets]
+        assert count_tokens(tmp_path, merged, all_buckets) == count_tokens(tmp_path, apart, all_buckets) == counts
         for bucket in all_buckets:
             found, wanted = read_bucket(tmp_path, merged, bucket), read_bucket(tmp_path, apart, bucket)
             for name in ("tokens", "starts", "targets"):
                 assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
-
-
-def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "_DUPLICATES_AT_ONCE", 60)  # of two units, of six
-    chance, files = np.random.default_rng(7), []
-    for number in (0, 40, 1, 90, 30):
-        files.append(f"{len(files)}.safetensors")
-        units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
-        write_duplicates(tmp_path / files[-1], units, places, 7)
-    merge_duplicates(tmp_path, files, tmp_path / "merged.safetensors")
-    for unit in range(7):
-        assert read_duplicates(tmp_path, None, ["merged.safetensors"], unit) == read_duplicates(
-            tmp_path, None, files, unit
-        )
 
 
 @each("values", [3, 5])
@@ -104,26 +89,23 @@ def config(small_corpus, tmp_path_factory) -> CorpusConfig:
     for part in range(4):
         write_c4(folder / f"c4-{part}.json.gz", records=12, skip=8 * part)
     dedup = {"urls": "newest", "lines": True, "documents": True, "minhash": True, "keys_per_bucket": 100}
-    tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 20}
-    file = write_corpus_file(folder / "corpus.yaml", dedup=dedup, tokenizer=tokenizer)
+    file = write_corpus_file(folder / "corpus.yaml", dedup=dedup, tokenizer=trained(small_corpus))
     return load(file, [], CorpusConfig)
 
 
 @pytest.fixture(scope="module")
 def unmerged(config) -> dict[str, str]:
-    with without_ray():
-        return checksums(build(config))
+    return checksums(build(config))
 
 
 @pytest.fixture
-def grouped(monkeypatch) -> Iterator[list[int]]:
+def grouped(monkeypatch) -> list[int]:
     """Sizes of groups, to be changed, by which all files are merged."""
     sizes: list[int] = []
     monkeypatch.setattr(merging, "group_sizes", lambda files, readers: sizes)
     for module, bound, number in ((buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
         monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
-    with without_ray():
-        yield sizes
+    return sizes
 
 
 def test_a_build_that_merges_has_the_same_bytes(config, unmerged, grouped, capsys):
@@ -148,11 +130,10 @@ def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unm
     assert told["tokens-merged"].units == -(-told["tokens"].units // 2)
     assert told["tokens-merged"].written_megabytes == pytest.approx(told["tokens"].written_megabytes, rel=0.1)
 
-    damaged = [
-        corpus / ".stages" / stage / "00001.safetensors" for stage in ("tokens-merged", "lines-duplicates-merged")
-    ]
+    stages = ("tokens-merged", "lines-duplicates-merged")
+    damaged = [corpus / ".stages" / stage / "00001.safetensors" for stage in stages]
     before = [path.read_bytes() for path in damaged]
-    damaged[0].write_bytes(before[0][:-1] + bytes([before[0][-1] ^ 1]))
+    flip(damaged[0])
     damaged[1].write_bytes(before[1][:-1])
     build(changed, repair=True)
     assert [path.read_bytes() for path in damaged] == before

@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 
 from data_pipeline import report
-from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.blocks import decode_block
-from data_pipeline.execution.workers import without_ray
-from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.packing import PACKINGS, Documents, Rules
-from data_pipeline.pipeline import build
 from data_pipeline.text.tally import Tally, smallest
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
@@ -26,7 +22,7 @@ from data_pipeline.tools.provenance.token_location import rows_of_document
 from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.example_rows import VOCABULARY
-from tests.data_pipeline.pages import documents_of, write_pages
+from tests.data_pipeline.pages import OFF, built, documents_of, trained, write_pages
 from tests.in_process import run_here
 from tests.tables import each
 
@@ -55,16 +51,13 @@ def pair(small_corpus, tmp_path_factory) -> tuple[Path, Path]:
     for name, pages in (("pages", PAGES), ("more", MORE)):
         write_pages(folder / f"in/{name}.json.gz", [{"timestamp": "2019", **page} for page in pages])
     sources = [{"format": "c4", "path": str(folder / "in"), "language": "en"}]
-    tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "vocab_size": 500, "sentinels": 20}
     made = []
     for name, changes in (
         ("a", {"cleaning": {"gopher": {"min_words": 5, "min_stop_words": 0}}, "dedup": {}}),
         ("b", {"cleaning": {"web_rules": False, "language": {"detector": "none"}}, "dedup": {"lines": False}}),
     ):
-        output = {"output": str(folder / name), "sources": sources, "tokenizer": tokenizer}
-        config = write_corpus_file(folder / f"{name}.yaml", **output, **changes)
-        with without_ray():
-            made.append(build(load(config, [], CorpusConfig), render=render))
+        output = {"output": str(folder / name), "sources": sources, "tokenizer": trained(small_corpus)}
+        made.append(built(write_corpus_file(folder / f"{name}.yaml", **output, **changes)))
     return made[0], made[1]
 
 
@@ -205,21 +198,20 @@ def test_diff_names_what_changed_a_text_without_dropping_anything(tmp_path):
     lines = (json.dumps({"text": page, "title": "A title."}) + "\n" for page in pages)
     (tmp_path / "in/pages.jsonl").write_text("".join(lines))
     (tmp_path / "in/one.jsonl").write_text(json.dumps({"text": "Two corpora lack this page."}) + "\n")
-    cleaning, dedup = {"profile": "none"}, {"urls": None, "lines": False, "documents": False}
+    cleaning = {"profile": "none"}
     builds = {}
     for name, path, options, changes in (
         ("plain", "pages.jsonl", {}, {}),
-        ("lines", "pages.jsonl", {}, {"dedup": {**dedup, "lines": True}}),
+        ("lines", "pages.jsonl", {}, {"dedup": {**OFF, "lines": True}}),
         ("stripped", "pages.jsonl", {}, {"cleaning": {**cleaning, "min_words_per_line": 1}}),
         ("web", "pages.jsonl", {}, {"cleaning": {**cleaning, "web_rules": True}}),
         ("other key", "pages.jsonl", {"text": "title"}, {}),
         ("both", "*.jsonl", {}, {}),
     ):
         sources = [{"format": "jsonl", "name": "in", "path": str(tmp_path / "in" / path), "options": options}]
-        given = {"output": str(tmp_path / name), "sources": sources, "cleaning": cleaning, "dedup": dedup, **changes}
-        with without_ray():
-            config = load(write_corpus_file(tmp_path / f"{name}.yaml", **given), [], CorpusConfig)
-            builds[name] = open_build(build(config, until="documents"))
+        given = {"output": str(tmp_path / name), "sources": sources, "cleaning": cleaning, "dedup": OFF, **changes}
+        file = write_corpus_file(tmp_path / f"{name}.yaml", **given)
+        builds[name] = open_build(built(file, until="documents"))
     marks = {"cleaning in B (white space)": 1, "cleaning.web_rules in B (citation marks)": 1}
     for a, b, expected in (
         ("lines", "plain", {"text_differs": {"dedup.lines in A (white space)": 1}}),

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFile
 
-from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.checksums import Checksum
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
 from data_pipeline.stages.documents import DocumentsSpec
+from tests.data_pipeline.pages import OFF, plain
 from tests.tables import each
 
 SIZE = 6_000_000  # several times what is read at once
@@ -46,10 +46,7 @@ def lines() -> list[str]:
 
 
 def spec_of(folder: Path, path: str, declared: str) -> DocumentsSpec:
-    source = {"format": declared, "path": path, "cleaning": {"profile": "none"}}
-    settings = {"name": "x", "output": str(folder), "sources": [source], "dedup": {"urls": None, "lines": False}}
-    config = CorpusConfig.model_validate({**settings, "dedup": {**settings["dedup"], "documents": False}})
-    (unit,) = documents.plan(config, folder)
+    (unit,) = documents.plan(plain(folder, path, declared, dedup=OFF), folder)
     return unit.spec
 
 

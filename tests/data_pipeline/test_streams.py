@@ -28,6 +28,7 @@ from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.processes import _Guarded, items
 from data_pipeline.loading.stream import Skipped, Stream, StreamState
 from data_pipeline.objectives.span_corruption import SpanCorruption
+from tests.data_pipeline.build_processes import flip
 from tests.tables import each
 
 LONG_SPANS = SpanCorruption(inputs_length=22, noise_density=0.5, mean_span_length=5.0)  # of rows of 34, as the corpus
@@ -171,10 +172,7 @@ def lost(copy) -> dict[str, range]:
     for split in ("train", "validation"):
         blocks = corpus.blocks(split)
         place = min(1, len(blocks.rows) - 1)
-        shard = copy / blocks.shards[blocks.shard[place]]
-        content = bytearray(shard.read_bytes())
-        content[int(blocks.offset[place]) + 700] ^= 1
-        shard.write_bytes(content)
+        flip(copy / blocks.shards[blocks.shard[place]], int(blocks.offset[place]) + 700)
         rows[split] = range(int(blocks.first_row[place]), int(blocks.first_row[place] + blocks.rows[place]))
     return rows
 

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline.config import CorpusConfig, SourceConfig
+from data_pipeline.config import SourceConfig
 from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.pipeline import report_damage
 from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
 from tests.conftest import DATA
+from tests.data_pipeline.pages import plain
 from tests.tables import each
 
 FORMATS = get_args(SourceConfig.model_fields["format"].annotation)
@@ -46,13 +47,9 @@ FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
 
 def read_as(declared: str, path: Path) -> Finished[DocumentsResult]:
     """The result of the documents stage for one file."""
-    sources = [{"format": declared, "path": str(path)}]
     corpus = path.parent / "corpus"
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}} if declared == "pairs" else {}
-    config = CorpusConfig.model_validate(
-        {"name": "a", "output": str(corpus), "sources": sources, "cleaning": {"profile": "none"}, "rows": rows}
-    )
-    (unit,) = plan(config, corpus)
+    (unit,) = plan(plain(path.parent, path, declared, rows=rows), corpus)
     return Finished(unit.name, "", write_documents(corpus, unit.spec), {}, 0.0, 0.0)
 
 
