@@ -69,16 +69,13 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def sets_in(folder: Path) -> list[dict[str, object]]:
-    return [
+def corpus_file(folder: Path, name: str, **changes: object) -> Path:
+    sets = [
         {"name": "boolq", "path": str(folder / "boolq.jsonl.gz"), "fields": ["question", "passage.text"]},
         {"name": "pairs", "path": str(folder / "*.tsv"), "format": "tsv", "fields": [2]},
         {"name": "short", "path": str(folder / "short.txt"), "format": "text"},
     ]
-
-
-def corpus_file(folder: Path, name: str, **changes: object) -> Path:
-    given: dict[str, object] = {"output": str(folder / name), "decontamination": {"sets": sets_in(folder)}}
+    given: dict[str, object] = {"output": str(folder / name), "decontamination": {"sets": sets}}
     sources = [{"format": "c4", "path": [str(folder / "0.json.gz"), str(folder / "1.json.gz")], "language": "en"}]
     return write_corpus_file(folder / f"{name}.yaml", sources=sources, **{**given, **changes})
 

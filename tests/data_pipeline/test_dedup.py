@@ -247,42 +247,31 @@ def newest_in_memory(pages: list[Page]) -> list[Page]:
 def test_urls_lines_and_documents_agree_with_a_reference_however_pages_are_dealt(
     deduplicated, real_pages, files, keys_per_bucket
 ):
-    found = deduplicated(
-        dealt(real_pages, files, seed=files),
-        {"profile": "none", "min_sentences_per_page": 3},
-        urls="newest",
-        lines=True,
-        documents=True,
-        keys_per_bucket=keys_per_bucket,
-    )
-    pages = [one for one in real_pages if count_enough(one["text"])]
+    cleaning = {"profile": "none", "min_sentences_per_page": 3}
+    steps = {"urls": "newest", "lines": True, "documents": True, "keys_per_bucket": keys_per_bucket}
+    found = deduplicated(dealt(real_pages, files, seed=files), cleaning, **steps)
+    # sentences are counted line by line, as cleaning does for C4's minimum
+    pages = [one for one in real_pages if sum(map(count_sentences, one["text"].splitlines())) >= 3]
     newest = {id(one) for one in newest_in_memory(real_pages)}
     assert sorted(found.texts) == sorted(set(lines_in_memory([one for one in pages if id(one) in newest])))
     assert found.counts["duplicate_url"] == sum(id(one) not in newest for one in pages) > 0
     assert found.counts["line_duplicate_line"] > 60
 
 
-def count_enough(text: str) -> bool:
-    """Counts sentences line by line, as cleaning does for C4's minimum."""
-    return sum(count_sentences(line) for line in text.splitlines()) >= 3
-
-
 def test_no_span_of_three_sentences_is_left_twice_and_none_is_lost(deduplicated, real_pages):
     pages = newest_in_memory(real_pages)
     results = [deduplicated(dealt(pages, files, seed=files), spans=True, keys_per_bucket=500) for files in (1, 7)]
     assert sorted(results[0].texts) == sorted(results[1].texts)
-    before, after = (normalized_sentences(texts) for texts in ([one["text"] for one in pages], results[0].texts))
-    assert set(after) == set(before)
+    both = [one["text"] for one in pages], results[0].texts
+    of_both = ([" ".join(one.lower().split()) for text in texts for one in sentences_of(text)] for texts in both)
+    before, after = map(set, of_both)
+    assert after == before
     assert results[0].counts["span_duplicate_span"] > 30
     keys = EqualSpans()
-    for texts, twice in (([one["text"] for one in pages], True), (results[0].texts, False)):
+    for texts, twice in zip(both, (True, False), strict=True):
         hashes = [words[0] for text in texts for _, words in keys.keys(Document(text=text, url="u"))]
         planted = len(hashes) - len(set(hashes))
         assert planted > 100 if twice else planted == 0
-
-
-def normalized_sentences(texts: list[str]) -> list[str]:
-    return [" ".join(sentence.lower().split()) for text in texts for sentence in sentences_of(text)]
 
 
 def test_a_chain_of_near_duplicates_is_one_cluster(deduplicated):
@@ -337,13 +326,10 @@ def test_bands_are_those_of_datatrove_and_fineweb_or_those_that_err_least():
     assert bands(0.5, 128)[0] > bands(0.9, 128)[0]
 
 
-def test_buckets_follow_from_the_keys_alone():
-    assert [KeyBucket.enough(keys, 100) for keys in (0, 1, 100, 101, 200, 201, 1000)] == [1, 1, 1, 2, 2, 4, 16]
-    assert KeyBucket.enough(10**12, 100) == 4096
-
-
 def test_a_bucket_reads_its_share_of_the_keys_and_a_line_on_every_page_costs_one(tmp_path):
     """Otherwise one hash could fill a bucket, however many buckets there are."""
+    assert [KeyBucket.enough(keys, 100) for keys in (0, 1, 100, 101, 200, 201, 1000)] == [1, 1, 1, 2, 2, 4, 16]
+    assert KeyBucket.enough(10**12, 100) == 4096
     keys, chance = Keys(group=1, order=1), random.Random(0)
     for document in range(1000):
         keys.add(document, 0, (42, 1000 - document))

@@ -10,10 +10,9 @@ import webdataset
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
-from data_pipeline.loading.batches import TrainingBatches, as_batch, validation_batches
+from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
-from data_pipeline.objectives.objective import Examples, Padded
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.example_rows import assert_alike
 from tests.data_pipeline.pages import built, trained
@@ -78,9 +77,7 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
         assert first.targets.lengths.max() <= targets
         again = loaded.examples(ids, 1)
         drawn = name not in ("full_lm", "causal_lm")  # these objectives draw nothing
-        assert drawn == (
-            again.inputs.values.shape != first.inputs.values.shape or (again.inputs.values != first.inputs.values).any()
-        )
+        assert drawn != np.array_equal(again.inputs.values, first.inputs.values)
     batches = TrainingBatches(Stream([at_load], [1.0], seed=0, lanes=4), BatchLayout(0, 1, 8, 1))
     batch = next(batches.loader(1, 0))[0]
     size = at_load.tokenizer.size
@@ -94,22 +91,9 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
         if name == "bert":
             ignored = (batch["labels"] == IGNORE_INDEX).all(dim=1)
             assert torch.equal(batch["next_sentence_labels"] == IGNORE_INDEX, ignored)
+    assert name != "bert" or ignored.any()
     shown = done_here("data-pipeline", "show", at_load.directory, "-n", "1")
     assert "inputs" in shown
-
-
-def test_a_row_without_targets_has_no_next_sentence_either():
-    """A row of a damaged block has no targets, and must not count in the mean over pairs."""
-    ids = np.array([[7, 8], [7, 8], [1, 0]])
-    examples = Examples(
-        Padded(ids, np.array([2, 2, 1])),
-        Padded(ids, np.array([2, 2, 0])),
-        predicted=np.array([[True, False], [False, True], [False, False]]),
-        next_sentence=np.array([1, 0, 0]),
-    )
-    batch = as_batch(examples, pad=0)
-    assert batch["labels"].tolist() == [[7, IGNORE_INDEX], [IGNORE_INDEX, 8], [IGNORE_INDEX, IGNORE_INDEX]]
-    assert batch["next_sentence_labels"].tolist() == [1, 0, IGNORE_INDEX]
 
 
 def test_what_a_row_was_cut_for_is_stored_with_it(make):

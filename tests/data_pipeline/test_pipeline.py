@@ -3,12 +3,12 @@
 import bz2
 import errno
 import gzip
-import hashlib
 import itertools
 import json
 import os
 import random
 import shutil
+from hashlib import md5, sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,7 +87,7 @@ def test_the_split_is_tfds_rule():
     """md5("Example.com/a") = …: the digest modulo 1000, computed here by hand."""
     urls = [f"https://www.example.com/{n}/?utm_source=x" for n in range(5000)]
     held_out = [n for n, url in enumerate(urls) if split_of(url, "", 1, 1000) != "train"]
-    by_hand = [n for n in range(5000) if int(hashlib.md5(f"example.com/{n}".encode()).hexdigest(), 16) % 1000 == 0]
+    by_hand = [n for n in range(5000) if int(md5(f"example.com/{n}".encode()).hexdigest(), 16) % 1000 == 0]
     assert held_out == by_hand
     assert held_out
     assert split_of("", "c4/file/000000001", 1, 1) == "validation"
@@ -163,10 +163,8 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path, monkeyp
         assert (stage["workers"], stage["ray_start_seconds"], stage["idle_seconds"]) == (1, 0, 0)
         assert (stage["core_seconds"], stage["driver_core_seconds"]) == (stage["units"], stage["units"] + 1)
     table = (tmp_path / "corpus/report.md").read_text().split("## Where the time went")[1]
-    assert [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")][2:] == [
-        *(f"| {stage['name']}" for stage in stats["stages"]),
-        "| together",
-    ]
+    shown = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")][2:]
+    assert shown == [*(f"| {stage['name']}" for stage in stats["stages"]), "| together"]
     first = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet").to_pylist()[0]
     assert list(first)[:7] == ["id", "text", "url", "title", "language", "source", "split"]
     assert first["id"].startswith("enwiki/enwiki-20060303-pages-articles2.xml.bz2/0")
@@ -194,13 +192,8 @@ def test_verify_names_what_is_damaged_missing_or_not_of_the_corpus(small_corpus,
 def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small_corpus, tmp_path):
     """Damages one byte in a file of each stage: sizes don't show it, and even the input of a stage may be damaged."""
     copy, config = shutil.copytree(small_corpus, tmp_path / "corpus"), small_corpus.parent / "corpus.yaml"
-    damaged = [
-        "documents/part-00001.parquet",
-        "tokenizer/spiece.model",
-        "blocks.parquet",
-        "shards/train/shard-00000.tar",
-        "shards/validation/shard-00000.tar",
-    ]
+    damaged = ["documents/part-00001.parquet", "tokenizer/spiece.model", "blocks.parquet"]
+    damaged += ["shards/train/shard-00000.tar", "shards/validation/shard-00000.tar"]
     for name in [*damaged, ".stages/tokens/part-00002.safetensors"]:
         flip(copy / name)
     (copy / "report.json").write_text("{}")
@@ -319,20 +312,20 @@ def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_c
     """Archives cut anywhere, a dump cut inside a page, an empty file and a picture beside whole files."""
     dump = next(SAMPLES.glob("*articles1.xml.bz2")).read_bytes()
     half = (xml := bz2.decompress(dump))[: len(xml) // 2]
+    picture = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20
     files = {
-        "cut.json.gz": C4_SAMPLE.read_bytes()[:100_000],
-        "cut.xml.bz2": dump[:400_000],
-        "page.xml.gz": gzip.compress(half),
-        "c4/empty.json.gz": b"",
-        "c4/picture.json.gz": b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20,
+        "gz/cut.json.gz": ("damaged", C4_SAMPLE.read_bytes()[:100_000]),
+        "bz2/cut.xml.bz2": ("damaged", dump[:400_000]),
+        "page/page.xml.gz": ("truncated", gzip.compress(half)),
+        "c4/empty.json.gz": ("unreadable", b""),
+        "c4/picture.json.gz": ("unreadable", picture),
     }
-    (tmp_path / "c4").mkdir()
-    for name, content in files.items():
+    for name, (_, content) in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     write_c4(tmp_path / "c4/whole.json.gz", records=30)
-    kinds = ("c4", "gz", "cut.json.gz"), ("wikipedia", "bz2", "cut.xml.bz2"), ("wikipedia", "page", "page.xml.gz")
-    named = [*kinds, ("c4", "c4", "c4")]
-    sources = [{"format": kind, "name": name, "path": str(tmp_path / path)} for kind, name, path in named]
+    kinds = {"gz": "c4", "bz2": "wikipedia", "page": "wikipedia", "c4": "c4"}
+    sources = [{"format": kind, "name": name, "path": str(tmp_path / name)} for name, kind in kinds.items()]
     config = write_corpus_file(tmp_path / "corpus.yaml", sources=sources, tokenizer=trained(small_corpus))
     done = run_here("data-pipeline", "build", config)
     assert done.returncode == 0, done.stderr
@@ -344,17 +337,11 @@ def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_c
     assert [": unreadable at " not in line for line in warnings] == [line.endswith(KEPT) for line in warnings]
     stats = json.loads(run_here("data-pipeline", "stats", tmp_path / "corpus", "--json").stdout)
     inputs = {entry["path"]: entry for entry in stats["inputs"]}
-    assert {path: entry["status"] for path, entry in inputs.items()} == {
-        "gz/cut.json.gz": "damaged",
-        "bz2/cut.xml.bz2": "damaged",
-        "page/page.xml.gz": "truncated",
-        "c4/empty.json.gz": "unreadable",
-        "c4/picture.json.gz": "unreadable",
-        "c4/whole.json.gz": "ok",
-    }
+    expected = {name: status for name, (status, _) in files.items()} | {"c4/whole.json.gz": "ok"}
+    assert {path: entry["status"] for path, entry in inputs.items()} == expected
     assert all((entry["documents"] > 0) == (entry["status"] != "unreadable") for entry in inputs.values())
     assert inputs["c4/whole.json.gz"]["documents"] == 30
-    lines = files["c4/picture.json.gz"].count(b"\n") + 1
+    lines = picture.count(b"\n") + 1
     assert stats["documents"]["dropped"]["damaged"] == lines + 1  # each line of the picture, and the page that was cut
     strict = run_here("data-pipeline", "build", config, "--strict")
     assert strict.returncode == 1
@@ -455,13 +442,9 @@ def test_the_documents_of_a_folder_of_text_stay_whole_and_the_pieces_of_a_large_
         verses = [f"Book {book} verse {n} in the beginning.\n\n" for n in range(300 if book == 3 else 20)]
         (tmp_path / f"books/{book}.txt").write_text("".join(verses))
         books[book] = list(itertools.chain.from_iterable(tokenizer.encode(verses)))
-    config = write_corpus_file(
-        tmp_path / "corpus.yaml",
-        sources=[{"format": "text", "path": str(tmp_path / "books"), "options": {"max_document_bytes": 1000}}],
-        split={"validation_fraction": 0},
-        tokenizer=trained(small_corpus),
-    )
-    printed = done_here("data-pipeline", "build", config)
+    source = {"format": "text", "path": str(tmp_path / "books"), "options": {"max_document_bytes": 1000}}
+    settings = {"sources": [source], "split": {"validation_fraction": 0}, "tokenizer": trained(small_corpus)}
+    printed = done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", **settings))
     pieces = [row["id"] for row in documents_of(tmp_path / "corpus")]
     assert f"documents: 6 files → {len(pieces)} documents, {len(pieces)} kept" in printed.splitlines()
     assert len([identity for identity in pieces if "/3.txt/" in identity]) >= 10
@@ -490,12 +473,10 @@ def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_cos
     cut.write_bytes(cut.read_bytes()[:-200])
     (tmp_path / "a/4.json.gz").write_bytes(b"")
     (tmp_path / "b/5-x.json.gz").write_bytes(b"\x89PNG\r\n\x1a\n" * 99)
-    config = write_corpus_file(
-        tmp_path / "corpus.yaml",
-        sources=[{"format": "c4", "name": name, "path": str(tmp_path / name), "language": "en"} for name in ("a", "b")],
-        dedup={"urls": "newest", "lines": True, "documents": True, "minhash": True},
-        tokenizer=trained(small_corpus),
-    )
+    sources = [{"format": "c4", "name": name, "path": str(tmp_path / name), "language": "en"} for name in ("a", "b")]
+    dedup = {"urls": "newest", "lines": True, "documents": True, "minhash": True}
+    settings = {"sources": sources, "dedup": dedup, "tokenizer": trained(small_corpus)}
+    config = write_corpus_file(tmp_path / "corpus.yaml", **settings)
     found, written = {}, {}
     for share in (0, 40_000, 10**7):
         corpus = tmp_path / f"shared-{share}"
@@ -504,10 +485,9 @@ def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_cos
         assert done.stderr.count("warning: ") == 3
         found[share] = report.read(corpus)
         written[share] = {path.name: path.read_bytes() for path in (corpus / "shards").rglob("*.tar")}
-        manifest = json.loads((corpus / "manifest.json").read_text())
-        assert {file["file"]: file["sha256"] for file in manifest["inputs"] if file["source"] == "a"} == {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "a").iterdir()
-        }
+        inputs = json.loads((corpus / "manifest.json").read_text())["inputs"]
+        checked = {file["file"]: file["sha256"] for file in inputs if file["source"] == "a"}
+        assert checked == {path.name: sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "a").iterdir()}
     units = [found[share].stages[0].units for share in found]
     assert (units[0], units[2]) == (14, 2)
     assert 2 < units[1] < 14

@@ -41,9 +41,8 @@ def test_batches_of_a_remote_corpus_are_those_of_a_local_one(small_corpus, tmp_p
         ]
         for (found,), (wanted,) in zip(*pairs, strict=True):
             assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    for found, wanted in zip(
-        *(validation_batches(corpus, BatchLayout(0, 1, 8, 1)) for corpus in (remote, local)), strict=True
-    ):
+    layout = BatchLayout(0, 1, 8, 1)
+    for found, wanted in zip(validation_batches(remote, layout), validation_batches(local, layout), strict=True):
         assert torch.equal(found["labels"], wanted["labels"])
     blocks = [path for path in (cache / "blocks").rglob("*") if path.is_file()]
     assert len(blocks) == sum(len(local.blocks(split).rows) for split in ("train", "validation"))

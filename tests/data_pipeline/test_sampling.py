@@ -24,8 +24,7 @@ def write_part(folder: Path, number: int, texts: list[str]) -> Part:
             identity = f"c4/{number}/{place:09d}"
             held_out = "validation" if place % 10 == 7 else "train"
             file.add(Document(id=identity, text=text, url="", title="", language="en", source="c4", split=held_out))
-    written = file.describe(path, "c4", f"c4/{number}/{0:09d}")
-    return Part(**vars(written), checksums=[str(number)])
+    return Part(**vars(file.describe(path, "c4", f"c4/{number}/{0:09d}")), checksums=[str(number)])
 
 
 def write_parts(folder: Path) -> list[Part]:
@@ -37,11 +36,9 @@ def finished(folder, units):
     """The units after their work, as a build would have them."""
     done = []
     for unit in units:
-        for name in unit.outputs:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        result = sampling.STAGE.work(folder, unit.spec)
+        (folder / unit.outputs[0]).parent.mkdir(parents=True, exist_ok=True)
         outputs = {name: Output(0, "") for name in unit.outputs}
-        done.append(Finished(unit.name, unit.inputs, result, outputs, 0.0, 0.0))
+        done.append(Finished(unit.name, unit.inputs, sampling.STAGE.work(folder, unit.spec), outputs, 0.0, 0.0))
     return done
 
 
