@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import itertools
 import json
 import lzma
 import os
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, settings
 
 import data_pipeline
 from data_pipeline.foundation.locks import lock
-from tests.in_process import run_here
+from tests.in_process import done_here
 
 # The same examples each time, however long one takes: it may load a library first, and others share the cores.
 slow_examples = [HealthCheck.too_slow]
@@ -50,36 +51,15 @@ C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 
 # The files that take longest begin first, so that at the end no worker is left alone with one of them. The first three
 # need one corpus at most: workers would wait for the one that builds it.
-LONGEST = [
-    "launch/test_hosts.py",
-    "launch/test_slurm.py",
-    "pretrain/test_layerwise.py",
-    "data_pipeline/test_cluster.py",
-    "launch/test_slurm_chain.py",
-    "launch/test_supervision.py",
-    "checks/test_fault_matrix.py",
-    "data_pipeline/test_kills.py",
-    "pretrain/test_kernels.py",
-    "pretrain/test_families.py",
-    "pretrain/test_plan.py",
-    "pretrain/test_checkpoints.py",
-    "pretrain/test_optimizers.py",
-    "pretrain/test_sharded_construction.py",
-    "pretrain/test_training.py",
-    "pretrain/test_hooks.py",
-    "pretrain/test_tracking.py",
-    "pretrain/test_passes.py",
-    "pretrain/test_norms.py",
-    "pretrain/test_text_to_text.py",
-    "pretrain/test_memory_checkpoints.py",
-    "pretrain/test_numerics.py",
-    "pretrain/test_offload.py",
-    "launch/test_doctor.py",
-    "pretrain/test_stability.py",
-    "pretrain/test_micro_batch.py",
-    "pretrain/test_lm_eval.py",
-    "pretrain/test_experiment.py",
-]
+LONGEST = """
+launch/test_hosts.py launch/test_slurm.py pretrain/test_layerwise.py data_pipeline/test_cluster.py
+launch/test_slurm_chain.py launch/test_supervision.py checks/test_fault_matrix.py checks/test_killed_builds.py
+pretrain/test_kernels.py pretrain/test_families.py pretrain/test_plan.py pretrain/test_checkpoints.py
+pretrain/test_optimizers.py pretrain/test_sharded_construction.py pretrain/test_training.py pretrain/test_hooks.py
+pretrain/test_tracking.py pretrain/test_passes.py pretrain/test_norms.py pretrain/test_text_to_text.py
+pretrain/test_memory_checkpoints.py pretrain/test_numerics.py pretrain/test_offload.py launch/test_doctor.py
+pretrain/test_stability.py pretrain/test_micro_batch.py pretrain/test_lm_eval.py pretrain/test_experiment.py
+"""
 
 
 DEVICES = ("cpu", "cuda")
@@ -145,16 +125,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = item.get_closest_marker("slow") or item.get_closest_marker("soak")
         if long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST.split())}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Runs one of this project's commands in a process of its own, as a user does."""
     name, *arguments = map(str, command)
     program = [str(Path(sys.executable).with_name(name)), *arguments]
-    environment = {**os.environ, "COLUMNS": "120"}
-    return subprocess.run(program, cwd=cwd, capture_output=True, text=True, env=environment)
+    return subprocess.run(program, cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
 
 
 def write_c4(path: Path, records: int, skip: int = 0) -> None:
@@ -208,11 +187,6 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def build(config: Path) -> None:
-    done = run_here("data-pipeline", "build", config)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="session")
 def small_corpus() -> Path:
     """The directory of a finished corpus: 3 input files, noise applied at load."""
@@ -220,7 +194,7 @@ def small_corpus() -> Path:
     def make(folder: Path) -> None:
         for part in range(3):
             write_c4(folder / f"c4-{part}.json.gz", records=60, skip=60 * part)
-        build(write_corpus_file(folder / "corpus.yaml"))
+        done_here("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml"))
 
     return made_once("small", make) / "corpus"
 
@@ -230,12 +204,9 @@ def corpus_built_with_noise(small_corpus) -> Path:
     """The same corpus with span corruption applied at build."""
 
     def make(folder: Path) -> None:
-        config = write_corpus_file(
-            folder / "corpus.yaml",
-            sources=[{"format": "c4", "path": str(small_corpus.parent / "*.json.gz"), "language": "en"}],
-            rows={"objective": {"name": "span_corruption", "inputs_length": 32}, "apply_at": "build"},
-        )
-        build(config)
+        sources = [{"format": "c4", "path": str(small_corpus.parent / "*.json.gz"), "language": "en"}]
+        rows = {"objective": {"name": "span_corruption", "inputs_length": 32}, "apply_at": "build"}
+        done_here("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml", sources=sources, rows=rows))
 
     return made_once("built_with_noise", make) / "corpus"
 
@@ -245,14 +216,10 @@ def byte_level_bpe() -> Path:
     """A directory with two tokenizers: gpt2, GPT-2's files, and bart, the same with fairseq's dictionary."""
 
     def make(folder: Path) -> None:
-        for kind, names in {
-            "gpt2": ("encoder.json", "vocab.bpe"),
-            "bart": ("encoder.json", "vocab.bpe", "dict.txt"),
-        }.items():
-            (folder / kind).mkdir()
-            for name in names:
-                content = lzma.decompress((DATA / "tokenizers" / f"{name}.xz").read_bytes())
-                (folder / kind / name).write_bytes(content)
+        for kind, name in itertools.product(("gpt2", "bart"), ("encoder.json", "vocab.bpe", "dict.txt")):
+            if (kind, name) != ("gpt2", "dict.txt"):
+                (folder / kind).mkdir(exist_ok=True)
+                (folder / kind / name).write_bytes(lzma.decompress((DATA / f"tokenizers/{name}.xz").read_bytes()))
 
     return made_once("byte_level_bpe", make)
 
@@ -272,15 +239,11 @@ def published_tokenizers() -> Path:
 @pytest.fixture(scope="session")
 def bart_corpus(byte_level_bpe) -> Path:
     """The directory of a finished corpus with BART's ids, a special token and sentinels."""
-    tokenizer = {
-        "kind": "byte_level_bpe",
-        "path": str(byte_level_bpe / "bart"),
-        "special_tokens": ["[R]"],
-        "sentinels": 20,
-    }
+    path = str(byte_level_bpe / "bart")
+    tokenizer = {"kind": "byte_level_bpe", "path": path, "special_tokens": ["[R]"], "sentinels": 20}
 
     def make(folder: Path) -> None:
         write_c4(folder / "c4.json.gz", records=60)
-        build(write_corpus_file(folder / "corpus.yaml", tokenizer=tokenizer))
+        done_here("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml", tokenizer=tokenizer))
 
     return made_once("bart", make) / "corpus"

@@ -3,7 +3,6 @@
 The directories hold what transformers finds there: tokenizer.json and tokenizer_config.json.
 """
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tests.conftest import C4_SAMPLE
+from tests.data_pipeline.reading import c4_pages
 
 PIECES = 700
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -21,11 +20,7 @@ _LLAMA3 = (
 )
 _QWEN = _LLAMA3.replace("{1,3}", "")
 ODD = [
-    "",
-    " ",
-    "\n",
-    "Hello world",
-    " Hello  world   again",
+    *("", " ", "\n", "Hello world", " Hello  world   again"),
     "\n\n\nThree breaks, then \t\ttabs.\r\nAnd Windows' own.\n \n  \n",
     "Don't you'll we'RE 1234567890 3.14159",
     "Ünïcödé é e\u0301, 日本語のテキスト。한국어 \u1112\u1161\u11ab العربية हिन्दी",
@@ -43,32 +38,18 @@ SPELLED = [
 ]
 
 
-def texts(records: int = 100) -> list[str]:
-    """Texts of the shipped sample of C4."""
-    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
-        return [json.loads(next(lines))["text"] for _ in range(records)]
-
-
-def _trained(
-    normalizer: Any, pre_tokenizer: Any, alphabet: list[str], special: list[str], **options: Any
-) -> tokenizers.Tokenizer:
+def _trained(normalizer, pre_tokenizer, alphabet: list[str], special: list[str], **options) -> tokenizers.Tokenizer:
     """A BPE of PIECES tokens, the first of them `special`, with `options` of its model."""
     tokenizer = tokenizers.Tokenizer(models.BPE(**options))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=PIECES, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts(), trainer)
+    settings = {"vocab_size": PIECES, "special_tokens": special, "initial_alphabet": alphabet}
+    tokenizer.train_from_iterator(c4_pages()[:100], trainers.BpeTrainer(**settings, show_progress=False))
     return tokenizer
 
 
 def _of_bytes(pattern: str, normalizer: Any = None, **options: Any) -> tokenizers.Tokenizer:
-    splits = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    splits = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior="isolated"), of_bytes])
     tokenizer = _trained(normalizer, splits, pre_tokenizers.ByteLevel.alphabet(), [], **options)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -87,22 +68,14 @@ def llama3(directory: Path) -> None:
     tokenizer = _of_bytes(_LLAMA3, ignore_merges=True)
     special = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|eot_id|>"]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
-    begin = processors.TemplateProcessing(
-        single=f"{special[0]} $A",
-        pair=f"{special[0]} $A {special[0]}:1 $B:1",
-        special_tokens=[(special[0], tokenizer.token_to_id(special[0]))],
-    )
+    bos, ids = special[0], [(special[0], tokenizer.token_to_id(special[0]))]
+    begin = processors.TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=ids)
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), begin])
-    _write(
-        directory,
-        tokenizer,
-        added_tokens_decoder={str(token.pop("id")): token for token in json.loads(tokenizer.to_str())["added_tokens"]},
-        bos_token=special[0],
-        eos_token=special[1],
-        clean_up_tokenization_spaces=True,
-        model_input_names=["input_ids", "attention_mask"],
-        tokenizer_class="PreTrainedTokenizerFast",
-    )
+    added = {str(token.pop("id")): token for token in json.loads(tokenizer.to_str())["added_tokens"]}
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special[0], "eos_token": special[1]}
+    inputs = ["input_ids", "attention_mask"]
+    more = {"added_tokens_decoder": added, "clean_up_tokenization_spaces": True, "model_input_names": inputs}
+    _write(directory, tokenizer, **names, **more)
 
 
 def qwen3(directory: Path) -> None:
@@ -111,18 +84,9 @@ def qwen3(directory: Path) -> None:
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in ("<think>", "</think>")])
-    _write(
-        directory,
-        tokenizer,
-        add_bos_token=False,
-        bos_token=None,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        unk_token=None,
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-        split_special_tokens=False,
-        tokenizer_class="Qwen2Tokenizer",
-    )
+    names = {"bos_token": None, "eos_token": special[2], "pad_token": special[0], "unk_token": None}
+    more = {"add_bos_token": False, "additional_special_tokens": special[1:], "split_special_tokens": False}
+    _write(directory, tokenizer, tokenizer_class="Qwen2Tokenizer", **names, **more)
 
 
 def gemma(directory: Path) -> None:
@@ -142,29 +106,18 @@ def llama2(directory: Path) -> None:
     """Pieces with ▁, which also begins a text, and bytes. As converted from sentencepiece, a merge makes <s>."""
     vocabulary, merges = _of_pieces(["<unk>", "<s>", "</s>"])
     vocabulary["s>"] = len(vocabulary)
-    saved = tokenizers.Tokenizer(
-        models.BPE(vocabulary, [*merges, ("s", ">"), ("<", "s>")], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
+    merges += [("s", ">"), ("<", "s>")]
+    model = models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    saved = tokenizers.Tokenizer(model)
     saved.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     bytes_, strip = decoders.ByteFallback(), decoders.Strip(" ", 1, 0)
     saved.decoder = decoders.Sequence([decoders.Replace("▁", " "), bytes_, decoders.Fuse(), strip])
     saved.add_special_tokens(["<unk>", "<s>", "</s>"])
-    saved.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
-    )
-    _write(
-        directory,
-        saved,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token=None,
-        add_bos_token=True,
-        add_eos_token=False,
-        legacy=False,
-        clean_up_tokenization_spaces=False,
-        tokenizer_class="LlamaTokenizer",
-    )
+    begin = {"single": "<s> $A", "pair": "<s> $A <s>:1 $B:1", "special_tokens": [("<s>", 1)]}
+    saved.post_processor = processors.TemplateProcessing(**begin)
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": None}
+    more = {"add_bos_token": True, "add_eos_token": False, "legacy": False, "clean_up_tokenization_spaces": False}
+    _write(directory, saved, tokenizer_class="LlamaTokenizer", **names, **more)
 
 
 def _write(directory: Path, tokenizer: tokenizers.Tokenizer, **config: Any) -> None:

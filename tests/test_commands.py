@@ -17,7 +17,7 @@ import pretrain.cli
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from tests.conftest import TOP, made_once
-from tests.in_process import run_here
+from tests.in_process import done_here, run_here
 from tests.tables import each
 
 APPS = {"data-pipeline": data_pipeline.cli.app, "pretrain": pretrain.cli.app, "launch": launch.cli.app}
@@ -64,8 +64,7 @@ def quickstart() -> Path:
     """The directory of the quickstart's corpus."""
 
     def make(folder: Path) -> None:
-        done = run_here("data-pipeline", "build", "configs:corpora/quickstart.yaml", f"output={folder}/corpus")
-        assert done.returncode == 0, done.stderr
+        done_here("data-pipeline", "build", "configs:corpora/quickstart.yaml", f"output={folder}/corpus")
 
     return made_once("quickstart", make) / "corpus"
 
@@ -87,9 +86,7 @@ def fresh_copy(quickstart, tmp_path, monkeypatch) -> Path:
 def test_examples_that_read_or_plan_succeed_in_a_fresh_copy(fresh_copy, subtests):
     for words in WHOLE:
         with subtests.test(" ".join(words)):
-            name, *arguments = example_of(words)
-            done = run_here(name, *arguments)
-            assert done.returncode == 0, done.stderr
+            done_here(*example_of(words))
 
 
 def test_files_and_overrides_of_the_other_examples_are_valid_in_a_fresh_copy(fresh_copy, subtests):
@@ -106,31 +103,21 @@ def test_files_and_overrides_of_the_other_examples_are_valid_in_a_fresh_copy(fre
             if files[0].startswith("configs/corpora/"):
                 load(files[0], overrides, CorpusConfig)
             else:
-                done = run_here("launch", "local", "--dry-run", files[0], *overrides)
-                assert done.returncode == 0, done.stderr
+                done_here("launch", "local", "--dry-run", files[0], *overrides)
     assert checked >= 10
 
 
 def test_the_document_that_show_names_can_be_traced(fresh_copy):
     last = run_here("data-pipeline", "show", "corpora/quickstart").stdout.splitlines()[-1]
-    name, *arguments = shlex.split(last.partition("Next: ")[2])
-    assert "kept" in run_here(name, *arguments).stdout
+    assert "kept" in done_here(*shlex.split(last.partition("Next: ")[2]))
 
 
 @each(
     "command, name, said",
     [
         (("launch", "local"), "configs/corpora/c4.yaml", "this is a corpus file, not a run file; build it"),
-        (
-            ("data-pipeline", "build"),
-            "configs/runs/quickstart.yaml",
-            "this is a run file, not a corpus file; train",
-        ),
-        (
-            ("launch", "local"),
-            "configs/runs/quikstart.yaml",
-            "no such file; did you mean configs/runs/quickstart.",
-        ),
+        (("data-pipeline", "build"), "configs/runs/quickstart.yaml", "this is a run file, not a corpus file; train"),
+        (("launch", "local"), "configs/runs/quikstart.yaml", "no such file; did you mean configs/runs/quickstart."),
         # as DeepSpeed's launcher calls it
         (("pretrain", "--local_rank=0", "train"), "configs/runs/nothing-like-it.yaml", "no such file"),
         (("pretrain", "train"), "c4-bert.yaml", "no such file; did you mean configs:corpora/c4-bert.yaml"),

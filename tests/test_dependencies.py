@@ -13,17 +13,8 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOR_OTHERS = {"protobuf"}  # sentencepiece's model descriptions import it but don't require it
 FROM_TORCH = {"triton"}  # comes with PyTorch's builds for CUDA, and is imported only there
-OWN = {
-    "data_pipeline",
-    "pretrain",
-    "launch",
-    "tests",
-    "checks",
-    "benchmarks",
-    "experiments",
-    "docs",
-    *(path.stem for path in (ROOT / "benchmarks").glob("*.py")),
-}
+OWN = {"data_pipeline", "pretrain", "launch", "tests", "checks", "benchmarks", "experiments", "docs"}
+OWN |= {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
 
 
 def declared(requirements: list[str]) -> set[str]:

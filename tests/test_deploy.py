@@ -1,13 +1,18 @@
-"""What ships for other machines: the image's lock has the tested versions, and manifests pass their published schemas.
+"""What ships for other machines: the image's lock has the tested versions, manifests pass their published schemas, and
+the wheel, installed, works outside the checkout, with the config files that ship.
 
 The schemas in tests/data/schemas are pruned to what the manifests use; a key that a schema doesn't have is an error.
 """
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import jsonschema
@@ -116,10 +121,66 @@ def test_skypilots_variables_become_a_hostfile(tmp_path):
     assert (ROOT / task["envs"]["RUN"]).exists()
     (line,) = [line.strip() for line in task["run"].splitlines() if "SKYPILOT_NODE_IPS" in line]
     line = line.replace("/tmp/hostfile", shlex.quote(str(tmp_path / "hostfile")))
-    environment = {
-        "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
-        "SKYPILOT_NUM_GPUS_PER_NODE": "8",
-        "PATH": "/usr/bin:/bin",
-    }
-    subprocess.run(["bash", "-c", line], env=environment, check=True)
+    nodes = {"SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5", "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
+    subprocess.run(["bash", "-c", line], env={**nodes, "PATH": "/usr/bin:/bin"}, check=True)
     assert [(node.name, node.ranks) for node in read(tmp_path / "hostfile")] == [("10.0.0.4", 8), ("10.0.0.5", 8)]
+
+
+FOLDERS = ("data_pipeline", "pretrain", "launch", "configs")
+FILES = ("pyproject.toml", "README.md", "LICENSE")
+BUILD = "from setuptools.build_meta import build_wheel; build_wheel('dist')"  # what pip calls
+LOAD = """
+import data_pipeline
+from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.config_file import load
+from pretrain.config import RunConfig
+run, corpus = load("run.yaml", [], RunConfig), load(paths.config("configs:corpora/quickstart.yaml"), [], CorpusConfig)
+print(data_pipeline.__file__, run.model.d_model, run.run.name, corpus.sources[0].path)
+"""
+RUN = """
+extends: configs:runs/t5-v1.1-base-wikipedia.yaml  # which extends others, the last of them in another folder
+run: {name: mine}
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder in which the wheel has been unpacked: `pip install --target` without what it depends on."""
+    source, target = (tmp_path_factory.mktemp(name) for name in ("source", "target"))
+    for file in FILES:  # setuptools builds beside the source; the checkout stays clean
+        shutil.copy(ROOT / file, source)
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run([sys.executable, "-c", BUILD], cwd=source, check=True, capture_output=True)
+    (wheel,) = source.glob("dist/encdec_pretrain-*.whl")
+    zipfile.ZipFile(wheel).extractall(target)
+    return target
+
+
+def run_installed(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "120"}
+    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_wheel_holds_what_ships(installed):
+    def files(folder: Path) -> set[str]:
+        return {path.relative_to(folder).as_posix() for path in folder.rglob("*.*") if "__pycache__" not in path.parts}
+
+    for package in ("data_pipeline", "pretrain", "launch"):
+        assert files(installed / package) >= files(ROOT / package), package
+    assert files(installed / "data_pipeline/configs") == files(ROOT / "configs")
+    (commands,) = installed.glob("*.dist-info/entry_points.txt")
+    named = {line.partition(" =")[0] for line in commands.read_text().split("\n")}
+    assert named >= {"data-pipeline", "pretrain", "launch"}
+    assert not (installed / "tests").exists()
+
+
+def test_an_installed_wheel_works_in_an_empty_folder(installed, tmp_path):
+    (tmp_path / "run.yaml").write_text(RUN)
+    package = installed / "data_pipeline"
+    loaded = run_installed(installed, tmp_path, "-c", LOAD)
+    found = [package / "__init__.py", 768, "mine", package / "samples/king-james.jsonl.bz2"]
+    assert loaded.stdout.split() == list(map(str, found)), loaded.stderr
+    shown = run_installed(installed, tmp_path, "-m", "data_pipeline", "--help")
+    assert (shown.returncode, "Build the whole corpus" in shown.stdout) == (0, True), shown.stderr

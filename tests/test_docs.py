@@ -1,11 +1,15 @@
-"""Figures that commands print in the docs, computed again. Those of `pretrain plan` are in pretrain/test_plan.py, those
-of docs/results/recipes.md in pretrain/test_recipes.py."""
+"""Figures that commands print in the docs, computed again, and the pictures that docs/pictures draws. The figures of
+`pretrain plan` are in pretrain/test_plan.py, those of docs/results/recipes.md in pretrain/test_recipes.py."""
 
+import json
 import re
 from pathlib import Path
 
+import pytest
+
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
+from docs.pictures import objectives, speedrun
 from pretrain import models
 from pretrain.config import RunConfig
 
@@ -31,9 +35,8 @@ def test_the_parameters_of_the_small_experiment():
     folder, vocabulary = ROOT / "configs/experiments/autoregressive-small", ids("wikipedia-2014-small")
     table = page("results/experiments").split("| row | parameters |")[1]
     shown = dict(re.findall(r"^\| `([\w-]+)`\*? \| (\d{3},\d{3}) ", table, re.MULTILINE))
-    assert shown == {
-        name: f"{parameters(folder / f'{name}.yaml', f'model.vocab_size={vocabulary}'):,}" for name in shown
-    }
+    for name, count in shown.items():
+        assert count == f"{parameters(folder / f'{name}.yaml', f'model.vocab_size={vocabulary}'):,}", name
     assert set(shown) == {path.stem for path in folder.glob("*.yaml")} - {"experiment"}
 
 
@@ -51,7 +54,6 @@ def test_the_sizes_and_bounds_of_the_readme():
 def test_the_share_of_rows_in_a_mixture_by_tokens():
     sentence = r"for (\d+) % and (\d+) % of the tokens,\s+from rows of (\d+) and of (\d+) tokens, (\d+) %"
     found = re.search(sentence, page("how-to/train-a-task"))
-    assert found is not None
     first, second, long, short, rows = map(int, found.groups())
     assert round(100 * (second / short) / (first / long + second / short)) == rows
 
@@ -67,3 +69,25 @@ def test_a_corpus_file_says_where_the_files_come_from_that_do_not_ship():
             extended += re.findall(r"[\w-]+\.yaml", "".join(re.findall(r"(?m)^extends:.*", own)))
         if any(source.path.startswith("data/") for source in load(path, [], CorpusConfig).sources):
             assert re.search(r"data-pipeline fetch \w+ |https?://\S+|docs/\S+\.md|wikiextractor \S+", text), path.name
+
+
+def test_the_picture_of_objectives_is_what_they_make_today():
+    assert objectives.OUT.read_text() == objectives.svg()
+
+
+def test_curves_of_the_speedrun_add_up_the_seconds_between_two_lines(tmp_path, monkeypatch):
+    runs = {0: [(25, 4.0, 6.0), (50, 2.0, 5.0)], 1: [(25, 6.0, 5.0), (50, 4.0, 4.0), (75, 1.0, 3.0)]}
+    (tmp_path / "mini").mkdir()
+    for seed, lines in runs.items():
+        rows = [(step, {"train/processor_seconds": time, "train/loss": loss}) for step, time, loss in lines]
+        rows.append((lines[-1][0], {"validation/text/loss": 2.0 + seed, "validation/text/text_loss": 9.0}))
+        written = [{"step": step, "attempt": 1, "time": 0.0, "metrics": metrics} for step, metrics in rows]
+        path = tmp_path / f"mini/baseline-seed-{seed}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in written))
+    monkeypatch.setattr(speedrun, "RESULTS", tmp_path)
+    logs = speedrun.curves_of(tmp_path / "mini", "baseline")
+    curves = [speedrun.curve(log) for log in logs]
+    assert curves[1] == [(25, 6.0, 5.0), (50, 10.0, 4.0), (75, 11.0, 3.0)]
+    assert speedrun.mean(curves) == [(25, 5.0, 5.5), (50, 8.0, 4.5)]
+    assert [speedrun.held_out(log) for log in logs] == [2.0, 3.0]
+    assert speedrun.target("mini") == pytest.approx(2.5)

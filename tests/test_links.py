@@ -11,19 +11,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CODE = re.compile(r"(?ms)^```.*?^```|^(?: {4}|\t)[^\n]*|`[^`\n]+`")
 # a file of the repository by its path, or a Python file by its name alone
-FOLDERS = (
-    "configs",
-    "data_pipeline",
-    "pretrain",
-    "launch",
-    "tests",
-    "checks",
-    "benchmarks",
-    "docs",
-    "docker",
-    "deploy",
-)
-PATH = re.compile(rf"(?<![\w./~:-])(?:{'|'.join(FOLDERS)})/[\w./*-]+")
+TOPS = "configs|data_pipeline|pretrain|launch|tests|checks|benchmarks|docs|docker|deploy"
+PATH = re.compile(rf"(?<![\w./~:-])(?:{TOPS})/[\w./*-]+")
 PYTHON_FILE = re.compile(r"(?<![\w./-])\w+\.py\b")
 SHIPPED = re.compile(r"configs:([\w./-]+)")
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b")  # FAMILY.py, configs:NAME

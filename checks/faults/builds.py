@@ -23,9 +23,8 @@ import psutil
 
 from checks.faults.building import FAULTS, OUTSIDE, WHEN, PlantedInBuild
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.build_processes import checksums, family, raylets
+from tests.data_pipeline.build_processes import checksums, family, raylets, with_fault
 
-HERE = Path(__file__).parent
 _SECONDS = 300.0
 _NAMED = {  # in what a build says that fails
     "ENOSPC": "No space left on device",
@@ -57,8 +56,10 @@ def write_inputs(folder: Path) -> Path:
     for part in range(3):
         write_c4(folder / f"c4-{part}.json.gz", records=25, skip=25 * part)
     item = "This question of a test stands on a page and must not be learnt from it"
-    with gzip.open(folder / "c4-0.json.gz", "at") as more:
-        more.write(json.dumps({"text": f"A page. {item}.", "url": "http://a.org", "timestamp": "2019"}) + "\n")
+    passage = " ".join(f"word{number}" for number in range(60))  # on two pages
+    for part, text in enumerate((f"First page. {passage}.", f"Second page. {passage}!", f"Third page. {item}.")):
+        with gzip.open(folder / f"c4-{part}.json.gz", "at") as more:
+            more.write(json.dumps({"text": text, "url": f"http://{part}.org", "timestamp": "2019"}) + "\n")
     (folder / "items.txt").write_text(item)
     return write_corpus_file(
         folder / "corpus.yaml",
@@ -111,10 +112,7 @@ class Builds:
 
     def _built(self, corpus: Path, planted: PlantedInBuild | None, *overrides: str) -> tuple[int, str]:
         """The exit code of a build, and what it said. No process outlives it."""
-        search = [str(HERE), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
-        if planted:
-            environment["BUILD_FAULT"] = json.dumps(asdict(planted))
+        environment = with_fault(**asdict(planted)) if planted else dict(os.environ)
         settings = [f"output={corpus}", "ray.num_cpus=1", *overrides]
         command = [sys.executable, "-m", "data_pipeline", "build", str(self.config), *settings]
         corpus.parent.mkdir(parents=True, exist_ok=True)

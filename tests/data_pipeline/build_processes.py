@@ -2,9 +2,13 @@
 
 import contextlib
 import hashlib
+import json
+import os
 from pathlib import Path
 
 import psutil
+
+from tests.conftest import TOP
 
 # `data-pipeline` where even a few files are merged.
 MERGING = """
@@ -24,6 +28,20 @@ def checksums(corpus: Path) -> dict[str, str]:
         for path in files
         if not path.name.startswith("report.")
     }
+
+
+def flip(path: Path, position: int = -1) -> None:
+    """Flips one bit of one byte; a second call flips it back."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
+def with_fault(fault: str, stage: str, when: str, marker: Path) -> dict[str, str]:
+    """The environment of a build with a fault in the first unit of a stage, as checks/faults/building.py plants it."""
+    planted = {"fault": fault, "stage": stage, "when": when, "marker": str(marker)}
+    search = os.pathsep.join([str(TOP / "checks/faults"), str(TOP), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": search, "BUILD_FAULT": json.dumps(planted)}
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -9,16 +9,8 @@ from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.text.vocabulary import Vocabulary
 
 PAD, EOS, UNK, FIRST_SENTINEL, TEXT = 0, 1, 2, 33_099, (10, 32_000)
-VOCABULARY = Vocabulary(
-    size=33_100,
-    text=TEXT,
-    pad=PAD,
-    eos=EOS,
-    unk=UNK,
-    first_sentinel=FIRST_SENTINEL,
-    sentinels=1000,
-    special={"[R]": 3, "[S]": 4, "[X]": 5},
-)
+MODES = {"[R]": 3, "[S]": 4, "[X]": 5}
+VOCABULARY = Vocabulary(33_100, TEXT, PAD, EOS, UNK, first_sentinel=FIRST_SENTINEL, sentinels=1000, special=MODES)
 
 
 def make_rows(count: int, length: int, seed: int = 0) -> tuple[Padded, np.ndarray]:

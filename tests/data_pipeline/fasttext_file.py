@@ -12,9 +12,7 @@ VECTORS = np.array([[0, 0], [1, 0], [0, 1]], dtype="<f4")
 OUTPUTS = np.array([[4, -4], [-4, 4]], dtype="<f4")
 
 
-def write_model(
-    path: Path, labels: tuple[str, ...] = LABELS, kind: int = SUPERVISED, outputs: np.ndarray = OUTPUTS
-) -> Path:
+def write_model(path: Path, labels=LABELS, kind=SUPERVISED, outputs=OUTPUTS) -> Path:
     """A page with r times "river", c times "casino" and n words and an EOS token in all that the model knows is "good"
     with probability 1 / (1 + exp(-8 (r - c) / n))."""
     entries = [(word, 0) for word in WORDS] + [(label, 1) for label in labels]

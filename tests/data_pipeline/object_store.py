@@ -40,17 +40,10 @@ class ObjectStore:
 
     def __init__(self) -> None:
         self._server = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True)
-        assert self._server.stdout
         self.port = int(self._server.stdout.readline())
         self.lock, self.released = threading.Lock(), threading.Event()
         self.calm()
-        store = self
-
-        class Proxied(_Proxied):
-            pass
-
-        Proxied.store = store
-        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxied)
+        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), type("Proxied", (_Proxied,), {"store": self}))
         self._proxy.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._proxy.server_port}"
         threading.Thread(target=self._proxy.serve_forever, args=[0.02], daemon=True).start()
@@ -63,8 +56,7 @@ class ObjectStore:
 
     def calm(self) -> None:
         self.faults = self.away = self.denied = False
-        self.blocks_left: int | None = None
-        self.puts_left: int | None = None
+        self.blocks_left = self.puts_left = None
         self.requests = self.busy = self.broken = self.puts = 0
         self.released.set()
 
@@ -93,15 +85,13 @@ class _Proxied(BaseHTTPRequestHandler):
             store.released.wait()
         if store.away or held:
             self.close_connection = True
-            return
+            return None
         if store.denied:
-            self._answer(403, {"Content-Type": "application/xml"}, _DENIED)
-            return
+            return self._answer(403, {"Content-Type": "application/xml"}, _DENIED)
         if store.faults and number % 4 == 1:
             with store.lock:
                 store.busy += 1
-            self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
-            return
+            return self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
         connection = http.client.HTTPConnection("127.0.0.1", store.port)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
         connection.request(self.command, self.path, body, headers)
@@ -113,7 +103,7 @@ class _Proxied(BaseHTTPRequestHandler):
         with store.lock:
             store.puts += self.command == "PUT" and answer.status == 200
             store.broken += breaks
-        self._answer(answer.status, kept, content, len(content) // 2 if breaks else None)
+        return self._answer(answer.status, kept, content, len(content) // 2 if breaks else None)
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes, cut: int | None = None) -> None:
         self.send_response(status)

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.pipeline import build
 from data_pipeline.tools.report import render
@@ -48,9 +47,24 @@ def cleaned(folder: Path, files: list[list[Page]], **changes: object) -> Path:
     """The corpus of some files of pages, up to its documents. `changes`: sections of its corpus file."""
     for number, pages in enumerate(files):
         write_pages(folder / f"{number:03d}.json.gz", pages)
-    path = write_corpus_file(folder / "corpus.yaml", **{"dedup": OFF, **changes})
-    with without_ray():
-        return build(load(path, [], CorpusConfig), "documents", render=render)
+    return built(write_corpus_file(folder / "corpus.yaml", **{"dedup": OFF, **changes}), until="documents")
+
+
+def built(file: Path, *changes: str, until: str = "shards") -> Path:
+    """The corpus of a corpus file with these overrides, up to a stage, and its report."""
+    return build(load(file, changes, CorpusConfig), until, render=render)
+
+
+def plain(folder: Path, path: Path | str, kind: str, **changes: object) -> CorpusConfig:
+    """A corpus below `folder` of one source, whose texts stay as they are."""
+    source = {"format": kind, "path": str(path)}
+    settings = {"name": "x", "output": str(folder / "corpus"), "sources": [source], "cleaning": {"profile": "none"}}
+    return CorpusConfig.model_validate({**settings, **changes})
+
+
+def trained(corpus: Path, **changes: object) -> dict[str, object]:
+    """The section `tokenizer` of a build that takes the model of `corpus` rather than training one."""
+    return {"path": str(corpus / "tokenizer/spiece.model"), "vocab_size": 500, "sentinels": 20, **changes}
 
 
 def documents_of(corpus: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,13 @@
-"""C4's line and page rules: each rule, their order and thresholds, and pages that have passed them before."""
+"""C4's rules for lines and pages, and its bad words: each rule, their order, and pages that have passed them before."""
 
+import re
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.cleaning import bad_words
+from data_pipeline.cleaning.bad_words import contains_bad_word, drops_page, languages
 from data_pipeline.cleaning.c4_rules import clean_page, has_paragraphs, is_too_long
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.text.tally import Tally
@@ -12,9 +20,6 @@ GOOD = ["The ferry leaves at nine tomorrow.", "Its captain has a wooden leg.", "
 def clean(*lines: str, **rules: int) -> tuple[str | None, dict[str, int]]:
     counters = Tally()
     return clean_page("\n".join(lines), CleaningConfig(**rules), counters), dict(counters)
-
-
-# --- whole pages, a case for each rule ------------------------------------------------------------
 
 
 def test_a_page_keeps_its_prose_and_every_other_line_is_counted_under_its_rule():
@@ -52,8 +57,6 @@ def test_a_page_keeps_its_prose_and_every_other_line_is_counted_under_its_rule()
 def test_a_page_is_dropped_by_the_first_rule_that_applies(lines, counted):
     assert clean(*lines) == (None, counted)
 
-
-# --- single lines ---------------------------------------------------------------------------------
 
 SAME = [
     *('He said that "it is time to go."', "Is this a line of words?", "It ends with two dots here.."),
@@ -116,9 +119,6 @@ def test_lines_end_where_unicode_says(end):
     assert counters == {"line_passed": 3, "passed": 1}
 
 
-# --- pages ----------------------------------------------------------------------------------------
-
-
 def test_a_page_of_190000_characters_passes_and_one_more_is_too_long():
     page = "\n".join(GOOD).ljust(190_000, "\n")
     assert clean(page)[0] == "\n".join(GOOD)
@@ -145,8 +145,8 @@ def test_thresholds_are_parameters():
 def test_pages_of_the_published_corpus_pass_again():
     """999 of 1,000 pages stay unchanged. In the other one, six lines begin with the space after a removed citation
     mark, and stripping removes it."""
-    pages = c4_pages()
-    counters = Tally()
+    pages, counters = c4_pages(), Tally()
+    assert not any(contains_bad_word(page, "en") for page in pages)
     cleaned = [clean_page(page, CleaningConfig(), counters) for page in pages]
     assert counters == {"line_passed": sum(page.count("\n") + 1 for page in pages), "passed": 1000}
     [changed] = [index for index in range(1000) if cleaned[index] != pages[index]]
@@ -164,3 +164,78 @@ def test_multilingual_pages_need_three_lines_of_200_characters():
     assert has_paragraphs(text, min_paragraphs=2, min_paragraph_characters=21)
     assert not has_paragraphs(text, min_paragraphs=2, min_paragraph_characters=22)
     assert not has_paragraphs(text, min_paragraphs=3, min_paragraph_characters=20)
+
+
+LISTS = Path(bad_words.__file__).parent / "bad_words_lists"
+
+
+BAD = {
+    "en": [
+        *("He fell on his ass there.", "He fell on his ass", "ass", 'He said "ass" again.'),  # an edge is a boundary
+        *("tied with a strap on it", "this finger 🖕 here"),  # a phrase, and an entry without a letter
+    ],
+    "en-latin": ["What an ASS."],  # in any case; only the first part of the language counts
+    "es": ["Se cayó de culo en la calle."],  # a capitalised entry of the list
+    "fr": ["ce criss de bateau"],  # Québec's list is part of French
+    **{"ja": ["彼は変態だ"], "zh": ["他肏了"]},  # no boundary needed
+}
+NOT_BAD = {
+    "en": [
+        *("The glasses were assembled in class.", "the assö word", "an _ass_ in underscores", "an ass2 with a digit"),
+        *("a bootstrap on it", "a strap only", "this finger🖕here"),
+        *("tied with a strap\non it", "tied with a strap  on it"),  # a phrase needs its own space
+    ],
+    "es": ["La palabra ass en español.", "Oculto y calculo."],  # another language's word
+    **{"sw": ["He fell on his ass there."], "": ["He fell on his ass there."]},  # no list
+    **{"ja": ["これは女の子です", "グロい絵"], "zh": ["性別"]},  # allowed
+}
+CASES = [(text, name, lists is BAD) for lists in (BAD, NOT_BAD) for name, found in lists.items() for text in found]
+
+
+@each("text, language, found", CASES)
+def test_a_word_is_found(text, language, found):
+    assert contains_bad_word(text, language) is found
+
+
+def test_every_entry_of_every_list_of_c4_is_found_and_none_in_an_empty_text():
+    assert len(languages()) == 27
+    assert len((LISTS / "en").read_text("utf-8").splitlines()) == 377  # the list of C4, not a later one
+    for language in languages():
+        files = [path for path in LISTS.iterdir() if path.name.partition("-")[0] == language]
+        entries = {line.strip() for path in files for line in path.read_text("utf-8").splitlines()}
+        allowed = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}.get(language, set())
+        assert all(contains_bad_word(f"x {entry} y", language) for entry in entries - allowed), language
+        assert not contains_bad_word("", language)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(["en", "hi", "ru"]), st.data())
+def test_the_search_finds_what_one_regular_expression_finds(language, data):
+    """The regular expression is that of TFDS `c4_utils`."""
+    entries = [line.strip().lower() for line in (LISTS / language).read_text("utf-8").splitlines()]
+    expression = re.compile(r"(?:\W|^)({})(?:\W|$)".format("|".join(re.escape(entry) for entry in entries)))
+    pieces = st.sampled_from([*entries, " ", " ", "_", "-", ".", "\n", "a", "1", "é", "्"])
+    text = "".join(data.draw(st.lists(pieces, max_size=6)))
+    cut = text[data.draw(st.integers(0, 3)) :]
+    assert contains_bad_word(cut, language) == (expression.search(cut.lower()) is not None)
+
+
+# md5("a.org/1") = e8d1b535…33 is odd, md5("a.org/2") = 96a5f043…63 is odd, md5("a.org/4") = 20e22acd…22 is even.
+@each(
+    "text, url, fraction, dropped",
+    [
+        ("An ass.", "https://www.a.org/4/", 0.5, True),  # 0 < 1
+        ("An ass.", "https://www.a.org/4/?utm_source=x", 0.5, True),  # the URL is normalised
+        ("An ass.", "https://a.org/1", 0.5, False),  # 1 is not
+        ("A class.", "https://a.org/4", 0.5, False),
+        ("An ass.", "https://a.org/1", 1.0, True),
+        ("An ass.", "https://a.org/4", 0.0, False),
+        ("An ass.", "https://a.org/4", 0.75, True),  # 0x22 mod 4 = 2 < 3
+        ("An ass.", "https://a.org/1", 0.75, False),  # 0x33 mod 4 = 3
+        # 0.999 is 8998192055486251 / 2**53; the last 53 bits of the two md5s are 0.9749 and 0.9996 of 2**53.
+        ("An ass.", "https://a.org/1", 0.999, True),
+        ("An ass.", "https://a.org/808", 0.999, False),
+    ],
+)
+def test_a_fraction_of_the_pages_is_dropped_by_their_url(text, url, fraction, dropped):
+    assert drops_page(text, "en", url, fraction) is dropped

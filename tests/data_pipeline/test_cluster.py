@@ -1,7 +1,6 @@
 """Builds on a Ray cluster of two nodes, and the protection of a corpus against two builds at once."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -23,16 +22,16 @@ from data_pipeline.execution import ownership
 from data_pipeline.execution.work_units import Result, Stage, Unit, run
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.errors import FailedError
-from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.conftest import run as run_command
-from tests.data_pipeline.build_processes import at_work, checksums, family
+from tests.conftest import write_c4, write_corpus_file
+from tests.data_pipeline.build_processes import at_work, checksums, family, with_fault
 from tests.in_process import done_here, run_here
 from tests.ports import free_port
 
 SECOND_NODE = "127.0.0.2"
 # If the home directory has a token of Ray, nodes would ask for it and the driver wouldn't send it.
 # Ray asks a node for life every 3 s, and counts it as dead when it hasn't answered five times.
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_health_check_period_ms": "1000"}
+OF_RAY = {"RAY_AUTH_MODE": "disabled", "RAY_health_check_period_ms": "1000"}
 
 
 @contextlib.contextmanager
@@ -47,11 +46,10 @@ def processes() -> Iterator[list[subprocess.Popen]]:
 
 
 def kill_tree(process: subprocess.Popen) -> None:
-    tree = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    for below in tree:
+    tree = family(process.pid) if process.poll() is None else []
+    for one in tree:
         with contextlib.suppress(psutil.NoSuchProcess):
-            below.kill()
-    process.kill()
+            one.kill()
     process.wait()
     psutil.wait_procs(tree)
 
@@ -65,8 +63,7 @@ def cluster(folder: Path, hidden: Path | None, held: Path) -> Iterator[tuple[str
     common = ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
     common += ["--min-worker-port=0", "--max-worker-port=0"]
     program = [str(Path(sys.executable).with_name("ray")), "start", *common]
-    planted = {"fault": "a lost node", "stage": "documents", "when": "before the work", "marker": str(held)}
-    search = os.pathsep.join([str(TOP / "checks/faults"), str(TOP), os.environ.get("PYTHONPATH", "")])
+    holding = with_fault("a lost node", "documents", "before the work", held)
     # Sockets are below Ray's directory, and their paths may have at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="ray-") as own,
@@ -74,43 +71,37 @@ def cluster(folder: Path, hidden: Path | None, held: Path) -> Iterator[tuple[str
         processes() as started,
     ):
 
-        def start(command: list[str], **variables: str) -> None:
-            environment = {**ENVIRONMENT, **variables}
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        def start(command: list[str], variables: dict[str, str]) -> None:
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, env={**variables, **OF_RAY}))
             while (folder / "ray.log").read_bytes().count(b"Ray runtime started") < len(started):
                 assert started[-1].poll() is None, (folder / "ray.log").read_text()
                 time.sleep(0.2)
 
-        start([*program, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={own}"])
+        head = [*program, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={own}"]
+        start(head, dict(os.environ))
         second = [*program, f"--address=127.0.0.1:{port}", f"--node-ip-address={SECOND_NODE}"]
         if hidden is not None:
             second = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *second]
-        start(second, BUILD_FAULT=json.dumps(planted), PYTHONPATH=search)
+        start(second, holding)
         yield f"127.0.0.1:{port}", started[-1]
-
-
-def make_inputs(folder: Path) -> Path:
-    for part in range(6):
-        write_c4(folder / f"c4-{part}.json.gz", records=100, skip=100 * part)
-    return write_corpus_file(folder / "corpus.yaml", cleaning={})  # C4's rules: a second of work for each file
 
 
 def build(config: Path, *overrides: str) -> subprocess.Popen:
     program = [sys.executable, "-m", "data_pipeline", "build", str(config), *overrides]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    return subprocess.Popen(program, stdout=-1, stderr=-1, text=True, env={**os.environ, **OF_RAY})
 
 
 def can_unshare() -> bool:
-    return (
-        shutil.which("unshare") is not None
-        and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
-    )
+    unshared = ["unshare", "-m", "true"]
+    return shutil.which("unshare") is not None and subprocess.run(unshared, capture_output=True).returncode == 0
 
 
 @pytest.mark.slow
 def test_nodes_that_see_another_output_are_refused_and_one_that_dies_costs_nothing(tmp_path):
     """The second node of the cluster sees an empty directory in place of `hidden`; later it is killed at work."""
-    config = make_inputs(tmp_path)
+    for part in range(6):
+        write_c4(tmp_path / f"c4-{part}.json.gz", records=100, skip=100 * part)
+    config = write_corpus_file(tmp_path / "corpus.yaml", cleaning={})  # C4's rules: a second of work for each file
     local, shared, hidden = (tmp_path / name for name in ("local", "shared", "hidden"))
     hidden.mkdir()
     held = tmp_path / "held"
@@ -119,9 +110,10 @@ def test_nodes_that_see_another_output_are_refused_and_one_that_dies_costs_nothi
             started.append(driver := build(config, f"output={hidden}", f"ray.address={address}"))
             _, errors = driver.communicate()
             assert driver.returncode == 1
-            assert [line for line in errors.splitlines() if line.startswith("error:")] == [
-                f"error: output: {hidden} on node {SECOND_NODE} isn't the directory that this build writes to",
-            ]
+            (line,) = [line for line in errors.splitlines() if line.startswith("error:")]
+            assert (
+                line == f"error: output: {hidden} on node {SECOND_NODE} isn't the directory that this build writes to"
+            )
             assert "Traceback" not in errors
             assert not (hidden / "documents").exists()
 
@@ -165,7 +157,6 @@ def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_dies(tmp_p
     config = write_corpus_file(tmp_path / "corpus.yaml")
     with processes() as started:
         started.append(first := subprocess.Popen([sys.executable, "-c", STAYS, str(tmp_path / "corpus")], stdout=-1))
-        assert first.stdout is not None
         assert b"at work\n" in first.stdout
         second = run_here("data-pipeline", "build", config)
         assert second.returncode == 1
@@ -194,7 +185,6 @@ def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_
     (tmp_path / ".stages/workers").write_text("former")
     with processes() as started:
         started.append(worker := subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path), "former"], stdout=-1))
-        assert worker.stdout is not None
         assert worker.stdout.readline() == b"working\n"
         token = ownership.begin(tmp_path)
         assert (tmp_path / "output").read_text() == "old"  # it ended before the new build read anything
@@ -218,10 +208,6 @@ def divide(corpus: Path, spec: Work) -> None:
     (corpus / spec.output).write_text(str(1 / spec.by))
 
 
-def allocate_too_much(corpus: Path, spec: Work) -> None:
-    np.zeros(2**50, np.uint8)  # more than a process can address
-
-
 def be_killed(corpus: Path, spec: Work) -> None:
     """Kills the worker as the system does when memory runs out, the first `times` times."""
     tries = corpus / f"tries-{spec.times}"
@@ -240,7 +226,8 @@ def read_two_files(corpus: Path, spec: Work) -> None:
     (corpus / spec.output).write_text(spec.without)
 
 
-WORK = {"divide": divide, "allocate": allocate_too_much, "be_killed": be_killed, "read": read_two_files}
+WORK = {"divide": divide, "be_killed": be_killed, "read": read_two_files}
+WORK["allocate"] = lambda corpus, spec: np.zeros(2**50, np.uint8)  # more than a process can address
 
 
 def fail_or_not(corpus: Path, spec: Work) -> Result:

@@ -15,16 +15,13 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.decontamination.config import DecontaminationConfig, EvaluationSet
 from data_pipeline.decontamination.items import read_items
 from data_pipeline.decontamination.ngrams import Ngrams
-from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.pipeline import build
 from data_pipeline.tools.planning import forecast_build
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
-from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
-from tests.data_pipeline.pages import OFF, published, texts_of, write_pages
+from tests.data_pipeline.pages import OFF, built, published, texts_of, write_pages
 from tests.in_process import run_here
 from tests.tables import each
 
@@ -72,31 +69,23 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def sets_in(folder: Path) -> list[dict[str, object]]:
-    return [
+def corpus_file(folder: Path, name: str, **changes: object) -> Path:
+    sets = [
         {"name": "boolq", "path": str(folder / "boolq.jsonl.gz"), "fields": ["question", "passage.text"]},
         {"name": "pairs", "path": str(folder / "*.tsv"), "format": "tsv", "fields": [2]},
         {"name": "short", "path": str(folder / "short.txt"), "format": "text"},
     ]
-
-
-def corpus_file(folder: Path, name: str, **changes: object) -> Path:
-    given: dict[str, object] = {"output": str(folder / name), "decontamination": {"sets": sets_in(folder)}}
+    given: dict[str, object] = {"output": str(folder / name), "decontamination": {"sets": sets}}
     sources = [{"format": "c4", "path": [str(folder / "0.json.gz"), str(folder / "1.json.gz")], "language": "en"}]
     return write_corpus_file(folder / f"{name}.yaml", sources=sources, **{**given, **changes})
-
-
-def built(config: Path, *overrides: str, until: str = "documents") -> Path:
-    with without_ray():
-        return build(load(config, overrides, CorpusConfig), until, render=render)
 
 
 @pytest.fixture(scope="module")
 def corpora(folder) -> tuple[Path, Path]:
     """A corpus without the planted items, of all stages, and one with them."""
     dedup = {**OFF, "substrings": True}
-    clean = built(corpus_file(folder, "clean", dedup=dedup), until="shards")
-    return clean, built(corpus_file(folder, "plain", dedup=dedup, decontamination={}))
+    clean = built(corpus_file(folder, "clean", dedup=dedup))
+    return clean, built(corpus_file(folder, "plain", dedup=dedup, decontamination={}), until="documents")
 
 
 def test_every_planted_item_is_found_and_no_other_document_is_dropped(corpora):
@@ -174,12 +163,12 @@ def test_a_plan_has_the_stages_of_the_build(folder, corpora):
 
 def test_another_set_redoes_what_depends_on_it_and_no_set_leaves_no_file(folder, capsys):
     config = corpus_file(folder, "changing", dedup={**OFF, "documents": True})
-    corpus = built(config)
+    corpus = built(config, until="documents")
     kept = texts_of(corpus)
 
     def said(*overrides: str) -> list[str]:
         capsys.readouterr()
-        built(config, *overrides)
+        built(config, *overrides, until="documents")
         return [line for line in capsys.readouterr().out.splitlines() if " to do " in line]
 
     assert said() == []

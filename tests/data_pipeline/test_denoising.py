@@ -33,10 +33,9 @@ def words(count):
 
 
 def padded(rows):
-    values = np.full((len(rows), max(map(len, rows))), PAD, dtype=np.uint16)
-    for row, tokens in zip(values, rows, strict=True):
-        row[: len(tokens)] = tokens
-    return Padded(values, np.array([len(row) for row in rows]))
+    side = Padded(np.full((len(rows), max(map(len, rows))), PAD, np.uint16), np.array([len(row) for row in rows]))
+    side.values[side.filled] = [*chain.from_iterable(rows)]
+    return side
 
 
 def noised(objective, rows, seed=0):
@@ -53,10 +52,6 @@ def noised(objective, rows, seed=0):
 def samples(objective, row, seed=0):
     """The results of SAMPLES keys for one row, without the marks."""
     return [inputs[1:-1] for inputs in noised(objective, [row] * SAMPLES, seed)]
-
-
-def close(share, expected, count=SAMPLES):
-    return abs(share - expected) <= 4.5 * math.sqrt(expected * (1 - expected) / count)
 
 
 def slow_noise(row, objective, rng):
@@ -172,7 +167,9 @@ def test_random_tokens_are_independent():
     random = tokens[np.isin(tokens, TEXT)].reshape(SAMPLES, 12 + 4)
     pairs = math.comb(16, 2)
     same = np.mean(random[:, :, None] == random[:, None, :])
-    assert close((same * 256 - 16) / (2 * pairs), 1 / len(TEXT), SAMPLES * pairs)
+    share = 1 / len(TEXT)
+    error = 4.5 * math.sqrt(share * (1 - share) / (SAMPLES * pairs))
+    assert (same * 256 - 16) / (2 * pairs) == pytest.approx(share, abs=error)
 
 
 @each("replace_length, expected", [(1, [MASK]), (0, []), (-1, [MASK, MASK, MASK])])

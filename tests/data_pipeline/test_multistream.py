@@ -42,21 +42,15 @@ def dump(xml, tmp_path_factory) -> Path:
 
 
 def read_all(inputs: list[Input]) -> tuple[list[Record], Counter, list]:
-    records, counters, damage = [], Counter(), []
-    for file in inputs:
-        stats = ReadStats()
-        records += read(file, stats)
-        counters += stats.counters
-        damage += stats.damage
-    return records, counters, damage
+    stats = ReadStats()
+    records = [record for file in inputs for record in read(file, stats)]
+    return records, stats.counters, stats.damage
 
 
 def test_names_of_indexes_are_wikimedias():
-    for stem, dump, index in (
-        ("a/enwiki-x-pages-articles-multistream", ".xml.bz2", "-index.txt.bz2"),
-        ("enwiki-x-pages-articles-multistream", "1.xml-p1p41242.bz2", "-index1.txt-p1p41242.bz2"),
-    ):
-        assert index_of(stem + dump) == stem + index
+    stem = "a/enwiki-x-pages-articles-multistream"
+    assert index_of(f"{stem}.xml.bz2") == f"{stem}-index.txt.bz2"
+    assert index_of(f"{stem}1.xml-p1p41242.bz2") == f"{stem}-index1.txt-p1p41242.bz2"
 
 
 def inputs_of(dump: Path, index_path: str | None, target_bytes: int) -> list[Input]:
@@ -89,10 +83,8 @@ def test_streams_cut_anywhere(xml, tmp_path):
     path.write_bytes(bz2.compress(xml))
     whole = read_all([Input(str(path))])
     tag = [match.start() for match in re.finditer(b"<page>", xml)]
-    for trial in range(12):
-        cuts = (
-            sorted(rng.sample(range(len(xml)), 6)) if trial else sorted({at + n for at in tag[5:9] for n in (0, 3, 7)})
-        )
+    at_tags = sorted({at + n for at in tag[5:9] for n in (0, 3, 7)})
+    for cuts in (at_tags, *(sorted(rng.sample(range(len(xml)), 6)) for _ in range(11))):
         parts = [xml[start:stop] for start, stop in zip([0, *cuts], [*cuts, None], strict=True)]
         path.write_bytes(b"".join(map(bz2.compress, parts)))
         inputs = inputs_of(path, None, 1)

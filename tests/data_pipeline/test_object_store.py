@@ -29,9 +29,11 @@ from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
 from data_pipeline.tools import publish as publishing
 from data_pipeline.tools.publish import publish
-from tests.conftest import run, write_corpus_file
+from tests.conftest import write_corpus_file
+from tests.data_pipeline.build_processes import flip
 from tests.data_pipeline.object_store import ObjectStore, forget_filesystems, new_fork_server, serving
-from tests.in_process import run_here
+from tests.data_pipeline.pages import built
+from tests.in_process import done_here, run_here
 from tests.tables import each
 
 
@@ -56,13 +58,12 @@ def published(small_corpus, server) -> str:
     server.calm()
     server.faults = True
     url = "s3://bucket/published"
-    done = run_here("data-pipeline", "publish", small_corpus, url)
-    assert done.returncode == 0, done.stderr
+    told = done_here("data-pipeline", "publish", small_corpus, url)
     assert server.busy
     assert server.broken
     files = [path for path in small_corpus.rglob("*") if path.is_file() and ".stages" not in path.parts]
     size = sum(path.stat().st_size for path in files)
-    assert f"{len(files)} files sent ({size:,} bytes), 0 there already (0 bytes)" in done.stdout
+    assert f"{len(files)} files sent ({size:,} bytes), 0 there already (0 bytes)" in told
     return url
 
 
@@ -86,9 +87,7 @@ def test_damage_there_is_named_and_mended_by_publishing_again(small_corpus, publ
     assert "damaged blocks start at rows 0" in problem
     assert publish(open_corpus(small_corpus), published).sent == 1
     store.faults = True
-    done = run_here("data-pipeline", "verify", published)
-    assert done.returncode == 0, done.stderr
-    assert "agree with the manifest" in done.stdout
+    assert "agree with the manifest" in done_here("data-pipeline", "verify", published)
     assert store.busy
     assert store.broken
 
@@ -149,10 +148,8 @@ def test_a_damaged_corpus_is_not_published_and_another_is_not_overwritten(
     with pytest.raises(UserError, match=f"{published}: has another corpus, 'small', whose fingerprint differs"):
         publish(open_corpus(corpus_built_with_noise), published)
     assert store.puts == 0
-    copy = tmp_path / "copy"
-    shutil.copytree(small_corpus, copy, ignore=shutil.ignore_patterns(".stages"))
-    with (copy / "tokenizer/spiece.model").open("ab") as file:
-        file.write(b"x")
+    copy = shutil.copytree(small_corpus, tmp_path / "copy", ignore=shutil.ignore_patterns(".stages"))
+    flip(copy / "tokenizer/spiece.model")
     with pytest.raises(FailedError, match=r"spiece.model: sha256 differs from the manifest's; to rebuild it"):
         publish(open_corpus(copy), "s3://bucket/damaged")
     assert not store.filesystem().exists("bucket/damaged/manifest.json")
@@ -171,10 +168,8 @@ def test_a_build_from_there_is_the_local_one_to_the_byte(small_corpus, store, tm
     for path in small_corpus.parent.glob("*.json.gz"):
         store.filesystem().put_file(str(path), f"bucket/in/{path.name}")
     sources = [{"format": "c4", "path": "s3://bucket/in/*.json.gz", "language": "en"}]
-    config = write_corpus_file(tmp_path / "corpus.yaml", sources=sources, ray={"num_cpus": 1})
     store.faults = True
-    done = run("data-pipeline", "build", config)
-    assert done.returncode == 0, done.stderr
+    built(write_corpus_file(tmp_path / "corpus.yaml", sources=sources))
     assert store.busy
     assert store.broken
     found, wanted = (json.loads((one / "manifest.json").read_text()) for one in (tmp_path / "corpus", small_corpus))

@@ -87,6 +87,7 @@ def split(examples: Examples) -> list[list[int]]:
 
 
 LENGTHS, DENSITIES = st.integers(8, 120), st.floats(0.05, 0.45)
+SPANS = {"inputs_length": st.integers(16, 200), "mean_span_length": st.floats(2.0, 8.0), "random_roll": st.booleans()}
 
 
 @each(
@@ -97,16 +98,7 @@ LENGTHS, DENSITIES = st.integers(8, 120), st.floats(0.05, 0.45)
         (st.builds(PrefixLM, length=LENGTHS, noise_density=DENSITIES), split),
         (st.builds(FullLM, length=LENGTHS), split),
         (st.builds(IidDenoising, inputs_length=LENGTHS, noise_density=st.floats(0.01, 0.95)), restored),
-        (
-            st.builds(
-                SpanCorruption,
-                inputs_length=st.integers(16, 200),
-                noise_density=DENSITIES,
-                mean_span_length=st.floats(2.0, 8.0),
-                random_roll=st.booleans(),
-            ),
-            restored,
-        ),
+        (st.builds(SpanCorruption, noise_density=DENSITIES, **SPANS), restored),
     ],
 )
 def test_inputs_and_targets_give_back_the_row(objectives, give_back):
@@ -132,20 +124,15 @@ def test_inputs_and_targets_give_back_the_row(objectives, give_back):
         *(
             (SpanCorruption(inputs_length=inputs, noise_density=density, mean_span_length=span), raw, shape, None)
             for inputs, density, span, raw, targets in [
-                (512, 0.15, 3, 568, 114),
-                (1024, 0.15, 3, 1137, 229),
-                (256, 0.15, 3, 284, 58),
-                (128, 0.15, 3, 141, 29),
-                (512, 0.15, 8, 588, 100),
-                (512, 0.15, 32, 598, 94),
-                (512, 0.5, 3, 766, 512),
-                (512, 0.5, 32, 990, 512),
-                (512, 0.5, 64, 1006, 512),
-                (64, 0.2, 2, 70, 22),
-                (64, 0.2, 1, 63, 27),
+                *((512, 0.15, 3, 568, 114), (1024, 0.15, 3, 1137, 229), (256, 0.15, 3, 284, 58)),
+                *((128, 0.15, 3, 141, 29), (512, 0.15, 8, 588, 100), (512, 0.15, 32, 598, 94)),
+                *((512, 0.5, 3, 766, 512), (512, 0.5, 32, 990, 512), (512, 0.5, 64, 1006, 512)),
+                *((64, 0.2, 2, 70, 22), (64, 0.2, 1, 63, 27)),
             ]
             for shape in [(inputs, targets)]
         ),
+        # rolled, a span may be in two parts: at most 567 − 85 + 29 + 1 = 512 inputs; 568 tokens would give 513
+        (SpanCorruption(random_roll=True), 567, (512, 115), 29),
         # (3, .15), (8, .15), S, (3, .5), (8, .5), (64, .15), (64, .5), of which the last has 1006 tokens and the third
         # none masked; round(383 / 3) spans; the inputs of 512 begin with the mode's token
         (UL2(), 1006, (513, 512), 128),

@@ -1,9 +1,11 @@
-"""How documents become rows: hand-worked cases, and properties that hold for all documents."""
+"""How documents become rows, by hand and for all documents, and how blocks of rows are read without executing code."""
 
+import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import webdataset
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -129,7 +131,7 @@ def test_half_of_the_second_texts_follow_the_first():
     objective = MaskedLM(length=67, next_sentence=True)
     rows = pack("sentence_pairs", numbered(100, most_sentences=600), objective)
     assert np.diff(rows.offsets).max() == objective.raw_length == 64
-    for row, start, follows in zip(rows_of(rows), *(column.tolist() for column in rows.columns.values()), strict=True):
+    for row, start, follows in zip(rows_of(rows), *map(np.ndarray.tolist, rows.columns.values()), strict=True):
         first, second = (set(text) - {STOP} for text in (row[:start], row[start:]))
         assert len(first) <= 1
         assert len(second) <= 1
@@ -142,12 +144,8 @@ def test_sentence_pairs_use_every_sentence_as_a_first_or_a_following_text():
     """The sentences that a random second text replaces begin the next row, so only shortened texts lose tokens."""
     given_documents = numbered(50, most_sentences=40, seed=3)
     rows = pack("sentence_pairs", given_documents, MaskedLM(length=67, next_sentence=True))
-    used = sum(
-        len(row) if follows else start
-        for row, start, follows in zip(
-            rows_of(rows), rows.columns["second_start"].tolist(), rows.columns["is_next"].tolist(), strict=True
-        )
-    )
+    columns = map(np.ndarray.tolist, rows.columns.values())
+    used = sum(len(row) if follows else start for row, start, follows in zip(rows_of(rows), *columns, strict=True))
     assert used + rows.dropped == len(given_documents.tokens)
 
 
@@ -202,9 +200,8 @@ def test_shared_rows_hold_every_example_whole(sizes, per_row):
 
 def place(number: int, side: Padded, segments: np.ndarray) -> tuple[int, int]:
     """The row and the segment of an example's tokens on one side."""
-    ((row, segment),) = {
-        (row, int(segments[row, at])) for row, at in np.argwhere((side.values == number) & side.filled)
-    }
+    places = np.argwhere((side.values == number) & side.filled)
+    ((row, segment),) = {(row, int(segments[row, at])) for row, at in places}
     return row, segment
 
 
@@ -213,3 +210,40 @@ def test_what_cannot_share_a_row_is_left_or_refused():
     assert balanced(shared, 2) is shared
     with pytest.raises(ValueError, match="next sentence"):
         balanced(replace(one_each((3, 2), (4, 1)), next_sentence=np.array([0, 1])), 2)
+
+
+def in_tar(members):
+    out = io.BytesIO()
+    with webdataset.TarWriter(out, mtime=0) as writer:
+        writer.write({"__key__": "000000000000", **members})
+        length = writer.tarstream.offset
+    return out.getvalue()[:length]
+
+
+def npy(array, **options):
+    out = io.BytesIO()
+    np.save(out, array, **options)
+    return out.getvalue()
+
+
+def test_a_block_is_read_back_as_it_was_written():
+    tokens, offsets = np.arange(10, dtype=np.uint16), np.array([0, 4, 4, 10])
+    block = blocks.of_rows(tokens, offsets, np.array([0, 5]), {"denoiser": np.array([1, 0, 2], dtype=np.uint8)})
+    found = blocks.decode_block(in_tar(blocks.as_members(block)))
+    plain, expected = ({name: (a.dtype, a.tolist()) for name, a in of.items()} for of in (found, block))
+    assert plain == expected
+    rows = blocks.rows_in([found, found, found], [2, 1, 0])
+    assert rows.lengths.tolist() == [6, 0, 4]
+    assert rows.values[0].tolist() == [4, 5, 6, 7, 8, 9]
+    assert blocks.column_in([found, found], [2, 0], "denoiser").tolist() == [2, 1]
+    with pytest.raises(ValueError, match="read-only"):
+        found["tokens"][0] = 1  # a view into a file
+
+
+def test_pickles_and_other_strange_members_and_bytes_that_are_no_tar_are_refused():
+    pickled = npy(np.array([{"a": print}], dtype=object), allow_pickle=True)
+    for member in (pickled, npy(np.zeros((2, 2))), b"no array", b"\x93NUMPY\x09\x00" + b"0" * 200):
+        with pytest.raises(ValueError, match=r"expected an array|not an array|magic"):
+            blocks.decode_block(in_tar({"tokens.npy": member}))
+    with pytest.raises(ValueError, match="no member of a tar at byte 0"):
+        blocks.decode_block(b"x" * 2048)

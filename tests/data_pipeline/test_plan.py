@@ -14,7 +14,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tools import planning
 from tests.conftest import SAMPLES
-from tests.in_process import run_here
+from tests.in_process import done_here
 
 
 @pytest.fixture(autouse=True)
@@ -84,12 +84,10 @@ def test_the_calibration_builds_the_first_bytes_of_each_source_and_leaves_nothin
 
 def test_the_command_prints_80_columns_and_json(small_corpus):
     config = small_corpus.parent / "corpus.yaml"
-    done = run_here("data-pipeline", "plan", config, "--speeds", small_corpus)
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines()[1:])) <= 80
-    assert "Ray" not in done.stdout
-    shown = run_here("data-pipeline", "plan", config, "--speeds", small_corpus, "--json")
-    found = json.loads(shown.stdout)
+    printed = done_here("data-pipeline", "plan", config, "--speeds", small_corpus)
+    assert max(map(len, printed.splitlines()[1:])) <= 80
+    assert "Ray" not in printed
+    found = json.loads(done_here("data-pipeline", "plan", config, "--speeds", small_corpus, "--json"))
     assert found["seconds"] == pytest.approx(sum(stage["seconds"] for stage in found["stages"]))
 
 

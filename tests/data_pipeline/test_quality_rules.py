@@ -1,4 +1,4 @@
-"""Gopher's rules, personal data and the classifier: in files that aren't models, and in whole builds."""
+"""Gopher's rules beside their definition, the classifier, and both with masked personal data in whole builds."""
 
 import hashlib
 import json
@@ -7,21 +7,139 @@ import struct
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from data_pipeline import report, write_manifest
 from data_pipeline.cleaning.classifier import ClassifierConfig, check, scorer
+from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.cleaning.gopher import GopherConfig, keep_page
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.pipeline import build
+from data_pipeline.text.tally import Tally
 from data_pipeline.tools.provenance import trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.fasttext_file import OUTPUTS, write_model
-from tests.data_pipeline.pages import OFF, cleaned, documents_of, page
+from tests.data_pipeline.pages import OFF, built, cleaned, documents_of, page
 from tests.in_process import run_here
 from tests.tables import each
+
+TOKENS = st.lists(st.sampled_from(["a", "bb", "ccc", "dddd"]), min_size=1, max_size=40)
+NO_RULES = {
+    **{"min_words": 0, "max_words": None, "min_mean_word_length": 0, "max_mean_word_length": None},
+    **{"max_symbols_per_word": None, "max_bullet_lines": 1, "max_ellipsis_lines": 1, "min_alphabetic_words": 0},
+    **{"min_stop_words": 0, "max_duplicate_lines": 1, "max_duplicate_paragraphs": 1},
+    **{"max_duplicate_line_characters": 1, "max_duplicate_paragraph_characters": 1},
+    **{"max_top_ngrams": {}, "max_duplicate_ngrams": {}},
+}
+
+
+def broken(text: str, rules: GopherConfig) -> str:
+    """The rule that drops the page, or ""."""
+    tally = Tally()
+    assert keep_page(text, rules, tally) is not bool(tally)
+    assert list(tally.values()) in ([], [1])
+    return next(iter(tally), "").removeprefix("gopher_")
+
+
+def by(text: str, **rules: object) -> str:
+    return broken(text, GopherConfig.model_validate({**NO_RULES, **rules}))
+
+
+def words(count: int) -> str:
+    return " ".join(f"word{number}x" for number in range(count))
+
+
+def test_the_defaults_are_the_published_thresholds():
+    """Rae et al. 2021, appendix A.1.1 and table A1."""
+    assert GopherConfig().model_dump() == {
+        **{"min_words": 50, "max_words": 100_000, "min_mean_word_length": 3.0, "max_mean_word_length": 10.0},
+        **{"max_symbols_per_word": 0.1, "max_bullet_lines": 0.9, "max_ellipsis_lines": 0.3},
+        **{"min_alphabetic_words": 0.8, "min_stop_words": 2},
+        **{"max_duplicate_lines": 0.30, "max_duplicate_paragraphs": 0.30},
+        **{"max_duplicate_line_characters": 0.20, "max_duplicate_paragraph_characters": 0.20},
+        "max_top_ngrams": {2: 0.20, 3: 0.18, 4: 0.16},
+        "max_duplicate_ngrams": {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10},
+    }
+    assert CleaningConfig.model_validate({"gopher": True}).gopher == GopherConfig()
+    assert CleaningConfig().gopher is None
+    assert CleaningConfig.model_validate({"gopher": False}).gopher is None
+
+
+@each(
+    "kept, dropped, rule, setting",
+    [
+        (words(50), words(49), "too_few_words", {"min_words": 50}),
+        (words(60), words(61), "too_many_words", {"max_words": 60}),
+        ("abc abc", "abc ab", "short_words", {"min_mean_word_length": 3}),
+        ("a" * 10 + " " + "b" * 10, "a" * 10 + " " + "b" * 11, "long_words", {"max_mean_word_length": 10}),
+        ("# a b c d e f g h i", "# # a b c d e f g h", "hash_signs", {"max_symbols_per_word": 0.1}),
+        ("a... b c d e f g h i j", "a... b… c d e f g h i j", "ellipses", {"max_symbols_per_word": 0.1}),
+        ("- a\n" * 9 + "b", "• a\n" * 9 + "\n* b", "bullet_lines", {"max_bullet_lines": 0.9}),
+        ("a...\n" * 3 + "b\n" * 7, "a…\n" * 4 + "b\n" * 6, "ellipsis_lines", {"max_ellipsis_lines": 0.3}),
+        ("é b c d2 55", "é b c -- 55", "alphabetic_words", {"min_alphabetic_words": 0.8}),
+        ("The end OF it", "the end the", "stop_words", {"min_stop_words": 2}),
+    ],
+)
+def test_a_page_is_kept_at_the_threshold_and_dropped_beyond(kept, dropped, rule, setting):
+    assert (by(kept, **setting), by(dropped, **setting)) == ("", rule)
+
+
+def test_repeated_lines_and_paragraphs_count_from_their_second_copy():
+    lines = "a\nb\nc\nd\ne\nf\ng\nh\na\nb"  # 2 of 10 lines, 2 of 10 characters
+    assert by(lines, max_duplicate_lines=0.2, max_duplicate_line_characters=0.2) == ""
+    assert by(lines, max_duplicate_lines=0.19) == "duplicate_lines"
+    assert by(lines, max_duplicate_line_characters=0.19) == "duplicate_line_characters"
+    paragraphs = "aa\nbb\n\ncc\n \naa\nbb"  # 1 of 3 paragraphs, 5 of 12 characters
+    assert by(paragraphs, max_duplicate_paragraphs=0.34, max_duplicate_paragraph_characters=0.42) == ""
+    assert by(paragraphs, max_duplicate_paragraphs=0.33) == "duplicate_paragraphs"
+    assert by(paragraphs, max_duplicate_paragraph_characters=0.41) == "duplicate_paragraph_characters"
+
+
+def fraction_of_top(tokens: list[str], n: int) -> float:
+    """By definition: occurrences times characters of the most frequent n-gram, 0 if none occurs twice."""
+    ngrams = [tuple(tokens[at : at + n]) for at in range(len(tokens) - n + 1)]
+    most = max((ngrams.count(ngram) for ngram in ngrams), default=0)
+    if most < 2:
+        return 0.0
+    return max(most * len("".join(ngram)) for ngram in ngrams if ngrams.count(ngram) == most) / len("".join(tokens))
+
+
+def fraction_of_repeated(tokens: list[str], n: int) -> float:
+    """By definition: characters of the words in any n-gram that occurred before."""
+    ngrams = [tuple(tokens[at : at + n]) for at in range(len(tokens) - n + 1)]
+    repeated = {at + step for at, ngram in enumerate(ngrams) if ngram in ngrams[:at] for step in range(n)}
+    return len("".join(tokens[place] for place in repeated)) / len("".join(tokens))
+
+
+@settings(max_examples=150, deadline=None)
+@given(TOKENS, st.lists(st.integers(0, 20), min_size=2, max_size=6), st.integers(1, 12))
+def test_fractions_of_ngrams_are_those_of_the_definition(tokens, twentieths, first):
+    """The rule that drops a page is the first whose fraction is above its limit: shortcuts change nothing."""
+    limits = {first + place: twentieth / 20 for place, twentieth in enumerate(twentieths)}
+    size = len("".join(tokens))
+    top = [n for n, most in limits.items() if fraction_of_top(tokens, n) * size > most * size]
+    repeated = [n for n, most in limits.items() if fraction_of_repeated(tokens, n) * size > most * size]
+    text = " ".join(tokens)
+    for of in (fraction_of_top, fraction_of_repeated):
+        assume(all(abs(of(tokens, n) - most) > 1e-9 for n, most in limits.items()))
+    assert by(text, max_top_ngrams=limits) == (f"top_{top[0]}_gram" if top else "")
+    assert by(text, max_duplicate_ngrams=limits) == (f"duplicate_{repeated[0]}_grams" if repeated else "")
+
+
+def test_a_page_of_one_sentence_over_and_over_is_dropped_and_prose_is_kept():
+    prose = (
+        "The ferry that crosses the harbour every morning has a captain with a wooden leg, and nobody in the town can "
+        "say where he lost it. Some of the older people have heard that it was a shark; others think of an anchor. He "
+        "himself is silent about the matter, but he laughs whenever a child asks to be shown the place with a chart."
+    )
+    assert broken(prose, GopherConfig()) == ""
+    assert broken("Buy the best of boots and have them with you. " * 20, GopherConfig()) == "top_2_gram"
+    assert broken(f"{prose}\n" * 4, GopherConfig()) == "duplicate_lines"
+    assert broken("", GopherConfig()) == "too_few_words"
+
 
 LOGITS = {"river river casino": 2, "river\nriver casino unknown\x00": 2, "casino": -4, "": 0, "nothing known": 0}
 
@@ -81,16 +199,14 @@ CLEANING = {"gopher": True, "pii": ["email", "ip", "phone"], "language": {"detec
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["at once", "after lines"])
-def built(request, tmp_path_factory) -> tuple[Path, Path]:
+def corpora(request, tmp_path_factory) -> tuple[Path, Path]:
     """A corpus with all three rules, and one with none. With `lines`, the classifier sees what deduplication leaves."""
     folder = tmp_path_factory.mktemp("quality")
     model = {"path": str(write_model(folder / "model.bin")), "label": "good", "threshold": 0.5}
     pages, dedup = [page(text) for text in PAGES], {**OFF, "lines": request.param}
     all_rules, none = {**CLEANING, "classifier": model}, {**CLEANING, "gopher": False, "pii": []}
-    made = [
-        cleaned(folder / name, [pages], cleaning=rules, dedup=dedup) for name, rules in (("a", all_rules), ("b", none))
-    ]
-    return made[0], made[1]
+    first = cleaned(folder / "a", [pages], cleaning=all_rules, dedup=dedup)
+    return first, cleaned(folder / "b", [pages], cleaning=none, dedup=dedup)
 
 
 def traced(corpus: Path, number: int) -> dict:
@@ -102,35 +218,33 @@ def documents(corpus: Path) -> list[str]:
     return [row["text"] for row in documents_of(corpus)]
 
 
-def test_each_rule_is_counted_and_named_in_the_report(built):
-    found = report.read(built[0])
+def test_each_rule_is_counted_and_named_in_the_report(corpora):
+    found = report.read(corpora[0])
     dropped = {"gopher_too_few_words": 1, "gopher_duplicate_lines": 1, "classifier": 1}
     assert found.documents == report.DocumentCounts(len(PAGES), len(PAGES) - 3, dropped)
     assert found.masked == {"email": 2, "ip": 1, "phone": 1}
     assert found.sources["c4"].dropped == dropped
-    text = (built[0] / "report.md").read_text()
+    text = (corpora[0] / "report.md").read_text()
     assert all(rule in text for rule in (*dropped, "## Masked personal data", "| email | 2 |"))
-    assert "Masked personal data" in (built[0] / "report.html").read_text()
+    assert "Masked personal data" in (corpora[0] / "report.html").read_text()
     assert not any(secret in text for secret in ("ann@", "93.184", "555-0123"))
 
 
-def test_traces_name_the_rule_that_dropped_a_page_and_count_what_was_masked(built):
+def test_traces_name_the_rule_that_dropped_a_page_and_count_what_was_masked(corpora):
     rules = {0: "", 1: "gopher_too_few_words", 2: "classifier", 3: "", 5: "gopher_duplicate_lines"}
-    assert {number: traced(built[0], number)["rule"] for number in rules} == rules
-    (cleaning, *_) = traced(built[0], 3)["steps"]
+    assert {number: traced(corpora[0], number)["rule"] for number in rules} == rules
+    (cleaning, *_) = traced(corpora[0], 3)["steps"]
     assert [drop["rule"] for drop in cleaning["dropped"]] == ["masked_email", "masked_email", "masked_phone"]
-    done = run_here("data-pipeline", "trace", built[0], "c4/000.json.gz/000000003")
+    done = run_here("data-pipeline", "trace", corpora[0], "c4/000.json.gz/000000003")
     assert "masked_email: 2" in done.stdout
-    kept = [text for text in documents(built[0]) if "Write to" in text]
-    assert [text[text.index("Write") :] for text in kept] == [
-        "Write to |||EMAIL_ADDRESS||| or |||EMAIL_ADDRESS|||, or call |||PHONE_NUMBER|||."
-    ]
-    assert any("is |||IP_ADDRESS|||, and version 1.2.3.4 runs" in text for text in documents(built[0]))
+    (kept,) = [text for text in documents(corpora[0]) if "Write to" in text]
+    assert kept.endswith(". Write to |||EMAIL_ADDRESS||| or |||EMAIL_ADDRESS|||, or call |||PHONE_NUMBER|||.")
+    assert any("is |||IP_ADDRESS|||, and version 1.2.3.4 runs" in text for text in documents(corpora[0]))
 
 
-def test_another_model_at_the_same_path_and_another_threshold_clean_again(built):
+def test_another_model_at_the_same_path_and_another_threshold_clean_again(corpora):
     """And the manifest has the model's checksum, not its path."""
-    corpus, model = built[0], built[0].parents[1] / "model.bin"
+    corpus, model = corpora[0], corpora[0].parents[1] / "model.bin"
     config, whole = corpus.parent / "corpus.yaml", documents(corpus)
     recorded = write_manifest.lineage(load(config, [], CorpusConfig))
     assert recorded["sources"][0]["cleaning"]["classifier"]["path"] == hashlib.sha256(model.read_bytes()).hexdigest()
@@ -139,8 +253,7 @@ def test_another_model_at_the_same_path_and_another_threshold_clean_again(built)
     lower = ["cleaning.classifier.threshold=0.0001"]
     for outputs, changes, dropped in ((undecided, [], 0), (OUTPUTS, lower, 0), (OUTPUTS, [], 1)):
         write_model(model, outputs=outputs)
-        with without_ray():
-            build(load(config, changes, CorpusConfig), until="documents")
+        built(config, *changes, until="documents")
         assert report.read(corpus).documents.dropped.get("classifier", 0) == dropped
     assert documents(corpus) == whole
 
@@ -153,7 +266,5 @@ def test_both_sides_of_a_pair_are_masked(tmp_path):
     rows = {"packing": "examples", "objective": objective, "apply_at": "build"}
     cleaning = {"profile": "none", "pii": ["email", "phone"]}
     source = {"format": "pairs", "path": str(tmp_path / "in"), "cleaning": cleaning}
-    config = load(write_corpus_file(tmp_path / "corpus.yaml", sources=[source], rows=rows), [], CorpusConfig)
-    with without_ray():
-        build(config, until="documents")
-    assert report.read(Path(config.output)).masked == {"email": 40, "phone": 40}
+    corpus = built(write_corpus_file(tmp_path / "corpus.yaml", sources=[source], rows=rows), until="documents")
+    assert report.read(corpus).masked == {"email": 40, "phone": 40}

@@ -17,6 +17,7 @@ from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.stream import Stream
+from tests.data_pipeline.build_processes import flip
 
 
 def zipped(corpus: Path, path: Path) -> str:
@@ -40,9 +41,8 @@ def test_batches_of_a_remote_corpus_are_those_of_a_local_one(small_corpus, tmp_p
         ]
         for (found,), (wanted,) in zip(*pairs, strict=True):
             assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    for found, wanted in zip(
-        *(validation_batches(corpus, BatchLayout(0, 1, 8, 1)) for corpus in (remote, local)), strict=True
-    ):
+    layout = BatchLayout(0, 1, 8, 1)
+    for found, wanted in zip(validation_batches(remote, layout), validation_batches(local, layout), strict=True):
         assert torch.equal(found["labels"], wanted["labels"])
     blocks = [path for path in (cache / "blocks").rglob("*") if path.is_file()]
     assert len(blocks) == sum(len(local.blocks(split).rows) for split in ("train", "validation"))
@@ -57,12 +57,8 @@ def test_a_remote_corpus_that_is_not_there_is_one_line(tmp_path):
 
 
 def test_damage_on_the_other_side_is_named(small_corpus, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(small_corpus, copy)
-    shard = copy / "shards/train/shard-00000.tar"
-    content = bytearray(shard.read_bytes())
-    content[700] ^= 1
-    shard.write_bytes(content)
+    copy = shutil.copytree(small_corpus, tmp_path / "copy")
+    flip(copy / "shards/train/shard-00000.tar", 700)
     corpus = open_corpus(zipped(copy, tmp_path / "corpus.zip"), tmp_path / "cache")
     with pytest.raises(DamagedInput, match=r"zip://.*train/shard-00000.tar.*sha256 differs"):
         list(TrainingBatches(Stream([corpus], [1.0], 0, 8), BatchLayout(0, 1, 128, 1)).loader(45, 0))

@@ -7,7 +7,7 @@ from data_pipeline.config import TokenizerConfig
 from data_pipeline.execution.parts import Part, part_file
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.stages import tokenizer
-from data_pipeline.stages.tokenizer import files_to_read, plan_sampling
+from data_pipeline.stages.tokenizer import files_to_read
 from data_pipeline.text.document import Document
 from data_pipeline.tokenizer.training import draw_sample, sample_rank
 from tests.tables import each
@@ -23,8 +23,7 @@ def write_part(folder: Path, number: int, texts: list[str]) -> Part:
             identity = f"c4/{number}/{place:09d}"
             held_out = "validation" if place % 10 == 7 else "train"
             file.add(Document(id=identity, text=text, url="", title="", language="en", source="c4", split=held_out))
-    written = file.describe(path, "c4", f"c4/{number}/{0:09d}")
-    return Part(**vars(written), checksums=[str(number)])
+    return Part(**vars(file.describe(path, "c4", f"c4/{number}/{0:09d}")), checksums=[str(number)])
 
 
 def write_parts(folder: Path) -> list[Part]:
@@ -36,11 +35,9 @@ def finished(folder, units):
     """The units after their work, as a build would have them."""
     done = []
     for unit in units:
-        for name in unit.outputs:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        result = tokenizer.SAMPLING.work(folder, unit.spec)
+        (folder / unit.outputs[0]).parent.mkdir(parents=True, exist_ok=True)
         outputs = {name: Output(0, "") for name in unit.outputs}
-        done.append(Finished(unit.name, unit.inputs, result, outputs, 0.0, 0.0))
+        done.append(Finished(unit.name, unit.inputs, tokenizer.SAMPLING.work(folder, unit.spec), outputs, 0.0, 0.0))
     return done
 
 

@@ -1,20 +1,18 @@
-"""Span corruption, compared with T5's helper and the properties that the paper states (Raffel et al. 2020)."""
+"""Span corruption, compared with T5's helper and the properties that the paper states (Raffel et al. 2020), and i.i.d.
+denoising, compared with the binomial distribution and with all masks of a short row."""
 
 from dataclasses import replace
+from math import comb
 
 import numpy as np
+import pytest
 
+from data_pipeline.objectives import iid_denoising
+from data_pipeline.objectives.iid_denoising import IidDenoising
 from data_pipeline.objectives.objective import Padded
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.objectives.span_corruption import SpanCorruption, with_sentinels
-from tests.data_pipeline.example_rows import (
-    EOS,
-    FIRST_SENTINEL,
-    TEXT,
-    VOCABULARY,
-    as_lists,
-    make_rows,
-)
+from tests.data_pipeline.example_rows import EOS, FIRST_SENTINEL, TEXT, VOCABULARY, as_lists, make_rows, restored
 from tests.tables import each
 
 
@@ -24,17 +22,11 @@ def corrupt(objective, count, length=None, seed=0):
     return rows.values, keys, examples.inputs.values, examples.targets.values
 
 
-def test_shapes_sentinels_and_ends():
+def test_the_first_token_is_always_kept_and_the_last_always_masked():
     rows, _, inputs, targets = corrupt(SpanCorruption(), 200)
-    assert inputs.shape == (200, 512)
-    assert targets.shape == (200, 114)
-    assert (inputs[:, -1] == EOS).all()
-    assert (targets[:, -1] == EOS).all()
-    for side in (inputs, targets):
-        for row in side:
-            assert row[row >= TEXT[1]].tolist() == [FIRST_SENTINEL - k for k in range(28)]
-    assert (inputs[:, 0] == rows[:, 0]).all()  # the first token is always kept
-    assert (inputs[:, -2] == FIRST_SENTINEL - 27).all()  # the last is always masked
+    assert (inputs.shape, targets.shape) == ((200, 512), (200, 114))
+    assert (inputs[:, 0] == rows[:, 0]).all()
+    assert (inputs[:, -2] == FIRST_SENTINEL - 27).all()
     assert (targets[:, 0] == FIRST_SENTINEL).all()
 
 
@@ -75,13 +67,9 @@ def test_kept_and_masked_segments_and_the_roll_are_drawn_independently():
 
 def test_span_lengths_follow_their_distribution():
     """A span of a uniform composition of N into k parts has length s with probability C(N−s−1, k−2) / C(N−1, k−1)."""
-    from math import comb
-
-    _, _, _, targets = corrupt(SpanCorruption(), 5_000)
-    lengths = np.diff(np.flatnonzero(targets.reshape(-1) >= TEXT[1]))  # within a row: span + its sentinel
-    starts = np.flatnonzero(targets.reshape(-1) >= TEXT[1])
+    starts = np.flatnonzero(corrupt(SpanCorruption(), 5_000)[-1].reshape(-1) >= TEXT[1])
     inside = starts[:-1] // 114 == starts[1:] // 114
-    spans = (lengths - 1)[inside]
+    spans = np.diff(starts)[inside] - 1  # a span's sentinel stands before it
     for size in range(1, 8):
         expected = comb(85 - size - 1, 26) / comb(84, 27)
         share = float((spans == size).mean())
@@ -108,25 +96,70 @@ def test_a_row_begins_with_whatever_the_mask_begins_with(masked, inputs, targets
     assert as_lists(examples.targets) == [[ids[word] for word in targets.split()]]
 
 
-def test_rolled_rows_leave_room_for_a_span_in_two_parts():
-    """At most 567 − 85 + 29 + 1 = 512 inputs; 568 tokens would give 513."""
-    objective = SpanCorruption(random_roll=True)
-    assert (objective.raw_length, objective.shape, objective.sentinels) == (567, (512, 115), 29)
-    rows, keys = make_rows(2000, 567)
-    examples = objective.apply(rows, keys, VOCABULARY, {})
-    assert ((examples.inputs.values[:, 0] < TEXT[1]) != (examples.targets.values[:, 0] < TEXT[1])).all()
-    assert sorted(set(examples.inputs.lengths.tolist())) == [511, 512]
-    assert sorted(set(examples.targets.lengths.tolist())) == [114, 115]
-    # of 567 offsets, 85 − 28 split one of 28 masked spans, and 482 − 28 split a kept run
-    for side, longest, parted in ((examples.inputs, 512, 85 - 28), (examples.targets, 115, 482 - 28)):
-        share = float((side.lengths == longest).mean())
-        expected = parted / 567
-        assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / 2000)
-
-
 def test_sentinels_have_to_suffice():
     few = replace(VOCABULARY, sentinels=28)
     assert SpanCorruption().problems(few) == []
     [problem] = SpanCorruption(random_roll=True).problems(few)
     assert "29" in problem
     assert "28" in problem
+
+
+def masks_of(objective, keys, length):
+    """(n, length) bool: which tokens of rows of `length` different tokens are in the targets."""
+    tokens = np.arange(length) + TEXT[0]
+    rows = Padded.full(np.tile(tokens, (len(keys), 1)))
+    targets = objective.apply(rows, keys, VOCABULARY, {}).targets.values
+    masks = np.zeros(rows.values.shape, dtype=bool)
+    numbers, places = np.nonzero((targets >= TEXT[0]) & (targets < TEXT[1]))
+    masks[numbers, targets[numbers, places] - TEXT[0]] = True
+    return masks
+
+
+def test_tokens_are_masked_independently():
+    masks = masks_of(IidDenoising(inputs_length=41), row_keys(0, "test", 0, np.arange(20_000)), 40)
+    share = masks.mean(axis=0)
+    assert np.abs(share - 0.15).max() < 4.5 * np.sqrt(0.15 * 0.85 / 20_000)
+    masked = masks.sum(axis=1)
+    assert abs(masked.mean() - 40 * 0.15) < 4 * np.sqrt(40 * 0.15 * 0.85 / 20_000)
+    assert masked.var() == pytest.approx(40 * 0.15 * 0.85, rel=0.05)  # 5 standard errors
+    both = (masks[:, 1:] & masks[:, :-1]).mean(axis=0)
+    assert np.abs(both - 0.15**2).max() < 4.5 * np.sqrt(0.15**2 / 20_000)
+    runs = (masks[:, :1].sum(axis=1) + (masks[:, 1:] & ~masks[:, :-1]).sum(axis=1)).mean()
+    assert abs(runs - (0.15 + 39 * 0.15 * 0.85)) < 4 * np.sqrt(40 * 0.15 * 0.85 / 20_000)
+
+
+@each("density, length", [(0.02, 16), (0.15, 12), (0.6, 14)])
+def test_sentinels_and_targets_suffice_but_for_one_row_in_a_million(density, length):
+    """Computed from the probability of each of the 2^length masks."""
+    masks = (np.arange(2**length)[:, None] >> np.arange(length) & 1).astype(bool)
+    masked = masks.sum(axis=1)
+    probability = density**masked * (1 - density) ** (length - masked)
+    runs = masks[:, 0] + (masks[:, 1:] & ~masks[:, :-1]).sum(axis=1)
+
+    def most(counts):
+        return next(k for k in range(2 * length) if probability[counts > k].sum() <= 1e-6)
+
+    objective = IidDenoising(inputs_length=length + 1, noise_density=density)
+    assert objective.sentinels == most(runs) + 1
+    assert objective.shape == (length + 1, most(runs + masked) + 2)
+
+
+def test_masking_stops_where_the_sentinels_or_the_targets_are_used_up(monkeypatch):
+    rows, keys = make_rows(3000, 63)
+    free = masks_of(IidDenoising(inputs_length=64), keys, 63)
+    monkeypatch.setattr(iid_denoising, "_OVERFLOW", 0.2)
+    objective = IidDenoising(inputs_length=64)
+    limited = masks_of(objective, keys, 63)
+    examples = objective.apply(rows, keys, VOCABULARY, {})
+    assert restored(examples) == as_lists(rows)
+    assert examples.targets.lengths.max() <= objective.shape[1]
+    assert (limited <= free).all()
+    changed = (limited != free).any(axis=1)
+    assert 0.1 < changed.mean() < 0.4  # at most a fifth of the rows exceed either limit, and at least a tenth do
+    for before, after in zip(free[changed], limited[changed], strict=True):
+        first = np.argmax(before != after)
+        assert not after[first:].any()
+        tried = after.copy()
+        tried[first] = True
+        runs = tried[0] + (tried[1:] & ~tried[:-1]).sum()
+        assert runs > objective.sentinels - 1 or runs + tried.sum() > objective.shape[1] - 2

@@ -124,10 +124,8 @@ def test_rows_become_records(tmp_path, kind):
     times = pa.array([0, None, 0, 86_400], pa.timestamp("s"))
     columns = {"text": ["a", None, " ", "b"], "url": ["u", "v", "w", None], "timestamp": times, "other": [1, 2, 3, 4]}
     kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, pa.table(columns)))
-    assert kept == [
-        Record(0, "a", "u", timestamp="1970-01-01T00:00:00"),
-        Record(3, "b", timestamp="1970-01-02T00:00:00"),
-    ]
+    first, last = "1970-01-01T00:00:00", "1970-01-02T00:00:00"
+    assert kept == [Record(0, "a", "u", timestamp=first), Record(3, "b", timestamp=last)]
     assert stats.counters == {"read": 4, "empty": 2}
 
 
@@ -179,9 +177,8 @@ def test_a_damaged_row_group_costs_its_rows_alone(tmp_path):
     data = bytearray(path.read_bytes())
     data[group.data_page_offset + group.total_compressed_size - 20] ^= 0xFF  # in the text, behind the page's header
     kept, stats = read_bytes("parquet", path, bytes(data))
-    assert [(record.ordinal, record.text) for record in kept] == [
-        (number, texts[number]) for number in range(30) if not 10 <= number < 20
-    ]
+    whole = [*range(10), *range(20, 30)]
+    assert [(record.ordinal, record.text) for record in kept] == [(number, texts[number]) for number in whole]
     assert stats.counters == {"read": 30, "damaged": 10}
     assert stats.damage[0][0] == "rows 10 to 19, row group 1"
 
@@ -214,10 +211,8 @@ def test_offsets_out_of_the_data_are_damage_and_are_not_followed(tmp_path, kind,
 
 def test_indices_out_of_a_dictionary_are_damage(tmp_path):
     words = pa.DictionaryArray.from_arrays(pa.array([0, 9], pa.int32()), pa.array(["a"]), safe=False)
-    assert (
-        read_until_damage("arrow", write_table(tmp_path / "a", "arrow", pa.table({"text": words})))[2].position
-        == "row 0"
-    )
+    path = write_table(tmp_path / "a", "arrow", pa.table({"text": words}))
+    assert read_until_damage("arrow", path)[2].position == "row 0"
 
 
 @each("kind", ["arrow", "parquet"])
@@ -278,35 +273,30 @@ for bit in range({8 * footer}, 8 * len(data)):
 # --- checksums
 
 
-def zstd(data: bytes, checksum: bool) -> bytes:
-    return zstandard.ZstdCompressor(write_checksum=checksum).compress(data)
+LINES, SKIPPABLE = b'{"text": "One."}\n' * 9, b"\x50\x2a\x4d\x18\2\0\0\0ab"
+ZSTD = {checked: zstandard.ZstdCompressor(write_checksum=checked).compress(LINES) for checked in (True, False)}
 
 
 @each(
-    "kind, name, unchecked",
+    "stored, unchecked",
     [
-        ("parquet", "checked", False),
-        ("parquet", "plain", True),
-        ("arrow", "stream", True),
-        ("arrow", "file", True),
-        ("jsonl", "checked.zst", False),
-        ("jsonl", "plain.zst", True),
-        ("jsonl", "skippable.zst", True),
-        ("jsonl", "a.jsonl", False),
-        ("jsonl", "a.gz", False),
+        *((ZSTD[True], False), (ZSTD[False], True), (SKIPPABLE + ZSTD[False], True)),
+        *((LINES, False), (gzip.compress(LINES), False)),
     ],
 )
-def test_a_file_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, name, unchecked):
-    path, table = tmp_path / name, pa.table({"text": ["One.", "Two."] * 99, "other": range(198)})
-    lines = b'{"text": "One."}\n' * 9
-    if kind == "parquet":
-        pq.write_table(table, path, write_page_checksum=not unchecked)
-    elif kind == "arrow":
-        write_table(path, f"arrow {name}", table)
-    elif name.endswith(".zst"):
-        frame = zstd(lines, checksum=not unchecked)
-        path.write_bytes(b"\x50\x2a\x4d\x18\2\0\0\0ab" + frame if name == "skippable.zst" else frame)
-    else:
-        path.write_bytes(gzip.compress(lines) if name == "a.gz" else lines)
-    kept, stats = read(kind, path)
-    assert (len(kept), stats.unchecked) == (9 if kind == "jsonl" else 198, unchecked)
+def test_a_stream_without_the_checksums_of_its_kind_is_noted(tmp_path, stored, unchecked):
+    kept, stats = read_bytes("jsonl", tmp_path / "a", stored)
+    assert (len(kept), stats.unchecked) == (9, unchecked)
+
+
+@each(
+    "kind, options, unchecked",
+    [
+        *(("parquet", {"write_page_checksum": checked}, not checked) for checked in (True, False)),
+        *(("arrow", {}, True), ("arrow file", {}, True)),
+    ],
+)
+def test_a_table_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, options, unchecked):
+    table = pa.table({"text": ["One.", "Two."] * 99, "other": range(198)})
+    kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, table, 198, **options))
+    assert (len(kept), stats.unchecked) == (198, unchecked)

@@ -27,10 +27,8 @@ def test_every_format_has_options_that_refuse_unknown_names():
 def test_a_line_longer_than_the_cap_is_damage_and_the_next_is_read(tmp_path, source):
     line = b"a\tb" if source in ("text", "pairs") else b'{"text": "a"}'
     long = line.replace(b"a", b"a" * 1_000_000)
-    data = b"\n".join([line, long, line])
-    kept, stats = read_bytes(
-        source, tmp_path / "a", data, max_record_bytes=100, **(OF_LINES if source == "text" else {})
-    )
+    data, options = b"\n".join([line, long, line]), OF_LINES if source == "text" else {}
+    kept, stats = read_bytes(source, tmp_path / "a", data, max_record_bytes=100, **options)
     assert [record.ordinal for record in kept] == [0, 2]
     assert stats.counters == {"read": 3, "damaged": 1}
     assert stats.damage == [("line 2", "longer than max_record_bytes, 100")]
@@ -144,10 +142,7 @@ LOST = {"read": 1, "damaged": 1}
         # WikiExtractor: articles lose the title that is repeated and their escapes
         (
             *("wikiextractor", {}, ARTICLES + doc("D", "D\n")),
-            [
-                Record(0, "First.\n\nSecond: 1 < 2.", "u", "A & B"),
-                Record(1, "No title.\n<doc", "u", 'The "B" of C'),
-            ],
+            [Record(0, "First.\n\nSecond: 1 < 2.", "u", "A & B"), Record(1, "No title.\n<doc", "u", 'The "B" of C')],
             *({"read": 3, "empty": 1}, []),
         ),
         *(

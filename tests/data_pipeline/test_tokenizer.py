@@ -1,13 +1,11 @@
 """Tokenizers give the ids of the models' own libraries, and no text becomes a special token or sentinel."""
 
 import dataclasses
-import gzip
 import hashlib
 import json
 import pickle
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -31,19 +29,14 @@ from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
 from data_pipeline.tokenizer.training import _cut, check_memory, draw_sample, train
-from tests.conftest import C4_SAMPLE, write_c4, write_corpus_file
-from tests.data_pipeline.pages import documents_of
+from tests.conftest import write_c4, write_corpus_file
+from tests.data_pipeline.pages import documents_of, trained
+from tests.data_pipeline.reading import c4_pages
 from tests.in_process import done_here, run_here
 from tests.slow import slow
 from tests.tables import each
 
 SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> madeupword0000."
-
-
-@pytest.fixture(scope="module")
-def c4_texts():
-    with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines:
-        return [json.loads(next(lines))["text"] for _ in range(150)]
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +52,6 @@ def bart(byte_level_bpe):
 @pytest.fixture
 def spiece(small_corpus):
     return SentencePiece.read(small_corpus / "tokenizer/spiece.model")
-
-
-def gpt2_files(folder: Path) -> tuple[dict[str, int], list[tuple[str, ...]]]:
-    ids = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
-    lines = (folder / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:]
-    return ids, [tuple(line.split(" ")) for line in lines if line]
 
 
 def same(one: Tokenizer, other: Tokenizer) -> bool:
@@ -87,8 +74,11 @@ def test_gpt2s_and_barts_ids(gpt2, bart):
     assert vocabulary.special == {f"madeupword000{n}": 50_261 + n for n in range(3)} | {"<|endoftext|>": 50_260}
 
 
-def test_ids_are_those_of_transformers(gpt2, bart, byte_level_bpe, c4_texts):
-    ids, merges = gpt2_files(byte_level_bpe / "gpt2")
+def test_ids_are_those_of_transformers(gpt2, bart, byte_level_bpe):
+    c4_texts = c4_pages()[:150]
+    ids = json.loads((byte_level_bpe / "gpt2/encoder.json").read_text(encoding="utf-8"))
+    lines = (byte_level_bpe / "gpt2/vocab.bpe").read_text(encoding="utf-8").split("\n")[1:]
+    merges = [tuple(line.split(" ")) for line in lines if line]
     theirs = transformers.GPT2Tokenizer(vocab=ids, merges=merges)
     assert theirs(c4_texts).input_ids == gpt2.encode(c4_texts)
     tokens = {str(id_): token for token, id_ in ids.items()}
@@ -109,22 +99,17 @@ def test_any_text_comes_back_from_bytes(gpt2, bart, text):
         assert tokenizer.decode(ids) == text
 
 
-def test_t5s_conventions(small_corpus):
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(small_corpus / "tokenizer/spiece.model"))
-    assert (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id()) == (0, 1, 2, -1)
-    described = json.loads((small_corpus / "manifest.json").read_text())["tokenizer"]
-    assert (described["pieces"], described["size"], described["first_sentinel"]) == (500, 520, 519)
-
-
 def test_special_tokens_stand_between_pieces_and_sentinels(spiece):
     tokenizer = Tokenizer(spiece, ["<mask>", "[R]", "<s>", "[CLS]"], 20)
     vocabulary = tokenizer.vocabulary
     assert (vocabulary.mask, vocabulary.bos, vocabulary.special) == (500, 502, {"[R]": 501, "[CLS]": 503})
     assert (vocabulary.size, vocabulary.first_sentinel, vocabulary.sentinel_ids) == (524, 523, range(504, 524))
     assert (vocabulary.text, vocabulary.pad, vocabulary.eos, vocabulary.unk) == ((3, 500), 0, 1, 2)
-    assert tokenizer.decode([501, *tokenizer.encode(["a page"])[0], 500, 523, 522, 504, 1, 0]) == (
-        "[R] a page <mask> <extra_id_0> <extra_id_1> <extra_id_19>"
-    )
+    ids = [501, *tokenizer.encode(["a page"])[0], 500, 523, 522, 504, 1, 0]
+    assert tokenizer.decode(ids) == "[R] a page <mask> <extra_id_0> <extra_id_1> <extra_id_19>"
+    vocabulary = Tokenizer(spiece).vocabulary
+    assert (vocabulary.size, vocabulary.sentinels, list(vocabulary.sentinel_ids)) == (500, 0, [])
+    assert max(Tokenizer(spiece).encode_with_sentinels("see <extra_id_0> there")) < 500
 
 
 def test_special_tokens_above_bytes(gpt2, bart):
@@ -132,16 +117,9 @@ def test_special_tokens_above_bytes(gpt2, bart):
     vocabulary = tokenizer.vocabulary
     assert (vocabulary.mask, vocabulary.bos, vocabulary.pad, vocabulary.eos) == (50_257, 50_258, 50_259, 50_256)
     assert (vocabulary.size, vocabulary.first_sentinel) == (50_262, 50_261)
-    assert tokenizer.decode([50_258, 15_496, 50_257, 995, 50_261, 50_260, 50_256]) == (
-        "<s>Hello <mask> world <extra_id_0> <extra_id_1>"
-    )
+    ids = [50_258, 15_496, 50_257, 995, 50_261, 50_260, 50_256]
+    assert tokenizer.decode(ids) == "<s>Hello <mask> world <extra_id_0> <extra_id_1>"
     assert bart.decode([0, 31_414, 50_264, 232, 2, 1]) == "<s>Hello <mask> world"
-
-
-def test_no_sentinels_are_fine(spiece):
-    vocabulary = Tokenizer(spiece).vocabulary
-    assert (vocabulary.size, vocabulary.sentinels, list(vocabulary.sentinel_ids)) == (500, 0, [])
-    assert max(Tokenizer(spiece).encode_with_sentinels("see <extra_id_0> there")) < 500
 
 
 def test_text_that_spells_special_tokens_stays_text(gpt2, bart, spiece):
@@ -301,9 +279,12 @@ def test_tokens_that_are_unknown_or_bytes_are_counted_with_their_characters():
         assert list(coverage.characters.items()) == [("☃", 3), ("f", 1), ("é", 1)]
 
 
-def test_a_build_tells_which_characters_have_no_token(small_corpus):
+def test_a_build_follows_t5s_conventions_and_tells_which_characters_have_no_token(small_corpus):
     """Compared with the tokens that sentencepiece finds in each document."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(small_corpus / "tokenizer/spiece.model"))
+    assert (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id()) == (0, 1, 2, -1)
+    described = json.loads((small_corpus / "manifest.json").read_text())["tokenizer"]
+    assert (described["pieces"], described["size"], described["first_sentinel"]) == (500, 520, 519)
     texts = [row["text"] for row in documents_of(small_corpus)]
     unknown = sum(ids.count(processor.unk_id()) for ids in processor.encode(texts))
     found = report.read(small_corpus)
@@ -346,8 +327,7 @@ def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path
 def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
     model = small_corpus / "tokenizer/spiece.model"
     write_c4(tmp_path / "c4.json.gz", records=20)
-    tokenizer = {"path": str(model), "vocab_size": 500, "special_tokens": ["<mask>"], "sentinels": 20}
-    config = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer)
+    config = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=trained(small_corpus, special_tokens=["<mask>"]))
     done_here("data-pipeline", "build", config)
     assert (tmp_path / "corpus/tokenizer/spiece.model").read_bytes() == model.read_bytes()
     assert same(open_corpus(tmp_path / "corpus").tokenizer, Tokenizer(SentencePiece.read(model), ["<mask>"], 20))
@@ -400,30 +380,22 @@ def test_what_is_no_model_and_a_dictionary_beside_barts_own_ids_are_refused(bart
 @pytest.fixture
 def documents(tmp_path):
     """Texts by id, with 1 to 40 bytes each, every fifth held out, written to two parts in `tmp_path`."""
-    rows = [
-        {
-            "id": f"c4/a/{number:09d}",
-            "text": "ä" * (number % 20) + "b",
-            "target": "",
-            "split": "train" if number % 5 else "validation",
-        }
-        for number in range(200)
-    ]
+    rows = []
+    for number in range(200):
+        row = {"id": f"c4/a/{number:09d}", "text": "ä" * (number % 20) + "b", "target": ""}
+        rows.append({**row, "split": "train" if number % 5 else "validation"})
     for name, own in {"one.parquet": rows[:70], "two.parquet": rows[70:]}.items():
         pq.write_table(pa.Table.from_pylist(own), tmp_path / name, row_group_size=30)
     return {row["id"]: row["text"] for row in rows if row["split"] == "train"}
 
 
-def in_order_of_hashes(documents: dict[str, str], seed: int) -> list[bytes]:
-    def place(identity: str) -> bytes:
-        return hashlib.blake2b(f"{seed}/tokenizer/{identity}".encode(), digest_size=8).digest()[::-1]
-
-    return [documents[identity].encode() for identity in sorted(documents, key=place)]
-
-
 def test_the_sample_is_what_comes_first_by_hash_up_to_both_bounds(documents, tmp_path):
+    def place(identity: str) -> bytes:
+        return hashlib.blake2b(f"3/tokenizer/{identity}".encode(), digest_size=8).digest()[::-1]
+
+    in_order = [documents[identity].encode() for identity in sorted(documents, key=place)]
     for most, most_bytes in [(50, 10**6), (1, 10**6), (1000, 10**6), (1000, 777), (30, 333), (5, 1)]:
-        wanted = in_order_of_hashes(documents, seed=3)[:most]
+        wanted = in_order[:most]
         for parts in (["one.parquet", "two.parquet"], ["two.parquet", "one.parquet"]):
             sample = draw_sample(tmp_path, parts, 3, most, most_bytes)
             assert b"".join(sample) == b"".join(wanted)[:most_bytes]
@@ -448,8 +420,7 @@ def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anythin
 def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(documents, tmp_path):
     config = TokenizerConfig(sample_bytes=10**15, vocab_size=6, byte_fallback=False)
     spec = TokenizerSpec(config, seed=0, parts=["one.parquet", "two.parquet"], text_bytes=4000)
-    text = "".join(documents.values())
-    sample = Sample(documents=len(documents), bytes=len(text.encode()))
+    sample = Sample(documents=len(documents), bytes=len("".join(documents.values()).encode()))
     assert STAGE.work(tmp_path, spec) == TokenizerResult(pieces=6, sample=sample)
 
 
@@ -459,9 +430,8 @@ def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
         for number in range(200):
             english, greek = f"the house of number {number} is old", f"το σπίτι με αριθμό {number} είναι παλιό"
             part.add(Document(f"p/{number}", english, "", "", "en", "pairs", "train", target=greek))
-    model = train(
-        TokenizerConfig(vocab_size=60, byte_fallback=False), draw_sample(tmp_path, ["part.parquet"], 0, 1000, 10**6)
-    )
+    config = TokenizerConfig(vocab_size=60, byte_fallback=False)
+    model = train(config, draw_sample(tmp_path, ["part.parquet"], 0, 1000, 10**6))
     (ids,) = model.encode(["το σπίτι είναι παλιό"])
     assert model.vocabulary.unk not in ids
 

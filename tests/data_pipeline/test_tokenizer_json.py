@@ -5,7 +5,6 @@ import json
 import pickle
 import shutil
 
-import pyarrow.parquet as pq
 import pytest
 import tokenizers
 import transformers
@@ -17,28 +16,25 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer, auto_tokenizer, load, save
 from data_pipeline.tokenizer.fast import Roles
 from tests.conftest import write_c4, write_corpus_file
-from tests.in_process import done_here
-from tests.published_tokenizers import KINDS, ODD, PIECES, SPELLED, texts, write
+from tests.data_pipeline.pages import built, documents_of
+from tests.data_pipeline.reading import c4_pages
+from tests.published_tokenizers import KINDS, ODD, PIECES, SPELLED, write
 from tests.tables import each
 
 
 @pytest.fixture(scope="module")
 def both(published_tokenizers):
     """kind → (our tokenizer of the directory, transformers')"""
-    folders = {kind: published_tokenizers / kind for kind in KINDS}
-    return {
-        kind: (auto_tokenizer.read(folder), transformers.AutoTokenizer.from_pretrained(folder))
-        for kind, folder in folders.items()
-    }
+    read, theirs = auto_tokenizer.read, transformers.AutoTokenizer.from_pretrained
+    return {kind: (read(published_tokenizers / kind), theirs(published_tokenizers / kind)) for kind in KINDS}
 
 
 @each("kind", KINDS)
 def test_ids_are_those_of_transformers(both, kind):
     ours, theirs = both[kind]
     assert ours.size == len(theirs)
-    real = texts(30)
-    long = "".join(real) * 3
-    for text in (*ODD, *real, long):
+    real = c4_pages()[:30]
+    for text in (*ODD, *real, "".join(real) * 3):
         assert ours.encode([text])[0] == theirs(text, add_special_tokens=False).input_ids, text[:40]
     together = [*real, "", *ODD]
     assert ours.encode(together) == [ours.encode([text])[0] for text in together]
@@ -72,6 +68,7 @@ def test_added_tokens_that_are_not_special_match_text(published_tokenizers):
     assert (qwen.vocabulary.text, gemma.vocabulary.text) == ((0, PIECES), (6, PIECES))
 
 
+EOT = {"eos_token": "<|eot_id|>"}
 ROLES = {
     "Llama 3": Roles(pad=PIECES + 1, eos=PIECES + 1, bos=PIECES),
     "Qwen3": Roles(pad=PIECES, eos=PIECES + 2),
@@ -98,11 +95,7 @@ def test_roles_are_those_that_the_files_name(both, kind):
         ({"generation_config.json": {"pad_token_id": PIECES + 2}}, Roles(PIECES + 2, PIECES + 1, bos=PIECES), None),
         ({"config.json": {"pad_token_id": -1}}, ROLES["Llama 3"], "no file names a token for padding"),
         ({"tokenizer_config.json": {}, "config.json": {"eos_token_id": 7}}, Roles(7, 7), "no file names a token for"),
-        (
-            {"special_tokens_map.json": {"eos_token": "<|eot_id|>"}, "tokenizer_config.json": {}},
-            Roles(PIECES + 3, PIECES + 3),
-            None,
-        ),
+        ({"special_tokens_map.json": EOT, "tokenizer_config.json": {}}, Roles(PIECES + 3, PIECES + 3), None),
     ],
 )
 def test_roles_come_from_the_models_files_too(published_tokenizers, tmp_path, files, expected, note):
@@ -138,7 +131,7 @@ def test_what_is_saved_is_what_is_loaded(both, tmp_path, kind):
 def test_parts_of_a_long_text_have_the_ids_that_it_has_whole(both, monkeypatch, kind):
     """Llama 3's merges join a full stop and the line break behind it: no cut lies before a break."""
     ours, _ = both[kind]
-    long = "".join(texts(5)) + "".join(ODD)
+    long = "".join(c4_pages()[:5] + ODD)
     (whole,) = ours.encode([long])
     monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 50)
     assert len(list(ours.parts(long))) > len(long) / 120
@@ -149,7 +142,7 @@ def test_a_text_is_not_cut_where_that_would_change_its_ids(published_tokenizers,
     """A space before each text, as the file itself says of Llama 2's, would stand before each part too."""
     shutil.copy(published_tokenizers / "Llama 2/tokenizer.json", tmp_path)
     found = auto_tokenizer.read(tmp_path)
-    (text,) = texts(1)
+    text = c4_pages()[0]
     whole = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False)
     monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 50)
     assert found.encode([text]) == [whole.ids]
@@ -160,27 +153,21 @@ def test_words_start_and_sentences_end(both, kind):
     ours, _ = both[kind]
     (ids,) = ours.encode(["One day. The other"])
     vocabulary = ours.vocabulary
-    words = sum(bool(vocabulary.word_starts[id_]) for id_ in ids[1:])
-    assert words == 3
-    assert sum(bool(vocabulary.sentence_ends[id_]) for id_ in ids) == 1
+    assert sum(vocabulary.word_starts[ids[1:]]) == 3
+    assert sum(vocabulary.sentence_ends[ids]) == 1
     assert not vocabulary.word_starts[list(ours.names)].any()
 
 
 def test_a_corpus_has_these_ids(published_tokenizers, tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     tokenizer = {"kind": "tokenizer_json", "path": str(published_tokenizers / "Llama 2"), "sentinels": 20}
-    config = write_corpus_file(
-        tmp_path / "corpus.yaml",
-        tokenizer=tokenizer,
-        rows={"packing": "complete_documents", "objective": {"name": "prefix_lm", "length": 4000}},
-    )
-    done_here("data-pipeline", "build", config)
-    corpus = open_corpus(tmp_path / "corpus")
+    rows = {"packing": "complete_documents", "objective": {"name": "prefix_lm", "length": 4000}}
+    corpus = open_corpus(built(write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer, rows=rows)))
     described = corpus.manifest.tokenizer
     assert (described.kind, described.pieces, described.eos) == ("tokenizer_json", PIECES + 1, 2)
     theirs = transformers.AutoTokenizer.from_pretrained(published_tokenizers / "Llama 2")
-    rows = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet").to_pylist()
-    expected = sum(len(theirs(row["text"], add_special_tokens=False).input_ids) for row in rows)
+    texts = [row["text"] for row in documents_of(tmp_path / "corpus")]
+    expected = sum(map(len, theirs(texts, add_special_tokens=False).input_ids))
     assert sum(split.tokens for split in corpus.manifest.splits.values()) == expected
 
 

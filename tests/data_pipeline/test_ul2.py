@@ -11,20 +11,13 @@ from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.objectives.randomness import row_keys
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.objectives.ul2 import UL2
-from tests.data_pipeline.example_rows import (
-    FIRST_SENTINEL,
-    TEXT,
-    VOCABULARY,
-    as_lists,
-    assert_rows_stand_alone,
-    ragged_rows,
-)
+from tests.data_pipeline.example_rows import TEXT, VOCABULARY, as_lists, assert_rows_stand_alone, ragged_rows
 from tests.tables import each
 
 R, S, X = (VOCABULARY.special[token] for token in ("[R]", "[S]", "[X]"))
 MODES = [R, R, S, X, X, X, X]
 TABLE = [  # the paper's
-    *(SpanCorruption(mean_span_length=3, noise_density=0.15), SpanCorruption(mean_span_length=8, noise_density=0.15)),
+    *(SpanCorruption(mean_span_length=span, noise_density=0.15) for span in (3, 8)),
     PrefixLM(noise_density=0.25),
     *(SpanCorruption(mean_span_length=span, noise_density=0.5) for span in (3, 8)),
     *(SpanCorruption(mean_span_length=64, noise_density=density) for density in (0.15, 0.5)),
@@ -77,7 +70,8 @@ def test_the_drawn_denoiser_tells_nothing_of_the_noise():
     drawn = UL2().draw(keys)
     rows = Padded.full(np.full((20_000, 40), TEXT[0], dtype=np.uint16))
     targets = SpanCorruption(inputs_length=64).apply(rows, keys, VOCABULARY, {}).targets.values
-    first = np.argmax(targets == FIRST_SENTINEL - 1, axis=1) - 1  # of 6 tokens in 2 spans: uniform over 1 … 5
+    first = np.argmax(targets == VOCABULARY.first_sentinel - 1, axis=1) - 1
+    # of 6 tokens in 2 spans: uniform over 1 … 5
     for number in range(7):
         assert abs(first[drawn == number].mean() - 3) < 4.5 * np.sqrt(2 / (drawn == number).sum())
 

@@ -216,9 +216,8 @@ def test_time_is_linear_whatever_the_xml(parse, unit):
 def test_exports_of_schema_0_10_and_of_0_9_that_begins_with_a_comment():
     kept, stats = read("wikipedia", DATA / "enwiki-20171220.xml")
     assert stats.counters == {"read": 5, "not_article": 1}
-    assert [(record.url, record.language) for record in kept if "Ville" in record.title] == [
-        ("https://en.wikipedia.org/wiki/Ville-d%27Avray_(1865_painting)", "en")
-    ]
+    (painting,) = [(record.url, record.language) for record in kept if "Ville" in record.title]
+    assert painting == ("https://en.wikipedia.org/wiki/Ville-d%27Avray_(1865_painting)", "en")
     kept, stats = read("wikipedia", DATA / "nlwiki-20140927.xml")
     assert {record.title for record in kept} == {"Anthony Fokker", "Alan Turing"}
     assert stats.counters == {"read": 3, "redirect": 1}

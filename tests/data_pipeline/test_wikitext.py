@@ -3,7 +3,6 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import mwparserfromhell
@@ -127,13 +126,11 @@ ODD = [
 ]
 
 
-def cases() -> Iterator[list[str]]:
-    for line in CONSTRUCTS.replace("\n    →", " →").strip().split("\n"):
-        if not line.startswith("# "):
-            yield line.replace("\\n", "\n").split(" → ")
+LINES = CONSTRUCTS.replace("\n    →", " →").strip().split("\n")
+CASES = [line.replace("\\n", "\n").split(" → ") for line in LINES if not line.startswith("# ")]
 
 
-@each("wikitext, text", [*cases(), *ODD])
+@each("wikitext, text", [*CASES, *ODD])
 def test_construct(wikitext, text):
     assert plain_text(wikitext, title="Ulm", timestamp="2013-03-24T03:38:10Z") == text
 
@@ -180,18 +177,14 @@ _MARKS = """
 _FRAGMENTS = [*_MARKS.split(), "\n", " ", "\x00"]
 
 
-def tidy(wikitext: str) -> None:
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from(_FRAGMENTS), max_size=40).map("".join) | st.text())
+def test_any_markup_gives_tidy_text(wikitext):
     text = plain_text(wikitext)
     assert text == text.strip("\n")
     assert "\n\n\n" not in text
     assert not re.search("[\x01\x02]", text)
     text.encode()
-
-
-@settings(max_examples=500, deadline=None)
-@given(st.lists(st.sampled_from(_FRAGMENTS), max_size=40).map("".join) | st.text())
-def test_any_markup_gives_tidy_text(wikitext):
-    tidy(wikitext)
 
 
 _UNCLOSED = """

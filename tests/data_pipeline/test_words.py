@@ -1,12 +1,18 @@
-"""Words as arrays, compared with Python's own split and with regular expressions."""
+"""Words as arrays, compared with Python's split and regular expressions; sentences as NLTK's Punkt counted for C4."""
 
 import bz2
 import random
+import re
+import time
 import unicodedata
 
 import numpy as np
+import pytest
 import regex
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from data_pipeline.text.sentences import _english, candidates, count_sentences
 from data_pipeline.text.words import Alphabet, Words, batches, bounds, chunks, exact, normalised
 from tests.conftest import SAMPLES
 from tests.data_pipeline.reading import c4_pages
@@ -114,27 +120,15 @@ def test_marks_belong_to_their_letters_and_texts_are_compared_in_nfkc():
     assert normal_words("সমস্ত মানুষ স্বাধীনভাবে।") == ["সমস্ত", "মানুষ", "স্বাধীনভাবে"]
     assert normal_words("उन्हें बुद्धि और क्\u200dष") == ["उन्हें", "बुद्धि", "और", "क्ष"]
     assert normal_words("மனிதப் பிறவியினர்") == ["மனிதப்", "பிறவியினர்"]
-    assert normal_words("cafe\u0301 na\u00efve ½ ﬁn co\u00adop Ａ１") == [
-        "café",
-        "naïve",
-        "1",
-        "2",
-        "fin",
-        "coop",
-        "A1",
-    ]
+    assert " ".join(normal_words("cafe\u0301 na\u00efve ½ ﬁn co\u00adop Ａ１")) == "café naïve 1 2 fin coop A1"
     assert normal_words("don´t x \u0301y \U0001d54c") == ["don", "t", "x", "y", "U"]  # ´ becomes a space and a mark
     assert normal_words("don't 3.14 a_b") == ["don", "t", "3", "14", "a", "b"]
 
 
 def test_letters_without_spaces_stand_for_parts_of_a_word():
     """13 words: 39 letters of Thai, 26 of kana, 20 of Han (19.5), or 10 words and 9 letters of Thai."""
-    for text, letters in (
-        ("ที่สุด" * 20, 39),
-        ("ひらがな" * 20, 26),
-        ("人人生而自由" * 20, 20),
-        ("a " * 10 + "ที่สุด" * 5, 19),
-    ):
+    cases = ("ที่สุด" * 20, 39), ("ひらがな" * 20, 26), ("人人生而自由" * 20, 20), ("a " * 10 + "ที่สุด" * 5, 19)
+    for text, letters in cases:
         (words,) = batches([(0, text)], normalised(), 13)
         assert words.stops(13)[0] == letters
         assert len(words.runs(13, 0)) == (words.stops(13) <= len(words.starts)).sum()
@@ -161,3 +155,60 @@ def test_each_run_lies_in_one_piece(text, alphabet, length):
         runs += list(zip(words.positions[firsts].tolist(), words.runs(length, 0).tolist(), strict=True))
     assert runs == list(enumerate(whole.runs(length, 0).tolist()))
     assert len(runs) > 300
+
+
+SENTENCES = {
+    0: ["", " \n"],
+    1: [
+        *("no mark", "See p. 5 of it.", "One.Two."),
+        "He said “Go.” She went.",  # 2 since NLTK 3.10, to which typographic quotes are punctuation
+    ],
+    2: [
+        # abbreviations, one of which ends a sentence, and an initial
+        *("Dr. Who is here. He waits.", "Mr. Smith paid $3.5 million. It was a lot.", "U.S. exports rose. They fell."),
+        *("It ended at 5 p.m. The next day came.", "I met J. Bach. He left.", "(One.) Two.", 'He said "Go." She went.'),
+        "Stop!!!",  # the last mark is separated from the others
+        "A good price !!!!",  # 3 since NLTK 3.6.6
+    ],
+    3: ["One. Two? Three!"],
+}
+
+
+@each("text, number", [(text, number) for number, texts in SENTENCES.items() for text in texts])
+def test_sentences(text, number):
+    assert count_sentences(text) == number
+    for at_most in (1, 3):
+        assert count_sentences(text, at_most=at_most) == min(number, at_most)
+
+
+TEXT = st.text(alphabet=".?! \t\n\x1c\x85\u00a0\u2028\"')]}-,a1BIé”»", max_size=30)
+
+
+WORDS = 'word etc st co vs dr inc u.s he. The No Inc. 12 12. 3rd J J. a.m p.m. The. i ii . ... ! It? go! ( " “ é fig'
+JOINTS = [" ", "  ", ". ", ". ", ".\n", ".\u00a0", ".\x1c", "! ", ".) ", '." ', "-", ".. "]
+PLAIN = st.lists(st.tuples(st.sampled_from(WORDS.split(" ")), st.sampled_from(JOINTS)).map("".join), max_size=12)
+
+
+@settings(max_examples=200)
+@example("word.\x1cThe ", 2)
+@given(TEXT | PLAIN.map("".join), st.integers(1, 5))
+def test_short_cuts_give_what_the_whole_model_gives(text, at_most):
+    number = len(_english().tokenize(text))
+    assert count_sentences(text) == number
+    assert count_sentences(text, at_most) == min(number, at_most)
+
+
+@given(TEXT)
+def test_candidates_are_those_of_the_expression_of_nltk_3_5(text):
+    """NLTK's expression takes time quadratic in the length of a word, and was therefore replaced in NLTK 3.6.6."""
+    expression = r"""\S*[.?!](?=(?P<after_tok>(?:[?!)\";}\]\*:@\'\({\[])|\s+(?P<next_tok>\S+)))"""
+    expected = [(match.end(), match[0] + match["after_tok"]) for match in re.finditer(expression, text)]
+    assert [(match.end(), context) for match, context in candidates(text)] == expected
+
+
+@pytest.mark.timing
+def test_a_page_of_marks_is_counted_in_linear_time():
+    started = time.process_time()
+    assert count_sentences("!" * 190_000) == 2
+    assert count_sentences("a." * 95_000) == 1
+    assert time.process_time() - started < 5

@@ -12,9 +12,10 @@ from data_pipeline.corpus import open_corpus
 from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
 from tests.conftest import write_c4, write_corpus_file
+from tests.data_pipeline.reading import c4_pages
 from tests.in_process import run_here
 from tests.pretrain.runs import losses, run_file, train_ranks
-from tests.published_tokenizers import ODD, texts
+from tests.published_tokenizers import ODD
 from tests.tables import each
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -29,7 +30,7 @@ MODELS = {
     "TinyLlama": ("Llama 2", "Llama", 0, {}),
 }
 STYLES = {"Llama 3": "modern", "Qwen3": "modern", "Gemma 2": "t5gemma", "Gemma 3": "t5gemma2", "TinyLlama": "modern"}
-TEXTS = [*texts(3), *ODD[3:]]
+TEXTS = [*c4_pages()[:3], *ODD[3:]]
 
 
 def invoke(*arguments):

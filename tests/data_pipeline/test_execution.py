@@ -1,0 +1,238 @@
+"""Units: what each is sent and returns doesn't grow with their number; merged files hold what the files held."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic_core import to_json
+from safetensors.numpy import save_file
+
+from data_pipeline import report
+from data_pipeline.config import CorpusConfig
+from data_pipeline.dedup import keys
+from data_pipeline.execution import buckets, merging
+from data_pipeline.execution.buckets import SPLITS, TokenBucket, bucket_numbers, count_tokens, merge_tokens, read_bucket
+from data_pipeline.execution.merging import MergeSpec, group_sizes, read_names
+from data_pipeline.execution.parts import Histograms
+from data_pipeline.execution.work_units import Finished, Output
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.json_file import parse_json
+from data_pipeline.foundation.safetensors_file import growing_arrays
+from data_pipeline.pipeline import build
+from data_pipeline.sources.record import Range
+from data_pipeline.stages import shards, tokens
+from data_pipeline.stages.tokenizer import Sample, TokenizerResult
+from data_pipeline.stages.tokens import TokensResult
+from data_pipeline.text.document import Document
+from tests.conftest import write_c4, write_corpus_file
+from tests.data_pipeline.build_processes import checksums, flip
+from tests.data_pipeline.pages import plain, trained
+from tests.tables import each
+
+CONFIG = plain(Path("nowhere"), "*.wet.gz", "wet", rows={"packing": "complete_documents"})
+MODEL = {"tokenizer/spiece.model": Output(1, "0" * 64)}
+TRAINED = Finished("spiece", "", TokenizerResult(1, Sample()), MODEL, 1.0, 1.0)
+
+
+def names_of(units: shards.Tokenized) -> list[str]:
+    return [name for unit in units for name in unit.outputs]
+
+
+COUNTED = Finished("train-00000", "", shards.RowsResult(7), {}, 1.0, 1.0)
+
+
+def tokenized(number: int) -> shards.Tokenized:
+    """`number` units of the tokens stage, each with the tokens of one shard."""
+    of_each = TokensResult({"train": CONFIG.tokens_per_shard, "validation": 0})
+    outputs = [(f"part-{part:05d}", Output(1, f"{part:064x}")) for part in range(number)]
+    return [Finished(name, "", of_each, {f"{name}.safetensors": output}, 1.0, 1.0) for name, output in outputs]
+
+
+def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
+    longest = {}
+    for number in (10, 1000):
+        units = shards.plan_counts(CONFIG, tmp_path, tokenized(number), names_of(tokenized(number)), TRAINED)
+        assert len(units) == number + 1  # and one for validation
+        longest[number] = max(len(to_json(unit)) for unit in units)
+        (names,) = {unit.spec.files for unit in units}
+        assert read_names(tmp_path, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
+    assert longest[1000] - longest[10] <= 10  # digits of its number, and of how many there are
+
+
+def test_every_units_fingerprint_depends_on_every_file(tmp_path):
+    files = tokenized(3)
+    before = shards.plan_counts(CONFIG, tmp_path, files, names_of(files), TRAINED)
+    files[1].outputs["part-00001.safetensors"] = Output(1, "f" * 64)
+    after = shards.plan_counts(CONFIG, tmp_path, files, names_of(files), TRAINED)
+    assert all(one.inputs != other.inputs for one, other in zip(before, after, strict=True))
+    assert [unit.spec for unit in before] == [unit.spec for unit in after]
+
+
+def test_a_result_is_checked_as_it_is_read():
+    content = json.loads(to_json(COUNTED))
+    assert parse_json(json.dumps(content), shards.COUNT.finished, "") == COUNTED
+    content["result"]["rows"] = "7"
+    with pytest.raises(FailedError, match=r"a\.json: damaged: result\.rows: .* got '7'"):
+        parse_json(json.dumps(content), shards.COUNT.finished, "a.json")
+    with pytest.raises(FailedError, match=r"a\.json: damaged: result\.tokens: "):
+        parse_json(json.dumps(content), tokens.STAGE.finished, "a.json")
+
+
+def test_the_fingerprint_of_a_dataclass_is_that_of_its_fields():
+    fields = {"tokens": {"train": 1}, "lengths": {"8": 1}, "uncovered": {}, "characters": {}}
+    assert fingerprint([TokensResult({"train": 1}, {"8": 1}), Range(2)]) == fingerprint([fields, [2, None, 0]])
+    assert fingerprint(CONFIG) == fingerprint(CONFIG.model_dump())
+
+
+@each("count", [1, 3, 7, 4096, 4200])
+def test_the_bounds_of_a_bucket_fall_into_it(count):
+    for number in {0, 1, count // 2, count - 1} & set(range(count)):
+        bounds = np.array(TokenBucket("train", number, count).bounds, np.uint64)
+        assert bucket_numbers(bounds, count).tolist() == [number, number]
+
+
+ONE_DOMAIN = ["https://www.example.org/a", "http://example.org", "http://example.org?a"]
+ONE_DOMAIN += ["HTTP://User@WWW.Example.org:80/a"]
+OTHERS = {"http://[::1]/": "::1", "http://[::1/": "unknown", "example.org/a": "unknown"}
+
+
+@each("url, domain", [*((url, "example.org") for url in ONE_DOMAIN), *OTHERS.items()])
+def test_documents_are_counted_by_domain(url, domain):
+    histograms = Histograms()
+    histograms.add(Document("id", "text", url, "", "en", "source", "train", "", ""))
+    assert histograms.most_common_domains() == {domain: 1}
+
+
+def test_what_a_unit_returns_does_not_grow_with_its_documents():
+    histograms = Histograms()
+    for number in range(20_000):
+        for url in [f"http://site{number}.org/", "http://www.frequent.org/"]:
+            histograms.add(Document("id", "text", url, "", "en", "source", "train", "", ""))
+        if number % 5000 == 4999:
+            histograms.end_part()
+    assert len(histograms.domains) == 10_000
+    told = histograms.most_common_domains()
+    assert len(told) == 100
+    assert next(iter(told.items())) == ("frequent.org", 20_000)
+
+
+@each(
+    "files, readers, sizes",
+    [
+        (1, 1, []),
+        (1000, 1000, []),  # a small corpus pays nothing
+        (1024, 1, []),
+        (1025, 1, [2]),
+        (2_048, 4_200, [9]),
+        (56_000, 4_200, [236]),
+        (56_000, 256, [55]),
+        (1_024, 56_000, [61]),
+        (300_000, 20_000, [256, 24]),
+    ],
+)
+def test_files_are_merged_where_their_readers_would_open_many(files, readers, sizes):
+    assert group_sizes(files, readers) == sizes
+    left, opens = files, 0
+    for size in sizes:
+        assert size <= 256
+        opens, left = opens + left, -(-left // size)
+    assert left <= 1024
+    assert left * readers <= 1e6
+    assert opens <= 1.01 * files
+
+
+def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
+    """Those of other tokens and of keys are in the builds below."""
+    monkeypatch.setattr(buckets, "_TOKENS_AT_ONCE", 50)
+    chance, files = np.random.default_rng(3), []
+    same = np.sort(chance.integers(0, 2**64, 6, np.uint64))  # hashes that files share: their order decides
+    for number, documents in enumerate([12, 0, 30, 1, 7]):
+        arrays = {}
+        for split, count in zip(SPLITS, (documents, documents // 4), strict=True):
+            hashes = np.sort(np.concatenate([chance.integers(0, 2**64, count, np.uint64), same[: count // 5]]))
+            lengths = chance.integers(0, 9, len(hashes))
+            arrays[f"{split}.hashes"] = hashes
+            arrays[f"{split}.offsets"] = np.cumsum([0, *lengths]).astype(np.int64)
+            arrays[f"{split}.tokens"] = chance.integers(0, 60_000, lengths.sum()).astype(np.uint16)
+            arrays[f"{split}.targets"] = lengths // 2
+        files.append(f"{number}.safetensors")
+        save_file(arrays, tmp_path / files[-1])
+    merge_tokens(tmp_path, MergeSpec(tuple(files), 0, "merged.safetensors"))
+    for count in (1, 3, 8):
+        all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
+        merged, apart = ["merged.safetensors"], files
+        counts = [len(read_bucket(tmp_path, apart, bucket).tokens) for bucket in all_buckets]
+        assert count_tokens(tmp_path, merged, all_buckets) == count_tokens(tmp_path, apart, all_buckets) == counts
+        for bucket in all_buckets:
+            found, wanted = read_bucket(tmp_path, merged, bucket), read_bucket(tmp_path, apart, bucket)
+            for name in ("tokens", "starts", "targets"):
+                assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
+
+
+@each("values", [3, 5])
+def test_arrays_that_are_not_as_long_as_they_were_said_to_be_are_no_file(tmp_path, values):
+    shapes = {"a": (np.int64, (4,))}
+    with pytest.raises(ValueError, match=r"a: (fewer|more) values"), growing_arrays(tmp_path / "x", shapes) as arrays:
+        arrays.append("a", np.zeros(values, np.int64))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def config(small_corpus, tmp_path_factory) -> CorpusConfig:
+    """Four files of pages of which many are there twice, and several buckets in every stage."""
+    folder = tmp_path_factory.mktemp("merging")
+    for part in range(4):
+        write_c4(folder / f"c4-{part}.json.gz", records=12, skip=8 * part)
+    dedup = {"urls": "newest", "lines": True, "documents": True, "minhash": True, "keys_per_bucket": 100}
+    file = write_corpus_file(folder / "corpus.yaml", dedup=dedup, tokenizer=trained(small_corpus))
+    return load(file, [], CorpusConfig)
+
+
+@pytest.fixture(scope="module")
+def unmerged(config) -> dict[str, str]:
+    return checksums(build(config))
+
+
+@pytest.fixture
+def grouped(monkeypatch) -> list[int]:
+    """Sizes of groups, to be changed, by which all files are merged."""
+    sizes: list[int] = []
+    monkeypatch.setattr(merging, "group_sizes", lambda files, readers: sizes)
+    for module, bound, number in ((buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
+        monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
+    return sizes
+
+
+def test_a_build_that_merges_has_the_same_bytes(config, unmerged, grouped, capsys):
+    """In the directory of the first build: what doesn't depend on how files are merged isn't done again."""
+    stages = Path(config.output) / ".stages"
+    for sizes, names in (([2], ["-merged"]), ([3, 2], ["-merged", "-merged-2"]), ([], [])):
+        grouped[:] = sizes
+        assert checksums(build(config)) == unmerged
+        found = {path.name for path in stages.glob("*-merged*")}
+        steps = [f"{step}-{kind}" for step in ("urls", "lines", "documents") for kind in ("keys", "duplicates")]
+        assert found == {of + name for of in (*steps, "minhash-keys", "tokens") for name in names}
+        again = [line for line in capsys.readouterr().out.splitlines() if " to do (" in line]
+        assert [line for line in again if "-merged" not in line] == []
+
+
+def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unmerged, grouped, tmp_path):
+    grouped[:] = [2]
+    changed = config.model_copy(update={"output": str(tmp_path / "corpus")})
+    corpus = build(changed)
+    assert checksums(corpus) == unmerged
+    told = {stage.name: stage for stage in report.read(corpus).stages}
+    assert told["tokens-merged"].units == -(-told["tokens"].units // 2)
+    assert told["tokens-merged"].written_megabytes == pytest.approx(told["tokens"].written_megabytes, rel=0.1)
+
+    stages = ("tokens-merged", "lines-duplicates-merged")
+    damaged = [corpus / ".stages" / stage / "00001.safetensors" for stage in stages]
+    before = [path.read_bytes() for path in damaged]
+    flip(damaged[0])
+    damaged[1].write_bytes(before[1][:-1])
+    build(changed, repair=True)
+    assert [path.read_bytes() for path in damaged] == before
+    assert checksums(corpus) == unmerged

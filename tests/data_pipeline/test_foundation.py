@@ -1,0 +1,272 @@
+"""What all packages share: whole directories, locks, the code's version, hidden passwords, and how far work is."""
+
+import errno
+import fcntl
+import gzip
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import threading
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.execution import ownership
+from data_pipeline.foundation import locks, progress
+from data_pipeline.foundation.atomic import new_directory, remove_leftovers, temporary_path
+from data_pipeline.foundation.code_version import code_version
+from data_pipeline.foundation.disk_cache import DiskCache
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.locks import lock
+from data_pipeline.foundation.progress import activity, advance, bytes_done, reporting_progress, set_activity
+from data_pipeline.foundation.secrets import masked, masked_code, masked_values, without_login
+from data_pipeline.sources.decompress import open_stream
+from data_pipeline.tools.fetch.download import sole_user
+from pretrain.run import lock as run_lock
+from tests.tables import each
+
+
+def test_a_new_directory_appears_when_its_block_ends(tmp_path):
+    out = tmp_path / "above/out"
+    with new_directory(out) as partial:
+        (partial / "below").mkdir()
+        (partial / "below/file").write_text("content")
+        assert not out.exists()
+    assert (out / "below/file").read_text() == "content"
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_nothing_is_left_of_a_directory_whose_block_fails(tmp_path):
+    with pytest.raises(FileExistsError), new_directory(tmp_path / "out") as partial:
+        partial.mkdir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_not_replaced_unless_it_is_an_empty_directory(tmp_path):
+    (tmp_path / "file").touch()
+    for taken in (tmp_path, tmp_path / "file"):
+        with pytest.raises(UserError, match="exists already; choose another directory"), new_directory(taken):
+            pass
+    (tmp_path / "empty").mkdir()
+    with new_directory(tmp_path / "empty") as partial:
+        (partial / "file").touch()
+    assert (tmp_path / "empty/file").exists()
+
+
+def test_what_a_killed_writer_left_is_found_by_its_name(tmp_path):
+    temporary_path(tmp_path / "out").mkdir()
+    temporary_path(tmp_path / "file", token="1-2").touch()
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_had_alone_or_shared_and_ends_with_its_file(tmp_path):
+    path = tmp_path / "lock"
+    path.touch()
+    with path.open() as first, path.open() as second:
+        lock(first, None, shared=True)
+        lock(second, None, shared=True)
+        with pytest.raises(BlockingIOError), path.open() as third:
+            lock(third, None)
+    with path.open() as third:
+        lock(third, None)
+
+
+def cached(folder: Path) -> None:
+    content = bytes(100)
+    DiskCache(folder, limit=1).get(hashlib.sha256(content).hexdigest(), lambda: content)
+
+
+def built(folder: Path) -> None:
+    with ownership.at_work(folder, ownership.begin(folder)):
+        pass
+
+
+def fetched(folder: Path) -> None:
+    with sole_user(folder):
+        pass
+
+
+def trained(folder: Path) -> None:
+    run_lock.check(folder)
+    run_lock.take(folder).close()
+    run_lock.check(folder)
+
+
+@each("use", [cached, built, fetched, trained])
+def test_without_locks_all_go_on_and_say_once_what_is_not_protected(use, tmp_path, monkeypatch, capsys):
+    """The kernel's answer is simulated, since no file system without locks (such as Lustre by default) is at hand."""
+
+    def refuse(file: object, kind: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(locks, "_warned", set())
+    use(tmp_path)
+    use(tmp_path)
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith(f"warning: no file locks here (Function not implemented): {tmp_path}")
+    assert captured.out == ""
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=Ada", "-c", "user.email=ada@example.org", *arguments]
+    alone = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=alone).stdout.strip()
+
+
+def test_it_is_the_commit_and_whether_the_tree_differs_from_it(tmp_path):
+    assert code_version(tmp_path) == version("encdec-pretrain")  # no repository
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "code.py").write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    git(tmp_path, "tag", "--annotate", "v1", "--message", "one")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert len(commit) == 40
+    assert code_version(tmp_path) == commit
+    (tmp_path / "code.py").write_text("2")
+    assert code_version(tmp_path) == f"{commit}-dirty"
+
+
+URLS = {
+    "https://me:hunter2@example.org/x": "https://me:***@example.org/x",
+    "mysql+pymysql://me:h@nt/er:2@db:3306/mlflow": "mysql+pymysql://me:***@db:3306/mlflow",
+    "https://:hunter2@example.org": "https://:***@example.org",
+    '{"a": "ftp://u:p1@a/b", "c": "ftp://u:p2@d"}': '{"a": "ftp://u:***@a/b", "c": "ftp://u:***@d"}',
+    "https://example.org/x?user=me&password=hunter2&y=1": "https://example.org/x?user=me&password=***&y=1",
+}
+OTHER_URLS = [
+    *("https://me@example.org:8080/a", "http://127.0.0.1:5000/", "sqlite:////home/me/runs/mlflow.db"),
+    *("s3://bucket/corpora", "a: b@c"),
+]
+CODE = {
+    '+api_key = "abc123def"': '+api_key = "***"',
+    "-HF_TOKEN=abc123def # old": "-HF_TOKEN=*** # old",
+    '+  "password": "hunter2!",': '+  "password": "***",',
+    "+login(hf_abcdefghijklmnopqrst)": "+login(***)",
+    "+key: AKIAIOSFODNN7EXAMPLE": "+key: ***",
+    "+uri: https://me:hunter2@host": "+uri: https://me:***@host",
+    "-----BEGIN RSA PRIVATE KEY-----\n+MIIEow\n-----END": "-----BEGIN RSA PRIVATE KEY-----***-----END",
+}
+OTHER_CODE = ["+tokens = 512 * 2048000", "+max_new_tokens: 128", "+    tokenizer = load(directory)"]
+
+
+@each(
+    "hide, text, shown",
+    [
+        *((masked, *pair) for pair in URLS.items()),
+        *((masked, url, url) for url in OTHER_URLS),
+        *((masked_code, *pair) for pair in CODE.items()),
+        *((masked_code, code, code) for code in OTHER_CODE),
+    ],
+)
+def test_what_looks_like_a_secret_is_hidden_and_nothing_else_is(hide, text, shown):
+    assert (hide(text), hide(shown)) == (shown, shown)
+
+
+def test_settings_are_hidden_at_any_depth_and_keep_their_types():
+    settings = {"a": [{"uri": "https://me:hunter2@host"}, 3, None, 0.5], "b": True}
+    assert masked_values(settings) == {"a": [{"uri": "https://me:***@host"}, 3, None, 0.5], "b": True}
+    # a link needs no login
+    assert without_login("https://me:***@host:80/a@b") == "https://host:80/a@b"
+    assert without_login("https://host/a@b") == "https://host/a@b"
+
+
+def test_one_is_singular():
+    assert [counted(number, "unit") for number in (0, 1, 2, 2000)] == ["0 units", "1 unit", "2 units", "2,000 units"]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@each(
+    "case",
+    [
+        (  # workers take 10 s to start, then do 25 of 100 MB in 10 s: the rest takes 30 s, not 60
+            *({"total": 4, "size": 100_000_000}, None, (5, None, (), "0/4, 0 of 100 MB, 5 s")),
+            (10, 0, (), "0/4, 0 of 100 MB, 10 s"),
+            (20, 0, (25_000_000,), "1/4, 25 of 100 MB, 20 s, 2.5 MB/s, 30 s left"),
+        ),
+        (  # a unit in this process has read 8 of 23 MB when it is first looked at: nothing says how long that took
+            *({"total": 1, "size": 23_000_000}, None, (10, 8_000_000, (), "0/1, 8 of 23 MB, 10 s")),
+            (15, 18_000_000, (), "0/1, 18 of 23 MB, 15 s, 2.0 MB/s, 2 s left"),
+        ),
+        (  # the worker of a large file dies, and another one starts again; then it reads more than the file had
+            *({"total": 1, "size": 80_000_000}, 0),
+            (10, 20_000_000, (), "0/1, 20 of 80 MB, 10 s, 2.0 MB/s, 30 s left"),
+            (15, 5_000_000, (), "0/1, 20 of 80 MB, 15 s, 1.3 MB/s, 45 s left"),
+            (20, 90_000_000, (), "0/1, 80 of 80 MB, 20 s, 4.0 MB/s, 0 s left"),
+        ),
+        ({"total": 10}, 0, (8, 0, (1, 1), "2/10, 8 s, 32 s left")),
+    ],
+)
+def test_what_is_done_never_falls_and_the_time_left_is_that_of_the_work_alone(case):
+    """`case`: the work, what of it is in progress at first, and looks: seconds, in progress, finished, line."""
+    clock, (work, in_progress, *looks) = Clock(), case
+    shown = progress.Progress("documents", in_progress=lambda: in_progress, clock=clock, **work)
+    for seconds, in_progress, finished, line in looks:  # noqa: B007
+        clock.now = 100 + seconds
+        for size in finished:
+            shown.finish(size)
+        assert shown.line() == f"documents: {line}"
+
+
+def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path, monkeypatch):
+    """With several gzip members, each chunk that is read counts once, though its rest goes to the next member."""
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_WRITES", 0.0)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (tmp_path / "plain").write_bytes(b"x" * 700_000)
+    (tmp_path / "members.gz").write_bytes(b"".join(gzip.compress(bytes([n]) * 1000) for n in range(100)))
+    assert bytes_done(notes) is None
+    with reporting_progress(notes / "other-unit"):
+        advance(1)
+        for name in ("plain", "members.gz"):
+            with reporting_progress(notes / "unit"), open_stream(str(tmp_path / name)) as stream:
+                stream.read()
+                assert bytes_done(notes) == 1 + (tmp_path / name).stat().st_size
+            assert bytes_done(notes) == 1
+    assert bytes_done(notes) is None
+    advance(5)  # in a process without a unit it counts nowhere
+
+
+def test_a_single_item_says_what_it_does_in_place_of_a_count(tmp_path):
+    clock = Clock()
+    work = progress.Progress("tokenizer", total=1, doing=lambda: activity(tmp_path), clock=clock)
+    clock.now = 105
+    assert work.line() == "tokenizer: 0/1, 5 s"
+    with reporting_progress(tmp_path / "spiece"):
+        set_activity("reading part 3 of 20")
+        clock.now = 110
+        assert work.line() == "tokenizer: reading part 3 of 20, 10 s"
+        advance(7)
+        set_activity("training on 38.1 MB of text")
+        assert (work.line(), bytes_done(tmp_path)) == ("tokenizer: training on 38.1 MB of text, 10 s", 7)
+    assert progress.Progress("tokens", total=2, doing=lambda: "writing", clock=clock).line() == "tokens: 0/2, 0 s"
+
+
+def test_lines_appear_while_one_item_takes_long(monkeypatch):
+    told = threading.Event()
+
+    class Printed(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.startswith("documents: 0/1, 1 of 4 MB") and text.endswith("s left"):
+                told.set()
+            return len(text)
+
+    def slow():
+        yield told.wait(120)
+
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.001)
+    monkeypatch.setattr(sys, "stderr", Printed())
+    assert list(progress.track(slow(), 1, "documents", lambda item: 4_000_000, 4_000_000, lambda: 1_000_000)) == [True]
