@@ -7,7 +7,7 @@ from data_pipeline.config import TokenizerConfig
 from data_pipeline.execution.parts import Part, part_file
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.stages import tokenizer
-from data_pipeline.stages.tokenizer import files_to_read
+from data_pipeline.stages.tokenizer import files_to_read, plan_sampling
 from data_pipeline.text.document import Document
 from data_pipeline.tokenizer.training import draw_sample, sample_rank
 from tests.tables import each
