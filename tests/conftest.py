@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 import data_pipeline
 from data_pipeline.foundation.locks import lock
-from tests.in_process import run_here
+from tests.in_process import done_here
 
 # The same examples each time, however long one takes: it may load a library first, and others share the cores.
 slow_examples = [HealthCheck.too_slow]
@@ -73,7 +73,6 @@ LONGEST = [
     "pretrain/test_text_to_text.py",
     "pretrain/test_memory_checkpoints.py",
     "pretrain/test_numerics.py",
-    "pretrain/test_offload.py",
     "launch/test_doctor.py",
     "pretrain/test_stability.py",
     "pretrain/test_micro_batch.py",
@@ -209,8 +208,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def build(config: Path) -> None:
-    done = run_here("data-pipeline", "build", config)
-    assert done.returncode == 0, done.stderr
+    done_here("data-pipeline", "build", config)
 
 
 @pytest.fixture(scope="session")
