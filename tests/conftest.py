@@ -51,15 +51,35 @@ C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 
 # The files that take longest begin first, so that at the end no worker is left alone with one of them. The first three
 # need one corpus at most: workers would wait for the one that builds it.
-LONGEST = """
-launch/test_hosts.py launch/test_slurm.py pretrain/test_layerwise.py data_pipeline/test_cluster.py
-launch/test_slurm_chain.py launch/test_supervision.py checks/test_fault_matrix.py checks/test_killed_builds.py
-pretrain/test_kernels.py pretrain/test_families.py pretrain/test_plan.py pretrain/test_checkpoints.py
-pretrain/test_optimizers.py pretrain/test_sharded_construction.py pretrain/test_training.py pretrain/test_hooks.py
-pretrain/test_tracking.py pretrain/test_passes.py pretrain/test_norms.py pretrain/test_text_to_text.py
-pretrain/test_memory_checkpoints.py pretrain/test_numerics.py pretrain/test_offload.py launch/test_doctor.py
-pretrain/test_stability.py pretrain/test_micro_batch.py pretrain/test_lm_eval.py pretrain/test_experiment.py
-"""
+LONGEST = [
+    "launch/test_hosts.py",
+    "launch/test_slurm.py",
+    "pretrain/test_layerwise.py",
+    "data_pipeline/test_cluster.py",
+    "launch/test_slurm_chain.py",
+    "launch/test_supervision.py",
+    "checks/test_fault_matrix.py",
+    "checks/test_killed_builds.py",
+    "pretrain/test_kernels.py",
+    "pretrain/test_families.py",
+    "pretrain/test_plan.py",
+    "pretrain/test_checkpoints.py",
+    "pretrain/test_optimizers.py",
+    "pretrain/test_sharded_construction.py",
+    "pretrain/test_training.py",
+    "pretrain/test_hooks.py",
+    "pretrain/test_tracking.py",
+    "pretrain/test_passes.py",
+    "pretrain/test_norms.py",
+    "pretrain/test_text_to_text.py",
+    "pretrain/test_memory_checkpoints.py",
+    "pretrain/test_numerics.py",
+    "launch/test_doctor.py",
+    "pretrain/test_stability.py",
+    "pretrain/test_micro_batch.py",
+    "pretrain/test_lm_eval.py",
+    "pretrain/test_experiment.py",
+]
 
 
 DEVICES = ("cpu", "cuda")

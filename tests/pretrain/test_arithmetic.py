@@ -8,19 +8,15 @@ import torch
 from pretrain.config.run_config import ComputeSection
 from pretrain.trainer.train import configure_arithmetic
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO")
 
 
 def trained(steps: int) -> list[float]:
     """The losses of some steps."""
-    from pretrain.zero.construction import construct
-    from pretrain.zero.engine import Engine
-
-    config, layout = run_config(2), own_layout()
-    engine = Engine(construct(config, config.model), config)
-    losses = [engine.step(step, 4 * step, micro_batches(layout, step)).loss for step in range(steps)]
+    engine = engine_of(run_config(2))
+    losses = [engine.step(step, 4 * step, micro_batches(own_layout(), step)).loss for step in range(steps)]
     engine.close()
     return losses
 

@@ -1,16 +1,17 @@
-"""Traps: where DeepSpeed is wrong or behaves unexpectedly, and how a run deals with it."""
+"""Traps: where DeepSpeed is wrong or behaves unexpectedly, how a run deals with it, and what it checks at its start."""
 
 import contextlib
 import io
 from pathlib import Path
 from typing import Any, ClassVar
 
+import deepspeed
 import pytest
 import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import Section, check
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
 from pretrain.config.deepspeed_keys import (
     DeepSpeedSection,
@@ -18,6 +19,7 @@ from pretrain.config.deepspeed_keys import (
     ParameterOffloadSection,
     ZeroSection,
 )
+from pretrain.zero import deepspeed_private
 from pretrain.zero.exact_model import ExactModel, sgd
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
@@ -163,38 +165,25 @@ def test_buffers_are_those_of_rank_0_and_keep_their_precision():
     assert on_ranks(2, each_on_ranks, buffer_after_initialize, [(1,), (3,)]) == [[expected] * 2] * 2
 
 
-def gradient_norms(stage: int) -> list[float]:
-    config = run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9})
-    layout = own_layout()
-    engine = engine_of(config)
+def norms_and_output(stage: int) -> tuple[list[float], str]:
+    """The gradient norms of three steps, and what is printed meanwhile."""
     norms = []
-    for step in range(3):
-        engine.step(step, 0, micro_batches(layout, step))
-        norms.append(engine.take_metrics()["train/gradient_norm"])
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        engine = engine_of(run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9}))
+        for step in range(3):
+            engine.step(step, 0, micro_batches(own_layout(), step))
+            norms.append(engine.take_metrics()["train/gradient_norm"])
     engine.close()
-    return norms
+    return norms, told.getvalue()
 
 
-def test_gradients_of_bf16_models_are_accumulated_and_reduced_in_fp32():
-    """DeepSpeed's default is bf16, which changes the norm of the gradient by more; in fp32 all stages agree."""
-    norms = on_ranks(2, each_on_ranks, gradient_norms, [(1,), (2,), (3,)])[0]
+def test_gradients_of_bf16_models_are_accumulated_and_reduced_in_fp32_and_nothing_is_told_on_stdout():
+    """DeepSpeed's default is bf16, which changes the norm of the gradient by more; in fp32 all stages agree. At stage 1
+    it would print its memory at each point of its construction."""
+    norms, told = zip(*on_ranks(2, each_on_ranks, norms_and_output, [(1,), (2,), (3,)])[0], strict=True)
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     assert norms[0] == pytest.approx(norms[2], rel=1e-5)
-
-
-def told_on_stdout(stage: int) -> str:
-    config = run_config(stage, precision="bf16")
-    layout = own_layout()
-    with contextlib.redirect_stdout(io.StringIO()) as told:
-        engine = engine_of(config)
-        engine.step(0, 0, micro_batches(layout, 0))
-    engine.close()
-    return told.getvalue()
-
-
-def test_it_tells_nothing_on_stdout():
-    """At stage 1 DeepSpeed would print its memory at each point of its construction."""
-    assert on_ranks(1, each_on_ranks, told_on_stdout, [(1,), (2,), (3,)]) == [["", "", ""]]
+    assert told == ("", "", "")
 
 
 def shared_memory() -> list[str]:
@@ -206,3 +195,68 @@ def shared_memory() -> list[str]:
 def test_ranks_on_a_cpu_take_no_shared_memory():
     """DeepSpeed's own collectives for CPU ranks would take 69 MB per rank on joining, and never free it."""
     assert on_ranks(2, shared_memory) == [[], []]
+
+
+# What this project assumes of DeepSpeed beyond its documentation is checked when a run starts.
+
+
+CASES: list[tuple[int, str, dict[str, Any] | None]] = [
+    *((stage, precision, None) for stage in (1, 2, 3) for precision in ("fp32", "bf16")),
+    (2, "fp32", {"offload_optimizer": {"device": "cpu"}}),
+    (3, "bf16", {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}),
+]
+
+
+@pytest.mark.slow
+def test_other_weights_and_lost_fragments_are_noticed():
+    """Two ranks, two steps, every stage: first nothing is wrong, then a weight differs, then one has no fragment.
+
+    In fp32 a weight can't differ where the fp32 weights are those of the model."""
+    for of_rank in on_ranks(2, complaints):
+        for case, (differing, lost) in zip(CASES, of_rank, strict=True):
+            if case[1] == "fp32" and not case[2]:
+                assert differing is None, case
+            else:
+                assert "fp32 weights are not those that the model computes with" in differing, case
+            assert lost is None or "are not each of its elements once" in lost, case
+        assert sum(lost is not None for _, lost in of_rank) == 5  # stage 3 has no such mapping to lose
+
+
+def complaints() -> list[tuple[str | None, str | None]]:
+    return [complaints_of(*case) for case in CASES]
+
+
+def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tuple[str | None, str | None]:
+    config = run_config(stage, zero=zero, precision=precision)
+    layout = own_layout()
+    engine = engine_of(config)
+    for step in range(2):
+        engine.step(step, 8 * step, micro_batches(layout, step))
+    deepspeed_private.check(engine.deepspeed)
+    parameter = next(engine.deepspeed.module.parameters())
+    live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
+    buffers = deepspeed_private.fragments(engine.deepspeed)
+    addresses = {fragment.buffer.untyped_storage().data_ptr() for fragment in buffers}
+    differing = None
+    if live.untyped_storage().data_ptr() not in addresses:
+        live += 1.0
+        differing = refusal(engine)
+        live -= 1.0
+    lost = None
+    if stage < 3:
+        parameter._hp_mapping = None
+        lost = refusal(engine)
+    return differing, lost
+
+
+def refusal(engine: Any) -> str:
+    with pytest.raises(FailedError) as error:
+        deepspeed_private.check(engine.deepspeed)
+    return str(error.value)
+
+
+def test_another_version_is_refused_with_what_vouches_for_it(monkeypatch):
+    deepspeed_private.check_version()
+    monkeypatch.setattr(deepspeed, "__version__", "0.20.0")
+    with pytest.raises(UserError, match=r"deepspeed 0\.20\.0 is installed, but only 0\.19\.8 was tested.*pytest"):
+        deepspeed_private.check_version()
