@@ -145,7 +145,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = item.get_closest_marker("slow") or item.get_closest_marker("soak")
         if long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST.split())}
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
