@@ -439,6 +439,7 @@ def _faults_times(folder: Path) -> Iterator[list[str | None]]:
         times.append([value for _, value in chosen])
         times += [[value for early, value in chosen if early == is_start] for is_start in (False, True)]
     times.append([value for cell, value in recovered if len(cell.codes) > 1])
+    times.append([float(row["s to the next step"]) for row in rows_of(folder / "faults/cells-two-hosts.csv")])
     for values in times:
         late = sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]
         yield [None, number(median(values), 1), number(late, 1), str(len(values))]
