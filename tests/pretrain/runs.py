@@ -41,12 +41,7 @@ def run_file(
     config = {
         "run": {"name": "test", "directory": str(folder / "run"), "max_steps": 8, "cpu_threads": 1, **(run or {})},
         "model": MODEL,
-        "data": {
-            "train": [{"corpus": str(corpus)}],
-            "validation": [{"corpus": str(corpus)}],
-            "lanes": 8,
-            "workers": 0,
-        },
+        "data": {"train": [{"corpus": str(corpus)}], "validation": [{"corpus": str(corpus)}], "lanes": 8, "workers": 0},
         "batch": {"global_batch_size": 16, "micro_batch_size": 4},
         "optimizer": {"learning_rate": 1e-2, "weight_decay": 0.1, "gradient_clipping": 0.5},
         "schedule": {"name": "cosine", "warmup_steps": 3},

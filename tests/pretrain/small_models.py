@@ -59,11 +59,7 @@ AUTOREGRESSIVE = {"family": "autoregressive", **STACKS}
 # Every option of the autoregressive model is on in one of them, in combinations that differ as much as possible.
 AUTOREGRESSIVE_VARIANTS: dict[str, dict[str, Any]] = {
     "plain": LEARNED,
-    "best": {
-        **LEARNED,
-        "subtract_positions": "without_norm",
-        "embedding_loss": {"kind": "mse", "coefficient": 8.0},
-    },
+    "best": {**LEARNED, "subtract_positions": "without_norm", "embedding_loss": {"kind": "mse", "coefficient": 8.0}},
     "alternate": {
         **LEARNED,
         "order": "alternate",
@@ -72,12 +68,7 @@ AUTOREGRESSIVE_VARIANTS: dict[str, dict[str, Any]] = {
         "bias": True,
     },
     "bridge norm": {**LEARNED, "bridge_norm": True, "add_positions": True, "embedding_loss": {"kind": "cosine"}},
-    "cross bias": {
-        **LEARNED,
-        "cross_attention_bias": True,
-        "num_cross_heads": 2,
-        "subtract_positions": "without_norm",
-    },
+    "cross bias": {**LEARNED, "cross_attention_bias": True, "num_cross_heads": 2, "subtract_positions": "without_norm"},
     "rotary": {**ROTARY, "num_cross_heads": 2, "embedding_loss": {"kind": "mse"}},
     "rotary, alternate": {**ROTARY, "num_cross_heads": 1, "order": "alternate"},
     "rotary, subtracted": {

@@ -2,31 +2,24 @@
 
 import math
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 
-from pretrain.models import AutoregressiveConfig, build, outline
+from pretrain.models import AutoregressiveConfig, build
 from pretrain.models.autoregressive import CausalConvolution, PositionMatrix, RunningMean
 from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import AUTOREGRESSIVE_VARIANTS, ids, made
 from tests.tables import each
 
 VOCABULARY = 19
-PUBLISHED = Path(__file__).parents[2] / "configs/models/autoregressive-yan2024.yaml"
 
 
 def tiny(**changes):
     sizes = {"d_model": 8, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 3}
     limit = {} if changes.get("positions") == "rotary" and "max_positions" not in changes else {"max_positions": 12}
     return AutoregressiveConfig(**{"vocab_size": VOCABULARY, **sizes, **limit, **changes})
-
-
-def published(**changes):
-    return AutoregressiveConfig(**{**yaml.safe_load(PUBLISHED.read_text())["model"], **changes})
 
 
 # The definition, row by row and head by head.
@@ -189,23 +182,6 @@ LOSSES = [
 @each("loss", LOSSES)
 def test_the_embedding_loss_is_as_defined(loss):
     compare(tiny(num_decoder_layers=1, num_encoder_layers=1, embedding_loss=loss))
-
-
-# Numbers of the publication.
-
-
-def test_published_parameter_counts():
-    """The counts are V·d + L(12d² + 2d) + L(16d² + 4d) + d² + d, and 4d for the embedding loss; the author leaves out
-    positions."""
-
-    def counted(config):
-        model = outline(config)
-        return model.num_parameters() - model.position_embedding.weight.numel(), model.position_embedding.num_embeddings
-
-    assert counted(published()) == (15_763_500, 201)
-    assert counted(published(subtract_positions="none")) == (15_763_500, 200)
-    assert counted(published(embedding_loss=None)) == (15_763_500 - 4 * 150, 201)
-    assert counted(published(embedding_loss={"kind": "mse", "learned_norms": False})) == (15_763_500 - 4 * 150, 201)
 
 
 # What each position sees.

@@ -1,16 +1,24 @@
 """Imports of directories that transformers wrote from a model of its own, for every kind of model that it knows."""
 
+import functools
+import json
+import math
+import os
 import re
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pretrain.huggingface import load_state
+from data_pipeline.foundation.errors import FailedError, UserError
+from pretrain.huggingface import hf_model_of, import_, load_state, to_hf
 from pretrain.models import FAMILIES, build
+from pretrain.models.decoder_only_hf import GLOBAL, LOCAL
 from pretrain.models.model import shift_right
 from pretrain.models.state_dict_adapter import hf_models
+from tests.in_process import run_here
 from tests.pretrain.exported import randomise
+from tests.pretrain.small_models import as_at_the_start
 from tests.tables import each
 
 transformers = pytest.importorskip("transformers")
@@ -74,7 +82,7 @@ def logits(config, state, reference):
 
 
 def test_every_kind_of_model_is_among_these():
-    """But for those whose class comes with our export: test_remote_code.py saves them again."""
+    """But for those whose class comes with our export: test_exports.py saves them again."""
     known = {one.model_type for family in FAMILIES for one in hf_models(family) if not one.code}
     tried = {getattr(transformers, name).config_class.model_type for name, _, _ in KINDS.values()}
     assert tried == known
@@ -129,3 +137,272 @@ def test_the_names_of_other_files_are_known(kind, change, tmp_path):
     save_file(changed, file, metadata={"format": "pt"})
     _, found = load_state(tmp_path)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+# Changed so that they can't be imported: one line says why
+
+
+LARGEST, LAYERS = "but the largest dimension of the weights is 96", "but there are weights of 2 layers"
+HEADS = "3 doesn't divide num_attention_heads 4"
+ROWS = "but the embedding has 96 rows"
+NOT_OURS = "our models don't support these settings"
+SIZES = {LARGEST, LAYERS, "but there are weights of 3 layers"}
+WIDE, DEEP, MANY = 2**40, 10**7, "100000000"
+HEAD, SHARED, TWICE = "lm_head.weight", "shared.weight", "model.encoder.text_model.norm.weight"
+OWN_CODE = ("modern", "vanilla", "autoregressive, plain", "double_decoder")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Saves a model of a kind once: (config.json, tensors)."""
+
+    @functools.cache
+    def of(kind):
+        if kind in OWN_CODE:
+            model = as_at_the_start(kind)
+            exported = to_hf(hf_model_of(model.config), model.config, model.state_dict())
+            return exported.config, exported.tensors
+        folder = tmp_path_factory.mktemp("saved")
+        theirs(kind).save_pretrained(folder)
+        return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+
+    return of
+
+
+def written(saved, kind, folder, settings=None, tensors=None):
+    """Writes the model of this kind with some settings, by their paths, and tensors changed; `...`: left out."""
+    config, weights = saved(kind)
+    config = json.loads(json.dumps(config))
+    for path, value in (settings or {}).items():
+        *above, key = path.split(".")
+        section = functools.reduce(dict.__getitem__, above, config)
+        section[key] = value
+        if value is ...:
+            del section[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({**weights, **(tensors or {})}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@each(
+    "kind, key, value, why",
+    [
+        ("T5 v1.1", "num_layers", DEEP, "but there are weights of 3 layers"),
+        ("T5 v1.1", "num_hidden_layers", DEEP, "but there are weights of 3 layers"),  # another name of it
+        ("GPT-2", "n_layer", DEEP, LAYERS),
+        ("T5Gemma", "encoder.num_hidden_layers", DEEP, LAYERS),
+        ("T5Gemma 2", "decoder.num_hidden_layers", DEEP, LAYERS),
+        ("BART", "encoder_ffn_dim", WIDE, LARGEST),
+        ("GPT-2", "n_embd", WIDE, LARGEST),
+        ("Qwen3", "head_dim", WIDE, LARGEST),
+        ("T5Gemma 2", "encoder.text_config.hidden_size", 1e300, LARGEST),
+        ("Llama", "eos_token_id", 10**6, ROWS),
+        ("T5 v1.1", "eos_token_id", 96, ROWS),
+        ("T5Gemma", "decoder.bos_token_id", 500, ROWS),
+        ("Llama", "eos_token_id", [1, 500, 600], "eos_token_id has [500, 600], but the embedding has 96 rows"),
+        ("Llama", "eos_token_id", None, "eos_token_id: input should be a valid integer, got None"),
+        ("GPT-2", "eos_token_id", -3, "eos_token_id: input should be greater than or equal to 0, got -3"),
+        ("BART", "dropout", 1.5, "dropout: input should be less than 1, got 1.5"),
+        ("Qwen3", "num_key_value_heads", 3, f"num_key_value_heads: {HEADS}"),
+        ("T5 v1.1", "decoder_start_token_id", 5, "…but our t5 starts from padding, 0"),
+        ("T5 v1.1", "d_model", "x", "…d_model…"),
+        ("BART", "model_type", "pegasus", "model_type is 'pegasus', not one of t5, bart…"),
+        ("BART", "decoder_attention_heads", 2, "…encoder_attention_heads is 4 and decoder_attention_heads is 2…"),
+        ("BART", "encoder_layerdrop", 0.1, f"{NOT_OURS}: encoder_layerdrop is 0.1, but must be 0.0"),
+        ("BART", "decoder_start_token_id", 0, "…but our bart starts from EOS, 1"),
+        ("BART", "activation_function", "swish", "…activation_function is 'swish', not one of relu, gelu…"),
+        ("RoBERTa", "hidden_act", "relu", "…hidden_act is 'relu', but the head of RoBERTa has gelu…"),
+        ("RoBERTa", "num_attention_heads", 5, "num_attention_heads: 5 doesn't divide hidden_size 16…"),
+        ("RoBERTa", "is_decoder", True, f"{NOT_OURS}: is_decoder is True, but must be False"),
+        ("Llama", "hidden_act", "relu", "…hidden_act is 'relu'"),
+        ("Llama", "mlp_bias", True, "…attention_bias and mlp_bias differ"),
+        ("Llama", "rope_parameters", {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}, "…'linear'"),
+        ("Gemma 3", "layer_types", [GLOBAL, LOCAL], "…layer_types: our models have"),
+        ("Gemma 3", "use_bidirectional_attention", True, "…use_bidirectional_attention is True, but"),
+        ("T5Gemma", "encoder.sliding_window", 7, "…sliding_window is 7 in the encoder and 4 in the decoder"),
+        ("T5Gemma", "decoder.layer_types", [GLOBAL, GLOBAL], "…windows in different layers"),
+        ("T5 v1.1", "num_decoder_layers", MANY, f"…num_decoder_layers is {MANY}, but there are weights"),
+        ("T5 v1.1", "model_type", ["t5"], "…model_type is ['t5'], not one of t5, "),
+        ("T5 v1.1", "layer_norm_epsilon", math.inf, "no finite numbers: layer_norm_epsilon"),
+        ("Llama", "rope_parameters.rope_theta", math.inf, "no finite numbers: rope_parameters.rope_theta"),
+        ("Gemma 2", "final_logit_softcapping", -math.inf, "no finite numbers: final_logit_softcapping"),
+        ("modern", "encoder.num_layers", MANY, f"…encoder.num_layers is {MANY}, but there are weights of 4"),
+        ("modern", "encoder.d_model", 10**9, "…encoder.d_model is 1000000000, but the largest dimension"),
+        ("modern", "vocab_size", None, "…vocab_size is null"),
+        ("modern", "norm", "batch", "norm: input should be 'layer', 'rms' or 'rms_around_one', got 'batch'"),
+        ("modern", "max_positions", 40, "max_positions: rotary positions have no limit; leave it out"),
+        ("modern", "encoder", 5, "…encoder: input should be "),
+        ("modern", "biases", ..., "lacks 'biases'"),
+        ("modern", "decoder_start_token_id", 7, "…token_id is 7, but our modern starts from padding, 0"),
+        ("vanilla", "num_encoder_layers", MANY, f"…num_encoder_layers is {MANY}, but there are weights of 2"),
+        ("vanilla", "tie_word_embeddings", False, "…tie_word_embeddings is False, but must be True"),
+        ("autoregressive, plain", "num_decoder_layers", MANY, f"…num_decoder_layers is {MANY}, but there are weights"),
+        ("double_decoder", "num_decoder_layers", MANY, f"…num_decoder_layers is {MANY}, but there are weights"),
+        ("double_decoder", "block_length", 0, "block_length: input should be greater than 0, got 0"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_by_the_key_of_the_file(kind, key, value, why, saved, tmp_path, monkeypatch):
+    """A size that the weights don't have, before a model of that size is built."""
+    folder = written(saved, kind, tmp_path, {key: value})
+
+    def built(*_):
+        raise AssertionError("a model is built")
+
+    if why in SIZES:
+        monkeypatch.setattr(torch.nn.Module, "__init__", built)
+    with pytest.raises(UserError) as refused:
+        load_state(folder)
+    said = str(refused.value)
+    if "…" in why:
+        assert said.startswith(str(folder))
+        assert why.strip("…") in said
+        assert "\n" not in said
+    else:
+        named = "num_layers" if (kind, key) == ("T5 v1.1", "num_hidden_layers") else key
+        named = key.rpartition(".")[2] if why == ROWS else named
+        assert said == f"{folder}/config.json: {f'{named} is {value}, {why}' if why in (*SIZES, ROWS) else why}"
+    assert refused.value.exit_code == 2
+
+
+@each(
+    "kind, changes",
+    [
+        ("T5 v1.1", {"num_labels": 10**12}),  # transformers would make a name for each
+        ("T5Gemma 2", {f"encoder.vision_config.{key}": WIDE for key in ("num_hidden_layers", "hidden_size")}),
+    ],
+)
+def test_labels_and_the_tower_for_images_take_no_memory(kind, changes, saved, tmp_path):
+    _, expected = load_state(written(saved, kind, tmp_path))
+    _, found = load_state(written(saved, kind, tmp_path, changes))
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def large(path):
+    path.touch()
+    os.truncate(path, 2**31)
+
+
+@each(
+    "name, make, why",
+    [
+        ("config.json", os.mkfifo, "no regular file"),
+        ("model.safetensors", os.mkfifo, "no regular file"),
+        ("tokenizer.json", lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+        ("tokenizer.json", large, "2.1 GB, which is no description of a model"),
+    ],
+)
+def test_a_pipe_a_device_and_a_description_as_large_as_weights_are_not_read(name, make, why, saved, tmp_path):
+    written(saved, "T5 v1.1", tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(UserError, match=f"/{re.escape(f'{name}: {why}')}$"):
+        load_state(tmp_path)
+
+
+def test_names_with_control_characters_are_escaped(saved, tmp_path):
+    written(saved, "T5 v1.1", tmp_path, tensors={"evil\n\x1b[31m": torch.zeros(2)})
+    with pytest.raises(FailedError, match=r"a tensor is named evil\\n\\x1b\[31m$"):
+        load_state(tmp_path)
+
+
+def cast(name, dtype, factor=1.0):
+    def change(tensors):
+        tensors[name] = (tensors[name].double() * factor).to(dtype)
+
+    return change
+
+
+def filled(name, value, dtype=None):
+    def change(tensors):
+        like = tensors.get(name, torch.zeros(16))
+        tensors[name] = torch.full_like(like, value, dtype=dtype)
+
+    return change
+
+
+def renamed_bias(tensors):
+    tensors["transformer.h.1.mlp.c_fd.bias"] = tensors.pop("transformer.h.1.mlp.c_fc.bias")
+
+
+def three_mistakes(tensors):
+    del tensors["model.encoder.layers.0.fc1.bias"]
+    tensors["model.encoder.layers.7.fc1.bias"] = torch.zeros(3)
+    tensors["model.decoder.layers.1.fc2.weight"] = torch.zeros(5, 4)
+
+
+def another_output_matrix(embedding):
+    def change(tensors):
+        tensors[HEAD] = tensors[embedding] + 1
+
+    return change
+
+
+@each(
+    "kind, change, why",
+    [
+        ("Llama", cast(HEAD, torch.float8_e4m3fn), r"lm_head\.weight is of F8_E4M3, expected .*, BF16: quantized"),
+        ("T5 v1.1", cast(SHARED, torch.float8_e5m2), r"shared\.weight is of F8_E5M2, expected .*, BF16: quantized"),
+        ("Llama", cast(HEAD, torch.float64, 1e300), r"numbers beyond the range of fp32 in lm_head\.weight"),
+        ("T5 v1.1", cast(SHARED, torch.float64, 1e300), r"numbers beyond the range of fp32 in shared\.weight"),
+        ("T5 v1.1", filled(SHARED, 1, torch.int8), r"shared\.weight is of int8, not of floating-point numbers"),
+        ("T5 v1.1", filled(SHARED, float("nan")), r"infinite numbers or NaN in shared\.weight"),
+        ("T5Gemma 2", filled(TWICE, 0.0), r"text_model\.embed_tokens\.weight is missing"),
+        ("GPT-2", renamed_bias, r"c_fc\.bias is missing; .*c_fd\.bias is not of the"),
+        ("BART", three_mistakes, r"0\.fc1\.bias is missing; .*7\.fc1\.bias .*1\.fc2\.w.* be \(16, 24\), is \(5, 4\)"),
+        ("BART", another_output_matrix("model.shared.weight"), r"lm_head\.weight differs from model\.shared\.weight"),
+        ("vanilla", another_output_matrix("embedding.weight"), r"lm_head\.weight differs from embedding\.weight"),
+    ],
+)  # fmt: skip
+def test_weights_that_are_not_of_the_model_are_refused_in_a_line(kind, change, why, saved, tmp_path):
+    folder = written(saved, kind, tmp_path)
+    tensors = dict(saved(kind)[1])
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises((UserError, FailedError), match=why) as refused:
+        load_state(folder)
+    assert str(refused.value).startswith(f"{folder}")
+    assert "\n" not in str(refused.value)
+
+
+def test_other_precisions_become_fp32(saved, tmp_path):
+    exact = saved("Llama")[1][HEAD].double() + 1e-12
+    for stored in (exact, exact.bfloat16(), exact.half()):
+        _, state = load_state(written(saved, "Llama", tmp_path, tensors={HEAD: stored}))
+        assert torch.equal(state[HEAD], stored.float())
+
+
+@each("kind, own", [("Llama", False), ("Qwen3", False), ("Gemma 2", True), ("Gemma 3", True)])
+def test_a_setting_that_transformers_ignores_is_ignored(kind, own, saved, tmp_path):
+    """Llama's and Qwen3's attention is always divided by the square root of a head's width."""
+    config, _ = load_state(written(saved, kind, tmp_path, {"query_pre_attn_scalar": 999}))
+    assert config.query_pre_attn_scalar == (999 if own else None)
+    assert config.attention_scalar == (999 if own else 6)
+
+
+def test_an_end_of_image_that_text_can_have_is_refused(spiece, tmp_path):
+    """transformers embeds it by a vector of its own. 300 pieces, and then a special token that no text becomes."""
+    tokenizer = transformers.T5Tokenizer.from_pretrained(spiece.parent, extra_ids=0)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end_of_image>"]})
+    tokenizer.save_pretrained(tmp_path)
+    stack = {**GEMMA, "vocab_size": 320}
+    for id_, is_text in ((50, True), (1, True), (300, False), (310, False)):
+        config = transformers.T5Gemma2Config(
+            encoder={**T5GEMMA2, "text_config": stack, "eoi_token_index": id_}, decoder=stack
+        )
+        transformers.T5Gemma2ForConditionalGeneration(config).save_pretrained(tmp_path)
+        if is_text:
+            with pytest.raises(UserError, match=rf"encoder\.eoi_token_index is {id_} in config\.json") as refused:
+                import_(tmp_path, tmp_path / "out")
+            assert "\n" not in str(refused.value)
+        else:
+            import_(tmp_path, tmp_path / f"out-{id_}")
+
+
+def test_an_output_where_no_directory_can_be_made_is_one_line(spiece, tmp_path):
+    transformers.T5Tokenizer.from_pretrained(spiece.parent, extra_ids=0).save_pretrained(tmp_path)
+    sizes = {"vocab_size": 320, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+    model.save_pretrained(tmp_path)
+    done = run_here("pretrain", "import", tmp_path, "/proc/out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: /proc/out: no directory can be made here: no such file or directory\n"

@@ -19,7 +19,6 @@ from data_pipeline.foundation.formatting import duration
 from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
-from pretrain.functional import chunked_cross_entropy
 from pretrain.functional.attention import using
 from pretrain.hardware import cpu_speed as cpu
 from pretrain.hardware.gpus import GPUS, Gpu
@@ -105,28 +104,6 @@ def test_activations_are_those_that_autograd_saves(family, checkpointing):
         saved = bytes_saved(config, batch_of(family, rows), checkpointing)
     planned = activations(config, rows, "bf16", checkpointing, on_gpu=False, fused_attention=family != "t5")
     assert planned.saved == pytest.approx(saved, rel=0.1)
-
-
-def test_on_gpus_logits_are_planned_in_the_chunks_that_training_computes(monkeypatch):
-    """32 rows of 40 targets, all at once or 100 at a time: the logits of all in bf16 are the least that this saves."""
-    config, rows = models.parse(FAMILIES["t5"]), Rows(32, 96, 40, 40)
-    vocabulary = config.padded_vocab_size
-    whole = activations(config, rows, "bf16", True, on_gpu=False)
-    monkeypatch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 100 * vocabulary)
-    planned = activations(config, rows, "bf16", True)
-    assert planned.peak < whole.peak - 32 * 40 * vocabulary * 2
-
-
-@tables.each("family", ["t5", "bart", "decoder_only"])
-def test_on_gpus_no_matrix_of_queries_and_keys_is_planned(family):
-    """Twice the length takes twice the memory, also with a learned bias and padding."""
-    longest = {"max_positions": 4096} if "max_positions" in FAMILIES[family] else {}
-    config = models.parse(FAMILIES[family] | longest)
-    short, long = (
-        activations(config, Rows(1, length, 40 if family != "decoder_only" else length, 40), "bf16", True).peak
-        for length in (2048, 4096)
-    )
-    assert long < 2.2 * short
 
 
 WIDE = {"vocab_size": 4096, "d_model": 256, "d_ff": 1024, "d_kv": 64, "num_heads": 4}

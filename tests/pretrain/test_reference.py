@@ -11,11 +11,10 @@ import yaml
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.key_meanings import in_brief, meaning, values
+from data_pipeline.foundation.key_meanings import in_brief, meaning
 from data_pipeline.sources.formats import OPTIONS
 from pretrain.config import RunConfig
 from pretrain.tools import reference
-from tests.tables import each
 
 PAGE = Path("docs/reference/settings.md")
 
@@ -90,52 +89,3 @@ def test_every_link_leads_to_a_heading_or_a_file():
     targets = set(re.findall(r"\]\(([^)]*)\)", page))
     assert {target for target in targets if target.startswith("#")} <= {f"#{reference.anchor(one)}" for one in headings}
     assert all((PAGE.parent / target).exists() for target in targets if not target.startswith(("#", "http")))
-
-
-@each(
-    "line",
-    [
-        # an effective default (C4's profile sets it), one that is required, a path, a section that may be null
-        "| `cleaning.min_words_per_line` | integer ≥ 0 | `5` | Lines of fewer words are dropped. 0 turns it off. |",
-        "| `run.max_steps` | integer > 0 | **required** | Optimizer steps of the whole run. |",
-        "| `output` | path | **required** | The directory of the corpus. |",
-        "| `dedup.minhash.ngram` | integer > 0 | `5` | Successive words in an element of a document's set. |",
-        "`schedule.name` (default: `cosine`) is one of",
-        "`optimizer.name` (default: `adamw`) is one of",
-        "`model.family` (**required**) is one of",
-    ],
-)
-def test_lines_of_the_page(line):
-    assert line in re.sub(" +", " ", PAGE.read_text())
-
-
-def test_a_meaning_is_inherited_and_can_be_brief():
-    class Parent(Section):
-        rate: float = 0.5
-        """The share of
-        noise."""
-
-    class Child(Parent):
-        rate: float = 0.1
-
-    assert meaning(Child, "rate") == "The share of noise."
-    assert in_brief("Rows per step. null: all.") == "rows per step"
-    assert in_brief("AdamW's rate. More.") == "AdamW's rate"
-    assert in_brief("A `bf16` value.") == "a bf16 value"
-
-
-@each(
-    "schema, words",
-    [
-        ({"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"const": "auto"}]}, "integer > 0 or auto"),
-        ({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]}, "path or null"),
-        ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, "number ≥ 0, < 1"),
-        ({"type": "array", "minItems": 1, "items": {"type": "string"}}, "non-empty list of text"),
-        ({"type": "array", "prefixItems": [{"type": "number"}, {"type": "number"}]}, "list of 2, each number"),
-        ({"type": "boolean"}, "true or false"),
-        ({"enum": [1, 0, -1]}, "1, 0 or -1"),
-        ({"$ref": "#/$defs/Cache"}, "keys and values"),
-    ],
-)
-def test_values_in_words(schema, words):
-    assert values(schema) == words

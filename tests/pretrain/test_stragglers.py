@@ -8,14 +8,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
-from pretrain.faults.stragglers import COMPUTE, DATA, WHOLE, WINDOW, Slow, Stragglers, compared, named, waiting
+from pretrain.faults.stragglers import COMPUTE, DATA, WHOLE, WINDOW, Stragglers, compared, named, waiting
 from pretrain.run.environment import machines, place
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
+from pretrain.zero import step_times
+from pretrain.zero.step_times import DeviceTimes, HostTimes
 from tests.pretrain.rank_processes import each as each_in_turn
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
@@ -88,12 +91,6 @@ def test_what_slows_the_run_by_three_tenths_is_named_within_twenty_steps_and_its
         assert nothing is None
 
 
-def test_a_rank_that_is_always_slow_is_named_once():
-    made = times(1000, 8, seed=0)
-    made[:, 5, COMPUTE] *= FACTOR
-    assert [one.rank for one in judged(together(made)).values()] == [5]
-
-
 def test_of_two_slow_ranks_the_slowest_is_named_and_kept_while_it_is_slow():
     made = times(200, 8, seed=0)
     made[:, 2, COMPUTE] *= 1.32
@@ -120,13 +117,6 @@ def test_the_share_of_waiting():
     made = np.zeros((WINDOW, 2, 3))
     made[:, :, COMPUTE] = [1.0, 2.0]
     assert waiting(made) == pytest.approx(0.25)
-
-
-def test_nothing_replaces_what_is_named_until_it_is_slower_by_as_much():
-    device, loader = Slow("device", 1, 1.4, True), Slow("loader", 0, 1.5, True)
-    assert named([device, loader], FACTOR, None) == loader
-    assert named([device, loader], FACTOR, before=device) == device
-    assert named([device, slower := Slow("loader", 0, 1.8, True)], FACTOR, before=device) == slower
 
 
 def machine(host, ranks, gpus=()):
@@ -278,3 +268,100 @@ def test_steps_in_which_rank_0_does_something_else_too_dont_count(tmp_path):
     """MLflow's client is imported beside the first ones."""
     assert on_ranks(2, named_while_busy_for, tmp_path, WINDOW - EVERY) == [[2 * WINDOW - EVERY], []]
     assert on_ranks(2, named_while_busy_for, tmp_path, 0) == [[WINDOW], []]
+
+
+# The time of a rank's own part of a step, by a clock that only moves when something is done
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def does(self, seconds, result=None):
+        def work(*arguments):
+            self.now += seconds
+            return result
+
+        return work
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(step_times.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(step_times, "FileIO", clock.does(0))  # no scheduler to ask
+    return clock
+
+
+def test_what_a_rank_waits_in_collectives_is_not_its_compute(clock):
+    times = HostTimes()
+    reduce = times.waiting(clock.does(3.0))
+    for compute in (5.0, 7.0):
+        with times.step():
+            clock.does(compute)()
+            reduce()
+            reduce()
+        clock.does(100.0)()  # a save
+        assert (times.compute, times.whole) == (compute, compute + 6.0)
+
+
+def test_nor_is_what_it_waits_for_an_asynchronous_one(clock):
+    class Work:
+        wait = staticmethod(clock.does(3.0, True))
+        other = 4
+
+    times = HostTimes()
+    with times.step():
+        handle = times.waiting(clock.does(0.5, Work()))("tensor")
+        clock.does(5.0)()
+        assert handle.wait() is True
+        assert handle.other == 4
+    assert times.compute == 5.0
+
+
+def test_what_a_rank_waits_for_its_rows(clock):
+    def loader():
+        for seconds in (1.0, 2.0):
+            clock.does(seconds)()
+            yield seconds
+
+    times = HostTimes()
+    for seconds in times.loading(loader()):
+        clock.does(10.0)()
+        assert times.data == seconds
+
+
+def test_the_time_in_the_run_queue_is_left_out(clock, monkeypatch):
+    """The second number of the kernel's line, in nanoseconds."""
+    queued = iter([b"1 0 1\n", b"1 2000000000 1\n"])
+    times = HostTimes()
+    times._scheduler = open("/dev/null", "rb", buffering=0)  # noqa: PTH123, SIM115
+    monkeypatch.setattr(step_times.os, "pread", lambda *arguments: next(queued))
+    with times.step():
+        clock.does(5.0)()
+    assert (times.compute, times.whole) == (3.0, 5.0)
+
+
+def test_on_a_device_the_forward_passes_count_without_the_gathering_of_weights(clock, monkeypatch):
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = clock.now
+
+        def elapsed_time(self, end):
+            return 1e3 * (end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    times = DeviceTimes()
+    gather = times.waiting(clock.does(3.0, "weights"))
+    for _ in range(2):
+        with times.step():
+            for seconds in (5.0, 6.0):  # micro-batches
+                with times.forward():
+                    assert gather() == "weights"
+                    clock.does(seconds)()
+                gather()
+                clock.does(20.0)()  # backward
+        assert times.compute == 11.0

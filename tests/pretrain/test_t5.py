@@ -1,13 +1,16 @@
-"""T5, compared with its paper's numbers."""
+"""T5, compared with its paper's numbers, and other positions with the formulas of theirs."""
 
 import itertools
+import math
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from pretrain.functional.attention_bias import toeplitz
+from pretrain.models.positions import LinearBias, linear_bias_slopes, sinusoids
 from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
 from tests.pretrain.small_models import as_at_the_start, ids
 from tests.tables import each
@@ -41,16 +44,49 @@ def test_relative_bias_of_a_query_and_a_key_is_that_of_their_distance(sizes, bid
     assert found.is_contiguous()  # else PyTorch's attention copies it in each layer
 
 
-def test_which_parameters_positions_are():
-    default = {key for key, _ in as_at_the_start("t5").named_parameters()}
-    tables, learned = (
-        {f"{stack}.{kind}.weight" for stack in ("encoder", "decoder")}
-        for kind in ("relative_attention_bias", "learned_positions")
-    )
-    assert tables <= default
-    for name in ("t5, rotary", "t5, alibi", "t5, sinusoidal", "t5, learned"):
-        own = learned if name == "t5, learned" else set()
-        assert {key for key, _ in as_at_the_start(name).named_parameters()} == default - tables | own
+def test_slopes_of_linear_biases():
+    """Press et al. 2022, section 3: 8 heads have 1/2, 1/4, … 1/256, 16 heads 1/√2, 1/2, 1/(2√2), …
+
+    Their code, for a number that is no power of two: those of the next smaller one, then every other one of the next
+    greater.
+    """
+    assert linear_bias_slopes(4) == [1 / 4, 1 / 16, 1 / 64, 1 / 256]
+    assert linear_bias_slopes(8) == [2.0**-power for power in range(1, 9)]
+    assert linear_bias_slopes(16) == pytest.approx([2 ** (-power / 2) for power in range(1, 17)])
+    assert linear_bias_slopes(1) == [1 / 256]
+    between = [2 ** (-power / 2) for power in (1, 3, 5, 7)]
+    assert linear_bias_slopes(12) == pytest.approx([2.0**-power for power in range(1, 9)] + between)
+
+
+def test_linear_bias_is_the_slope_times_the_distance():
+    bias = toeplitz(LinearBias(4)(3, 5, torch.device("cpu"), torch.float32), 5)
+    assert bias.shape == (1, 4, 3, 5)
+    for query in range(3):  # the last query is at the last key
+        for key in range(5):
+            distance = abs(query + 2 - key)
+            assert bias[0, :, query, key].tolist() == [-slope * distance for slope in (1 / 4, 1 / 16, 1 / 64, 1 / 256)]
+
+
+def test_an_encoders_heads_look_less_far_ahead_than_back():
+    """Of the slopes of 8 heads, 4 heads have every other one for keys before the query, and the ones between for keys
+    after."""
+    bias = toeplitz(LinearBias(4, bidirectional=True)(3, 3, torch.device("cpu"), torch.float32), 3)
+    assert bias[0, :, 2, 0].tolist() == [-2 * slope for slope in (1 / 4, 1 / 16, 1 / 64, 1 / 256)]
+    assert bias[0, :, 0, 2].tolist() == [-2 * slope for slope in (1 / 2, 1 / 8, 1 / 32, 1 / 128)]
+    assert bias.diagonal(dim1=2, dim2=3).count_nonzero() == 0
+
+
+def test_sinusoids():
+    """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d)), PE(pos, 2i + 1) the cosine."""
+    found = sinusoids(torch.arange(50), 10, torch.float32)
+    for position in (0, 1, 7, 49):
+        for i in range(5):
+            angle = position / 10_000 ** (2 * i / 10)
+            assert found[position, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-5)
+            assert found[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-5)
+    rows = sinusoids(torch.tensor([[3, 0], [1, 2]]), 10, torch.float32)
+    torch.testing.assert_close(rows, found[torch.tensor([[3, 0], [1, 2]])], rtol=0, atol=0)
+    assert sinusoids(torch.arange(3), 7, torch.bfloat16).shape == (3, 7)
 
 
 def test_configs_do_not_import_torch():
