@@ -120,7 +120,7 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, env=alone).stdout.strip()
 
 
-def test_it_is_the_commit_and_whether_the_tree_differs_from_it(tmp_path):
+def test_the_codes_version_is_the_commit_and_whether_the_tree_differs_from_it(tmp_path):
     assert code_version(tmp_path) == version("encdec-pretrain")  # no repository
     git(tmp_path, "init", "--quiet")
     (tmp_path / "code.py").write_text("1")

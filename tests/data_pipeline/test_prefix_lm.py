@@ -85,7 +85,7 @@ def test_packed_examples_of_several_sources_are_put_together_with_their_segments
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=8), st.integers(0, 2**40))
-def test_it_is_the_inputs_and_then_the_targets_which_alone_have_a_loss(lengths, seed):
+def test_one_row_is_the_inputs_and_then_the_targets_which_alone_have_a_loss(lengths, seed):
     rows, keys = ragged_rows(lengths, seed)
     inner = PrefixLM(length=40)
     apart = inner.apply(rows, keys, VOCABULARY, {})
