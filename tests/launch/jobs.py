@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.run.metrics_file import read_metrics
-from tests.in_process import run_here
+from tests.in_process import done_here
 from tests.launch.slurm_cluster import Cluster
 
 
@@ -14,9 +14,8 @@ def submitted(path: Path, *options: str, **cluster: object) -> list[str]:
     """The ids of the jobs."""
     on_cpu = path.with_name("cluster.yaml")
     on_cpu.write_text(json.dumps({"device": "cpu", **cluster}))
-    done = run_here("launch", "slurm", path, "--nodes", "2", "--cluster", on_cpu, "--submit", *options)
-    assert done.returncode == 0, done.stderr
-    first, *_ = done.stdout.splitlines()
+    printed = done_here("launch", "slurm", path, "--nodes", "2", "--cluster", on_cpu, "--submit", *options)
+    first, *_ = printed.splitlines()
     return first.partition(":")[0].removeprefix("submitted jobs ").removeprefix("submitted job ").split(", ")
 
 

@@ -13,7 +13,7 @@ from launch.slurm_head import HeadJob, overrides_of_copies, stage
 from pretrain.config import RunConfig
 from pretrain.run import lock
 from pretrain.run.slurm import rank_environment, tasks_per_node
-from tests.in_process import run_here
+from tests.in_process import done_here, run_here
 from tests.pretrain.runs import run_file
 from tests.tables import each
 
@@ -84,8 +84,7 @@ def test_a_chain_waits_for_its_own_jobs_alone(small_corpus, tmp_path, monkeypatc
 @each("login, mode", [("me:secret@", 0o700), ("", 0o755)])
 def test_a_script_with_a_password_is_for_its_owner_alone(small_corpus, tmp_path, login, mode):
     path, override = run_file(tmp_path, small_corpus), f"tracking.mlflow.uri=http://{login}host"
-    done = run_here("launch", "slurm", path, override, "--nodes", "2", "--gpus-per-node", "1")
-    assert done.returncode == 0, done.stderr
+    done_here("launch", "slurm", path, override, "--nodes", "2", "--gpus-per-node", "1")
     script = tmp_path / "run/slurm/job.sbatch"
     assert override in script.read_text()
     assert script.stat().st_mode & 0o777 == mode

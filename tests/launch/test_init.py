@@ -28,7 +28,7 @@ from pretrain.models import FAMILIES
 from pretrain.tools import measured_steps
 from pretrain.tools.measured_steps import Passes
 from pretrain.trainer.validate import validate
-from tests.in_process import run_here
+from tests.in_process import done_here, run_here
 from tests.tables import each
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
@@ -50,8 +50,7 @@ def _machine(tmp_path, monkeypatch) -> None:
 @each("model", MODELS)
 def test_the_files_of_every_family_load_and_fit_each_other(tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
-    done = run_here("launch", "init", "my-1", "--model", model, "--text", "data/*.jsonl.gz")
-    assert done.returncode == 0, done.stderr
+    done_here("launch", "init", "my-1", "--model", model, "--text", "data/*.jsonl.gz")
     corpus, run = load("my-1.corpus.yaml", [], CorpusConfig), load("my-1.run.yaml", [], RunConfig)
     assert run.data.train[0].corpus == run.data.validation[0].corpus == corpus.output == "corpora/my-1"
     assert [(source.format, source.path) for source in corpus.sources] == [("jsonl", "data/*.jsonl.gz")]
@@ -89,8 +88,7 @@ def test_a_text_file_is_a_document_and_few_are_cut_so_that_their_ends_can_be_hel
     Path("books").mkdir()
     for number in range(files):
         Path(f"books/{number}.txt").write_text("One line.\n\n" * lines)
-    done = run_here("launch", "init", "--text", "books", "--format", "text")
-    assert done.returncode == 0, done.stderr
+    done_here("launch", "init", "--text", "books", "--format", "text")
     corpus = load("first.corpus.yaml", [], CorpusConfig)
     assert corpus.sources[0].options["sample_by"] == "document"
     assert corpus.sources[0].options.get("max_document_bytes", 8 << 20) == part
@@ -109,8 +107,7 @@ def test_no_held_out_text_stands_between_training_text_of_its_file(tmp_path, mon
     for number in range(files):
         Path(f"books/{number}.txt").write_text("\n\n".join(TEXTS[number : number + 20]))
     assert run_here("launch", "init", "--text", "books").returncode == 0
-    built = run_here("data-pipeline", "documents", "first.corpus.yaml")
-    assert built.returncode == 0, built.stderr
+    done_here("data-pipeline", "documents", "first.corpus.yaml")
     splits: dict[str, list[str]] = {}
     parts = sorted(Path("corpora/first/documents").glob("*.parquet"))
     for row in (row for part in parts for row in pq.read_table(part).to_pylist()):
@@ -227,18 +224,16 @@ def make(kind: str) -> None:
 def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(tmp_path, monkeypatch, kind, formats, column):
     monkeypatch.chdir(tmp_path)
     make(kind)
-    done = run_here("launch", "init", "--text", "data")
-    assert done.returncode == 0, done.stderr
+    printed = done_here("launch", "init", "--text", "data")
     corpus = load("first.corpus.yaml", [], CorpusConfig)
     assert [source.format for source in corpus.sources] == formats
     assert {source.options.get("text") for source in corpus.sources if source.format != "text"} <= {column}
     if kind == "splits":
         assert [source.split for source in corpus.sources] == ["train", "validation"]
-        assert "left out: the split 'test'" in done.stdout
+        assert "left out: the split 'test'" in printed
     if kind == "mixed":
-        assert "left out: 1 file: data/c.txt.xz: no reader reads .xz; decompress it with xz -d" in done.stdout
-    built = run_here("data-pipeline", "build", "first.corpus.yaml")
-    assert built.returncode == 0, built.stderr
+        assert "left out: 1 file: data/c.txt.xz: no reader reads .xz; decompress it with xz -d" in printed
+    done_here("data-pipeline", "build", "first.corpus.yaml")
     finished = open_corpus("corpora/first")
     assert sum(split.documents for split in finished.manifest.splits.values()) >= 60
     setup = validate(load("first.run.yaml", [], RunConfig), 0, 1)

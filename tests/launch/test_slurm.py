@@ -11,7 +11,7 @@ import pytest
 from launch.tools.doctor.checks import Finding
 from pretrain.run import slurm
 from tests.conftest import write_c4, write_corpus_file
-from tests.in_process import run_here
+from tests.in_process import done_here
 from tests.launch import slurm_cluster
 from tests.launch.conftest import a_run
 from tests.launch.jobs import inside, said, status, submitted, until
@@ -42,9 +42,8 @@ def test_names_and_paths_are_one_word_to_slurm_and_to_the_shell(cluster, small_c
     site = {"environment": {"STRANGE": name}, "modules": ["cuda/12"], "container": ["in it", "run"]}
     (tmp_path / "cluster.yaml").write_text(json.dumps(site))
     options = ("--cluster", tmp_path / "cluster.yaml", "--dry-run")
-    done = run_here("launch", "slurm", path, f"run.name={json.dumps(name)}", *options)
-    assert done.returncode == 0, done.stderr
-    script = done.stdout.replace("module load", ": module load").replace("exec ", 'exec printf "%s\\n" "$STRANGE" ')
+    printed = done_here("launch", "slurm", path, f"run.name={json.dumps(name)}", *options)
+    script = printed.replace("module load", ": module load").replace("exec ", 'exec printf "%s\\n" "$STRANGE" ')
     (folder / "run/slurm").mkdir(parents=True)
     (tmp_path / "script").write_text(script.replace("#SBATCH --gpus-per-node=1\n", ""))
     job = cluster.run("sbatch", "--parsable", tmp_path / "script")

@@ -200,21 +200,13 @@ def test_the_rank_that_failed_is_named(tmp_path, capfd, first, second, said):
         assert log.with_suffix(".exit").read_text() == "139\n"  # as shells count
 
 
-@each(
-    "last, said",
-    [
-        ("kill -KILL $$", "rank 1 was killed by SIGKILL; its log: {log}\n"),
-        ("echo last words; exit 0", LEFT),
-        # it may wait for a tracker, or for ranks that wait for it
-        (f"echo last words; {FAILED}; {WAITS}", "rank 1 failed; its log: {log}\n  last words\n"),
-    ],
-)
-def test_ranks_that_hang_since_another_died_or_failed_have_their_time_to_end(tmp_path, capfd, last, said):
-    capfd.readouterr()
+def test_ranks_that_hang_since_another_failed_have_their_time_to_end(tmp_path, capfd):
+    """It may wait for a tracker, or for ranks that wait for it."""
     started = time.monotonic()
-    assert supervised(tmp_path, WAITS, last, dead_rank_seconds=1) == 1
+    assert supervised(tmp_path, WAITS, f"echo last words; {FAILED}; {WAITS}", dead_rank_seconds=1) == 1
     assert time.monotonic() - started >= 1
-    assert capfd.readouterr().err == said.format(log=tmp_path / "logs/attempt-0001/rank-00001.log")
+    log = tmp_path / "logs/attempt-0001/rank-00001.log"
+    assert capfd.readouterr().err == f"rank 1 failed; its log: {log}\n  last words\n"
 
 
 def test_a_rank_whose_wrapper_is_killed_is_named_though_the_others_save(tmp_path, capfd):

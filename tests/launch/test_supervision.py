@@ -1,6 +1,6 @@
 """Runs that are signalled, killed, stopped or hang: real ranks.
 
-One test goes through DeepSpeed's launcher, whose ranks take seconds to start; all others fork their ranks. What a
+Some tests go through DeepSpeed's launcher, whose ranks take seconds to start; all others fork their ranks. What a
 supervisor makes of ranks that crash or hang is in `test_supervise`.
 """
 
@@ -11,7 +11,6 @@ import pty
 import re
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -26,13 +25,15 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
 from pretrain.faults import restarts
-from pretrain.run import heartbeat, outcome, rank_logs
+from pretrain.run import heartbeat, node_memory, outcome, rank_logs
 from pretrain.run.metrics_file import read_metrics
 from tests.in_process import run_here
+from tests.launch.conftest import a_run
 from tests.launch.started import Started
+from tests.launch.steps import Planned
 from tests.pretrain.forked import Forked, forked_ranks, run_forked
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.pretrain.runs import losses, run_file, steps_taken, train_ranks
 
 
 @pytest.fixture
@@ -42,9 +43,8 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def endless(folder: Path, corpus: Path, directory: Path | None = None, **changes: object) -> Path:
-    settings = {"max_steps": 1_000_000, "directory": str(directory or folder / "run")}
-    return run_file(folder, corpus, run=settings, **{"evaluation": [], **changes})
+def endless(folder: Path, corpus: Path, **changes: object) -> Path:
+    return run_file(folder, corpus, run={"max_steps": 1_000_000}, evaluation=[], **changes)
 
 
 @contextlib.contextmanager
@@ -107,6 +107,33 @@ def test_a_warning_to_all_processes_stops_a_run_that_goes_on(small_corpus, folde
     is_whole(folder)
     attempts = {row.step: row.attempt for row in read_metrics(folder / "run") if "train/loss" in row.metrics}
     assert attempts == {step: 1 if step <= stopped else 2 for step in range(1, max(attempts) + 1)}
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_by_itself_with_the_same_losses_and_loses_a_step_or_two(small_corpus, undisturbed, folder):
+    """Rank 1 is killed and later stopped, then rank 0 is killed; checkpoints on disk are 50 steps apart."""
+    path, stopped = a_run(folder, small_corpus), str(folder / "stopped")
+    planned = (
+        Planned(1, 30, "kill"),
+        Planned(1, 60, "stop", stopped, attempt=2),
+        Planned(0, 60, "hang", stopped, attempt=2),
+        Planned(0, 90, "kill", attempt=3),
+    )
+    often = ("checkpoint.every_steps=50", "checkpoint.memory_every_steps=1")
+    with Started(folder, "launch", "local", path, "--ranks", "2", *often, planned=planned) as one:
+        assert one.end() == 0, one.stderr
+    assert losses(path) == undisturbed
+    first, second, third, last = restarts.read(folder / "run")
+    assert (first.rank, first.killed, first.cause) == (1, True, "rank 1 was killed by SIGKILL")
+    hung = "rank 1 makes no progress, and its process is stopped (SIGSTOP); 1 rank waited for it"
+    assert (second.rank, second.cause) == (1, hung)
+    assert (third.rank, third.outcome, last.outcome) == (0, "failed", "finished")
+    taken = steps_taken(folder / "run")
+    assert len(taken) - len(set(taken)) <= 6
+    assert (memory := node_memory.path(folder / "run")) is not None
+    assert not memory.exists()
+    assert "starting attempt 4 (faults.restarts)\n" in one.stderr
+    assert one.stderr.count("training again, ") == 3
 
 
 # ---- ranks and commands that are forked
@@ -236,33 +263,3 @@ def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_c
         assert "rank 0: no progress for 20 s (faults.hang_seconds); " in report
         assert "pretrain/trainer/train.py" in stacks
         assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits
-
-
-@pytest.fixture
-def small_disk(folder) -> Iterator[Path]:
-    disk = folder / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("a file system of one's own takes root")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_for_a_while_stops_nothing(small_corpus, folder, small_disk):
-    """Neither checkpoints nor metrics fit. The terminal says so, and no step is lost."""
-    path = endless(folder, small_corpus, small_disk / "run")
-    filler = small_disk / "filler"
-    with Forked("train", path) as one:
-        one.until("step 2/")
-        with filler.open("wb", buffering=0) as file:
-            while "can't be saved" not in one.stderr or "metrics.jsonl" not in one.stderr:
-                with contextlib.suppress(OSError):
-                    file.write(bytes(4096))
-        filler.unlink()
-        (small_disk / "run/stop").touch()
-        assert one.wait() == 75, one.stderr
-        assert "No space left on device" in one.stderr
-        (stopped,) = re.findall(r"stopped on request after step (\d+)", one.stdout)
-    logged = [row.step for row in read_metrics(small_disk / "run") if "train/loss" in row.metrics]
-    assert logged == list(range(1, int(stopped) + 1))

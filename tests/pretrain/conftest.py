@@ -61,6 +61,12 @@ def empty_mlflow() -> Callable[[Path], str]:
     return put
 
 
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory, empty_mlflow) -> str:
+    """Of an MLflow that a module's tests share."""
+    return empty_mlflow(tmp_path_factory.mktemp("mlflow"))
+
+
 @pytest.fixture
 def feed_often(monkeypatch):
     """MLflow is fed without pauses, and may take longer than a test."""

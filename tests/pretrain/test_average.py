@@ -14,7 +14,7 @@ from pretrain.checkpoint.trained import TrainedModel, average, save_weights
 from pretrain.config import RunConfig
 from pretrain.models import build
 from pretrain.optimizers.ema import AVERAGE
-from tests.in_process import run_here
+from tests.in_process import done_here, run_here
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file, train_each
 from tests.slow import slow
@@ -92,8 +92,7 @@ def test_an_average_is_one_runs_from_its_start_and_not_on_nvme(runs, small_corpu
 
 def test_the_last_checkpoints_of_a_run_are_averaged(runs, tmp_path):
     run = runs / "adamw/run"
-    done = run_here("pretrain", "average", run, tmp_path / "mean", "--last", "3")
-    assert done.returncode == 0, done.stderr
+    done_here("pretrain", "average", run, tmp_path / "mean", "--last", "3")
     mean = StoredTensors(tmp_path / "mean")
     mean.verify()
     assert mean.index.step == STEPS
@@ -102,9 +101,8 @@ def test_the_last_checkpoints_of_a_run_are_averaged(runs, tmp_path):
         assert torch.equal(mean.whole(PARAMETER, parameter), expected.float())
         assert mean.states(parameter) == []
     TrainedModel.open(tmp_path / "mean")
-    done = run_here("pretrain", "evaluate", tmp_path / "mean", "--hook", "validation_loss", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["validation/small/loss"] > 0
+    printed = done_here("pretrain", "evaluate", tmp_path / "mean", "--hook", "validation_loss", "--json")
+    assert json.loads(printed)["validation/small/loss"] > 0
     assert run_here("pretrain", "export", tmp_path / "mean", tmp_path / "out").returncode == 0
     assert "the mean of the weights after steps 2, 3, 4" in (tmp_path / "out/README.md").read_text()
     done = run_here("pretrain", "average", run, tmp_path / "more", "--last", "5")

@@ -12,7 +12,7 @@ from pretrain.huggingface import import_
 from pretrain.huggingface.card import LICENCES
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
-from tests.in_process import run_here
+from tests.in_process import done_here
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file
 from tests.tables import each
@@ -29,8 +29,7 @@ def run(small_corpus, tmp_path_factory):
 
 
 def exported(checkpoint, out, *options):
-    done = run_here("pretrain", "export", checkpoint, out, *options)
-    assert done.returncode == 0, done.stderr
+    done_here("pretrain", "export", checkpoint, out, *options)
     card = ModelCard((out / "README.md").read_text(encoding="utf-8"))
     return card.data.to_dict(), card.text
 

@@ -13,7 +13,7 @@ from pretrain.models.flops import Sizes, count_flops, matrices
 from tests.pretrain.exported import randomise
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import micro_batches, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, run_config
 from tests.tables import each
 
 SIZES = {"vocab_size": 50, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
@@ -94,12 +94,9 @@ def test_flops_are_those_of_products_and_of_pairs_that_a_mask_shows():
 
 
 def losses_of_steps(stage, micro_batch):
-    from pretrain.zero.construction import construct
-    from pretrain.zero.engine import Engine
-
     config = run_config(stage, {"family": "double_decoder", **SIZES, "vocab_size": 100})
     layout = BatchLayout(dist.get_rank(), dist.get_world_size(), micro_batch, 8 // dist.get_world_size() // micro_batch)
-    engine = Engine(construct(config, config.model), config)
+    engine = engine_of(config)
     return [engine.step(step, 0, micro_batches(layout, step, 16, 16)).loss for step in range(4)]
 
 

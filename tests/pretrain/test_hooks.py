@@ -321,11 +321,7 @@ def test_patterns_are_the_softmax_of_each_layer(small_corpus, name, most):
     found = attention_patterns(model, row, open_corpus(small_corpus).tokenizer, most=most)
     layers, read = len(model.decoder.layers), min(most, 7)
     shapes = {kind: tuple(one.weights.shape) for kind, one in found.items()}
-    assert shapes == {
-        "encoder": (layers, 4, read, read),
-        "decoder": (layers, 4, 5, 5),
-        "cross": (layers, 4, 5, read),
-    }
+    assert shapes == {"encoder": (layers, 4, read, read), "decoder": (layers, 4, 5, 5), "cross": (layers, 4, 5, read)}
     assert (len(found["cross"].keys), len(found["decoder"].queries)) == (read, 5)
     own, across = found["decoder"].weights, found["cross"].weights
     assert not own.triu(1).any()  # a causal query sees nothing later

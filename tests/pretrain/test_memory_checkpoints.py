@@ -1,11 +1,14 @@
-"""Checkpoints in memory: which state a run goes on from, after what has become of the files."""
+"""Checkpoints in memory: which state a run goes on from, whose the memory is, and how it is locked for a GPU."""
 
 import errno
+import gc
 import json
 import math
+import mmap
 import os
 import shutil
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ import xxhash
 
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.config_file import load
+from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
+from pretrain.checkpoint.engine_state import host_memory
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
 from pretrain.run import node_memory
@@ -200,3 +205,159 @@ def test_a_rank_without_room_ends_checkpoints_in_memory_on_all_ranks_and_nothing
     warning = f"{tmp_path}/node: No space left on device: no further checkpoints in memory"
     assert on_ranks(2, cramped, path) == [(0, [warning])] * 2
     assert [one.name for one in (tmp_path / "node/checkpoints").glob("step-*")] == ["step-00000001"]
+
+
+# The directory of a run in the memory of a node: whose it may be, and how long it stays
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Path:
+    """A run's directory, on a node whose memory is a folder."""
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(node_memory, "_MEMORY", tmp_path / "memory")
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def test_a_directory_that_others_can_write_to_or_that_is_a_link_is_never_used(run, tmp_path):
+    names = []
+    for spoil in ("mode", "link", "owner", None):
+        found = node_memory.path(run)
+        assert found is not None
+        names.append(found.name)
+        if spoil == "link":
+            (tmp_path / "elsewhere").mkdir(mode=0o700, exist_ok=True)
+            found.symlink_to(tmp_path / "elsewhere")
+        elif spoil:
+            found.mkdir(mode=0o700)
+            if spoil == "mode":
+                found.chmod(0o777)
+            elif os.getuid() == 0:
+                os.chown(found, 12345, -1)
+            else:
+                found.chmod(0o750)
+    assert len(set(names)) == 4
+    ranks = node_memory.for_ranks(run)
+    assert ranks.parent.name == names[-1]
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def held(run: Path, step: int) -> Path:
+    """The directory in memory, with a checkpoint of `step`, and without a supervisor that lives."""
+    node = node_memory.for_ranks(run).parent
+    for ranks in node.glob("ranks-*"):
+        ranks.rmdir()
+    (node / f"checkpoints/step-{step:08d}").mkdir(parents=True)
+    (node / "checkpoints/.slot-1").mkdir()
+    return node
+
+
+def test_what_is_newer_than_the_disk_outlives_the_run(run):
+    node = held(run, 40)
+    for on_disk in (None, 30):
+        if on_disk:
+            (run / f"checkpoints/step-{on_disk:08d}").mkdir(parents=True)
+        assert "step 40 is in memory" in (release_memory(run) or "")
+        assert node.exists()
+    (run / "checkpoints/step-00000040").mkdir()
+    assert release_memory(run) is None
+    assert not node.exists()
+
+
+def test_the_next_run_removes_what_a_killed_one_has_left_unless_it_is_newer_than_its_disk(run, tmp_path):
+    newer, gone, used = held(run, 40), held(tmp_path / "gone", 40), held(tmp_path / "used", 40)
+    (used / f"ranks-{os.getpid()}-x").mkdir()
+    remove_left_in_memory()
+    assert (newer.exists(), gone.exists(), used.exists()) == (True, False, True)
+    (run / "checkpoints/step-00000041").mkdir(parents=True)
+    remove_left_in_memory()
+    assert not newer.exists()
+
+
+@pytest.mark.parametrize("remove", [lambda _: remove_left_in_memory(), release_memory])
+def test_an_attempt_that_begins_while_its_directory_is_removed_keeps_its_own(run, monkeypatch, remove):
+    """It begins once the other supervisor has seen that nobody uses the directory."""
+    held(run, 40)
+    (run / "checkpoints/step-00000040").mkdir(parents=True)
+    used, made = node_memory.is_used, list[Path]()
+    beginning = threading.Thread(target=lambda: made.append(node_memory.for_ranks(run)))
+
+    def is_used(node: Path) -> bool:
+        found = used(node)
+        beginning.start()
+        beginning.join(0.5)  # it waits for the lock; without one, it would be done
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node_memory, "is_used", is_used)
+        remove(run)
+    beginning.join()
+    assert made[0].is_dir()
+
+
+def test_the_end_of_a_run_leaves_what_the_same_command_has_begun_with(run):
+    node = held(run, 40)
+    (run / "checkpoints/step-00000040").mkdir(parents=True)
+    ranks = node_memory.for_ranks(run)
+    assert release_memory(run) is None
+    assert ranks.is_dir()
+    assert node.exists()
+
+
+# Page-locked memory without a GPU: a stand-in for CUDA's runtime notes what is registered
+
+
+class Runtime:
+    def __init__(self, error: int = 0):
+        self.error = error
+        self.registered: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert address % mmap.PAGESIZE == 0
+        assert flags == 0
+        if not self.error:
+            self.registered[address] = size
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> None:
+        assert mapped(address)
+        del self.registered[address]
+
+
+def mapped(address: int) -> bool:
+    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return any(int(first, 16) <= address < int(last, 16) for first, last in ranges)
+
+
+def test_no_more_is_locked_than_is_needed():
+    """1.5 · 2²⁰ + 1 bytes: a power of two would be 2²¹."""
+    runtime = Runtime()
+    found = host_memory(3 * 2**19 + 1, True, runtime=runtime)
+    assert found.shape == (3 * 2**19 + 1,)
+    assert runtime.registered == {found.data_ptr(): 3 * 2**19 + 1}
+    assert torch.equal(found.fill_(3), torch.full((3 * 2**19 + 1,), 3, dtype=torch.uint8))
+
+
+def test_memory_is_unlocked_before_it_is_given_back():
+    """Not while a view of it lives. The runtime is asked while the pages are still there."""
+    runtime = Runtime()
+    found = host_memory(2**22, True, runtime=runtime)
+    part = found[5:7]
+    del found
+    gc.collect()
+    assert len(runtime.registered) == 1
+    part.fill_(1)
+    del part
+    gc.collect()
+    assert runtime.registered == {}
+
+
+def test_a_refusal_says_how_much_was_asked_for():
+    with pytest.raises(MemoryError, match="4,194,304 bytes"):
+        host_memory(2**22, True, runtime=Runtime(error=2))
+
+
+def test_a_file_in_memory_is_used_even_if_its_pages_can_not_be_locked(tmp_path):
+    found = host_memory(5000, True, tmp_path / "file", Runtime(error=2))
+    found.fill_(7)
+    assert (tmp_path / "file").read_bytes() == bytes([7]) * 5000

@@ -22,11 +22,6 @@ from pretrain.tracking.mlflow_run import DatasetInfo, FeedState, TrackedRun
 from pretrain.tracking.tracker import Tracker, sync
 
 
-@pytest.fixture(scope="module")
-def uri(tmp_path_factory, empty_mlflow):
-    return empty_mlflow(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 def client(uri):
     import mlflow  # takes seconds
@@ -109,6 +104,8 @@ def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, 
 
 
 def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):
+    import mlflow  # takes seconds
+
     figure = matplotlib.figure.Figure(figsize=(2, 1))
     figure.add_subplot().plot([1, 2])
     rows = [{"given": "a <extra_id_0>", "written": "a b"}, {"given": "c", "written": None}]
@@ -124,7 +121,8 @@ def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, clien
     assert list(table["given"]) == ["a <extra_id_0>", "c"] * 2
 
     other = client.create_run(state.experiment_id).info.run_id
-    client.log_image(other, record_image(tmp_path), key="pictures/attention/layer-1", step=5)
+    image = mlflow.Image(str(record.directory(tmp_path) / "attention/layer-1/step-00000005.png"))
+    client.log_image(other, image, key="pictures/attention/layer-1", step=5)
 
     def names(run_id):
         hidden = re.compile(r"(?<=timestamp\+)\d+\+[\w-]{36}")
@@ -135,12 +133,6 @@ def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, clien
     assert client.get_run(state.run_id).data.tags[tag] == client.get_run(other).data.tags[tag]
     sync(tmp_path, uri)
     assert len(client.list_artifacts(state.run_id, "images")) == 2  # the image and its small form, once
-
-
-def record_image(run_dir):
-    import mlflow  # takes seconds
-
-    return mlflow.Image(str(record.directory(run_dir) / "attention/layer-1/step-00000005.png"))
 
 
 def test_system_metrics_have_the_names_of_mlflows_own(tmp_path, uri, client):

@@ -13,7 +13,7 @@ from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.reading import c4_pages
-from tests.in_process import run_here
+from tests.in_process import done_here
 from tests.pretrain.runs import losses, run_file, train_ranks
 from tests.published_tokenizers import ODD
 from tests.tables import each
@@ -122,8 +122,7 @@ def test_an_adapted_model_trains_evaluates_and_generates_on_a_corpus_of_the_same
     invoke("adapt", directory, tmp_path / "start", "--style", "t5gemma", "--sentinels", 20)
     write_c4(tmp_path / "c4.json.gz", records=40)
     tokenizer = {"kind": "tokenizer_json", "path": str(directory / "tokenizer.json"), "sentinels": 20}
-    built = run_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer))
-    assert built.returncode == 0, built.stderr
+    done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer))
     assert open_corpus(tmp_path / "corpus").tokenizer.sha256 == TrainedModel.open(tmp_path / "start").tokenizer.sha256
     path = run_file(
         tmp_path,

@@ -30,11 +30,6 @@ from tests.tables import each
 pytestmark = pytest.mark.usefixtures("feed_often")
 
 
-@pytest.fixture(scope="module")
-def uri(tmp_path_factory, empty_mlflow):
-    return empty_mlflow(tmp_path_factory.mktemp("mlflow"))
-
-
 @pytest.fixture
 def client(uri):
     return MlflowClient(tracking_uri=uri)
