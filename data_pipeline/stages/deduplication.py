@@ -1,4 +1,4 @@
-"""Deduplication: the order of its steps, and the units that compare keys. Text is written once, after all steps.
+"""Deduplication: the order of its steps. Keys are gathered and decided step by step, and text is written once.
 
 Each step reads every part as the earlier steps left it: the part, the table of what they have changed of it, and what
 the last of them decided. It writes the new table and its own keys. Then each bucket of hashes decides which duplicates
@@ -15,91 +15,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import load_file
-
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
-from data_pipeline.dedup.keys import KeyBucket, merge_duplicates, pairs_within, write_duplicates
-from data_pipeline.dedup.minhash import Clusters
-from data_pipeline.execution.merging import MergeSpec, Merging, merge, read_names, write_names
+from data_pipeline.dedup.config import STEPS
+from data_pipeline.dedup.keys import KeyBucket
+from data_pipeline.execution.merging import merge, write_names
 from data_pipeline.execution.parts import Part
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.stages import evaluation_sets
+from data_pipeline.stages.duplicates import (
+    CLUSTERS,
+    BucketSpec,
+    ClustersSpec,
+    buckets_of,
+    merging_of_duplicates,
+    merging_of_keys,
+)
 from data_pipeline.stages.part_readings import CHECKS, LAST, Applied, LeftResult, PartSpec, keys_stage
 
 _CHANGES = ".changes.parquet"
-
-
-@dataclass(frozen=True)
-class BucketSpec:
-    """A bucket of all keys of a step. `files` lists the files of keys of all `units` (`write_names`), merged or not."""
-
-    files: str
-    units: int
-    bucket: KeyBucket
-    step: str
-    dedup: DedupConfig
-    output: str
-
-
-@dataclass(frozen=True)
-class ClustersSpec:
-    """`files` lists the files of keys of all `units` (`write_names`); `pairs` are the files of the buckets."""
-
-    files: str
-    units: int
-    pairs: list[str]
-    output: str
-
-
-def decide_bucket(corpus: Path, spec: BucketSpec) -> Result:
-    """Decides which documents, lines or spans with keys in one bucket are dropped."""
-    table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
-    step_of(spec.step, spec.dedup).decide(table, units, corpus / spec.output, spec.units)
-    return Result()
-
-
-def find_clusters(corpus: Path, spec: ClustersSpec) -> Result:
-    """Finds the connected components of all pairs, and drops all but the smallest id of each."""
-    clusters = Clusters()
-    for name in spec.pairs:
-        clusters.join(load_file(corpus / name)["pairs"])
-    for pairs in pairs_within(corpus, read_names(corpus, spec.files)):
-        clusters.join(pairs)
-    documents, first = clusters.members()
-    duplicates = documents[documents != first]
-    places = (duplicates & np.uint64(2**32 - 1)) << np.uint64(32)
-    write_duplicates(corpus / spec.output, duplicates >> np.uint64(32), places, spec.units)
-    return Result()
-
-
-def merge_keys(corpus: Path, spec: MergeSpec) -> Result:
-    KeyBucket.merge(corpus, spec.files, spec.first, corpus / spec.output)
-    return Result()
-
-
-def merge_signatures(corpus: Path, spec: MergeSpec) -> Result:
-    """Like `merge_keys`, with the near-duplicates within a unit, which the clusters need too."""
-    KeyBucket.merge(corpus, spec.files, spec.first, corpus / spec.output, with_pairs=True)
-    return Result()
-
-
-def merge_decided(corpus: Path, spec: MergeSpec) -> Result:
-    merge_duplicates(corpus, spec.files, corpus / spec.output)
-    return Result()
-
-
-CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.rows")
-
-
-def buckets_of(step: str) -> Stage[BucketSpec, Result]:
-    return Stage(f"{step}-duplicates", 1, decide_bucket, "lower dedup.keys_per_bucket")
-
-
-def _merging_of_keys(step: str) -> Merging:
-    return Merging(f"{step}-keys", merge_signatures if STEPS[step].clusters else merge_keys)
 
 
 def deduplicate(
@@ -182,7 +116,7 @@ class _Order:
         """The files of the duplicates among the keys in `files`."""
         config, corpus, stage = self._config, self._corpus, buckets_of(step)
         buckets = KeyBucket.enough(sum(unit.result.keys for unit in read), config.dedup.keys_per_bucket)
-        to_read, merged = merge(_merging_of_keys(step), files, buckets, corpus, config.ray)
+        to_read, merged = merge(merging_of_keys(step), files, buckets, corpus, config.ray)
         self.finished |= merged
         listed = write_names(corpus, to_read)
         units = []
@@ -196,7 +130,7 @@ class _Order:
             joined = ClustersSpec(listed, len(self._parts), list(outputs_of(decided)), name)
             self._run(CLUSTERS, [Unit("clusters", joined, self._depends, (name,))])
             return [name]
-        merging = Merging(f"{step}-duplicates", merge_decided)
+        merging = merging_of_duplicates(step)
         found, merged = merge(merging, outputs_of(decided), len(self._parts), corpus, config.ray)
         self.finished |= merged
         return found

@@ -1,0 +1,87 @@
+"""The units of deduplication that compare keys: buckets of hashes, the clusters of pairs, and merged files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
+from data_pipeline.dedup.keys import KeyBucket, merge_duplicates, pairs_within, write_duplicates
+from data_pipeline.dedup.minhash import Clusters
+from data_pipeline.execution.merging import MergeSpec, Merging, read_names
+from data_pipeline.execution.work_units import Result, Stage
+
+
+@dataclass(frozen=True)
+class BucketSpec:
+    """A bucket of all keys of a step. `files` lists the files of keys of all `units` (`write_names`), merged or not."""
+
+    files: str
+    units: int
+    bucket: KeyBucket
+    step: str
+    dedup: DedupConfig
+    output: str
+
+
+@dataclass(frozen=True)
+class ClustersSpec:
+    """`files` lists the files of keys of all `units` (`write_names`); `pairs` are the files of the buckets."""
+
+    files: str
+    units: int
+    pairs: list[str]
+    output: str
+
+
+def decide_bucket(corpus: Path, spec: BucketSpec) -> Result:
+    """Decides which documents, lines or spans with keys in one bucket are dropped."""
+    table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
+    step_of(spec.step, spec.dedup).decide(table, units, corpus / spec.output, spec.units)
+    return Result()
+
+
+def find_clusters(corpus: Path, spec: ClustersSpec) -> Result:
+    """Finds the connected components of all pairs, and drops all but the smallest id of each."""
+    clusters = Clusters()
+    for name in spec.pairs:
+        clusters.join(load_file(corpus / name)["pairs"])
+    for pairs in pairs_within(corpus, read_names(corpus, spec.files)):
+        clusters.join(pairs)
+    documents, first = clusters.members()
+    duplicates = documents[documents != first]
+    places = (duplicates & np.uint64(2**32 - 1)) << np.uint64(32)
+    write_duplicates(corpus / spec.output, duplicates >> np.uint64(32), places, spec.units)
+    return Result()
+
+
+def merge_keys(corpus: Path, spec: MergeSpec) -> Result:
+    KeyBucket.merge(corpus, spec.files, spec.first, corpus / spec.output)
+    return Result()
+
+
+def merge_signatures(corpus: Path, spec: MergeSpec) -> Result:
+    """Like `merge_keys`, with the near-duplicates within a unit, which the clusters need too."""
+    KeyBucket.merge(corpus, spec.files, spec.first, corpus / spec.output, with_pairs=True)
+    return Result()
+
+
+def merge_decided(corpus: Path, spec: MergeSpec) -> Result:
+    merge_duplicates(corpus, spec.files, corpus / spec.output)
+    return Result()
+
+
+CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.rows")
+
+
+def buckets_of(step: str) -> Stage[BucketSpec, Result]:
+    return Stage(f"{step}-duplicates", 1, decide_bucket, "lower dedup.keys_per_bucket")
+
+
+def merging_of_keys(step: str) -> Merging:
+    return Merging(f"{step}-keys", merge_signatures if STEPS[step].clusters else merge_keys)
+
+
+def merging_of_duplicates(step: str) -> Merging:
+    return Merging(f"{step}-duplicates", merge_decided)
