@@ -10,9 +10,10 @@ import webdataset
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
-from data_pipeline.loading.batches import TrainingBatches, validation_batches
+from data_pipeline.loading.batches import TrainingBatches, as_batch, validation_batches
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
+from data_pipeline.objectives.objective import Examples, Padded
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.example_rows import assert_alike
 from tests.data_pipeline.pages import built, trained
@@ -94,6 +95,20 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(make, name):
     assert name != "bert" or ignored.any()
     shown = done_here("data-pipeline", "show", at_load.directory, "-n", "1")
     assert "inputs" in shown
+
+
+def test_a_row_without_targets_has_no_next_sentence_either():
+    """A row of a damaged block has no targets, and must not count in the mean over pairs."""
+    ids = np.array([[7, 8], [7, 8], [1, 0]])
+    examples = Examples(
+        Padded(ids, np.array([2, 2, 1])),
+        Padded(ids, np.array([2, 2, 0])),
+        predicted=np.array([[True, False], [False, True], [False, False]]),
+        next_sentence=np.array([1, 0, 0]),
+    )
+    batch = as_batch(examples, pad=0)
+    assert batch["labels"].tolist() == [[7, IGNORE_INDEX], [IGNORE_INDEX, 8], [IGNORE_INDEX, IGNORE_INDEX]]
+    assert batch["next_sentence_labels"].tolist() == [1, 0, IGNORE_INDEX]
 
 
 def test_what_a_row_was_cut_for_is_stored_with_it(make):
