@@ -140,6 +140,12 @@ def test_bytes_between_records_are_noted(tmp_path):
     assert damage.position == "the last 5 bytes"
 
 
+@each("data", [b"<head>\n<body>", b"\n\n", b'{"text": "a"}\n'])
+def test_anything_but_an_archive_is_damage(tmp_path, data):
+    (tmp_path / "a").write_bytes(data)
+    assert "not a WARC archive" in read_until_damage("wet", tmp_path / "a")[2].reason
+
+
 PAGE = "<html><head><title>A  café</title></head><body><p>Größe and naïve cafés.</p></body></html>"
 HTML = "Content-Type: text/html; charset=utf-8"
 

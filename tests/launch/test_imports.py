@@ -53,7 +53,7 @@ from tests.pretrain.test_arithmetic import trained
 
 with process_group(1, 600.0):
     before = trained(2)
-    print(*sorted({"mlflow", "sympy", "torch._inductor"} & sys.modules.keys()), sep=",")
+    print(*sorted({name for name in sys.modules if name.startswith(("mlflow", "sympy", "torch._inductor"))}))
     torch._dynamo.config.recompile_limit = 8
     print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist(), trained(2) == before)
 """
