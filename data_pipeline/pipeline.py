@@ -20,9 +20,8 @@ from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.paths import opening
 from data_pipeline.stages import deduplication as dedup
 from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
-from data_pipeline.stages.built import Built
 from data_pipeline.stages.documents import DocumentsResult
-from data_pipeline.write_manifest import BLOCKS
+from data_pipeline.write_manifest import BLOCKS, Built
 
 _ERRORS_SHOWN = 10
 _UNDAMAGED_KEPT = "; its undamaged records were kept"

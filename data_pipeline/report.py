@@ -14,7 +14,6 @@ from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import read_json
-from data_pipeline.stages.built import Built
 from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.evaluation_sets import EvaluationSetsResult
 from data_pipeline.stages.part_readings import KeysResult
@@ -22,6 +21,7 @@ from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.tally import NO_RULES, most_common, smallest
+from data_pipeline.write_manifest import Built
 
 FILE, MARKDOWN, HTML = "report.json", "report.md", "report.html"
 LINE, SPAN = "line_", "span_"  # what the rules for lines and spans begin with, in `examples`

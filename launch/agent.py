@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.foundation.signals import caught
+from data_pipeline.foundation.processes import caught
 from launch.protocol import Connection, Event, Handshake, Start
 from launch.rank_processes import RankProcesses, wrapped
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory

@@ -14,7 +14,7 @@ from pathlib import Path
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.signals import announce, caught
+from data_pipeline.foundation.processes import announce, caught
 from launch.agent_pool import Agent
 from launch.attempt import REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
 from launch.log_follower import Follower, show

@@ -16,8 +16,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.config_file import LocalPath, Section, load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.secrets import masked_code
+from data_pipeline.foundation.formatting import counted, masked_code
 from launch.slurm_head import PYTHON, HeadJob
 from pretrain.config import RunConfig
 from pretrain.trainer.preflight import preflight, unchecked

@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from data_pipeline.foundation.atomic import lock
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import human_size
-from data_pipeline.foundation.locks import lock
-from data_pipeline.foundation.processes import Process, ProcessGroup
-from data_pipeline.foundation.signals import announce, caught
+from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
 from launch.agent_pool import Agent, AgentPool
 from launch.attempts import NOTHING_STARTED, Ended, launch
 from launch.nodes import Access, Node, Run, address_towards

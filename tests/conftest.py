@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import data_pipeline
-from data_pipeline.foundation.locks import lock
+from data_pipeline.foundation.atomic import lock
 from tests.in_process import done_here
 
 # The same examples each time, however long one takes: it may load a library first, and others share the cores.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.decontamination.config import DecontaminationConfig
+from data_pipeline.decontamination.items import DecontaminationConfig
 from data_pipeline.text.words import Words, batches, normalised
 
 _SLOTS_PER_NGRAM, _FEWEST_BITS, _MOST_BITS = 32, 16, 25  # of the table

@@ -12,7 +12,7 @@ from data_pipeline.dedup.spans import EqualSpans
 from data_pipeline.dedup.step import Step, StepConfig, custom_step
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
 from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults
-from data_pipeline.foundation.plugins import offered
+from data_pipeline.foundation.packages import offered
 
 _SHIPPED = (NewestUrl, EqualLines, EqualSpans, Anchors, EqualSubstrings, EqualDocuments, NearDuplicates)
 STEPS: dict[str, type[Step]] = {step.name: step for step in _SHIPPED} | offered("dedup step", Step)

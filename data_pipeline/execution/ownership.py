@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_pipeline.foundation.atomic import lock
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.locks import lock
 
 _SECONDS_FOR_FORMER_WORKERS = 60.0  # Ray ends the workers of a dead driver within seconds
 _claimed: dict[Path, int] = {}  # descriptors: closing one releases its lock

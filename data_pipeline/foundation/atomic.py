@@ -1,20 +1,23 @@
-"""Atomic writes: a file or directory appears whole or not at all (unique temporary name, flush, fsync, rename)."""
+"""Atomic writes: a file or directory appears whole or not at all (temporary name, flush, fsync, rename); and locks."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from data_pipeline.foundation.errors import UserError
 
 SEAL = b',\n "sha256": "'  # at the end of a sealed JSON file
 TEMPORARY_SUFFIX = ".tmp"
 _BYTES_AT_A_TIME = 1 << 20
+_warned: set[str] = set()  # of what locks would protect
 
 
 @contextlib.contextmanager
@@ -134,3 +137,21 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock(file: IO[Any] | int, unprotected: str | None, *, shared: bool = False, wait: bool = False) -> None:
+    """Locks `file` between processes for as long as it is open (flock): the kernel releases it when the process ends.
+
+    Raises BlockingIOError if another process holds the lock; with `wait`, it waits for it. With `shared`, other
+    processes may hold a shared lock too. On a file system without locks, the process prints `unprotected` (what is at
+    risk) once, as a warning, and continues; None prints nothing.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if unprotected and unprotected not in _warned:
+            _warned.add(unprotected)
+            print(f"warning: no file locks here ({error.strerror}): {unprotected}", file=sys.stderr)

@@ -15,7 +15,7 @@ import typer
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.errors import STOPPED as STOPPED
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.secrets import masked
+from data_pipeline.foundation.formatting import masked
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 
@@ -55,7 +55,7 @@ def _parser(name: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
 def _print_version(given: bool) -> None:
     if given:
         # importlib.metadata takes 0.1 s to import
-        from data_pipeline.foundation.code_version import PACKAGE, code_version, package_version
+        from data_pipeline.foundation.packages import PACKAGE, code_version, package_version
 
         release, code = package_version(), code_version()
         print(f"{PACKAGE} {release}" + (f" (commit {code})" if code != release else ""))

@@ -9,9 +9,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_file
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_file, lock
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.locks import lock
 
 # A process checks the size each time it has added 1 % of the limit; then it deletes files until 10 % is free.
 _LOOK, _KEEP = 0.01, 0.9

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import data_pipeline
 from data_pipeline.foundation.errors import UserError, one_line
-from data_pipeline.foundation.secrets import MASK
+from data_pipeline.foundation.formatting import MASK
 
 _SHIPPED = "configs:"
 _CONFIGS = Path(data_pipeline.__file__).with_name("configs")  # in a checkout, a link to the folder at the top

@@ -1,4 +1,4 @@
-"""Processes that a command starts, watches, signals and ends together."""
+"""Processes that a command starts, watches, signals and ends together; the signals that ask for an end; free memory."""
 
 import contextlib
 import fcntl
@@ -7,12 +7,59 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import IO, Literal
 
 import psutil
 
-from data_pipeline.foundation.signals import STOP_SIGNALS, blocked
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask this process to stop. They include SIGHUP, which a closing terminal sends, unless `nohup`
+    has made the process ignore it."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if not (ignored and number is signal.SIGHUP)]
+
+
+def announce(number: int, what: str) -> None:
+    """Prints to stderr `what` a signal does. Doesn't use print(), which the signal handler may have interrupted."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{signal.Signals(number).name}: {what}\n".encode())
+
+
+@contextlib.contextmanager
+def caught(on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
+    """Within the block, stop signals are added to the list that it yields; then `on_signal` is called."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        on_signal(number)
+
+    previous = {number: signal.signal(number, handle) for number in stop_signals()}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Starts processes with `signals` blocked.
+
+    A process that is started within the block inherits the mask, and so do its own children, until one of them unblocks
+    the signals. Installing a handler, as DeepSpeed's launcher does, does not unblock them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 
 _SECONDS_TO_DIE, _POLL_SECONDS = 60.0, 0.1
 
@@ -203,3 +250,30 @@ def _kill_when_closed(pipe: int, session: int) -> None:
     fcntl.fcntl(pipe, fcntl.F_SETOWN, -session)
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+_GROUPS = {  # controller: (mount point, file of the limit, file of the usage, key of the reclaimable part of the usage)
+    "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def available_memory() -> int:
+    """The bytes that this process can still allocate: the machine's free memory, or less under a control group."""
+    return min([psutil.virtual_memory().available, *left_by_control_groups()])
+
+
+def left_by_control_groups(system: Path = Path("/")) -> Iterator[int]:
+    """The bytes left in each control group of this process that has a limit, such as a container's or a job's."""
+    groups = (system / "proc/self/cgroup").read_text() if (system / "proc/self/cgroup").exists() else ""
+    for _, controllers, path in (line.split(":", 2) for line in groups.splitlines()):
+        if controllers not in _GROUPS:
+            continue
+        mounted, limit, usage, cache = _GROUPS[controllers]
+        root = system / mounted
+        own = root / path.lstrip("/")
+        for group in (one for one in (own, *own.parents) if one.is_relative_to(root)):
+            with contextlib.suppress(OSError, ValueError):  # in a container there is only the root; "max": no limit
+                most, taken = (int((group / name).read_text()) for name in (limit, usage))
+                kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                yield most - taken + int(kinds.get(cache, 0))

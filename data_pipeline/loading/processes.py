@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.signals import blocked
+from data_pipeline.foundation.processes import blocked
 from data_pipeline.loading import server
 
 Item = TypeVar("Item")

@@ -10,7 +10,7 @@ from multiprocessing import forkserver, get_context, resource_tracker, util
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.foundation.signals import blocked
+from data_pipeline.foundation.processes import blocked
 
 # A terminal or a scheduler sends these to all processes. The run stops on them, and needs its workers until then.
 IGNORED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from data_pipeline.foundation.plugins import offered
+from data_pipeline.foundation.packages import offered
 from data_pipeline.objectives.causal import CausalLM
 from data_pipeline.objectives.causal_infilling import CausalInfilling
 from data_pipeline.objectives.denoising import Denoising

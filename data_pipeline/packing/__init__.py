@@ -2,10 +2,8 @@
 
 from collections.abc import Callable
 
-from data_pipeline.packing.complete_documents import complete_documents
-from data_pipeline.packing.concatenate import concatenate, rows_of_tokens
 from data_pipeline.packing.examples import examples
-from data_pipeline.packing.rows import Documents, Rows, Rules
+from data_pipeline.packing.rows import Documents, Rows, Rules, complete_documents, concatenate, rows_of_tokens
 from data_pipeline.packing.sentence_pairs import sentence_pairs
 
 PACKINGS: dict[str, Callable[[Documents, Rules], Rows]] = {

@@ -6,8 +6,7 @@ import numpy as np
 
 from data_pipeline.objectives.objective import Examples, Padded
 from data_pipeline.objectives.text_to_text import TextToText
-from data_pipeline.packing.complete_documents import complete_documents
-from data_pipeline.packing.rows import Documents, Rows, Rules
+from data_pipeline.packing.rows import Documents, Rows, Rules, complete_documents
 
 _OPEN = 512  # rows that may still take an example
 _MULTIPLE = 64

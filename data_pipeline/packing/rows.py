@@ -1,10 +1,13 @@
-"""The input and output of a packing."""
+"""Documents to rows: the types of all packings, and the two plain ones."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from data_pipeline.objectives.objective import Examples, Objective
+from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.objectives.text_to_text import TextToText
+from data_pipeline.objectives.ul2 import UL2
 from data_pipeline.text.vocabulary import Vocabulary
 
 
@@ -57,3 +60,88 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+
+def concatenate(documents: Documents, rules: Rules) -> Rows:
+    """T5's packing (Raffel et al. 2020, section 3.1.1): documents follow each other without padding.
+
+    Rows have exactly the objective's raw length. The tail that doesn't fill a row is dropped or becomes a shorter row.
+
+    UL2's denoisers have different lengths, so each row's denoiser is drawn here and stored with the row.
+    """
+    offsets, columns = rows_of_tokens(len(documents.tokens), rules)
+    dropped = len(documents.tokens) - int(offsets[-1])
+    return Rows(documents.tokens, offsets, documents.starts[:-1], dropped, columns)
+
+
+def rows_of_tokens(tokens: int, rules: Rules) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(offsets (rows + 1,), columns) of the rows that a bucket of `tokens` tokens makes."""
+    objective = rules.objective
+    columns: dict[str, np.ndarray] = {}
+    if isinstance(objective, UL2):
+        most = np.arange(tokens // int(objective.raw_lengths.min()) + 1)
+        drawn = objective.draw(row_keys(rules.seed, f"denoiser/{rules.key}", 0, most))
+        ends = np.cumsum(objective.raw_lengths[drawn], dtype=np.int64)
+        rows = int(np.searchsorted(ends, tokens, side="right"))
+        offsets = np.append(0, ends[:rows])
+        left = tokens - int(offsets[-1])
+        if rules.keep_tail and objective.denoisers[int(drawn[rows])].denoiser.accepts(left):
+            offsets = np.append(offsets, tokens)
+        columns["denoiser"] = drawn[: len(offsets) - 1]
+    else:
+        offsets = np.arange(0, tokens + 1, objective.raw_length, dtype=np.int64)
+        if rules.keep_tail and objective.accepts(tokens - int(offsets[-1])):
+            offsets = np.append(offsets, tokens)
+    return offsets, columns
+
+
+def complete_documents(documents: Documents, rules: Rules) -> Rows:
+    """Each row is one document or a part of one: fairseq's `complete_doc` break mode, with which BART was trained.
+
+    A document longer than a row is cut at the last sentence end that fits, or inside a sentence longer than a row.
+
+    Pairs are truncated on each side instead; their rows have the column "target_start".
+    """
+    if isinstance(rules.objective, TextToText):
+        return _pairs(documents, rules.objective)
+    longest = rules.objective.raw_length
+    ends_sentence = rules.vocabulary.sentence_ends[documents.tokens]
+    starts: list[int] = []
+    ends: list[int] = []
+    for start, end in zip(documents.starts[:-1].tolist(), documents.starts[1:].tolist(), strict=True):
+        while end - start > longest:
+            sentence_ends = np.flatnonzero(ends_sentence[start : start + longest])
+            cut = start + (int(sentence_ends[-1]) + 1 if len(sentence_ends) else longest)
+            starts.append(start)
+            ends.append(cut)
+            start = cut
+        starts.append(start)
+        ends.append(end)
+    lengths = np.array(ends, dtype=np.int64) - np.array(starts, dtype=np.int64)
+    kept = np.array([rules.objective.accepts(length) for length in lengths.tolist()], dtype=bool)
+    tokens = documents.tokens[np.repeat(kept, lengths)]
+    offsets = np.append(0, np.cumsum(lengths[kept]))
+    first = np.isin(np.array(starts, dtype=np.int64)[kept], documents.starts[:-1])
+    return Rows(tokens, offsets, offsets[:-1][first], len(documents.tokens) - len(tokens))
+
+
+def _pairs(documents: Documents, objective: TextToText) -> Rows:
+    assert documents.targets is not None, "pairs are tokenized with their targets"
+    lengths = np.diff(documents.starts)
+    whole_inputs, whole_targets = documents.targets, lengths - documents.targets
+    inputs = np.minimum(whole_inputs, objective.inputs_length - 1)
+    targets = np.minimum(whole_targets, objective.targets_length - 1)
+    position = np.arange(len(documents.tokens)) - np.repeat(documents.starts[:-1], lengths)
+    in_target = position - np.repeat(documents.targets, lengths)
+    kept = np.where(in_target < 0, position < np.repeat(inputs, lengths), in_target < np.repeat(targets, lengths))
+    offsets = np.append(0, np.cumsum(inputs + targets))
+    dropped = int(np.count_nonzero(~kept))
+    return Rows(
+        documents.tokens[kept],
+        offsets,
+        offsets[:-1],
+        dropped,
+        {"target_start": inputs.astype(np.int32)},
+        cut_inputs=int(np.count_nonzero(inputs < whole_inputs)),
+        cut_targets=int(np.count_nonzero(targets < whole_targets)),
+    )

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
-from data_pipeline.foundation import checksums, stores
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.progress import advance
@@ -80,7 +80,7 @@ def open_file(path: str) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         with opening(path):
             file = stack.enter_context(stores.open_file(path))
-        yield checksums.watched(file, path)
+        yield stores.watched(file, path)
 
 
 @contextlib.contextmanager

@@ -1,25 +1,135 @@
-"""All file formats by name: the reader and the options of each, and those of installed packages.
+"""All file formats by name, those of installed packages included: the reader, the options and the first bytes of each.
 
 Every reader that ships raises `DamagedInput` for a file whose first bytes belong to another format.
 """
 
+import json
+import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.plugins import offered
-from data_pipeline.sources import c4, csv, jsonl, pairs, plain_text, tables, wet, wikiextractor
-from data_pipeline.sources.decompress import CorruptMember
-from data_pipeline.sources.recognition import refuse_other_format
+from data_pipeline.foundation.packages import offered
+from data_pipeline.sources import c4, csv, jsonl, pairs, plain_text, tables, warc, wet, wikiextractor
+from data_pipeline.sources.decompress import CorruptMember, decompressed, has_no_checksum, open_file
 from data_pipeline.sources.record import Input, ReadFunction, ReadStats, Record, Source
 from data_pipeline.sources.tables import Columns
 from data_pipeline.sources.text_lines import RecordOptions, TextOptions
-from data_pipeline.sources.warc import pages as warc
-from data_pipeline.sources.warc.records import WarcOptions
+from data_pipeline.sources.warc_records import WarcOptions
 from data_pipeline.sources.wikipedia import dump as wikipedia
+
+_HEAD = 1 << 18  # bytes of content to look at
+_KEYS_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a file looks like.
+
+    `formats` can read the file; () if none can. `certain`: no file of another format begins like this.
+    """
+
+    description: str
+    formats: tuple[str, ...] = ()
+    certain: bool = True
+
+    def __str__(self) -> str:
+        """ "a MediaWiki export (format: wikipedia)" """
+        return self.description + (f" (format: {' or '.join(self.formats)})" if self.formats else "")
+
+
+_BEGINNINGS = (
+    (rb"PAR1", Look("a Parquet file", ("parquet",))),
+    (rb"ARROW1\0\0|\xff{4}..\0\0", Look("an Arrow file", ("arrow",))),
+    (rb"\xfd7zXZ\0", Look("an xz archive: decompress it with xz -d")),
+    (rb"PK\x03\x04|7z\xbc\xaf\x27\x1c|Rar!", Look("an archive of files: unpack it")),
+    (rb"%PDF-", Look("a PDF: convert it to text")),
+    (rb".{257}ustar", Look("a tar archive: unpack it with tar -xf")),
+    (rb"WARC/\d\.\d+[ \t]*\r?\n[\w-]+:", Look("a WARC archive", ("wet", "warc"))),
+    (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
+    (rb'<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
+    # These may be read as text too: a corpus of code, for example.
+    (rb"\s*(?i:<!doctype html|<html[\s>])[^\t\n]*\n", Look("an HTML page", ("text",))),
+    (rb"\s*\[ *\r?\n\s*[\[{]", Look("one JSON array, not JSON Lines", ("json", "text"))),
+    (rb"\s*\[\s*[\[{]", Look("one JSON array, not JSON Lines", ("json",), certain=False)),
+)
+# Arrow has no checksums. A page of Parquet begins with its header in Thrift's compact protocol: three numbers, and a
+# fourth, `crc`, if it has a checksum. The first page follows the first four bytes of the file.
+_UNCHECKED = re.compile(rb"ARROW1\0\0|\xff{4}..\0\0|PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}(?!\x15)", re.DOTALL)
+_LOOKS = [(re.compile(pattern, re.DOTALL), look) for pattern, look in _BEGINNINGS]
+
+
+def look_of(path: str) -> Look | None:
+    """What the file at `path` looks like; None if it can't be opened or decompressed, or is empty."""
+    return _look(_heads(path)[1])
+
+
+def refuse_other_format(file: Input, declared: str, stats: ReadStats) -> None:
+    """Raises `DamagedInput` if the first bytes of the file belong to another format than `declared`.
+
+    Without this check, any file could be read as plain text or tab-separated pairs, and a JSON array as JSON Lines.
+    Notes whether the file lacks the checksums that others of its kind have.
+    """
+    if file.start:
+        return
+    stored, content = _heads(file.path)
+    stats.unchecked = has_no_checksum(stored) or _UNCHECKED.match(content) is not None
+    if (look := _look(content)) and look.certain and declared not in look.formats:
+        raise DamagedInput(file.path, "byte 0", f"declared as {declared}, but looks like {look}")
+
+
+def _heads(path: str) -> tuple[bytes, bytes]:
+    """The first bytes of the file at `path` as it is stored, and of its content; b"" for what can't be read."""
+    stored = b""
+    try:
+        with open_file(path) as file:
+            stored = file.read(_HEAD)
+            file.seek(0)
+            with decompressed(file, path, verified=False) as stream:
+                return stored, stream.read(_HEAD)
+    except StoreError:
+        raise
+    except UserError:
+        return stored, b""
+
+
+def _look(head: bytes) -> Look | None:
+    is_whole = len(head) < _HEAD
+    head = head.removeprefix(b"\xef\xbb\xbf")
+    for pattern, look in _LOOKS:
+        if pattern.match(head):
+            return look
+    lines = [line for line in head.split(b"\n")[: None if is_whole else -1] if line.strip()][:100]
+    objects = list(_objects(lines[:2]))
+    if objects and len(objects) == len(lines[:2]):
+        return _json_lines(objects[0], certain=len(objects) == 2)
+    if b"\0" in head:
+        return Look("binary data or UTF-16", certain=False)
+    try:
+        b"\n".join(lines).decode()
+    except UnicodeDecodeError:
+        return None
+    if lines and all(line.count(b"\t") == 1 for line in lines):
+        return Look("tab-separated pairs", ("pairs",), certain=False)
+    return Look("plain text", ("text",), certain=False) if lines else None
+
+
+def _objects(lines: list[bytes]) -> Iterator[dict[str, object]]:
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(value, dict):
+            yield value
+
+
+def _json_lines(first: dict[str, object], certain: bool) -> Look:
+    shown = ", ".join(list(first)[:_KEYS_SHOWN]) + (", …" if len(first) > _KEYS_SHOWN else "")
+    return Look(f"JSON Lines with the keys {shown}", ("jsonl", "json", "c4", "wikiextractor", "pairs"), certain)
 
 
 def _counting_lost_records(declared: str, reader: ReadFunction) -> ReadFunction:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.warc.records import WarcOptions, warc_records
+from data_pipeline.sources.warc_records import WarcOptions, warc_records
 
 
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:

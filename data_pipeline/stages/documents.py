@@ -19,13 +19,12 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.inputs import InputFile, list_files, pieces, shared
 from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.execution.work_units import Finished, Stage, Unit
-from data_pipeline.foundation import checksums
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources.decompress import CorruptMember
-from data_pipeline.sources.formats import READERS
-from data_pipeline.sources.recognition import look_of
+from data_pipeline.sources.formats import READERS, look_of
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
 from data_pipeline.text.document import Document, is_chosen, normalize_url
 from data_pipeline.text.tally import Tally, most_common
@@ -240,7 +239,7 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
             if file.range.start:
                 results.append(_write_input(spec, file, clean, parts, counts, holes))
                 continue
-            with checksums.while_reading(file.path) as checksum:
+            with stores.while_reading(file.path) as checksum:
                 result = _write_input(spec, file, clean, parts, counts, holes)
             size, sha256 = checksum.finish()
             results.append(replace(result, bytes=size, sha256=sha256))

@@ -18,7 +18,7 @@ from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import set_activity
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import auto_tokenizer, byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
+from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
 from data_pipeline.tokenizer.training import check_memory, draw_sample, sample_rank, train
@@ -196,7 +196,7 @@ def _existing(config: TokenizerConfig) -> TextModel:
         case "wordpiece":
             return wordpiece.WordPiece.read(path)
         case "tokenizer_json":
-            return auto_tokenizer.read(path)
+            return tokenizer_json.read(path)
         case "byte_level_bpe":
             dictionary = Path(config.dictionary) if config.dictionary is not None else None
             return byte_level_bpe.ByteLevelBPE.read(path, dictionary)

@@ -14,8 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.tokenizer.fast import FastTokenizer, Roles
-from data_pipeline.tokenizer.text_model import read_file
+from data_pipeline.tokenizer.text_model import FastTokenizer, Roles, read_file
 
 VOCABULARY, MERGES, DICTIONARY = "vocab.json", "merges.txt", "dict.txt"
 _GPT2_NAMES = ("encoder.json", "vocab.bpe")

@@ -10,7 +10,7 @@ import sentencepiece
 
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.execution.parts import read_documents
-from data_pipeline.foundation import memory
+from data_pipeline.foundation import processes
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.progress import set_activity
 from data_pipeline.objectives.randomness import hashed
@@ -84,7 +84,7 @@ def _refusal(config: TokenizerConfig, error: str) -> str:
 
 def check_memory(sample_bytes: int) -> None:
     """Raises FailedError if training on `sample_bytes` may take more memory than is free on this host now."""
-    needed, free = MEMORY_PER_BYTE * sample_bytes, memory.available()
+    needed, free = MEMORY_PER_BYTE * sample_bytes, processes.available_memory()
     if needed > free:
         raise FailedError(
             f"tokenizer.sample_bytes: training on {sample_bytes:,} bytes takes up to {needed / 1e9:.1f} GB of memory, "

@@ -17,8 +17,7 @@ from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer.fast import FastTokenizer, Roles
-from data_pipeline.tokenizer.text_model import read_file
+from data_pipeline.tokenizer.text_model import FastTokenizer, Roles, read_file
 
 LISTING, SETTINGS = "vocab.txt", "wordpiece.json"
 PREFIX = "##"

@@ -23,10 +23,10 @@ from data_pipeline import report
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.execution.inputs import InputFile, list_files, shared
 from data_pipeline.execution.workers import are_small, without_ray
-from data_pipeline.foundation import memory
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
 from data_pipeline.foundation.paths import opening
+from data_pipeline.foundation.processes import available_memory
 from data_pipeline.pipeline import build
 from data_pipeline.stages.part_readings import CHECKS
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
@@ -190,7 +190,7 @@ def _units(file: InputFile, config: CorpusConfig) -> int:
 
 
 def _warnings(config: CorpusConfig, found: Forecast, files: list[InputFile]) -> Iterator[str]:
-    free, output = memory.available(), Path(config.output).absolute()
+    free, output = available_memory(), Path(config.output).absolute()
     there = next(path for path in (output, *output.parents) if path.exists())
     if found.disk > (room := shutil.disk_usage(there).free):
         yield f"output: the build writes {human_size(found.disk)}, and {human_size(room)} are free in {there}"

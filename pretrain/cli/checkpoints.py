@@ -11,7 +11,7 @@ import typer
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import path_argument, path_option
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.secrets import masked
+from data_pipeline.foundation.formatting import masked
 from pretrain.cli.app import Checkpoint, NewDirectory, app
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_pipeline.foundation.config_file import LocalPath, Section
-from data_pipeline.foundation.plugins import offered
+from data_pipeline.foundation.packages import offered
 
 AnswerMetric = Literal[
     "exact_match",

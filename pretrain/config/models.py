@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import Field, PositiveFloat, model_validator
 
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.plugins import offered
+from data_pipeline.foundation.packages import offered
 
 Count = Annotated[int, Field(gt=0)]
 TokenId = Annotated[int, Field(ge=0)]

@@ -7,7 +7,7 @@ from functools import cache
 
 import psutil
 
-from data_pipeline.foundation.memory import available
+from data_pipeline.foundation.processes import available_memory
 from pretrain.hardware.gpus import Gpu
 from pretrain.hardware.machine import threads_per_rank
 
@@ -55,5 +55,5 @@ def share(width: int) -> float:
 def this_cpu() -> Gpu:
     """This machine in the place of a GPU. bf16 counts like fp32: numpy has none that could be timed."""
     rate = product_flops() / 1e12
-    gigabytes = available() / 2**30
+    gigabytes = available_memory() / 2**30
     return Gpu(frozenset(), rate, rate, rate, gigabytes, memory_bandwidth=0, link=1, network=1)

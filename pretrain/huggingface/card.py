@@ -15,9 +15,8 @@ from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import markdown
+from data_pipeline.foundation.formatting import markdown, masked_values
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.foundation.secrets import masked_values
 from data_pipeline.objectives.objective import Objective
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint import index as checkpoint_index

@@ -15,8 +15,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.auto_tokenizer import optional_json
-from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
+from data_pipeline.tokenizer.tokenizer_json import TokenizerJson, optional_json
 from pretrain.checkpoint.trained import save_weights
 from pretrain.huggingface import tokenizer_files, weights
 from pretrain.models import FAMILIES, ModelConfig, outline

@@ -18,14 +18,12 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import printable
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import Tokenizer, auto_tokenizer
-from data_pipeline.tokenizer.auto_tokenizer import optional_json, read_backend
+from data_pipeline.tokenizer import Tokenizer, tokenizer_json
 from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
-from data_pipeline.tokenizer.fast import FastTokenizer
 from data_pipeline.tokenizer.sentencepiece import EOS, MODEL, PAD, UNK, SentencePiece
 from data_pipeline.tokenizer.sentencepiece import LISTING as PIECES
-from data_pipeline.tokenizer.text_model import TextModel
-from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
+from data_pipeline.tokenizer.text_model import FastTokenizer, TextModel
+from data_pipeline.tokenizer.tokenizer_json import TokenizerJson, optional_json, read_backend
 from data_pipeline.tokenizer.wordpiece import LISTING, LONGEST_WORD, PREFIX, Normalization, WordPiece
 from data_pipeline.tokenizer.wordpiece import UNK as UNKNOWN_WORD
 from pretrain.models.state_dict_adapter import HFModel, Json
@@ -60,7 +58,7 @@ def read(directory: Path) -> Tokenizer:
     saved: Json = json.loads(read_backend(path).to_str()) if path.exists() else {}  # as the library writes it today
     config = optional_json(directory / CONFIG)
     if saved.get("model", {}).get("type") == "BPE" and not (_is_gpt2s(saved) and not config.get("add_prefix_space")):
-        published = auto_tokenizer.read(directory)
+        published = tokenizer_json.read(directory)
         # an export of ours has put these there
         sentinels = _sentinels_at_the_end([published.names.get(id_, "") for id_ in range(published.size)])
         return Tokenizer(published.first(published.size - sentinels), (), sentinels)

@@ -11,8 +11,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from data_pipeline.foundation.code_version import git
-from data_pipeline.foundation.secrets import masked_code, without_login
+from data_pipeline.foundation.formatting import masked_code, without_login
+from data_pipeline.foundation.packages import git
 from pretrain.hardware.machine import device_type
 
 DIFF = "git.diff"

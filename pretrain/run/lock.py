@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 from typing import TextIO, cast
 
+from data_pipeline.foundation.atomic import lock
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.locks import lock
 
 _LOCK = "lock"
 

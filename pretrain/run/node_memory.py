@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from data_pipeline.foundation.locks import lock
+from data_pipeline.foundation.atomic import lock
 
 DIRECTORY = "PRETRAIN_NODE_DIRECTORY"  # in the environment of ranks
 _MEMORY = Path("/dev/shm")

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 from types import FrameType
 
-from data_pipeline.foundation.signals import STOP_SIGNALS, announce, stop_signals
+from data_pipeline.foundation.processes import STOP_SIGNALS, announce, stop_signals
 
 _received: list[int] = []
 

@@ -20,7 +20,7 @@ from mlflow.entities import LoggedModelOutput, Metric
 
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.secrets import MASK, masked
+from data_pipeline.foundation.formatting import MASK, masked
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.index import INDEX
 from pretrain.run import metrics_file

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.secrets import MASK, masked, without_login
+from data_pipeline.foundation.formatting import MASK, masked, without_login
 from pretrain.tracking.mlflow_run import STATE_FILE, FeedState
 from pretrain.tracking.store import ARTIFACTS, absolute_uri, sqlite_file
 

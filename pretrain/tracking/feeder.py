@@ -28,7 +28,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.tracking.context.registry import resolve_tags
 
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
-from data_pipeline.foundation.secrets import masked
+from data_pipeline.foundation.formatting import masked
 from pretrain.run import metrics_file
 from pretrain.run import system_metrics as system
 from pretrain.tracking.checkpoints import log_checkpoints

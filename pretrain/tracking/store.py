@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_pipeline.foundation.atomic import temporary_path
-from data_pipeline.foundation.secrets import masked
+from data_pipeline.foundation.formatting import masked
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

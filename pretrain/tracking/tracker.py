@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Literal
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.secrets import MASK, masked, masked_values
+from data_pipeline.foundation.formatting import MASK, masked, masked_values
 from pretrain.run.metrics_file import MetricLog
 from pretrain.tracking.mlflow_run import MlflowRun, TrackedRun
 from pretrain.tracking.store import absolute_uri, one_line

@@ -18,8 +18,7 @@ from yaml import YAMLError
 
 from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import counted, duration, human_size
-from data_pipeline.foundation.secrets import masked, masked_values
+from data_pipeline.foundation.formatting import counted, duration, human_size, masked, masked_values
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.stream import changes
 from pretrain import models

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from data_pipeline.foundation.memory import available
+from data_pipeline.foundation.processes import available_memory
 from pretrain.hardware.machine import local_ranks
 
 SAFE = 0.9  # share of the free memory to use: allocators waste some
@@ -31,7 +31,7 @@ class DeviceMemory:
     def free(self) -> int:
         """How much more this rank may allocate. On a CPU, the ranks of a machine have equal shares."""
         if self._cuda is None:
-            return available() // local_ranks()
+            return available_memory() // local_ranks()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._cuda)[0]
 

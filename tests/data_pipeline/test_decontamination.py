@@ -12,8 +12,7 @@ import regex
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
-from data_pipeline.decontamination.config import DecontaminationConfig, EvaluationSet
-from data_pipeline.decontamination.items import read_items
+from data_pipeline.decontamination.items import DecontaminationConfig, EvaluationSet, read_items
 from data_pipeline.decontamination.ngrams import Ngrams
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError

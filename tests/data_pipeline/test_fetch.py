@@ -26,8 +26,14 @@ import pytest
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tools.fetch import download
-from data_pipeline.tools.fetch.catalogues import PublishedFile, wet_files, wikipedia_files
-from data_pipeline.tools.fetch.download import fetch_files, open_session, read
+from data_pipeline.tools.fetch.download import (
+    PublishedFile,
+    fetch_files,
+    open_session,
+    read,
+    wet_files,
+    wikipedia_files,
+)
 from tests.in_process import run_here
 from tests.tables import each
 

@@ -15,15 +15,13 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.execution import ownership
-from data_pipeline.foundation import locks, progress
-from data_pipeline.foundation.atomic import new_directory, remove_leftovers, temporary_path
-from data_pipeline.foundation.code_version import code_version
+from data_pipeline.foundation import atomic, progress
+from data_pipeline.foundation.atomic import lock, new_directory, remove_leftovers, temporary_path
 from data_pipeline.foundation.disk_cache import DiskCache
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.locks import lock
+from data_pipeline.foundation.formatting import counted, masked, masked_code, masked_values, without_login
+from data_pipeline.foundation.packages import code_version
 from data_pipeline.foundation.progress import activity, advance, bytes_done, reporting_progress, set_activity
-from data_pipeline.foundation.secrets import masked, masked_code, masked_values, without_login
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.tools.fetch.download import sole_user
 from pretrain.run import lock as run_lock
@@ -105,7 +103,7 @@ def test_without_locks_all_go_on_and_say_once_what_is_not_protected(use, tmp_pat
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(locks, "_warned", set())
+    monkeypatch.setattr(atomic, "_warned", set())
     use(tmp_path)
     use(tmp_path)
     captured = capsys.readouterr()

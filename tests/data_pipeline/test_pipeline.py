@@ -24,10 +24,10 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.execution import work_units
 from data_pipeline.foundation import atomic
-from data_pipeline.foundation.code_version import code_version
+from data_pipeline.foundation.atomic import lock
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.locks import lock
+from data_pipeline.foundation.packages import code_version
 from data_pipeline.pipeline import build
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents

@@ -9,7 +9,6 @@ import pytest
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation import memory
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tools import planning
@@ -20,7 +19,7 @@ from tests.in_process import done_here
 @pytest.fixture(autouse=True)
 def room(monkeypatch) -> None:
     """A machine with enough memory and disk."""
-    monkeypatch.setattr(memory, "available", lambda: 10**12)
+    monkeypatch.setattr(planning, "available_memory", lambda: 10**12)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 0, 10**12))
 
 
@@ -57,7 +56,7 @@ def test_twice_the_workers_take_half_the_time_while_there_are_units(small_corpus
 def test_what_will_fail_is_said(small_corpus, monkeypatch):
     found = report.read(small_corpus)
     assert planning.forecast_build(settings(small_corpus), found, "", workers=1).warnings == []
-    monkeypatch.setattr(memory, "available", lambda: 100_000_000)
+    monkeypatch.setattr(planning, "available_memory", lambda: 100_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 1000))
     disk, tokenizer, workers = planning.forecast_build(settings(small_corpus), found, "", workers=1).warnings
     assert disk.startswith("output: the build writes ")

@@ -404,7 +404,7 @@ def test_the_sample_is_what_comes_first_by_hash_up_to_both_bounds(documents, tmp
 
 
 def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.foundation.memory.available", lambda: 2 * 10**9)
+    monkeypatch.setattr("data_pipeline.foundation.processes.available_memory", lambda: 2 * 10**9)
     config = TokenizerConfig(sample_bytes=10**15)
     spec = TokenizerSpec(config, seed=0, parts=["nowhere.parquet"], text_bytes=10**16)
     most = 2 * 10**9 // 23

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.tokenizer import Tokenizer, auto_tokenizer, load, save
-from data_pipeline.tokenizer.fast import Roles
+from data_pipeline.tokenizer import Tokenizer, load, save, tokenizer_json
+from data_pipeline.tokenizer.text_model import Roles
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.pages import built, documents_of
 from tests.data_pipeline.reading import c4_pages
@@ -25,7 +25,7 @@ from tests.tables import each
 @pytest.fixture(scope="module")
 def both(published_tokenizers):
     """kind → (our tokenizer of the directory, transformers')"""
-    read, theirs = auto_tokenizer.read, transformers.AutoTokenizer.from_pretrained
+    read, theirs = tokenizer_json.read, transformers.AutoTokenizer.from_pretrained
     return {kind: (read(published_tokenizers / kind), theirs(published_tokenizers / kind)) for kind in KINDS}
 
 
@@ -61,7 +61,7 @@ def test_a_text_that_spells_a_special_token_stays_text(both, kind, text):
 
 
 def test_added_tokens_that_are_not_special_match_text(published_tokenizers):
-    qwen, gemma = (auto_tokenizer.read(published_tokenizers / kind) for kind in ("Qwen3", "Gemma"))
+    qwen, gemma = (tokenizer_json.read(published_tokenizers / kind) for kind in ("Qwen3", "Gemma"))
     assert [gemma.saved["model"]["vocab"][name] for name in ("<table>", "\n\n")] == gemma.encode(["<table>\n\n"])[0]
     (ids,) = qwen.encode(["<think>a</think>"])
     assert [ids[0], ids[-1]] == [qwen.size - 2, qwen.size - 1]
@@ -102,16 +102,16 @@ def test_roles_come_from_the_models_files_too(published_tokenizers, tmp_path, fi
     shutil.copytree(published_tokenizers / "Llama 3", tmp_path, dirs_exist_ok=True)
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    found = auto_tokenizer.read(tmp_path)
+    found = tokenizer_json.read(tmp_path)
     assert found.roles == expected
     assert note is None or any(note in line for line in found.notes)
 
 
 def test_a_file_by_itself_has_roles_by_the_usual_names(published_tokenizers, tmp_path):
     shutil.copy(published_tokenizers / "Gemma/tokenizer.json", tmp_path)
-    found = auto_tokenizer.read(tmp_path / "tokenizer.json")
+    found = tokenizer_json.read(tmp_path / "tokenizer.json")
     assert found.roles == Roles(pad=0, eos=1, bos=2, unk=3)
-    assert found.encode(ODD) == auto_tokenizer.read(published_tokenizers / "Gemma").encode(ODD)
+    assert found.encode(ODD) == tokenizer_json.read(published_tokenizers / "Gemma").encode(ODD)
 
 
 @each("kind", KINDS)
@@ -122,7 +122,7 @@ def test_what_is_saved_is_what_is_loaded(both, tmp_path, kind):
     again = load(tmp_path)
     assert again.describe() == tokenizer.describe()
     assert again.encode(ODD) == tokenizer.encode(ODD)
-    assert auto_tokenizer.read(tmp_path / "tokenizer").sha256 == ours.sha256  # as a corpus file names it
+    assert tokenizer_json.read(tmp_path / "tokenizer").sha256 == ours.sha256  # as a corpus file names it
     shown = again.decode([*again.encode(["Some text"])[0], again.size - 1, *again.encode([" and more"])[0]])
     assert shown == "Some text <extra_id_0> and more"
 
@@ -141,7 +141,7 @@ def test_parts_of_a_long_text_have_the_ids_that_it_has_whole(both, monkeypatch, 
 def test_a_text_is_not_cut_where_that_would_change_its_ids(published_tokenizers, tmp_path, monkeypatch):
     """A space before each text, as the file itself says of Llama 2's, would stand before each part too."""
     shutil.copy(published_tokenizers / "Llama 2/tokenizer.json", tmp_path)
-    found = auto_tokenizer.read(tmp_path)
+    found = tokenizer_json.read(tmp_path)
     text = c4_pages()[0]
     whole = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False)
     monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 50)
@@ -195,18 +195,18 @@ def test_a_file_that_cannot_be_read_as_it_is_meant_is_refused(published_tokenize
     change(saved)
     (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
     with pytest.raises(kind, match=problem) as error:
-        auto_tokenizer.read(tmp_path)
+        tokenizer_json.read(tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_a_directory_without_what_is_needed_is_refused(tmp_path):
     for path, problem in {"nowhere": "expected tokenizer.json", ".": "tokenizer.json: no such file"}.items():
         with pytest.raises(UserError, match=problem):
-            auto_tokenizer.read(tmp_path / path)
+            tokenizer_json.read(tmp_path / path)
     write("Llama 3", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(UserError, match="no file names an EOS token: expected eos_token"):
-        auto_tokenizer.read(tmp_path)
+        tokenizer_json.read(tmp_path)
 
 
 def test_sentinels_that_the_tokenizer_has_already_are_refused(tmp_path):
@@ -215,4 +215,4 @@ def test_sentinels_that_the_tokenizer_has_already_are_refused(tmp_path):
     backend.add_special_tokens(["<extra_id_0>", "<extra_id_1>"])
     backend.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match=r"tokenizer\.sentinels: the tokenizer has a token <extra_id_0> already"):
-        Tokenizer(auto_tokenizer.read(tmp_path), (), 2)
+        Tokenizer(tokenizer_json.read(tmp_path), (), 2)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.signals import STOP_SIGNALS
+from data_pipeline.foundation.processes import STOP_SIGNALS
 from launch import attempts, head
 from launch.agent_pool import AgentPool
 from launch.attempt import Attempt, first_failed

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.memory import left_by_control_groups
+from data_pipeline.foundation.processes import left_by_control_groups
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.trainer import micro_batch
@@ -57,7 +57,7 @@ def trained_with_memory(starts: list[tuple[Path, int | None]]) -> list[int]:
     from tests.pretrain.runs import _train_each
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "available", lambda: 64 * 2**30)
+        patch.setattr(memory, "available_memory", lambda: 64 * 2**30)
         return _train_each(starts)
 
 

@@ -259,7 +259,7 @@ def run_plan(*arguments: object) -> None:
 def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
     """Rows times FLOPs over the share of 100 GFLOP/s that a width of 128 reaches."""
     monkeypatch.setattr(cpu, "product_flops", lambda: 100e9)
-    monkeypatch.setattr(cpu, "available", lambda: 64 * 2**30)
+    monkeypatch.setattr(cpu, "available_memory", lambda: 64 * 2**30)
     file, keys = RUNS / "t5-v1.1-1m-wikipedia-c4.yaml", ["run.max_steps=100_000", "model.vocab_size=1100"]
     keys.append("run.cpu_threads=null")
     asked = (file, *keys, "--gpu", "cpu", "--inputs", 128, "--targets", 32)

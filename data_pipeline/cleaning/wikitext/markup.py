@@ -11,7 +11,6 @@ import re
 from collections import Counter
 
 from data_pipeline.cleaning.wikitext.inline import Placeholders, one_variant, without_edges
-from data_pipeline.cleaning.wikitext.math import math_text
 from data_pipeline.cleaning.wikitext.namespaces import (
     CATEGORY_NAMESPACES,
     FILE_NAMESPACES,
@@ -22,7 +21,7 @@ from data_pipeline.cleaning.wikitext.namespaces import (
     YEAR_NAMES,
     normalised_namespace,
 )
-from data_pipeline.cleaning.wikitext.templates import has_text, normalised, template_text
+from data_pipeline.cleaning.wikitext.templates import has_text, math_text, normalised, template_text
 
 
 def plain_text(

@@ -1,1 +1,1 @@
-"""Wikipedia's XML dumps: pages, redirects, and ranges of dumps with many streams."""
+"""Wikipedia's XML dumps: pages, and ranges of dumps with many streams."""

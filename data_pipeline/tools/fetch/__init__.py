@@ -1,1 +1,1 @@
-"""Downloads of published files: `catalogues` lists them, `download` fetches them."""
+"""Downloads of published files."""

@@ -9,10 +9,8 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.manifest import FILE
 from data_pipeline.execution.buckets import TokenBucket, bucket_numbers, read_bucket_with_hashes
 from data_pipeline.execution.work_units import read_finished
-from data_pipeline.packing.complete_documents import complete_documents
-from data_pipeline.packing.concatenate import rows_of_tokens
 from data_pipeline.packing.examples import rows_of_pairs
-from data_pipeline.packing.rows import Documents, Rules
+from data_pipeline.packing.rows import Documents, Rules, complete_documents, rows_of_tokens
 from data_pipeline.stages import tokens
 from data_pipeline.stages.shards import RowsSpec, rules_of
 from data_pipeline.tools.provenance.finished_build import FinishedBuild

@@ -15,10 +15,10 @@ from pathlib import Path
 import pynvml
 from packaging.requirements import Requirement
 
-from data_pipeline.foundation.code_version import PACKAGE
+from data_pipeline.foundation.atomic import lock
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.locks import lock
-from data_pipeline.foundation.memory import available
+from data_pipeline.foundation.packages import PACKAGE
+from data_pipeline.foundation.processes import available_memory
 from launch.tools.doctor.checks import Finding, Level, Settings
 from pretrain.hardware.cpu_speed import product_flops
 from pretrain.hardware.machine import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
@@ -91,7 +91,7 @@ def gpus(settings: Settings) -> list[Finding]:
 def memory(settings: Settings) -> list[Finding]:
     """What is free for the ranks and their loaders. The model's own memory is what `pretrain plan` shows."""
     ranks, workers = settings.ranks_here, settings.workers
-    free, needed = available(), ranks * (_RANK + workers * _WORKER)
+    free, needed = available_memory(), ranks * (_RANK + workers * _WORKER)
     findings = [Finding("memory", "ok", f"{free / 1e9:.1f} GB free")]
     if free < needed:
         expected = f"{needed / 1e9:.1f} GB for {ranks} × (1 rank + {workers} loaders), and the model"

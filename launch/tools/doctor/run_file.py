@@ -9,8 +9,7 @@ import requests
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.secrets import masked
+from data_pipeline.foundation.formatting import counted, masked
 from launch.tools.doctor.checks import Finding, Settings
 from launch.tools.doctor.machine import existing
 from pretrain.config import RunConfig

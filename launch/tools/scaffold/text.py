@@ -18,8 +18,7 @@ from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.sources import jsonl, tables
 from data_pipeline.sources.decompress import open_stream
-from data_pipeline.sources.formats import READERS
-from data_pipeline.sources.recognition import look_of
+from data_pipeline.sources.formats import READERS, look_of
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.stages.documents import split_of, text_of
 from data_pipeline.tokenizer.training import largest_vocabulary

@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from data_pipeline.foundation.command import STOPPED
-from data_pipeline.foundation.processes import Process, ProcessGroup
-from data_pipeline.foundation.signals import announce, caught
+from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
 from pretrain.hardware.machine import VISIBLE, count_gpus, threads_per_rank
 from pretrain.tools.experiment.planned_runs import PlannedRun
 from pretrain.tools.experiment.results import results

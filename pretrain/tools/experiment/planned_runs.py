@@ -9,8 +9,8 @@ from pathlib import Path
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import masked_values
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.foundation.secrets import masked_values
 from pretrain.config import RunConfig
 from pretrain.run import status
 from pretrain.tools.experiment.experiment_file import Experiment

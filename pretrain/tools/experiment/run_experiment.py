@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
-from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.secrets import masked
+from data_pipeline.foundation.formatting import counted, masked
 from pretrain.evaluation.record import png
 from pretrain.tools.experiment import experiment_file, report
 from pretrain.tools.experiment.launches import places, train_all

@@ -16,7 +16,7 @@ from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from resiliparse.parse.html import HTMLTree
 
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.warc.records import WarcOptions, warc_records
+from data_pipeline.sources.warc_records import WarcOptions, warc_records
 
 _STATUS = re.compile(rb"HTTP/[\d.]+[ \t]+(\d{3})\b")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
