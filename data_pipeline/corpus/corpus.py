@@ -1,6 +1,9 @@
 """Opens a finished corpus, with its manifest, tokenizer and blocks, in a directory or at an fsspec URL."""
 
+import contextlib
 import hashlib
+import os
+import tempfile
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -13,8 +16,7 @@ import pyarrow.parquet as pq
 from data_pipeline.corpus.manifest import FILE, Manifest, read_manifest
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import sha256, write_bytes
-from data_pipeline.foundation.disk_cache import default_directory
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.paths import opening
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.tokenizer import Tokenizer, load
@@ -135,6 +137,20 @@ def open_corpus(
         url = str(location).rstrip("/")
         return _open_remote(Remote(url, cache or default_directory(), cache_bytes, wait_seconds))
     return Corpus(Path(location), read_manifest(Path(location)))
+
+
+def default_directory() -> Path:
+    """A directory of this user below $SLURM_TMPDIR, $TMPDIR or /tmp: on this machine's disk, unlike home directories.
+
+    It is created for this user alone. Raises UserError if the directory belongs to another user, who could
+    replace its content.
+    """
+    directory = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()) / f"encdec-pretrain-{os.getuid()}"
+    with contextlib.suppress(OSError):  # the first write reports it
+        directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.exists() and {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
+        raise UserError(f"data.cache.directory: {directory}, the default, belongs to another user; name another one")
+    return directory
 
 
 def _open_remote(remote: Remote) -> Corpus:
