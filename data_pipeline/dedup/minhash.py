@@ -18,7 +18,6 @@ from data_pipeline.dedup.step import Step
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.safetensors_file import write_arrays
 from data_pipeline.text.document import Document
-from data_pipeline.text.tally import Tally
 from data_pipeline.text.words import normalised
 
 _SEED = 1
@@ -57,7 +56,7 @@ class MinHashConfig(Section):
 class NearDuplicates(Step):
     """The document with the smallest id stays. Documents without words, and text-to-text pairs, are never touched."""
 
-    name = "minhash"
+    name, rule = "minhash", "near_duplicate"
     version = 3
     order = 0
     clusters = True
@@ -82,12 +81,6 @@ class NearDuplicates(Step):
         documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
         pairs = np.unique(np.stack([documents[duplicates], documents[kept]], axis=1), axis=0)
         write_arrays(path, {"pairs": pairs})
-
-    def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
-        if duplicates:
-            tally.drop("near_duplicate", document.text)
-            return None
-        return document.text
 
 
 def ngrams(text: str, length: int) -> set[str]:

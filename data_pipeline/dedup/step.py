@@ -29,6 +29,7 @@ class Step:
     `version` grows when the bytes of its keys change. `group` is the number of key words that duplicates share, `order`
     the number of words that rank them, smallest first. `columns` are the fields of documents that `gather` needs.
 
+    `rule` is what dropped documents are counted as, `setting` the key of the section, if it isn't the name.
     `drops`: False for a step that only finds the places where the next one looks.
     `compares_dropped_pages`: true if pages that cleaning dropped have keys too.
     `clusters`: whether buckets find pairs of documents (`Pairs`), of whose clusters one document stays.
@@ -36,6 +37,7 @@ class Step:
 
     name: ClassVar[str]
     config: ClassVar[type[StepConfig]] = StepConfig
+    rule: ClassVar[str] = ""
     setting: ClassVar[str] = ""
     version: ClassVar[int] = 2
     group: ClassVar[int] = 1
@@ -67,8 +69,14 @@ class Step:
         write_duplicates(path, units[duplicates], table[duplicates, -1], count)
 
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
-        """The text without the items `duplicates`, or None if the document is dropped. Counts what is dropped."""
-        return document.text
+        """The text without the items `duplicates`, or None if the document is dropped. Counts what is dropped.
+
+        By default, a document with duplicates is dropped.
+        """
+        if not duplicates:
+            return document.text
+        tally.drop(self.rule or f"duplicate_{self.name}", document.text)
+        return None
 
 
 def custom_step(given: object) -> object:

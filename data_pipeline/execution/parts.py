@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -139,41 +139,59 @@ class PartsResult(Result):
         return [name for part in self.parts for name in part.files]
 
 
-class PartFile:
-    """Writes documents to one part, with one row group at a time in memory."""
+class RowsFile:
+    """Writes rows to a Parquet file, with one row group at a time in memory."""
 
     def __init__(self, writer: pq.ParquetWriter):
-        self._writer = writer
-        self._group: list[dict[str, str]] = []
+        self.writer = writer
+        self._group: list[dict[str, Any]] = []
         self._characters = 0
-        self.documents: Counter[str] = Counter()
-        self.text_bytes = 0
 
-    def add(self, document: Document) -> None:
-        self._group.append({name: getattr(document, name) for name in _COLUMNS})  # asdict takes four times as long
-        self._characters += size_of(document.text)
-        self.documents[document.split] += 1
-        self.text_bytes += len(document.text.encode()) + len(document.target.encode())
+    def add_row(self, row: dict[str, Any], characters: int) -> None:
+        self._group.append(row)
+        self._characters += characters
         if self._characters >= _GROUP_CHARACTERS:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the documents added since the last flush as a row group."""
-        self._writer.write_table(pa.Table.from_pylist(self._group, SCHEMA))
+        """Writes the rows added since the last flush as a row group."""
+        self.writer.write_table(pa.Table.from_pylist(self._group, self.writer.schema))
         self._group, self._characters = [], 0
+
+
+RowsFileType = TypeVar("RowsFileType", bound=RowsFile)
+
+
+@contextlib.contextmanager
+def rows_file(path: Path, schema: pa.Schema, kind: type[RowsFileType]) -> Iterator[RowsFileType]:
+    """A file that appears at `path` if the block ends without an error."""
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        file = kind(writer)
+        yield file
+        file.flush()
+
+
+class PartFile(RowsFile):
+    """Writes documents to one part."""
+
+    def __init__(self, writer: pq.ParquetWriter):
+        super().__init__(writer)
+        self.documents: Counter[str] = Counter()
+        self.text_bytes = 0
+
+    def add(self, document: Document) -> None:
+        row = {name: getattr(document, name) for name in _COLUMNS}  # asdict takes four times as long
+        self.add_row(row, size_of(document.text))
+        self.documents[document.split] += 1
+        self.text_bytes += len(document.text.encode()) + len(document.target.encode())
 
     def describe(self, path: str, source: str, first_id: str) -> WrittenPart:
         documents = dict(sorted(self.documents.items()))
         return WrittenPart(path, source, first_id, self.text_bytes, documents)
 
 
-@contextlib.contextmanager
-def part_file(path: Path) -> Iterator[PartFile]:
-    """A part that appears at `path` if the block ends without an error."""
-    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
-        part = PartFile(writer)
-        yield part
-        part.flush()
+def part_file(path: Path) -> contextlib.AbstractContextManager[PartFile]:
+    return rows_file(path, SCHEMA, PartFile)
 
 
 def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
@@ -193,15 +211,11 @@ class RowGroup(NamedTuple):
 
     def documents(self, names: list[str], numbers: Sequence[int] | None = None) -> list[Document]:
         """Its documents, or those with the given numbers, with the fields `names`. Other columns aren't read."""
-        table = self._read(names)
+        table = self.table(names)
         return [Document(**row) for row in (table if numbers is None else table.take(numbers)).to_pylist()]
 
-    def column(self, name: str) -> list[str]:
-        """One column of all its documents, without a dict for each."""
-        column: list[str] = self._read([name])[name].to_numpy().tolist()
-        return column
-
-    def _read(self, names: list[str]) -> pa.Table:
+    def table(self, names: list[str]) -> pa.Table:
+        """Some of its columns."""
         with _readable(self.part):
             return self.file.read_row_group(self.number, names)
 

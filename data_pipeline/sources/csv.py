@@ -32,13 +32,11 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """
     options = Options(**file.options)
     with open_text(file, options) as stream:
-        lines = _Lines(stream, options.max_record_bytes)
+        lines = _Lines(stream, options)
         rows = csv.reader(lines, delimiter=options.delimiter, strict=True)
         try:
             header = next(rows, [])
-        except _TooLong:
-            raise DamagedInput(file.path, "the header", too_long(options)) from None
-        except (csv.Error, _NoText) as error:
+        except (csv.Error, _Unreadable) as error:
             raise DamagedInput(file.path, "the header", str(error)) from None
         columns = {field: header.index(name) for field, name in options.present(file.path, header).items()}
         ordinal = 0
@@ -49,9 +47,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
                 row = next(rows)
             except StopIteration:
                 return
-            except _TooLong:
-                damage = too_long(options)
-            except (csv.Error, _NoText) as error:
+            except (csv.Error, _Unreadable) as error:
                 damage = str(error)
             else:
                 if not row:  # a blank line
@@ -66,22 +62,15 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
             ordinal += 1
 
 
-class _TooLong(Exception):
-    """A record is longer than its limit."""
-
-
-class _NoText(Exception):
-    """A line isn't UTF-8."""
+class _Unreadable(Exception):
+    """A record is longer than the options allow, or a line isn't UTF-8."""
 
 
 class _Lines:
-    """The lines of a CSV file with their ends, which belong to quoted fields. `size`: bytes since it was set to 0.
+    """The lines of a CSV file with their ends, which belong to quoted fields. `size`: bytes since it was set to 0."""
 
-    Raises _TooLong once that exceeds `limit`.
-    """
-
-    def __init__(self, stream: BinaryIO, limit: int):
-        self._stream, self._limit = stream, limit
+    def __init__(self, stream: BinaryIO, options: Options):
+        self._stream, self._options, self._limit = stream, options, options.max_record_bytes
         self.number = self.size = 0
 
     def __iter__(self) -> "_Lines":
@@ -96,8 +85,8 @@ class _Lines:
         self.number += 1
         self.size += len(line)
         if len(line.rstrip(b"\r\n")) + self.size - len(line) > self._limit:
-            raise _TooLong
+            raise _Unreadable(too_long(self._options))
         try:
             return decode(line.removeprefix(b"\xef\xbb\xbf") if self.number == 1 else line)
         except ValueError as error:
-            raise _NoText(str(error)) from None
+            raise _Unreadable(str(error)) from None

@@ -21,20 +21,11 @@ INDEX = ".stages/evaluation-sets/ngrams.safetensors"
 
 
 @dataclass(frozen=True)
-class SetFile:
-    """A file of an evaluation set. `name` is its path within the set."""
-
-    path: str
-    name: str
-    bytes: int
-
-
-@dataclass(frozen=True)
 class EvaluationSetsSpec:
     """The evaluation sets, and the files of each."""
 
     config: DecontaminationConfig
-    files: list[list[SetFile]]
+    files: list[list[InputFile]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ def check(config: DecontaminationConfig) -> None:
 def plan(config: DecontaminationConfig) -> list[Unit[EvaluationSetsSpec]]:
     """The only unit of this stage."""
     files = _files(config)
-    spec = EvaluationSetsSpec(config, [[SetFile(file.path, file.name, file.bytes) for file in own] for own in files])
+    spec = EvaluationSetsSpec(config, files)
     settings = config.model_copy(update={"sets": [one.model_copy(update={"path": ""}) for one in config.sets]})
     stamps = [[(file.name, file.bytes, file.stamp) for file in own] for own in files]
     size = sum(file.bytes for own in files for file in own)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,9 +21,17 @@ from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
 from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, read_duplicates, read_repeated
 from data_pipeline.dedup.step import Step
 from data_pipeline.execution.merging import read_names
-from data_pipeline.execution.parts import SCHEMA, Histograms, Part, PartsResult, part_file, read_documents
+from data_pipeline.execution.parts import (
+    SCHEMA,
+    Histograms,
+    Part,
+    PartsResult,
+    RowsFile,
+    part_file,
+    read_documents,
+    rows_file,
+)
 from data_pipeline.execution.work_units import Result, Stage
-from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import Tally
@@ -40,42 +47,31 @@ _SCHEMA = pa.schema(
         ("language", pa.string()),  # "": as in the part
     ]
 )
-_GROUP_CHARACTERS = 8_000_000
 _CHARACTERS_OF_A_ROW = 100
 
 
-class ChangesFile:
-    """Writes a table of changes, a row group at a time."""
+class ChangesFile(RowsFile):
+    """Writes a table of what the steps so far have changed of a part, so that no step applies all earlier decisions.
 
-    def __init__(self, writer: pq.ParquetWriter):
-        self._writer = writer
-        self._rows: list[dict[str, Any]] = []
-        self._characters = 0
+    A row is a document that was dropped, or one that has another text or language than in the part. The rows are in the
+    order of the documents, and are read and written beside them, so that memory doesn't grow with the part.
+    """
 
     def add(self, number: int, document: Document, left: Document | None) -> None:
         """Notes what is `left` of document `number` of the part."""
         text = None if left is None or left.text == document.text else left.text
         language = "" if left is None or left.language == document.language else left.language
-        if left is not None and text is None and not language:
-            return
-        self._rows.append({"document": number, "dropped": left is None, "text": text, "language": language})
-        self._characters += _CHARACTERS_OF_A_ROW + len(text or "")
-        if self._characters >= _GROUP_CHARACTERS:
-            self.flush()
-
-    def flush(self) -> None:
-        self._writer.write_table(pa.Table.from_pylist(self._rows, _SCHEMA))
-        self._rows, self._characters = [], 0
+        if left is None or text is not None or language:
+            row = {"document": number, "dropped": left is None, "text": text, "language": language}
+            self.add_row(row, _CHARACTERS_OF_A_ROW + len(text or ""))
 
 
 @contextlib.contextmanager
 def changes_file(path: Path, tally: Tally) -> Iterator[ChangesFile]:
     """A table that appears at `path`, with the counts of `tally`, if the block ends without an error."""
-    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, _SCHEMA, compression="zstd") as writer:
-        changes = ChangesFile(writer)
+    with rows_file(path, _SCHEMA, ChangesFile) as changes:
         yield changes
-        changes.flush()
-        writer.add_key_value_metadata({"tally": json.dumps([tally, tally.examples], sort_keys=True)})
+        changes.writer.add_key_value_metadata({"tally": json.dumps([tally, tally.examples], sort_keys=True)})
 
 
 def changed(path: Path, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
@@ -211,21 +207,14 @@ def _left(
                 yield number, left
 
 
-def duplicates_of(corpus: Path, step: Step, file: str, duplicates: list[str], unit: int) -> dict[int, list[int]]:
-    """The items of each document of a part, whose keys are in `file`, that `step` drops, by number."""
-    own = None if step.clusters else file  # clusters have a part's own pairs
-    return read_duplicates(corpus, own, duplicates, unit)
-
-
 def application(corpus: Path, step: Step, file: str, duplicates: list[str], unit: int, min_sentences: int) -> Apply:
     """What `step` does to the documents of a part, whose keys are in `file`."""
-    items = duplicates_of(corpus, step, file, duplicates, unit)
+    own = None if step.clusters else file  # clusters have a part's own pairs
+    items = read_duplicates(corpus, own, duplicates, unit)
 
     def apply(number: int, document: Document, tally: Tally) -> Document | None:
         text = step.without(document, items.get(number, []), tally, min_sentences)
-        if text is None or text is document.text:
-            return document if text is not None else None
-        return replace(document, text=text)
+        return None if text is None else document if text is document.text else replace(document, text=text)
 
     return _each(apply)
 

@@ -82,11 +82,11 @@ def keep_candidates(corpus: Path, spec: SamplingSpec) -> Candidates:
     with part_file(corpus / spec.output) as file:
         for part in spec.parts:
             for group in row_groups(corpus / part):
-                splits = group.column("split")
+                columns = group.table(["id", "split"]).to_pydict()
                 kept = [
                     number
-                    for number, identity in enumerate(group.column("id"))
-                    if splits[number] == "train" and sample_rank(spec.seed, identity) < spec.below
+                    for number, (identity, split) in enumerate(zip(columns["id"], columns["split"], strict=True))
+                    if split == "train" and sample_rank(spec.seed, identity) < spec.below
                 ]
                 for document in group.documents(SCHEMA.names, kept) if kept else []:
                     file.add(document)

@@ -7,14 +7,14 @@ import pyarrow.parquet as pq
 
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.dedup.config import step_of
-from data_pipeline.dedup.keys import NO_DOCUMENT, smallest_keys
+from data_pipeline.dedup.keys import NO_DOCUMENT, read_duplicates, smallest_keys
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.execution.parts import SCHEMA, Part, read_documents
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import ReadStats, Record
 from data_pipeline.stages.deduplication import Decided
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
-from data_pipeline.stages.part_readings import CHECKS, Apply, application, check_of, duplicates_of
+from data_pipeline.stages.part_readings import CHECKS, Apply, application, check_of
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import NO_RULES, Tally
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
@@ -211,7 +211,8 @@ def _with_copies(
     """`drops` with the documents that keep the copies."""
     step = step_of(decided.step, build.config.dedup)
     keys = {item: words[: step.group] for item, words in step.keys(document)}
-    items = duplicates_of(build.directory, step, decided.files[unit], decided.duplicates, unit).get(number, [])
+    own = None if step.clusters else decided.files[unit]
+    items = read_duplicates(build.directory, own, decided.duplicates, unit).get(number, [])
     if isinstance(step, EqualSubstrings):  # one drop for each region
         items = [first for first, _ in step.regions(items)]
         keys = {item: words for item, words in keys.items() if item in items}
