@@ -66,7 +66,7 @@ _LOCAL_PART = re.compile(
     rf"(?:[{_ALNUM}_](?:[{_ALNUM}._%+'&-]{{0,63}}[{_ALNUM}_%+-])?|(?<!\w)[{_ALNUM}{_UNSPACED}._-]{{0,11}}[{_UNSPACED}])\Z"
 )
 _LONGEST_LOCAL_PART = 64
-_PATH = re.compile(r":[\w~/.]")
+_PATH = re.compile(r":[\w~/.]")  # as in git@host.org:path
 _FILES = frozenset(
     {"png", "jpg", "jpeg", "gif", "svg", "webp", "bmp", "ico", "css", "js", "html", "json", "tgz", "zip"}
 )
@@ -79,17 +79,12 @@ def _emails(text: str) -> Iterator[Span]:
     for domain in _DOMAIN.finditer(text):
         at = domain.start()
         local = _LOCAL_PART.search(text, max(end, at - _LONGEST_LOCAL_PART), at)
-        if local is None or (domain[1] or "").lower() in _FILES or _is_remote_path(text, domain.end()):
+        if local is None or (domain[1] or "").lower() in _FILES or _PATH.match(text, domain.end()):
             continue
         if _is_user_of_url(text, local.start()):
             continue
         end = domain.end()
         yield local.start(), end
-
-
-def _is_remote_path(text: str, stop: int) -> bool:
-    """Whether a path follows, as in git@host.org:path."""
-    return _PATH.match(text, stop) is not None
 
 
 def _is_user_of_url(text: str, start: int) -> bool:

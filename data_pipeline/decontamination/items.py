@@ -12,8 +12,7 @@ from data_pipeline.foundation.paths import opening
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import refuse_other_format
 from data_pipeline.sources.jsonl import json_lines
-from data_pipeline.sources.record import Input, ReadStats
-from data_pipeline.sources.text_lines import RecordOptions, decode, numbered_lines, too_long
+from data_pipeline.sources.record import Input, ReadStats, RecordOptions, decode, numbered_lines
 
 
 class EvaluationSet(Section):
@@ -93,7 +92,11 @@ def read_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
     Raises UserError, which names the file, the line and the set, if the file has another format or is damaged, and for
     an item without one of the fields.
     """
-    readers = {"jsonl": _jsonl_items, "tsv": _tsv_items, "text": _text_items}
+    readers = {
+        "jsonl": _jsonl_items,
+        "tsv": _tsv_items,
+        "text": lambda path, _: (Item(number, [line]) for number, line in _lines(path)),
+    }
     try:
         with opening(path):
             refuse_other_format(Input(path), evaluation_set.format, ReadStats())
@@ -151,21 +154,14 @@ def _tsv_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
             yield Item(number, [cells[column] for column in columns])
 
 
-def _text_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
-    for number, line in _lines(path):
-        yield Item(number, [line])
-
-
 def _lines(path: str) -> Iterator[tuple[int, str]]:
     """Every line that isn't blank, with its number."""
     options = RecordOptions()
     with open_stream(path) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
-            if line is None:
-                raise DamagedInput(path, f"line {number}", too_long(options))
-            if line.strip():
+            if line is None or line.strip():
                 try:
-                    text = decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+                    text = decode(line.removeprefix(b"\xef\xbb\xbf") if line and number == 1 else line, options)
                 except ValueError as error:  # its advice is for sources
                     raise DamagedInput(path, f"line {number}", str(error).partition(";")[0]) from None
                 yield number, text

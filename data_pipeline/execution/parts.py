@@ -5,7 +5,6 @@ Each unit of the documents stage writes one or more parts, and every later stage
 
 import contextlib
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -31,7 +30,6 @@ _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
 _GROUP_CHARACTERS = 8_000_000
 # A report shows the 20 most frequent. The driver holds the results of all units: 0.7 GB for a crawl of 56,000 files.
 _DOMAINS_IN_RESULT, _DOMAINS_BETWEEN_PARTS = 100, 10_000
-_PLAIN_URL = re.compile(r"https?://([a-z0-9.-]+)(?:[/?#]|$)")  # read ten times as fast as any URL
 
 
 @dataclass(frozen=True)
@@ -245,8 +243,6 @@ def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[Docu
 
 def _domain(url: str) -> str:
     """ "https://www.example.org:80/a" -> "example.org"; "unknown" if the URL can't be parsed."""
-    if plain := _PLAIN_URL.match(url):
-        return plain[1].removeprefix("www.")
     try:
         return (urlsplit(url).hostname or "unknown").removeprefix("www.")
     except ValueError:

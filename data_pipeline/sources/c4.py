@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.jsonl import json_lines, string
-from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.text_lines import RecordOptions
+from data_pipeline.sources.record import Input, ReadStats, Record, RecordOptions
 
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?Z?")
 

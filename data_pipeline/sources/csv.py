@@ -7,9 +7,8 @@ from typing import Annotated, BinaryIO
 from pydantic import Field
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.record import Input, ReadStats, Record, record_of
+from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, decode, open_text, record_of, too_long
 from data_pipeline.sources.tables import Columns
-from data_pipeline.sources.text_lines import TextOptions, decode, open_text, too_long
 
 csv.field_size_limit(2**31 - 1)  # of the whole process, 128 KiB by default; here `_Lines` limits records
 
@@ -87,6 +86,6 @@ class _Lines:
         if len(line.rstrip(b"\r\n")) + self.size - len(line) > self._limit:
             raise _Unreadable(too_long(self._options))
         try:
-            return decode(line.removeprefix(b"\xef\xbb\xbf") if self.number == 1 else line)
+            return decode(line.removeprefix(b"\xef\xbb\xbf") if self.number == 1 else line, self._options)
         except ValueError as error:
             raise _Unreadable(str(error)) from None

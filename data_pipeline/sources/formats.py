@@ -8,6 +8,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
@@ -15,9 +16,8 @@ from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.packages import offered
 from data_pipeline.sources import c4, csv, jsonl, pairs, plain_text, tables, warc, wet, wikiextractor
 from data_pipeline.sources.decompress import CorruptMember, decompressed, has_no_checksum, open_file
-from data_pipeline.sources.record import Input, ReadFunction, ReadStats, Record, Source
+from data_pipeline.sources.record import Input, ReadFunction, ReadStats, Record, RecordOptions, Source, TextOptions
 from data_pipeline.sources.tables import Columns
-from data_pipeline.sources.text_lines import RecordOptions, TextOptions
 from data_pipeline.sources.warc_records import WarcOptions
 from data_pipeline.sources.wikipedia import dump as wikipedia
 
@@ -105,7 +105,9 @@ def _look(head: bytes) -> Look | None:
     lines = [line for line in head.split(b"\n")[: None if is_whole else -1] if line.strip()][:100]
     objects = list(_objects(lines[:2]))
     if objects and len(objects) == len(lines[:2]):
-        return _json_lines(objects[0], certain=len(objects) == 2)
+        shown = ", ".join(list(objects[0])[:_KEYS_SHOWN]) + (", …" if len(objects[0]) > _KEYS_SHOWN else "")
+        readers = ("jsonl", "json", "c4", "wikiextractor", "pairs")
+        return Look(f"JSON Lines with the keys {shown}", readers, certain=len(objects) == 2)
     if b"\0" in head:
         return Look("binary data or UTF-16", certain=False)
     try:
@@ -125,11 +127,6 @@ def _objects(lines: list[bytes]) -> Iterator[dict[str, object]]:
             return
         if isinstance(value, dict):
             yield value
-
-
-def _json_lines(first: dict[str, object], certain: bool) -> Look:
-    shown = ", ".join(list(first)[:_KEYS_SHOWN]) + (", …" if len(first) > _KEYS_SHOWN else "")
-    return Look(f"JSON Lines with the keys {shown}", ("jsonl", "json", "c4", "wikiextractor", "pairs"), certain)
 
 
 def _counting_lost_records(declared: str, reader: ReadFunction) -> ReadFunction:
@@ -171,8 +168,8 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "json": (jsonl.read_array, jsonl.Options),
     "csv": (csv.read, csv.Options),
     "text": (plain_text.read, plain_text.Options),
-    "parquet": (tables.read_parquet, Columns),
-    "arrow": (tables.read_arrow, Columns),
+    "parquet": (partial(tables.read, tables.ParquetTable), Columns),
+    "arrow": (partial(tables.read, tables.ArrowTable), Columns),
     "pairs": (pairs.read, pairs.Options),
 }
 _FORMATS = _SHIPPED | {name: (source.read, source.options) for name, source in offered("source", Source).items()}

@@ -7,8 +7,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.record import FieldNames, Input, ReadStats, Record, record_of
-from data_pipeline.sources.text_lines import RecordOptions, TextOptions, next_byte, numbered_lines, open_text, too_long
+from data_pipeline.sources.record import (
+    FieldNames,
+    Input,
+    ReadStats,
+    Record,
+    RecordOptions,
+    TextOptions,
+    next_byte,
+    numbered_lines,
+    open_text,
+    record_of,
+    too_long,
+)
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
 _CHUNK = 1 << 18

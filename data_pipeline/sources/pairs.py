@@ -8,8 +8,16 @@ from collections.abc import Iterator
 from typing import BinaryIO, Literal
 
 from data_pipeline.sources.jsonl import json_lines, string, strings
-from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.text_lines import TextOptions, decode, next_byte, numbered_lines, open_text, too_long
+from data_pipeline.sources.record import (
+    Input,
+    ReadStats,
+    Record,
+    TextOptions,
+    decode,
+    next_byte,
+    numbered_lines,
+    open_text,
+)
 
 
 class Options(TextOptions):
@@ -56,11 +64,8 @@ def _tsv(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Recor
         if line is not None and not line.strip(b" "):
             continue
         stats.counters["read"] += 1
-        if line is None:
-            stats.damaged(f"line {number}", too_long(options))
-            continue
         try:
-            source, *targets = decode(line).split("\t")
+            source, *targets = decode(line, options).split("\t")
         except ValueError as error:
             stats.damaged(f"line {number}", str(error))
             continue

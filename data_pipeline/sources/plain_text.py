@@ -6,8 +6,15 @@ from typing import BinaryIO, Literal
 
 from pydantic import Field
 
-from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.text_lines import TextOptions, decode, numbered_lines, open_text, too_long
+from data_pipeline.sources.record import (
+    Input,
+    ReadStats,
+    Record,
+    TextOptions,
+    decode,
+    numbered_lines,
+    open_text,
+)
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANK_LINE = re.compile(rb"\n[^\S\n]*(?=\n)")  # up to its end
@@ -44,11 +51,8 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     with open_text(file, options) as stream:
         for ordinal, (position, sample) in enumerate(samples(stream, options)):
             stats.counters["read"] += 1
-            if sample is None:
-                stats.damaged(position, too_long(options))
-                continue
             try:
-                text = decode(sample.removeprefix(_BYTE_ORDER_MARK) if ordinal == 0 else sample)
+                text = decode(sample.removeprefix(_BYTE_ORDER_MARK) if sample and ordinal == 0 else sample, options)
             except ValueError as error:
                 stats.damaged(position, str(error))
             else:

@@ -50,17 +50,7 @@ class _Lost(NamedTuple):
 _Rows = Sequence[tuple] | _Lost
 
 
-def read_parquet(file: Input, stats: ReadStats) -> Iterator[Record]:
-    """The records of a Parquet file."""
-    return _read(_ParquetTable, file, stats)
-
-
-def read_arrow(file: Input, stats: ReadStats) -> Iterator[Record]:
-    """The records of an Arrow IPC stream or file."""
-    return _read(_ArrowTable, file, stats)
-
-
-def _read(kind: "type[_ParquetTable] | type[_ArrowTable]", file: Input, stats: ReadStats) -> Iterator[Record]:
+def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: ReadStats) -> Iterator[Record]:
     """A record for every row with a text, a batch at a time; the ordinal is the row's index.
 
     Counts `read` (rows) and `empty` (null or blank texts, dropped). A row that isn't UTF-8 is damage. If part of a row
@@ -99,10 +89,12 @@ def names(path: str) -> list[str]:
     with open_for_random_access(path) as source:
         is_parquet = source.read(len(_PARQUET)) == _PARQUET
         source.seek(0)
-        return list((_ParquetTable if is_parquet else _ArrowTable)(source).schema.names)
+        return list((ParquetTable if is_parquet else ArrowTable)(source).schema.names)
 
 
-class _ParquetTable:
+class ParquetTable:
+    """A Parquet file."""
+
     head = "its footer"
 
     def __init__(self, source: Any):
@@ -127,7 +119,9 @@ class _ParquetTable:
             advance(self._bytes * described.num_rows // max(1, self._file.metadata.num_rows))
 
 
-class _ArrowTable:
+class ArrowTable:
+    """An Arrow IPC stream or file."""
+
     head = "its schema"
 
     def __init__(self, source: Any):

@@ -10,8 +10,7 @@ from typing import BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.decompress import open_stream
-from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.text_lines import RecordOptions, too_long
+from data_pipeline.sources.record import Input, ReadStats, Record, RecordOptions, too_long
 
 _VERSION = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
 _NEXT_RECORD = re.compile(rb"\r?\n\r?\n(WARC/\d+\.\d+[ \t]*\r?\n)")

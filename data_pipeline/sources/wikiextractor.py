@@ -6,8 +6,17 @@ from typing import BinaryIO
 from xml.sax.saxutils import unescape
 
 from data_pipeline.sources import jsonl
-from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.text_lines import TextOptions, decode, next_byte, numbered_lines, open_text, too_long
+from data_pipeline.sources.record import (
+    Input,
+    ReadStats,
+    Record,
+    TextOptions,
+    decode,
+    next_byte,
+    numbered_lines,
+    open_text,
+    too_long,
+)
 
 # Quotation marks in titles aren't escaped: only the end of the line ends a title.
 _START = re.compile(rb'<doc id="[^"]*"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">\s*')
@@ -51,7 +60,7 @@ def _articles(stream: BinaryIO, stats: ReadStats, options: TextOptions) -> Itera
                 stats.damaged(position, too_long(options))
             else:
                 try:
-                    record = _record(ordinal, start, body, stats)
+                    record = _record(ordinal, start, body, stats, options)
                 except ValueError as error:
                     stats.damaged(position, str(error))
                 else:
@@ -72,14 +81,16 @@ def _articles(stream: BinaryIO, stats: ReadStats, options: TextOptions) -> Itera
         stats.damaged(position, "the file ends before its </doc>")
 
 
-def _record(ordinal: int, start: re.Match[bytes], body: list[bytes], stats: ReadStats) -> Record | None:
+def _record(
+    ordinal: int, start: re.Match[bytes], body: list[bytes], stats: ReadStats, options: TextOptions
+) -> Record | None:
     """The article, or None if it has no text. Raises ValueError for one that isn't UTF-8."""
     if body and body[0].strip() == start[2].strip():
         body = body[1:]
-    text = decode(b"\n".join(body)).strip()
+    text = decode(b"\n".join(body), options).strip()
     if not text:
         stats.counters["empty"] += 1
         return None
     # Its option --html-safe, on by default, escapes the text; earlier versions leave titles as the dump escapes them.
-    url, title = (unescape(decode(value), _QUOTES) for value in start.groups())
+    url, title = (unescape(decode(value, options), _QUOTES) for value in start.groups())
     return Record(ordinal, unescape(text), url, title)

@@ -14,8 +14,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, Validation
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, parse_json
-from data_pipeline.loading.order import Mixture
-from data_pipeline.loading.stream import Skipped, differences
+from data_pipeline.loading.stream import Mixture, Skipped, differences
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint import rank_file
 from pretrain.config.run_config import CheckpointSection

@@ -7,8 +7,7 @@ from pathlib import Path
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.order import rates, rates_of_rows
-from data_pipeline.loading.stream import Stream, differences
+from data_pipeline.loading.stream import Stream, differences, rates, rates_of_rows
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models

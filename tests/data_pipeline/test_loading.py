@@ -12,9 +12,8 @@ from data_pipeline.corpus import Blocks, open_corpus
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
-from data_pipeline.loading.order import EpochOrder, Mixture, rates_of_rows
 from data_pipeline.loading.reader import Reader
-from data_pipeline.loading.stream import Stream
+from data_pipeline.loading.stream import EpochOrder, Mixture, Stream, rates_of_rows
 from tests.data_pipeline.example_rows import as_lists
 from tests.tables import each
 

@@ -45,11 +45,16 @@ def ranges(path: str, index_path: str | None, target_bytes: int) -> list[Range]:
 
         ranges("a.bz2", None, 1 << 26)  ->  [Range(0, 67108901), Range(67108901, None, 1420)]
     """
-    if not _has_streams(path):
-        return [Range()]
+    with stores.open_file(path) as file:
+        if not _begins_stream(file, 0):
+            return [Range()]
     if index_path is None:
         cuts = _cut(_stream_offsets(path), target_bytes)
-        before = list(accumulate(_page_counts(path, cuts), initial=0)) if len(cuts) > 1 else [0]
+        if len(cuts) == 1:
+            return cuts
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decompression releases the GIL
+            pages = pool.map(_count_pages, [Input(path, cut.start, cut.stop) for cut in cuts])
+            before = list(accumulate(pages, initial=0))
         return [cut._replace(first_ordinal=first) for cut, first in zip(cuts, before, strict=False)]
     offsets, counts = _read_index(index_path)
     cuts = _cut(offsets, target_bytes)
@@ -65,11 +70,6 @@ def _cut(offsets: Iterable[int], target_bytes: int) -> list[Range]:
         if offset - starts[-1] >= target_bytes:
             starts.append(offset)
     return [Range(start, stop) for start, stop in pairwise([*starts, None]) if start is not None]
-
-
-def _has_streams(path: str) -> bool:
-    with stores.open_file(path) as file:
-        return _begins_stream(file, 0)
 
 
 def _begins_stream(file: BinaryIO, offset: int) -> bool:
@@ -89,11 +89,6 @@ def _stream_offsets(path: str) -> Iterator[int]:
                 yield base + stream.start()
             overlap = min(len(data), _MAGIC_BYTES - 1)
             base, rest = base + len(data) - overlap, data[len(data) - overlap :]
-
-
-def _page_counts(path: str, cuts: list[Range]) -> list[int]:
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decompression releases the GIL
-        return list(pool.map(_count_pages, [Input(path, cut.start, cut.stop) for cut in cuts]))
 
 
 def _count_pages(file: Input) -> int:
