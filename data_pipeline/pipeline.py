@@ -1,5 +1,6 @@
 """From raw text to a finished corpus: the stages, in order."""
 
+import contextlib
 import shutil
 import sys
 from pathlib import Path
@@ -24,7 +25,6 @@ from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.write_manifest import BLOCKS, Built
 
 _ERRORS_SHOWN = 10
-_UNDAMAGED_KEPT = "; its undamaged records were kept"
 
 
 def build(
@@ -62,7 +62,8 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool, render:
             classifier.check(rules.classifier)
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
-    with workers.for_inputs(sum(file.bytes for file in inputs), config.ray):
+    small = workers.are_small(sum(file.bytes for file in inputs), config.ray)
+    with workers.without_ray() if small else contextlib.nullcontext():
         _prepare(corpus)
         if repair:
             _forget_damaged(corpus)
@@ -137,7 +138,7 @@ def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
         if strict or source not in readable:
             errors.append(line)
         else:
-            kept = "" if read.status == "unreadable" else _UNDAMAGED_KEPT
+            kept = "" if read.status == "unreadable" else "; its undamaged records were kept"
             print(f"warning: {line}{kept}", file=sys.stderr)
     if errors and not strict:
         sources = sorted({source for source, _ in inputs} - readable)

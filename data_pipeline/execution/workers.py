@@ -27,11 +27,6 @@ def without_ray() -> Iterator[None]:
         _in_process = before
 
 
-def for_inputs(size: int, config: RayConfig) -> contextlib.AbstractContextManager[None]:
-    """`without_ray` for a build whose inputs have `size` bytes, if they are small."""
-    return without_ray() if are_small(size, config) else contextlib.nullcontext()
-
-
 def are_small(size: int, config: RayConfig) -> bool:
     """Whether inputs of `size` bytes aren't worth the start of a cluster."""
     return config.address is None and size <= config.small_bytes

@@ -19,7 +19,7 @@ from data_pipeline.packing import PACKINGS, Documents, Rules
 from data_pipeline.text.tally import Tally, smallest
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
-from data_pipeline.tools.provenance.token_location import rows_of_document
+from data_pipeline.tools.provenance.trace import rows_of_document
 from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.example_rows import VOCABULARY

@@ -18,7 +18,6 @@ from data_pipeline.stages.part_readings import CHECKS, Apply, application, check
 from data_pipeline.text.document import Document
 from data_pipeline.text.tally import NO_RULES, Tally
 from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
-from data_pipeline.tools.provenance.token_location import TokenLocation
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,28 @@ class StepTrace:
     step: str
     drops: list[Drop]
     text: str | None
+
+
+@dataclass(frozen=True)
+class BlockLocation:
+    """A block of the shard: its number, and its bytes."""
+
+    number: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class TokenLocation:
+    """The `tokens` tokens of a document, in `rows` (the first and the last, ids in its split) and `blocks` of `shard`.
+
+    `rows` is () if the tokens are in the bucket's dropped tail, None for rows that mix sentences of several documents.
+    """
+
+    tokens: int
+    shard: str
+    rows: tuple[int, ...] | None
+    blocks: list[BlockLocation]
 
 
 @dataclass
@@ -142,10 +163,8 @@ def _left_out(
         return
     # A line without a record, as a blank one, leaves fewer drops than records are skipped.
     drop = drops[index] if len(drops) == skipped else Drop(" or ".join(rules))
-    yield (
-        ordinal,
-        DocumentTrace(spec.identity(file.file, ordinal), file.path, steps=[StepTrace("reading", [drop], None)]),
-    )
+    steps = [StepTrace("reading", [drop], None)]
+    yield ordinal, DocumentTrace(spec.identity(file.file, ordinal), file.path, steps=steps)
 
 
 def _cleaned(spec: DocumentsSpec, file: InputSpec, record: Record, split: str, clean: Cleaner) -> DocumentTrace:
