@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
 from data_pipeline.cleaning import bad_words
 from data_pipeline.cleaning.classifier import ClassifierConfig, content_of
@@ -25,7 +25,7 @@ class Rule(Section):
         raise NotImplementedError
 
 
-def rule_of(given: object) -> object:
+def _offered(given: object) -> object:
     """The rule that the keys `given` ask for, of an installed package. Raises ValueError if there is none."""
     return named(given, "rule", "rule", Rule).model_validate(given) if isinstance(given, dict) else given
 
@@ -64,7 +64,7 @@ class CleaningConfig(Section):
     off."""
     gopher: Annotated[GopherConfig | None, TrueIsTheDefaults] = None
     """Gopher's rules for quality and repetition. true: with the published thresholds. null or false turns them off."""
-    rules: list[SerializeAsAny[Rule]] = []
+    rules: list[Annotated[SerializeAsAny[Rule], BeforeValidator(_offered)]] = []
     """Rules of installed packages: the name of each, with its own keys."""
     pii: list[Kind] = []
     """Kinds of personal data that are replaced by placeholders, of email, ip and phone. [] turns it off."""
@@ -77,11 +77,6 @@ class CleaningConfig(Section):
 
     classifier: ClassifierConfig | None = None
     """A fastText classifier that decides which pages are kept. null turns it off."""
-
-    @field_validator("rules", mode="before")
-    @classmethod
-    def _rules_are_offered(cls, given: Any) -> Any:
-        return [rule_of(one) for one in given] if isinstance(given, list) else given
 
     @model_validator(mode="before")
     @classmethod

@@ -1,8 +1,8 @@
 """Settings of deduplication in a corpus file, and its steps by name."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt, SerializeAsAny, field_validator
+from pydantic import BeforeValidator, PositiveInt, SerializeAsAny
 
 from data_pipeline.dedup.documents import EqualDocuments
 from data_pipeline.dedup.lines import EqualLines
@@ -35,15 +35,10 @@ class DedupConfig(Section):
     """Drop all copies of a text but one."""
     minhash: Annotated[MinHashConfig | None, TrueIsTheDefaults] = None
     """Drop near-duplicates. true: with the defaults below. null or false turns it off."""
-    custom: list[SerializeAsAny[StepConfig]] = []
+    custom: list[Annotated[SerializeAsAny[StepConfig], BeforeValidator(custom_step)]] = []
     """Steps of installed packages, after all others: the name of each, with its own keys."""
     keys_per_bucket: PositiveInt = 2**24
     """Keys that a task compares at once, which bounds its memory: 70 bytes for each line, 120 for each URL."""
-
-    @field_validator("custom", mode="before")
-    @classmethod
-    def _steps_are_offered(cls, given: Any) -> Any:
-        return [custom_step(one) for one in given] if isinstance(given, list) else given
 
     @property
     def steps(self) -> list[str]:

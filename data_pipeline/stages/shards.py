@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline import tokenizer
-from data_pipeline.config import CorpusConfig, RowsConfig, TokenizerConfig
+from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import blocks
 from data_pipeline.corpus.blocks import Block
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, read_bucket
@@ -33,9 +33,7 @@ class RowsSpec:
     """A bucket, and how it is cut into rows. `files`: the list of files of tokens, merged or not (`write_names`)."""
 
     bucket: TokenBucket
-    seed: int
-    rows: RowsConfig
-    tokenizer: TokenizerConfig
+    config: CorpusConfig
     files: str
 
 
@@ -46,11 +44,10 @@ class RowsResult(Result):
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """A shard of blocks of `rows_per_block` rows; `first_row` is the id of its first row."""
+    """A shard; `first_row` is the id of its first row."""
 
     cut: RowsSpec
     first_row: int
-    rows_per_block: int
     output: str
 
 
@@ -110,7 +107,7 @@ def plan(
         rows = [unit.result.rows for unit in counted]
     else:
         vocabulary = tokenizer.read(corpus, **config.tokenizer.layout).vocabulary
-        rules = [rules_of(spec, vocabulary) for spec, _ in planned]
+        rules = [rules_of(spec.bucket, config, vocabulary) for spec, _ in planned]
         tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in planned])
         rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
     units = []
@@ -119,7 +116,7 @@ def plan(
         split = cut.bucket.split
         output = f"shards/{split}/shard-{cut.bucket.number:05d}.tar"
         own = {"first_row": first_row[split], "rows_per_block": config.shards.rows_per_block}
-        spec = ShardSpec(cut, **own, output=output)
+        spec = ShardSpec(cut, first_row[split], output)
         units.append(Unit(_name(cut.bucket), spec, fingerprint([inputs, own]), (output,)))
         first_row[split] += count
     return units
@@ -133,18 +130,19 @@ def write_shard(corpus: Path, spec: ShardSpec) -> ShardResult:
     """Cuts one bucket into rows and writes them."""
     import webdataset  # imports torch, which reading a manifest doesn't need
 
-    cut = spec.cut
+    cut, config = spec.cut, spec.cut.config
+    rows_per_block = config.shards.rows_per_block
     rows, rules = _pack(corpus, cut)
     written: list[WrittenBlock] = []
     with atomic_file(corpus / spec.output) as file:
         with webdataset.TarWriter(file, mtime=0) as writer:
-            for start in range(0, len(rows), spec.rows_per_block):
-                stop = min(start + spec.rows_per_block, len(rows))
+            for start in range(0, len(rows), rows_per_block):
+                stop = min(start + rows_per_block, len(rows))
                 first_row, offset = spec.first_row + start, writer.tarstream.offset
                 columns = {name: values[start:stop] for name, values in rows.columns.items()}
                 block = blocks.of_rows(rows.tokens, rows.offsets[start : stop + 1], rows.documents, columns)
-                if cut.rows.apply_at == "build":
-                    keys = noise_keys(cut.seed, cut.bucket.split, 0, np.arange(first_row, spec.first_row + stop))
+                if config.rows.apply_at == "build":
+                    keys = noise_keys(config.seed, cut.bucket.split, 0, np.arange(first_row, spec.first_row + stop))
                     block = blocks.of_examples(_examples(rows, start, stop, block, keys, rules))
                 writer.write({"__key__": f"{first_row:0{_KEY_DIGITS}d}", **blocks.as_members(block)})
                 length, tokens = writer.tarstream.offset - offset, blocks.count_tokens(block)
@@ -193,23 +191,21 @@ def _work(
     work = []
     for bucket in buckets_of(config, tokenized):
         settings = {"split": bucket.split, "bucket": bucket.number, "buckets": bucket.count, **common}
-        spec = RowsSpec(bucket, config.seed, config.rows, config.tokenizer, listed)
-        work.append((spec, fingerprint([settings, checksums])))
+        work.append((RowsSpec(bucket, config, listed), fingerprint([settings, checksums])))
     return work
 
 
-def rules_of(spec: RowsSpec, vocabulary: Vocabulary) -> Rules:
+def rules_of(bucket: TokenBucket, config: CorpusConfig, vocabulary: Vocabulary) -> Rules:
     """How the documents of a bucket are cut into rows."""
-    bucket = spec.bucket
     key = f"{bucket.split}/{bucket.number}-of-{bucket.count}"
-    return Rules(spec.rows.objective, vocabulary, bucket.split == "validation", key, spec.seed)
+    return Rules(config.rows.objective, vocabulary, bucket.split == "validation", key, config.seed)
 
 
 def _pack(corpus: Path, spec: RowsSpec) -> tuple[Rows, Rules]:
-    vocabulary = tokenizer.read(corpus, **spec.tokenizer.layout).vocabulary
-    rules = rules_of(spec, vocabulary)
+    vocabulary = tokenizer.read(corpus, **spec.config.tokenizer.layout).vocabulary
+    rules = rules_of(spec.bucket, spec.config, vocabulary)
     documents = read_bucket(corpus, read_names(corpus, spec.files), spec.bucket)
-    return PACKINGS[spec.rows.packing](documents, rules), rules
+    return PACKINGS[spec.config.rows.packing](documents, rules), rules
 
 
 def _examples(rows: Rows, start: int, stop: int, block: Block, keys: np.ndarray, rules: Rules) -> Examples:

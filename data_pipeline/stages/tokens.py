@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline import tokenizer
-from data_pipeline.config import CorpusConfig, TokenizerConfig
+from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.buckets import SPLITS, merge_tokens
 from data_pipeline.execution.merging import Merging
 from data_pipeline.execution.parts import Part, read_documents
@@ -37,11 +37,8 @@ class TokensSpec:
 
     part: str
     output: str
-    seed: int
     together: int
-    tokenizer: TokenizerConfig
-    end_of_document: bool
-    pairs: bool
+    config: CorpusConfig
 
 
 @dataclass(frozen=True)
@@ -111,16 +108,8 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
     together = {source.name: source.together for source in config.sources}
     for part in parts:
         output = f".stages/tokens/{part.name}.safetensors"
-        spec = TokensSpec(
-            part=part.path,
-            output=output,
-            seed=config.seed,
-            together=together[part.source],
-            tokenizer=config.tokenizer,
-            end_of_document=config.rows.end_of_document,
-            pairs=config.pairs,
-        )
-        settings = [spec.seed, spec.together, spec.end_of_document, spec.pairs, config.tokenizer.layout]
+        spec = TokensSpec(part.path, output, together[part.source], config)
+        settings = [config.seed, spec.together, config.rows.end_of_document, config.pairs, config.tokenizer.layout]
         inputs = [settings, part.checksums, trained.checksums]
         units.append(Unit(part.name, spec, fingerprint(inputs), (output,), part.text_bytes))
     return units
@@ -128,22 +117,23 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
 
 def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     """Writes the token ids of one part's documents by split, sorted by hash."""
-    model = tokenizer.read(corpus, **spec.tokenizer.layout)
+    config = spec.config
+    model = tokenizer.read(corpus, **config.tokenizer.layout)
     dtype = np.uint16 if model.size <= 65_536 else np.uint32
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
     targets: dict[str, list[int]] = {split: [] for split in SPLITS}
     documents = read_documents(corpus, spec.part, ["id", "split", "text", "target"])
-    end = [model.vocabulary.eos] if spec.end_of_document else []
+    end = [model.vocabulary.eos] if config.rows.end_of_document else []
     coverage = Coverage(model.model)
     for batch in _batches(documents):
         texts = model.encode([document.text for document in batch])
-        of_targets = model.encode([document.target for document in batch]) if spec.pairs else [[]] * len(batch)
+        of_targets = model.encode([document.target for document in batch]) if config.pairs else [[]] * len(batch)
         for document, text, target in zip(batch, texts, of_targets, strict=True):
             ids = np.array([*text, *target, *end], dtype=dtype)
             coverage.add(ids[: len(text) + len(target)], document.text, document.target)
             tokens[document.split].append(ids)
-            hashes[document.split].append(shuffle_hash(spec.seed, document.id, spec.together))
+            hashes[document.split].append(shuffle_hash(config.seed, document.id, spec.together))
             targets[document.split].append(len(text))
     arrays: dict[str, np.ndarray] = {}
     for split in SPLITS:
@@ -153,7 +143,7 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
         arrays[f"{split}.hashes"] = np.array(hashes[split], dtype=np.uint64)[order]
         arrays[f"{split}.offsets"] = np.cumsum(lengths)
         arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
-        if spec.pairs:
+        if config.pairs:
             arrays[f"{split}.targets"] = np.array(targets[split], dtype=np.int64)[order]
     write_arrays(corpus / spec.output, arrays)
     powers = Counter(len(piece).bit_length() - 1 for pieces in tokens.values() for piece in pieces if len(piece))

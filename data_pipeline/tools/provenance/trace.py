@@ -15,7 +15,7 @@ from data_pipeline.foundation.formatting import counted
 from data_pipeline.packing.examples import rows_of_pairs
 from data_pipeline.packing.rows import Documents, Rules, complete_documents, rows_of_tokens
 from data_pipeline.stages import tokens
-from data_pipeline.stages.shards import RowsSpec, rules_of
+from data_pipeline.stages.shards import rules_of
 from data_pipeline.tools.provenance.document_trace import (
     BlockLocation,
     DocumentTrace,
@@ -150,7 +150,7 @@ def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocat
         return None
     count = int(documents.starts[index + 1] - documents.starts[index])
     vocabulary = tokenizer.read(build.directory, **config.tokenizer.layout).vocabulary
-    rules = rules_of(RowsSpec(bucket, config.seed, config.rows, config.tokenizer, ""), vocabulary)
+    rules = rules_of(bucket, config, vocabulary)
     rows = rows_of_document(documents, rules, config.rows.packing, index)
     shard = shards[number].name
     if not rows:
