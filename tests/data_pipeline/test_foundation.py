@@ -21,7 +21,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, masked, masked_code, masked_values, without_login
 from data_pipeline.foundation.packages import code_version
 from data_pipeline.foundation.progress import activity, advance, bytes_done, reporting_progress, set_activity
-from data_pipeline.loading.store import DiskCache
+from data_pipeline.loading.reader import DiskCache
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.tools.fetch.download import sole_user
 from pretrain.run import lock as run_lock

@@ -16,7 +16,7 @@ from data_pipeline.corpus.corpus import default_directory
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
-from data_pipeline.loading.store import DiskCache
+from data_pipeline.loading.reader import DiskCache
 from data_pipeline.loading.stream import Stream
 from tests.data_pipeline.build_processes import flip
 
@@ -122,7 +122,7 @@ def test_a_cache_that_cannot_be_written_is_named_once_and_not_used(tmp_path, cap
 SHARE = """
 import hashlib, sys
 from pathlib import Path
-from data_pipeline.loading.store import DiskCache
+from data_pipeline.loading.reader import DiskCache
 
 cache = DiskCache(Path(sys.argv[1]), limit=20_000)
 for turn in range(300):

@@ -7,7 +7,7 @@ import pytest
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.blocks import rows_in
 from data_pipeline.foundation.config_file import check
-from data_pipeline.loading.store import BlockStore
+from data_pipeline.loading.reader import BlockStore
 from pretrain.config.evaluation import ContinuationSettings
 from pretrain.evaluation.continuation import Continuation
 from pretrain.run.metrics_file import read_metrics
