@@ -1,7 +1,7 @@
 """Reads rows of one split of a corpus by their ids and applies the objective.
 
-Blocks are read by byte offset. Local ones are memory-mapped; remote ones go through a cache on the local disk, which the
-ranks of a machine share.
+Blocks are read by byte offset. Local ones are memory-mapped; remote ones go through a cache on the local disk, which
+the ranks of a machine share.
 """
 
 import contextlib

@@ -107,8 +107,13 @@ class EpochOrder:
         count = len(blocks.rows)
         self._permuted = permutation(int(row_keys(seed, "order/blocks", epoch, np.array([0]))[0]), count)
         self._ends = np.cumsum(blocks.rows[self._permuted])
-        self._block_keys = row_keys(seed, "order/rows", epoch, np.arange(count))
-        self._within = lru_cache(maxsize=2 * lanes + 2)(self._permutation_of_block)
+        keys = row_keys(seed, "order/rows", epoch, np.arange(count))
+
+        @lru_cache(maxsize=2 * lanes + 2)
+        def within(block: int) -> np.ndarray:
+            return permutation(int(keys[block]), int(blocks.rows[block]))
+
+        self._within = within
 
     def row_ids(self, positions: np.ndarray) -> np.ndarray:
         """(n,) int64: ids of the rows at `positions` (n,), each below the number of rows."""
