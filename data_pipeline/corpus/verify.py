@@ -28,15 +28,18 @@ def verify(corpus: Corpus) -> list[str]:
     if its store refuses or doesn't answer.
     """
     manifest, with_documents = corpus.manifest, has_documents(corpus)
-    problems = list(_verify_file(corpus, manifest.blocks.file, manifest.blocks.sha256))
+    problems = _checked(corpus, manifest.blocks.file, _verify_file, manifest.blocks.sha256)
     blocks = {} if problems else {split: corpus.blocks(split) for split in manifest.splits}
     files = manifest.tokenizer.files | ({one.name: one.sha256 for one in manifest.documents} if with_documents else {})
-    checks: list[Callable[[], Iterator[str]]] = [partial(_verify_file, corpus, *item) for item in files.items()]
-    for split, entry in manifest.splits.items():
-        checks += [partial(_verify_shard, corpus, shard, blocks.get(split)) for shard in entry.shards]
+    if not blocks:  # then only the checksums of shards can be checked
+        files |= {shard.name: shard.sha256 for shard in manifest.shards}
+    checks = [partial(_checked, corpus, name, _verify_file, sha256) for name, sha256 in files.items()]
+    for split, of_split in blocks.items():
+        shards = manifest.splits[split].shards
+        checks += [partial(_checked, corpus, shard.name, _verify_shard, shard, of_split) for shard in shards]
     with ThreadPoolExecutor() as pool:
         try:
-            for found in track(pool.map(lambda check: list(check()), checks), len(checks), "verify"):
+            for found in track(pool.map(lambda check: check(), checks), len(checks), "verify"):
                 problems += found
         finally:
             pool.shutdown(cancel_futures=True)
@@ -57,20 +60,18 @@ def has_documents(corpus: Corpus) -> bool:
     return bool(corpus.manifest.documents) and stores.exists(f"{corpus.location}/{DOCUMENTS.rstrip('/')}")
 
 
-def _verify_report(corpus: Corpus) -> Iterator[str]:
+def _verify_report(corpus: Corpus) -> list[str]:
     try:
         with _open(corpus, REPORT) as file:
             content = file.read()
     except FileNotFoundError:
-        return
+        return []
     except OSError as error:
-        yield f"{corpus.location}/{REPORT}: {_unreadable(error)}"
-        return
+        return [f"{corpus.location}/{REPORT}: {_unreadable(error)}"]
     if not seal_holds(content):
-        yield f"{corpus.location}/{REPORT}: its sha256 isn't that of its content"
-        return
-    for name, expected in json.loads(content)["files"].items():
-        yield from _verify_file(corpus, name, expected)
+        return [f"{corpus.location}/{REPORT}: its sha256 isn't that of its content"]
+    pages = json.loads(content)["files"].items()
+    return [problem for name, sha256 in pages for problem in _checked(corpus, name, _verify_file, sha256)]
 
 
 def _files_below(corpus: Corpus, folder: str) -> list[str]:
@@ -81,52 +82,46 @@ def _files_below(corpus: Corpus, folder: str) -> list[str]:
     return [str(name) for name in names if not name.name.startswith(".")]
 
 
-def _verify_file(corpus: Corpus, name: str, expected: str) -> Iterator[str]:
-    digest = hashlib.sha256()
+def _checked(corpus: Corpus, name: str, check: Callable[..., Iterator[str]], *expected: Any) -> list[str]:
+    """What `check` finds wrong with a file of the corpus."""
     try:
         with _open(corpus, name) as file:
-            _hash_rest(file, digest)
+            return [f"{corpus.location}/{name}: {problem}" for problem in check(file, *expected)]
     except OSError as error:
-        yield f"{corpus.location}/{name}: {_unreadable(error)}"
-        return
-    if digest.hexdigest() != expected:
-        yield f"{corpus.location}/{name}: sha256 differs from the manifest's"
+        return [f"{corpus.location}/{name}: {_unreadable(error)}"]
 
 
-def _verify_shard(corpus: Corpus, shard: ShardEntry, blocks: Blocks | None) -> Iterator[str]:
-    """Reads the shard once. `blocks` is None if blocks.parquet is damaged; then only its checksum can be checked."""
-    path = f"{corpus.location}/{shard.name}"
-    if blocks is None:
-        yield from _verify_file(corpus, shard.name, shard.sha256)
-        return
+def _verify_file(file: BinaryIO, expected: str) -> Iterator[str]:
+    if hashlib.file_digest(file, "sha256").hexdigest() != expected:  # type: ignore[arg-type]
+        yield "sha256 differs from the manifest's"
+
+
+def _verify_shard(file: BinaryIO, shard: ShardEntry, blocks: Blocks) -> Iterator[str]:
+    """Reads the shard once."""
     digest, rows, damaged = hashlib.sha256(), 0, []
-    try:
-        with _open(corpus, shard.name) as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            if size != shard.bytes:
-                yield f"{path}: {size} bytes, expected {shard.bytes}"
-                return
-            at = 0
-            for number in sorted(blocks.of_shard(shard.name).tolist(), key=lambda number: blocks.offset[number]):
-                start, length = int(blocks.offset[number]), int(blocks.length[number])
-                digest.update(file.read(start - at))
-                content = file.read(length)
-                digest.update(content)
-                at = start + length
-                if blocks.is_whole(number, content):
-                    rows += count_rows(decode_block(content))
-                else:
-                    damaged.append(str(blocks.first_row[number]))
-            _hash_rest(file, digest)
-    except OSError as error:
-        yield f"{path}: {_unreadable(error)}"
+    size = file.seek(0, 2)
+    file.seek(0)
+    if size != shard.bytes:
+        yield f"{size} bytes, expected {shard.bytes}"
         return
+    at = 0
+    for number in sorted(blocks.of_shard(shard.name).tolist(), key=lambda number: blocks.offset[number]):
+        start, length = int(blocks.offset[number]), int(blocks.length[number])
+        digest.update(file.read(start - at))
+        content = file.read(length)
+        digest.update(content)
+        at = start + length
+        if blocks.is_whole(number, content):
+            rows += count_rows(decode_block(content))
+        else:
+            damaged.append(str(blocks.first_row[number]))
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
     if digest.hexdigest() != shard.sha256:
         where = f"damaged blocks start at rows {', '.join(damaged)}" if damaged else "outside its blocks"
-        yield f"{path}: sha256 differs from the manifest's; {where}"
+        yield f"sha256 differs from the manifest's; {where}"
     elif rows != shard.rows:
-        yield f"{path}: {rows} rows, expected {shard.rows}"
+        yield f"{rows} rows, expected {shard.rows}"
 
 
 def _unreadable(error: OSError) -> str:
@@ -135,8 +130,3 @@ def _unreadable(error: OSError) -> str:
 
 def _open(corpus: Corpus, name: str) -> BinaryIO:
     return stores.open_file(f"{corpus.remote.url}/{name}") if corpus.remote else (corpus.directory / name).open("rb")
-
-
-def _hash_rest(file: BinaryIO, digest: Any) -> None:
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)

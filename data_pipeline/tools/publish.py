@@ -122,12 +122,11 @@ class _Publication:
                 f"{file.path}: sha256 differs from the manifest's; to rebuild it byte for byte: "
                 "data-pipeline build CORPUS.yaml --repair"
             )
-        for tries in range(_TRIES):
+        for tries in range(_TRIES + 1):
             if self._is_present(file.name, sums):
                 return tries > 0
-            self._patiently(partial(self._put, file.path, file.name), file.name)
-        if self._is_present(file.name, sums):
-            return True
+            if tries < _TRIES:
+                self._patiently(partial(self._put, file.path, file.name), file.name)
         raise FailedError(f"{self._url}/{file.name}: differs from {file.path} after {_TRIES} uploads")
 
     def _put(self, path: Path, name: str) -> None:
@@ -157,8 +156,7 @@ class _Publication:
         except (UserError, FileNotFoundError):
             raise
         except Exception as error:  # each file system raises its own errors
-            reason = one_line(error)
-            raise FailedError(f"{self._url}/{name}: can't be written: {reason}") from None
+            raise FailedError(f"{self._url}/{name}: can't be written: {one_line(error)}") from None
 
     def _remote_path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
