@@ -18,6 +18,7 @@ from pydantic import Field
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.config_file import LocalPath, Section
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import first_few
 
 Scorer = Callable[[str], float]
 _PREFIX = "__label__"
@@ -63,7 +64,7 @@ def check(config: ClassifierConfig) -> str:
     for label in (config.label, _PREFIX + config.label):
         if label in labels:
             return label
-    known = ", ".join(label.removeprefix(_PREFIX) for label in labels[:10]) + (", …" if len(labels) > 10 else "")
+    known = first_few((label.removeprefix(_PREFIX) for label in labels), 10)
     raise UserError(f"cleaning.classifier.label: {config.path} has no label {config.label!r}; it has {known}")
 
 

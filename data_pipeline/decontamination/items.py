@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.foundation.config_file import Locations, Section
 from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.formatting import first_few
 from data_pipeline.foundation.paths import opening
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import refuse_other_format
@@ -114,7 +115,9 @@ def _jsonl_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
                 try:
                     texts += _texts(record, [field] if field in record else field.split("."))
                 except LookupError:
-                    raise DamagedInput(path, f"line {number}", f'no field "{field}"; it has {_named(record)}') from None
+                    raise DamagedInput(
+                        path, f"line {number}", f'no field "{field}"; it has {first_few(record, _SHOWN)}'
+                    ) from None
                 except TypeError as error:
                     reason = f'field "{field}": expected text, found {error}'
                     raise DamagedInput(path, f"line {number}", reason) from None
@@ -146,7 +149,9 @@ def _tsv_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
         if not columns:  # the first line names them
             for field in evaluation_set.fields:
                 if field not in cells:
-                    raise DamagedInput(path, f"line {number}", f'no column "{field}"; it has {_named(cells)}')
+                    raise DamagedInput(
+                        path, f"line {number}", f'no column "{field}"; it has {first_few(cells, _SHOWN)}'
+                    )
             columns = [cells.index(str(field)) for field in evaluation_set.fields]
         elif max(columns) >= len(cells):
             raise DamagedInput(path, f"line {number}", f"no column {max(columns) + 1}; it has {len(cells)}")
@@ -165,9 +170,3 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
                 except ValueError as error:  # its advice is for sources
                     raise DamagedInput(path, f"line {number}", str(error).partition(";")[0]) from None
                 yield number, text
-
-
-def _named(names: Any) -> str:
-    """The first of some names: "a, b, …"."""
-    found = list(names)
-    return ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")

@@ -16,7 +16,7 @@ from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.foundation.formatting import counted, printable
+from data_pipeline.foundation.formatting import counted, first_few, printable
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia.export import index_of, ranges
@@ -65,8 +65,7 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
             found_there = partial(_remote_files, filesystem, path, root)
             files = stores.with_retries(found_there, pattern, stores.LISTING_SECONDS)
         if built := _of_corpora(files, path, root, output, stores.is_local(filesystem)):
-            corpora = sorted(set(built.values()))
-            shown = ", ".join(corpora[:_CORPORA_SHOWN]) + (", …" if len(corpora) > _CORPORA_SHOWN else "")
+            shown = first_few(sorted(set(built.values())), _CORPORA_SHOWN)
             reason = f"{counted(len(built), 'file')} of corpora that were built there ({shown})"
             if len(built) == len(files):
                 raise UserError(f"{pattern}: has nothing but {reason} (path of {kind} {source.name!r})")

@@ -1,7 +1,7 @@
 """Numbers, names and tables as people read them, and text without passwords."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import filesize
@@ -10,6 +10,12 @@ from rich import filesize
 def counted(number: int, noun: str) -> str:
     """1, "unit" -> "1 unit"; 2000, "unit" -> "2,000 units"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def first_few(names: Iterable[str], most: int) -> str:
+    """["a", "b", "c"], 2 -> "a, b, …"."""
+    found = list(names)
+    return ", ".join(found[:most]) + (", …" if len(found) > most else "")
 
 
 def duration(seconds: float) -> str:

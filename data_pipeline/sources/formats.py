@@ -12,7 +12,7 @@ from functools import partial
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.formatting import counted, first_few
 from data_pipeline.foundation.packages import offered
 from data_pipeline.sources import c4, csv, jsonl, pairs, plain_text, tables, warc, wet, wikiextractor
 from data_pipeline.sources.decompress import CorruptMember, decompressed, has_no_checksum, open_file
@@ -105,9 +105,9 @@ def _look(head: bytes) -> Look | None:
     lines = [line for line in head.split(b"\n")[: None if is_whole else -1] if line.strip()][:100]
     objects = list(_objects(lines[:2]))
     if objects and len(objects) == len(lines[:2]):
-        shown = ", ".join(list(objects[0])[:_KEYS_SHOWN]) + (", …" if len(objects[0]) > _KEYS_SHOWN else "")
         readers = ("jsonl", "json", "c4", "wikiextractor", "pairs")
-        return Look(f"JSON Lines with the keys {shown}", readers, certain=len(objects) == 2)
+        keys = first_few(objects[0], _KEYS_SHOWN)
+        return Look(f"JSON Lines with the keys {keys}", readers, certain=len(objects) == 2)
     if b"\0" in head:
         return Look("binary data or UTF-16", certain=False)
     try:

@@ -7,7 +7,6 @@ that is large, files are merged (`execution.merging`).
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,11 +21,11 @@ from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.safetensors_file import write_arrays
 from data_pipeline.objectives.randomness import hashed
-from data_pipeline.text.document import Document
 from data_pipeline.text.tally import most_common
-from data_pipeline.tokenizer.text_model import TextModel
+from data_pipeline.tokenizer.text_model import TextModel, batches
 
-_ENCODE_BATCH, _ENCODE_CHARACTERS = 512, 8_000_000  # documents that are encoded at once, and their characters
+_ENCODE_CHARACTERS = 8_000_000  # of documents that are encoded at once
+_LEAST_CHARACTERS = _ENCODE_CHARACTERS // 512  # that a document counts as: no more than 512 at once
 _ORDER_BITS = 12  # of a hash, for the place in a run of documents that stay together
 _CHARACTERS_IN_RESULT = 1000
 
@@ -126,7 +125,7 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     documents = read_documents(corpus, spec.part, ["id", "split", "text", "target"])
     end = [model.vocabulary.eos] if config.rows.end_of_document else []
     coverage = Coverage(model.model)
-    for batch in _batches(documents):
+    for batch in batches(documents, lambda one: max(len(one.text), _LEAST_CHARACTERS), _ENCODE_CHARACTERS):
         texts = model.encode([document.text for document in batch])
         of_targets = model.encode([document.target for document in batch]) if config.pairs else [[]] * len(batch)
         for document, text, target in zip(batch, texts, of_targets, strict=True):
@@ -169,15 +168,3 @@ def shuffle_hash(seed: int, identity: str, together: int = 1) -> int:
     file, _, ordinal = identity.rpartition("/")
     run, place = divmod(int(ordinal), together)
     return hashed(f"{seed}/shuffle/{file}/{run}") >> _ORDER_BITS << _ORDER_BITS | place
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch, characters = list[Document](), 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document.text)
-        if len(batch) == _ENCODE_BATCH or characters >= _ENCODE_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch

@@ -6,11 +6,11 @@ Special tokens never match text: text that spells one is encoded like any other.
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 import tokenizers
@@ -18,6 +18,7 @@ import tokenizers
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.text.vocabulary import Vocabulary
 
+Item = TypeVar("Item")
 _PART_CHARACTERS = 1_000_000
 _SPACE = re.compile(r"[^\S\x1c-\x1f]")  # those four are white space to Python, and to no tokenizer
 _CUT = re.compile(rf"(?<=\S){_SPACE.pattern}")
@@ -187,7 +188,8 @@ class FastTokenizer(TextModel):
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         ids: list[list[int]] = [[] for _ in texts]
-        for batch in _batches((number, part) for number, text in enumerate(texts) for part in self.parts(text)):
+        cut = ((number, part) for number, text in enumerate(texts) for part in self.parts(text))
+        for batch in batches(cut, lambda one: len(one[1]), _BATCH_CHARACTERS):
             encoded = self._backend.encode_batch_fast([part for _, part in batch], add_special_tokens=False)
             for (number, _), one in zip(batch, encoded, strict=True):
                 ids[number] += one.ids
@@ -201,14 +203,14 @@ class FastTokenizer(TextModel):
         return parts(text)
 
 
-def _batches(parts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Batches of `parts`, each (index of a text, a part of it), of at most a million characters beside the last one."""
-    batch: list[tuple[int, str]] = []
-    characters = 0
-    for part in parts:
-        batch.append(part)
-        characters += len(part[1])
-        if characters > _BATCH_CHARACTERS:
+def batches(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """`items` in lists, each of which ends once its sizes add up to `most`."""
+    batch, total = list[Item](), 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= most:
             yield batch
-            batch, characters = [], 0
-    yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
