@@ -58,11 +58,9 @@ def _matcher(language: str) -> Callable[[str], bool] | None:
     files = [path for path in _LISTS.iterdir() if _primary(path.name) == language]
     phrases = {line.strip() for path in files for line in path.read_text("utf-8").splitlines()}
     lowered = {phrase.lower() for phrase in phrases - _ALLOWED.get(language, set())}
-    return _anywhere(lowered) if language in _WITHOUT_SPACES else _between_boundaries(lowered)
-
-
-def _anywhere(phrases: set[str]) -> Callable[[str], bool]:
-    pattern = re2.compile(_either(phrases))
+    if language not in _WITHOUT_SPACES:
+        return _between_boundaries(lowered)
+    pattern = re2.compile(_either(lowered))
     return lambda text: pattern.search(text) is not None
 
 

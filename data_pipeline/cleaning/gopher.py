@@ -102,7 +102,7 @@ def _broken(text: str, rules: GopherConfig) -> Iterator[str]:
         yield "ellipsis_lines"
     if not _alphabetic(words, rules.min_alphabetic_words * count):
         yield "alphabetic_words"
-    if not _has_stop_words(words, rules.min_stop_words):
+    if all(len(STOP_WORDS.intersection(found)) < rules.min_stop_words for found in (words, map(str.lower, words))):
         yield "stop_words"
     paragraphs = [part for part in map(str.strip, _BLANK_LINES.split(text)) if part]
     for unit, parts, most, most_characters in (
@@ -125,10 +125,6 @@ def _alphabetic(words: list[str], least: float) -> bool:
     if sum(map(str.isalpha, words)) >= least:
         return True
     return sum(any(map(str.isalpha, word)) for word in words) >= least
-
-
-def _has_stop_words(words: list[str], least: int) -> bool:
-    return len(STOP_WORDS.intersection(words)) >= least or len(STOP_WORDS.intersection(map(str.lower, words))) >= least
 
 
 def _repeated(parts: Sequence[str]) -> tuple[int, int]:

@@ -103,8 +103,11 @@ def _look(head: bytes) -> Look | None:
         if pattern.match(head):
             return look
     lines = [line for line in head.split(b"\n")[: None if is_whole else -1] if line.strip()][:100]
-    objects = list(_objects(lines[:2]))
-    if objects and len(objects) == len(lines[:2]):
+    try:
+        objects = [json.loads(line) for line in lines[:2]]
+    except (ValueError, RecursionError):
+        objects = []
+    if objects and all(isinstance(one, dict) for one in objects):
         readers = ("jsonl", "json", "c4", "wikiextractor", "pairs")
         keys = first_few(objects[0], _KEYS_SHOWN)
         return Look(f"JSON Lines with the keys {keys}", readers, certain=len(objects) == 2)
@@ -117,16 +120,6 @@ def _look(head: bytes) -> Look | None:
     if lines and all(line.count(b"\t") == 1 for line in lines):
         return Look("tab-separated pairs", ("pairs",), certain=False)
     return Look("plain text", ("text",), certain=False) if lines else None
-
-
-def _objects(lines: list[bytes]) -> Iterator[dict[str, object]]:
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if isinstance(value, dict):
-            yield value
 
 
 def _counting_lost_records(declared: str, reader: ReadFunction) -> ReadFunction:

@@ -138,18 +138,16 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
     for number, own in enumerate(inputs):
         name = f"part-{number:05d}"
         source = own[0][0].source
-        ends = list[tuple[int, int] | None]()
+        by_position = config.split.by == "position" and source.split is None
+        total, start, specs = sizes[source.name], before[source.name], list[InputSpec]()
         for file, piece in own:
             size = (piece.stop or file.bytes) - piece.start
             before[source.name] += size
-            left = sizes[source.name] - before[source.name]
-            by_position = config.split.by == "position" and source.split is None
-            ends.append(_held_out(left, size, sizes[source.name], ratios[source.name]) if by_position else None)
+            left = total - before[source.name]
+            end = _held_out(left, size, total, ratios[source.name]) if by_position else None
+            specs.append(InputSpec(file.path, file.name, piece, held_out=end))
         spec = DocumentsSpec(
-            inputs=[
-                InputSpec(file.path, file.name, piece, held_out=end)
-                for (file, piece), end in zip(own, ends, strict=True)
-            ],
+            inputs=specs,
             format=source.format,
             name=source.name,
             language=source.language,
@@ -163,9 +161,9 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
         )
         settings = {key: value for key, value in vars(spec).items() if key != "inputs"}
         stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: a file may be moved
-        settings["held_out"] = ends
-        size = sum((piece.stop or file.bytes) - piece.start for file, piece in own)
-        units.append(Unit(name, spec, fingerprint([settings, stamps, *spec.cleaning.identity]), bytes=size))
+        settings["held_out"] = [one.held_out for one in specs]
+        inputs_of = fingerprint([settings, stamps, *spec.cleaning.identity])
+        units.append(Unit(name, spec, inputs_of, bytes=before[source.name] - start))
     return units
 
 
