@@ -10,18 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus import manifest
 from data_pipeline.corpus.corpus import DOCUMENTS
-from data_pipeline.corpus.manifest import (
-    FILE,
-    FORMAT_VERSION,
-    BlocksEntry,
-    DocumentsEntry,
-    InputEntry,
-    Manifest,
-    RowsEntry,
-    ShardEntry,
-    SplitEntry,
-)
 from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
@@ -88,7 +78,7 @@ _BLOCK_SCHEMA = pa.schema(
 def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
     """Writes blocks.parquet, then manifest.json, which completes the corpus."""
     tokenizer = read(corpus, **config.tokenizer.layout)
-    rows = RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
+    rows = manifest.RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
     splits: dict[str, list[Finished[ShardResult]]] = {}
     for unit in built.shards:
         splits.setdefault(unit.result.split, []).append(unit)
@@ -106,8 +96,8 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         "seed": config.seed,
         "shards": [checksum for unit in built.shards for checksum in unit.checksums],
     }
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
+    written = manifest.Manifest(
+        format_version=manifest.FORMAT_VERSION,
         name=config.name,
         fingerprint=fingerprint(identity),
         seed=config.seed,
@@ -115,27 +105,27 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         rows=rows,
         splits={name: _split(units) for name, units in splits.items()},
         inputs=[
-            InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status, read.unchecked)
+            manifest.InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status, read.unchecked)
             for unit in built.documents
             for read in unit.result.inputs
             if read.range.start == 0
         ],
         config=lineage(config),
         documents=[
-            DocumentsEntry(name, output.bytes, output.sha256)
+            manifest.DocumentsEntry(name, output.bytes, output.sha256)
             for unit in (*built.documents, *built.deduplicated)
             for name, output in unit.outputs.items()
             if name.startswith(DOCUMENTS)
         ],
-        blocks=BlocksEntry(BLOCKS, sha256(corpus / BLOCKS)),
+        blocks=manifest.BlocksEntry(BLOCKS, sha256(corpus / BLOCKS)),
         code_version=code_version(),
     )
-    write_json(corpus / FILE, manifest, sealed=True)
+    write_json(corpus / manifest.FILE, written, sealed=True)
 
 
-def _split(units: Sequence[Finished[ShardResult]]) -> SplitEntry:
+def _split(units: Sequence[Finished[ShardResult]]) -> manifest.SplitEntry:
     shards = [
-        ShardEntry(name, unit.result.rows, output.bytes, output.sha256)
+        manifest.ShardEntry(name, unit.result.rows, output.bytes, output.sha256)
         for unit in units
         for name, output in unit.outputs.items()
     ]
@@ -143,7 +133,7 @@ def _split(units: Sequence[Finished[ShardResult]]) -> SplitEntry:
     rows, tokens, documents = (
         sum(getattr(result, count) for result in results) for count in ("rows", "tokens", "documents")
     )
-    return SplitEntry(rows, tokens, documents, shards)
+    return manifest.SplitEntry(rows, tokens, documents, shards)
 
 
 def write_settings(config: CorpusConfig, corpus: Path) -> None:
