@@ -67,7 +67,15 @@ def join(address: str, corpus: Path, token: str) -> None:
     """
     if ray.is_initialized():
         return
-    _join(address)
+    # One attempt, of 40 s at most. Ray makes 20, which would take a quarter hour if another program has the port.
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():  # fails at once if nothing listens
+            socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
+        ray.init(address=address, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise FailedError(f"ray.address: can't join the cluster at {address}: {one_line(error)}") from None
     _probe(corpus, token)
 
 
@@ -134,18 +142,6 @@ def _alone(
         except _LOST:
             cause = "it crashed, or the system ended it because memory ran out"
             yield name, WorkerDied(f"the worker died on every try, the last one with a node to itself: {cause}")
-
-
-def _join(address: str) -> None:
-    # One attempt, of 40 s at most. Ray makes 20, which would take a quarter hour if another program has the port.
-    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        if port.isdigit():  # fails at once if nothing listens
-            socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
-        ray.init(address=address, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise FailedError(f"ray.address: can't join the cluster at {address}: {one_line(error)}") from None
 
 
 def _probe(corpus: Path, token: str) -> None:

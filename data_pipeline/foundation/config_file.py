@@ -103,7 +103,7 @@ def problems(error: ValidationError, schema: type[BaseModel]) -> list[str]:
     first: dict[str, tuple[ErrorDetails, _Place]] = {}  # a value that may have several types has a problem for each
     for problem in error.errors():
         place = _walk(schema, problem["loc"])
-        first.setdefault(place.key, (problem, place))
+        first.setdefault(".".join(place.names), (problem, place))
     return [line for key, found in first.items() for line in _describe(key, *found, schema).splitlines()]
 
 
@@ -178,10 +178,14 @@ def _describe(key: str, problem: ErrorDetails, place: "_Place", schema: type[Bas
     if problem["type"] == "union_tag_invalid":
         kind, known_kinds = (problem["ctx"][name].replace("'", "") for name in ("discriminator", "expected_tags"))
         return f"{key}.{kind}: expected one of {known_kinds}, got {problem['ctx']['tag']!r}"
-    means = f" ({brief})" if (brief := key_meanings.in_brief(place.meaning)) else ""
+    section, field = place.field or (Section, "")
+    brief = key_meanings.in_brief(key_meanings.meaning(section, field))
+    means = f" ({brief})" if brief else ""
     if problem["type"] == "missing":
         return f"{key}: missing{means}"
-    expected = f"expected {place.values}" if place.is_field else message[:1].lower() + message[1:]
+    expected = message[:1].lower() + message[1:]
+    if place.names[-1:] == [field]:  # the field itself, not an item of its list
+        expected = f"expected {key_meanings.values(section.model_json_schema()['properties'][field])}"
     return f"{key}: {expected}, got {problem['input']!r}{means}"
 
 
@@ -192,25 +196,6 @@ class _Place(NamedTuple):
     names: list[str]
     sections: list[type[BaseModel]]
     field: tuple[type[BaseModel], str] | None
-
-    @property
-    def key(self) -> str:
-        return ".".join(self.names)
-
-    @property
-    def meaning(self) -> str:
-        return key_meanings.meaning(*self.field) if self.field else ""
-
-    @property
-    def is_field(self) -> bool:
-        """Whether the place is the field itself, not an item of its list."""
-        return self.field is not None and self.names[-1] == self.field[1]
-
-    @property
-    def values(self) -> str:
-        """The values that the field takes, in words."""
-        section, key = self.field or (Section, "")
-        return key_meanings.values(section.model_json_schema()["properties"][key])
 
 
 def _walk(schema: type[BaseModel], location: Sequence[Any]) -> _Place:
