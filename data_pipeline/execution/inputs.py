@@ -19,7 +19,7 @@ from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.formatting import counted, first_few, printable
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.sources.record import Range
-from data_pipeline.sources.wikipedia.export import index_of, ranges
+from data_pipeline.sources.wikipedia_export import index_of, ranges
 
 _OPENING = 4096  # bytes that could be read in the time that it takes to open a file
 _CORPORA_SHOWN = 3

@@ -14,12 +14,11 @@ from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.formatting import counted, first_few
 from data_pipeline.foundation.packages import offered
-from data_pipeline.sources import c4, csv, jsonl, pairs, plain_text, tables, warc, wet, wikiextractor
+from data_pipeline.sources import c4, csv, jsonl, pairs, plain_text, tables, warc, wet, wikiextractor, wikipedia
 from data_pipeline.sources.decompress import CorruptMember, decompressed, has_no_checksum, open_file
 from data_pipeline.sources.record import Input, ReadFunction, ReadStats, Record, RecordOptions, Source, TextOptions
 from data_pipeline.sources.tables import Columns
 from data_pipeline.sources.warc_records import WarcOptions
-from data_pipeline.sources.wikipedia import dump as wikipedia
 
 _HEAD = 1 << 18  # bytes of content to look at
 _KEYS_SHOWN = 8

@@ -11,8 +11,8 @@ import pytest
 
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.record import Input, Range, ReadStats, Record
-from data_pipeline.sources.wikipedia.dump import read
-from data_pipeline.sources.wikipedia.export import index_of, ranges
+from data_pipeline.sources.wikipedia import read
+from data_pipeline.sources.wikipedia_export import index_of, ranges
 from tests.conftest import SAMPLES
 from tests.tables import each
 

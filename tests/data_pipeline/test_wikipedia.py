@@ -11,7 +11,7 @@ import pytest
 
 from data_pipeline.cleaning.wikitext.namespaces import is_redirect
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.wikipedia.dump import url_title
+from data_pipeline.sources.wikipedia import url_title
 from tests.conftest import SAMPLES
 from tests.data_pipeline.reading import read, read_bytes
 from tests.tables import each

@@ -11,7 +11,7 @@ from xml.parsers import expat
 from data_pipeline.cleaning.wikitext.namespaces import is_redirect, normalised_namespace
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.wikipedia.export import END, PAGE, ROOT, DamagedBeyond, Site, chunks, page_tags
+from data_pipeline.sources.wikipedia_export import END, PAGE, ROOT, DamagedBeyond, Site, chunks, page_tags
 
 _MAX_PAGE = 1 << 26  # bytes; MediaWiki's own limit of a text is 2 MiB
 _MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first

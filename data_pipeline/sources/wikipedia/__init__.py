@@ -1,1 +1,0 @@
-"""Wikipedia's XML dumps: pages, and ranges of dumps with many streams."""
