@@ -34,9 +34,8 @@ from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsC
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.text.document import Document, normalize_url
+from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
-from data_pipeline.text.tally import Tally
 
 LIMIT = """Each step is Python on one core, for each page, line or word; a build has a core for each worker."""
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"

@@ -38,7 +38,7 @@ from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Tally
 
 DATA = Path(__file__).parents[1] / "tests/data"
 _SECONDS_PER_CASE = 20

@@ -10,8 +10,8 @@ from data_pipeline.cleaning import classifier
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.manifest import FILE
 from data_pipeline.execution import ownership, workers
+from data_pipeline.execution.buckets import merge
 from data_pipeline.execution.inputs import InputFile, list_files
-from data_pipeline.execution.merging import merge
 from data_pipeline.execution.parts import keep_only, parts_of
 from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json

@@ -20,7 +20,7 @@ from data_pipeline.stages.part_readings import KeysResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult
-from data_pipeline.text.tally import NO_RULES, most_common, smallest
+from data_pipeline.text.document import NO_RULES, most_common, smallest
 from data_pipeline.write_manifest import Built
 
 FILE, MARKDOWN, HTML = "report.json", "report.md", "report.html"

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable
 
 from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.text.document import Tally
 from data_pipeline.text.sentences import count_sentences
-from data_pipeline.text.tally import Tally
 
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _END_MARKS = (".", "?", "!", '"')

@@ -11,7 +11,7 @@ from data_pipeline.cleaning.language import LanguageConfig
 from data_pipeline.cleaning.pii import Kind
 from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults
 from data_pipeline.foundation.packages import named
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Tally
 
 
 class Rule(Section):

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Tally
 
 STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 _BULLETS = ("•", "‣", "●", "-", "*")

@@ -15,7 +15,7 @@ import pycld2
 from pydantic import Field, model_validator
 
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Tally
 
 
 class LanguageConfig(Section):

@@ -11,7 +11,7 @@ from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.gopher import keep_page
 from data_pipeline.cleaning.language import detector, keep_language
 from data_pipeline.cleaning.pii import mask
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Tally
 
 
 class Cleaner:

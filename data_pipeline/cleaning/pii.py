@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Tally
 
 Kind = Literal["email", "ip", "phone"]
 PLACEHOLDERS: dict[Kind, str] = {

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from data_pipeline.dedup.keys import hash64
 from data_pipeline.dedup.step import Step, enough_left, rank
-from data_pipeline.text.document import Document
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Document, Tally
 
 
 class EqualLines(Step):

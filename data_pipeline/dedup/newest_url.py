@@ -6,8 +6,7 @@ import numpy as np
 
 from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, hash64
 from data_pipeline.dedup.step import Step
-from data_pipeline.text.document import Document, normalize_url
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Document, Tally, normalize_url
 
 _TIMESTAMP_BYTES = 24
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from data_pipeline.dedup.keys import hash64
 from data_pipeline.dedup.step import Step, enough_left, rank
-from data_pipeline.text.document import Document
+from data_pipeline.text.document import Document, Tally
 from data_pipeline.text.sentences import sentence_starts
-from data_pipeline.text.tally import Tally
 
 SENTENCES = 3
 

@@ -9,9 +9,8 @@ import numpy as np
 from data_pipeline.dedup.keys import Keys, decide, hash64, write_duplicates
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.packages import named
-from data_pipeline.text.document import Document
+from data_pipeline.text.document import Document, Tally
 from data_pipeline.text.sentences import count_sentences
-from data_pipeline.text.tally import Tally
 
 
 class StepConfig(Section):

@@ -22,8 +22,7 @@ from pydantic import Field
 from data_pipeline.dedup.keys import Keys, decide, write_duplicates
 from data_pipeline.dedup.step import Step, enough_left, rank
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.text.document import Document
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Document, Tally
 from data_pipeline.text.words import Words, batches, bounds, exact
 
 _UPPER = np.uint64(2**64 - 2**32)

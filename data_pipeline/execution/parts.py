@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.foundation.errors import FailedError, one_line
-from data_pipeline.text.document import Document
-from data_pipeline.text.tally import Tally, most_common
+from data_pipeline.text.document import Document, Tally, most_common
 
 SCHEMA = pa.schema(
     [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]

@@ -49,7 +49,7 @@ ResultType = TypeVar("ResultType", bound=Result, covariant=True)
 class Unit(Generic[Spec]):
     """One piece of work. `spec` is the worker's argument; `inputs` fingerprints all that its result depends on.
 
-    A spec's size must not grow with the number of units: long lists are passed as files (`merging.write_names`).
+    A spec's size must not grow with the number of units: long lists are passed as files (`buckets.write_names`).
 
     `outputs` are the files it writes, relative to the corpus directory; its result adds those that aren't known
     beforehand. `bytes` is the size of its input, for the progress display.

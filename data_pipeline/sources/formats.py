@@ -14,7 +14,7 @@ from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.formatting import counted, first_few
 from data_pipeline.foundation.packages import offered
-from data_pipeline.sources import c4, csv, jsonl, pairs, plain_text, tables, warc, wet, wikiextractor, wikipedia
+from data_pipeline.sources import csv, jsonl, pairs, plain_text, tables, warc, warc_records, wikiextractor, wikipedia
 from data_pipeline.sources.decompress import CorruptMember, decompressed, has_no_checksum, open_file
 from data_pipeline.sources.record import Input, ReadFunction, ReadStats, Record, RecordOptions, Source, TextOptions
 from data_pipeline.sources.tables import Columns
@@ -151,9 +151,9 @@ def _with_lost_records(damage: CorruptMember, file: Input, stats: ReadStats, rea
 
 
 _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
-    "wet": (wet.read, WarcOptions),
+    "wet": (warc_records.read_wet, WarcOptions),
     "warc": (warc.read, warc.Options),
-    "c4": (c4.read, RecordOptions),
+    "c4": (jsonl.read_c4, RecordOptions),
     "wikipedia": (wikipedia.read, Section),
     "wikiextractor": (wikiextractor.read, TextOptions),
     "jsonl": (jsonl.read, jsonl.Options),

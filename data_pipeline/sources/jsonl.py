@@ -1,5 +1,5 @@
 """JSON with configurable keys: an object per line, or one array of objects in a file, as `Dataset.to_json(lines=False)`
-and pandas write it."""
+and pandas write it; and C4 as published (`c4-train.00000-of-01024.json.gz`)."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import (
     FieldNames,
     Input,
@@ -204,3 +205,31 @@ def string(record: dict[str, object], name: str, required: bool = True) -> str:
         raise ValueError(f'no string under the key "{name}"')
     value.encode()  # a lone surrogate ("\ud800") is valid JSON but no text, and can't be written anywhere
     return value
+
+
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?Z?")
+
+
+def read_c4(file: Input, stats: ReadStats) -> Iterator[Record]:
+    """Every line's text, url and timestamp, of C4; the ordinal is the line's index.
+
+    Copies of C4 differ: some have timestamps without "T" and "Z", `date` instead of `timestamp`, or only a text. All
+    are read, and the timestamp becomes ISO 8601. Counts `read` (lines that aren't blank) and `empty` (blank texts,
+    dropped). A line without the expected object is noted as damage and skipped.
+
+        {"text":"Hello.","timestamp":"2019-04-25 12:57:54","url":"https://a.org/"}
+          ->  Record(0, "Hello.", "https://a.org/", timestamp="2019-04-25T12:57:54Z")
+    """
+    options = RecordOptions(**file.options)
+    with open_stream(file.path, file.verified) as stream:
+        for number, line in json_lines(stream, stats, options):
+            try:
+                text, url = string(line, "text"), string(line, "url", required=False)
+                timestamp = string(line, "timestamp", required=False) or string(line, "date", required=False)
+            except ValueError as error:
+                stats.damaged(f"line {number}", f"expected a JSON object with a text: {error}")
+                continue
+            if text.strip():
+                yield Record(number - 1, text, url, timestamp=_TIMESTAMP.sub(r"\1T\2Z", timestamp, count=1))
+            else:
+                stats.counters["empty"] += 1

@@ -16,7 +16,7 @@ from resiliparse.parse.encoding import detect_encoding
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.decompress import Chunks, open_stream
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Tally
 
 _DAMAGE_KEPT = 100
 

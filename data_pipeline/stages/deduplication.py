@@ -18,7 +18,7 @@ from pathlib import Path
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.execution.merging import merge, write_names
+from data_pipeline.execution.buckets import merge, write_names
 from data_pipeline.execution.parts import Part
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import fingerprint

@@ -26,8 +26,7 @@ from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS, look_of
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
-from data_pipeline.text.document import Document, is_chosen, normalize_url
-from data_pipeline.text.tally import Tally, most_common
+from data_pipeline.text.document import Document, Tally, is_chosen, most_common, normalize_url
 
 _HOLES_IN_RESULT = 100  # a report shows 20
 _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])

@@ -20,7 +20,7 @@ from data_pipeline.cleaning.page import PageFilters
 from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
 from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, read_duplicates, read_repeated
 from data_pipeline.dedup.step import Step
-from data_pipeline.execution.merging import read_names
+from data_pipeline.execution.buckets import read_names
 from data_pipeline.execution.parts import (
     SCHEMA,
     Histograms,
@@ -33,8 +33,7 @@ from data_pipeline.execution.parts import (
 )
 from data_pipeline.execution.work_units import Result, Stage
 from data_pipeline.stages import evaluation_sets
-from data_pipeline.text.document import Document
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Document, Tally
 
 Row = tuple[int, Document, Document | None]
 """(number, document of a part, what is left of it)"""

@@ -15,8 +15,7 @@ from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import blocks
 from data_pipeline.corpus.blocks import Block
-from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, read_bucket
-from data_pipeline.execution.merging import read_names, write_names
+from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, read_bucket, read_names, write_names
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_file, fingerprint
 from data_pipeline.objectives.objective import Examples

@@ -8,7 +8,7 @@ from markdown_it import MarkdownIt
 
 from data_pipeline.foundation.formatting import markdown
 from data_pipeline.report import HTML, LINE, MARKDOWN, SPAN, InputReport, Report, coverage, cut_pairs, visible
-from data_pipeline.text.tally import most_common
+from data_pipeline.text.document import most_common
 
 _ROWS = 20  # the most rows of a chart
 _BAR = 40  # characters of its longest bar

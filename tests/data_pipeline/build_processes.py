@@ -13,9 +13,9 @@ from tests.conftest import TOP
 # `data-pipeline` where even a few files are merged.
 MERGING = """
 from data_pipeline.cli import main
-from data_pipeline.execution import merging
+from data_pipeline.execution import buckets
 
-merging.group_sizes = lambda files, readers: [2]
+buckets.group_sizes = lambda files, readers: [2]
 main()
 """
 

@@ -19,9 +19,8 @@ from data_pipeline.dedup.minhash import Clusters, MinHashConfig, NearDuplicates,
 from data_pipeline.dedup.spans import EqualSpans, sentences_of
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
 from data_pipeline.foundation.errors import FailedError
-from data_pipeline.text.document import Document, normalize_url
+from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
-from data_pipeline.text.tally import Tally
 from tests.data_pipeline.build_processes import checksums
 from tests.data_pipeline.pages import OFF, Page, built, cleaned, dealt, documents_of, page, published, trained
 from tests.slow import slow

@@ -11,9 +11,18 @@ from safetensors.numpy import save_file
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys
-from data_pipeline.execution import buckets, merging
-from data_pipeline.execution.buckets import SPLITS, TokenBucket, bucket_numbers, count_tokens, merge_tokens, read_bucket
-from data_pipeline.execution.merging import MergeSpec, group_sizes, read_names
+from data_pipeline.execution import buckets
+from data_pipeline.execution.buckets import (
+    SPLITS,
+    MergeSpec,
+    TokenBucket,
+    bucket_numbers,
+    count_tokens,
+    group_sizes,
+    merge_tokens,
+    read_bucket,
+    read_names,
+)
 from data_pipeline.execution.parts import Histograms
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.atomic import fingerprint
@@ -213,7 +222,7 @@ def unmerged(config) -> dict[str, str]:
 def grouped(monkeypatch) -> list[int]:
     """Sizes of groups, to be changed, by which all files are merged."""
     sizes: list[int] = []
-    monkeypatch.setattr(merging, "group_sizes", lambda files, readers: sizes)
+    monkeypatch.setattr(buckets, "group_sizes", lambda files, readers: sizes)
     for module, bound, number in ((buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
         monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
     return sizes

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from data_pipeline.cleaning.language import Detection, LanguageConfig, detector, keep_language
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Tally
 from tests.data_pipeline.reading import c4_pages
 from tests.tables import each
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.cleaning.pii import PLACEHOLDERS, mask
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Tally
 from tests.tables import each
 
 ALL = ("email", "ip", "phone")

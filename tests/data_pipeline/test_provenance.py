@@ -16,7 +16,7 @@ from data_pipeline.corpus.blocks import decode_block
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.packing import PACKINGS, Documents, Rules
-from data_pipeline.text.tally import Tally, smallest
+from data_pipeline.text.document import Tally, smallest
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from data_pipeline.tools.provenance.trace import rows_of_document

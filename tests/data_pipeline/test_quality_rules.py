@@ -17,7 +17,7 @@ from data_pipeline.cleaning.gopher import GopherConfig, keep_page
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Tally
 from data_pipeline.tools.provenance import trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import write_corpus_file

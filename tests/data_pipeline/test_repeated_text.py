@@ -16,8 +16,7 @@ import pytest
 from data_pipeline import report
 from data_pipeline.dedup.minhash import MinHashConfig, NearDuplicates, shape
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
-from data_pipeline.text.document import Document
-from data_pipeline.text.tally import Tally
+from data_pipeline.text.document import Document, Tally
 from data_pipeline.tools.provenance import trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from tests.data_pipeline.pages import OFF, cleaned, dealt, page, published, texts_of
