@@ -1,4 +1,4 @@
-"""The ways to pack a bucket's documents into rows, one file each."""
+"""The ways to pack a bucket's documents into rows."""
 
 from collections.abc import Callable
 

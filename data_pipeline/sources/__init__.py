@@ -1,1 +1,1 @@
-"""Sources: readers, one file for each file format, with the options of the format."""
+"""Sources: the readers of all file formats, with the options of each."""

@@ -155,7 +155,8 @@ def _without(config: Json, tokens: set[str]) -> Json:
     """A tokenizer_config.json that doesn't name `tokens`."""
 
     def is_gone(value: Any) -> bool:
-        return (value.get("content") if isinstance(value, dict) else value) in tokens if _is_token(value) else False
+        name = value.get("content") if isinstance(value, dict) else value
+        return isinstance(name, str) and name in tokens
 
     kept: Json = {}
     for key, value in config.items():
@@ -166,10 +167,6 @@ def _without(config: Json, tokens: set[str]) -> Json:
         elif not is_gone(value):
             kept[key] = value
     return kept
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
 
 
 _OF_THE_MODEL = ("config.json", "generation_config.json")
