@@ -6,7 +6,10 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import huggingface_hub
+
 from data_pipeline.foundation.errors import FailedError, UserError, one_line
+from data_pipeline.foundation.json_file import parse_json
 
 Read = Callable[[str, str], bytes]
 """(address, what to say if nothing is there) -> content"""
@@ -67,8 +70,6 @@ def c4_files(config: str, split: str, revision: str, base_url: str) -> list[Publ
 
     Raises UserError if the hub doesn't have them, FailedError if it doesn't answer.
     """
-    import huggingface_hub  # slow to import
-
     where = {"repo_id": "allenai/c4", "repo_type": "dataset", "revision": revision}
     prefix = f"{config}/c4-{split}."
     try:
@@ -95,8 +96,6 @@ def wikipedia_files(read: Read, wiki: str, date: str, job: str, base_url: str) -
     """The files of one job of a dump ("enwiki", "20240101"), in the order of their pages, with sizes and checksums:
     sha1 where published, else md5. Raises UserError if the job doesn't exist, FailedError if it isn't done.
     """
-    from data_pipeline.foundation.json_file import parse_json  # loads pydantic, which --help does without
-
     folder = f"{base_url}/{wiki}/{date}"
     url = f"{folder}/dumpstatus.json"
     content = read(url, f"no dump of {wiki} of {date} there; dates are like 20240101, and old dumps are deleted")

@@ -11,7 +11,11 @@ import typer
 from data_pipeline.foundation.command import path_argument
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
-from data_pipeline.tools.fetch.catalogues import PublishedFile, Read, c4_files, wet_files, wikipedia_files
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
+
+with imported_at_first_use():  # requests takes 110 ms and pydantic 90, which --help does without
+    from data_pipeline.tools.fetch import catalogues as lists
+    from data_pipeline.tools.fetch import download
 
 fetch_app = typer.Typer(
     no_args_is_help=True,
@@ -50,7 +54,7 @@ def wet(
     They are published without checksums; each is tested as a gzip file.
     """
     glob = f"crawl-data/{crawl}/**/*.warc.wet.gz"
-    _fetch(lambda read: wet_files(read, crawl, base_url), output, glob, files, first, connections, contact)
+    _fetch(lambda read: lists.wet_files(read, crawl, base_url), output, glob, files, first, connections, contact)
 
 
 @fetch_app.command(epilog="Example: data-pipeline fetch c4 data/c4 --split validation")
@@ -67,7 +71,9 @@ def c4(
 ) -> None:
     """Fetch C4 from the Hugging Face hub. en has 1,024 files of 320 MB for training and 8 for validation."""
     glob = f"{config}/c4-{split}.*.json.gz"
-    _fetch(lambda _: c4_files(config, split, revision, base_url), output, glob, files, first, connections, contact)
+    _fetch(
+        lambda _: lists.c4_files(config, split, revision, base_url), output, glob, files, first, connections, contact
+    )
 
 
 @fetch_app.command(epilog="Example: data-pipeline fetch wikipedia enwiki 20240101 data")
@@ -86,13 +92,12 @@ def wikipedia(
 ) -> None:
     """Fetch a wiki's articles from a Wikimedia dump, in the order of their pages, each index after its articles."""
     glob = f"{wiki}-{date}-*.xml*.bz2"
-    _fetch(
-        lambda read: wikipedia_files(read, wiki, date, job, base_url), output, glob, files, first, connections, contact
-    )
+    list_files = partial(lists.wikipedia_files, wiki=wiki, date=date, job=job, base_url=base_url)
+    _fetch(list_files, output, glob, files, first, connections, contact)
 
 
 def _fetch(
-    list_files: Callable[[Read], list[PublishedFile]],
+    list_files: "Callable[[lists.Read], list[lists.PublishedFile]]",
     output: Path,
     glob: str,
     number: int | None,
@@ -101,17 +106,15 @@ def _fetch(
     contact: str,
 ) -> None:
     """Fetches what `list_files` returns, and reports. `glob`: those below `output` that a corpus is built from."""
-    from data_pipeline.tools.fetch.download import fetch_files, open_session, read  # requests is slow to import
-
-    started, session = time.monotonic(), open_session(contact)
-    listed = list_files(partial(read, session))
+    started, session = time.monotonic(), download.open_session(contact)
+    listed = list_files(partial(download.read, session))
     files = listed[first:][:number]
     if not files:
         raise UserError(f"--first: {first}: the list has {counted(len(listed), 'file')}")
     size = sum(file.size or 0 for file in files)
     known = f", {human_size(size)}" if size else ""
     print(f"{len(files):,} of the {counted(len(listed), 'file')} listed{known} -> {output}", flush=True)
-    done = fetch_files(files, output, session, connections)
+    done = download.fetch_files(files, output, session, connections)
     present, failed = sum(one.present for one in done), sum(bool(one.problem) for one in done)
     took = f"{human_size(sum(one.received for one in done))} in {duration(time.monotonic() - started)}"
     print(f"{output}: {counted(len(done) - present - failed, 'file')} fetched ({took}), {present:,} already there")
