@@ -15,7 +15,7 @@ from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.secrets import masked
 from pretrain.cli.app import Checkpoint, NewDirectory, app
 
-with imported_at_first_use():
+with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, transformers 1.4 s more
     from data_pipeline import corpus as corpora
     from data_pipeline.foundation import config_file
     from pretrain import huggingface, models
