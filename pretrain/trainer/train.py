@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from pretrain.checkpoint.resume import newer, newest_verified
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.faults.restarts import earlier_seconds
@@ -21,6 +20,7 @@ from pretrain.zero.layers import compiles
 from pretrain.zero.ranks import from_rank_0, on_rank_0, process_group
 
 with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group
+    from pretrain.checkpoint import resume as resumable
     from pretrain.trainer import loop
     from pretrain.zero import numerics
 
@@ -62,7 +62,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     """`train` within a process group that exists already."""
     config = from_rank_0(config)  # a network file system may show other hosts an older run file
     directory = Path(config.run.directory)
-    resume = None if fresh else newer(directory, newest_verified(directory))
+    resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory))
     run = validate(config, rank, ranks, resume)
     if fresh:
         on_rank_0(lambda: move_aside(run))

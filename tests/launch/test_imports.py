@@ -53,6 +53,11 @@ def test_help_of_a_command_and_a_mistyped_option_import_nothing_that_only_work_n
     assert (done.returncode, "No such option: --nope" in done.stderr) == (2, True)
 
 
+def test_deepspeed_which_chooses_its_accelerator_then_is_imported_in_the_process_group():
+    code = "import sys, pretrain.trainer.train; sys.exit('deepspeed' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 @pytest.mark.slow
 def test_a_rank_imports_neither_mlflow_nor_the_compiler_until_something_is_compiled():
     """Its losses are the same with and without."""
