@@ -13,9 +13,22 @@ import typer
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
+from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.tools.fetch.commands import fetch_app
 
-# Each command imports what it needs itself, so that --help and a mistyped option answer at once.
+with imported_at_first_use():  # NumPy, PyArrow and pydantic take 0.8 s and 105 MB
+    from rich import console, markdown
+
+    from data_pipeline import config as configs
+    from data_pipeline import corpus as corpora
+    from data_pipeline import pipeline, report
+    from data_pipeline.corpus import verify
+    from data_pipeline.foundation import config_file
+    from data_pipeline.loading import reader
+    from data_pipeline.tools import planning, publish
+    from data_pipeline.tools import report as pages
+    from data_pipeline.tools.provenance import differences, finished_build, trace
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(fetch_app, name="fetch")
@@ -73,19 +86,15 @@ def verify_command(
     location: Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)],
 ) -> None:
     """Check every checksum and count; name the damaged files."""
-    from data_pipeline.corpus import open_corpus
-    from data_pipeline.corpus.verify import has_documents, verify
-    from data_pipeline.foundation.formatting import counted
-
-    corpus = open_corpus(location)
-    if problems := verify(corpus):
+    corpus = corpora.open_corpus(location)
+    if problems := verify.verify(corpus):
         way_out = "to rebuild damaged files byte for byte: data-pipeline build CORPUS.yaml --repair"
         if corpus.remote:
             way_out = f"to send damaged files again: data-pipeline publish DIR {location}"
         raise FailedError("\n".join([*problems, way_out]))
     shards = counted(len(corpus.manifest.shards), "shard")
     documents = ""
-    if has_documents(corpus):
+    if verify.has_documents(corpus):
         documents = f" and {counted(len(corpus.manifest.documents), 'file')} of documents"
     following = f"data-pipeline {'show' if corpus.remote else 'stats'} {location}"
     print(f"{location}: {shards}{documents} agree with the manifest. Next: {following}")
@@ -101,11 +110,7 @@ def publish_command(
     connections: Annotated[int, typer.Option(min=1, help="Files that are sent at the same time.")] = 4,
 ) -> None:
     """Copy a finished corpus to a remote store, checked; an interrupted copy can be resumed."""
-    from data_pipeline.corpus import open_corpus
-    from data_pipeline.foundation.formatting import counted
-    from data_pipeline.tools.publish import publish
-
-    done = publish(open_corpus(directory), url, documents, connections)
+    done = publish.publish(corpora.open_corpus(directory), url, documents, connections)
     sent = f"{counted(done.sent, 'file')} sent ({done.sent_bytes:,} bytes)"
     present = f"{done.present:,} there already ({done.present_bytes:,} bytes)"
     print(f"{url} is complete: {sent}, {present}. Next: data-pipeline verify {url}")
@@ -114,17 +119,11 @@ def publish_command(
 @app.command(epilog="Example: data-pipeline stats corpora/quickstart --json")
 def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Show what came in, what each rule dropped and how fast each finished stage was."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    from data_pipeline import report
-    from data_pipeline.tools.report import render
-
     found = report.read(directory)
     if as_json:
         print(json.dumps(asdict(found), indent=1, ensure_ascii=False))
     else:
-        Console().print(Markdown(render(found)[report.MARKDOWN].replace("<br>", " · ")))
+        console.Console().print(markdown.Markdown(pages.render(found)[report.MARKDOWN].replace("<br>", " · ")))
 
 
 @app.command(epilog="Example: data-pipeline show corpora/quickstart -n 1 --split validation")
@@ -134,20 +133,16 @@ def show(
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
 ) -> None:
     """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and ids of documents to trace."""
-    from data_pipeline.corpus import open_corpus
-    from data_pipeline.loading.reader import Reader
-    from data_pipeline.tools.provenance.finished_build import first_ids
-
-    corpus = open_corpus(location)
+    corpus = corpora.open_corpus(location)
     if split not in corpus.manifest.splits:
         raise UserError(f"--split: {location} has the splits {', '.join(corpus.manifest.splits)}, not {split!r}")
-    reader = Reader(corpus, split)
+    rows = reader.Reader(corpus, split)
     for row in range(min(number, corpus.rows(split))):
-        examples = reader.examples([row], 0)
+        examples = rows.examples([row], 0)
         print(f"row {row}")
         for name, side in (("inputs", examples.inputs), ("targets", examples.targets)):
             print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]].tolist())}")
-    if not corpus.remote and (ids := first_ids(corpus.directory, split, number)):
+    if not corpus.remote and (ids := finished_build.first_ids(corpus.directory, split, number)):
         print(f"documents: {', '.join(ids)}. Next: data-pipeline trace {location} {shlex.quote(ids[0])}")
 
 
@@ -164,12 +159,7 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, in bytes and seconds.")] = False,
 ) -> None:
     """Forecast the time, memory and disk of a build, before it starts."""
-    from data_pipeline import report
-    from data_pipeline.config import CorpusConfig
-    from data_pipeline.foundation.config_file import load
-    from data_pipeline.tools import planning
-
-    settings = load(config, overrides or [], CorpusConfig)
+    settings = config_file.load(config, overrides or [], configs.CorpusConfig)
     if speeds is None:
         measured, found = "calibrated here, on the first 4 MB of each source", planning.calibrate(settings)
     else:
@@ -188,11 +178,8 @@ def trace_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON: a list with an object for each record.")] = False,
 ) -> None:
     """Tell what became of a document, and by which rule. Its input is read again."""
-    from data_pipeline.tools.provenance import trace
-    from data_pipeline.tools.provenance.finished_build import open_build
-
     with failing_in_one_line(location, _REPAIR):
-        found = trace.trace(open_build(location), name)
+        found = trace.trace(finished_build.open_build(location), name)
     if as_json:
         print(json.dumps([trace.as_json(one) for one in found], indent=1, ensure_ascii=False))
     else:
@@ -207,27 +194,17 @@ def diff_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Count the documents in which two corpora differ, by the rule that decided. Documents are compared by id."""
-    from data_pipeline.tools.provenance import differences
-    from data_pipeline.tools.provenance.finished_build import open_build
-
     with failing_in_one_line(a, _REPAIR):
-        found = differences.summary(open_build(a), open_build(b), limit)
+        found = differences.summary(finished_build.open_build(a), finished_build.open_build(b), limit)
     print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if as_json else found.as_text())
 
 
 def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> Path:
     """Builds up to the stage `until` and prints a summary. Returns the corpus's directory."""
-    from data_pipeline import report
-    from data_pipeline.config import CorpusConfig
-    from data_pipeline.foundation.config_file import load
-    from data_pipeline.foundation.formatting import counted
-    from data_pipeline.pipeline import build
-    from data_pipeline.tools.report import render
-
     started = time.monotonic()
-    config = load(path, overrides or [], CorpusConfig)
+    config = config_file.load(path, overrides or [], configs.CorpusConfig)
     print(f"{config.name}: {counted(len(config.sources), 'source')} -> {config.output}", flush=True)
-    directory = build(config, until, strict, repair, render)
+    directory = pipeline.build(config, until, strict, repair, pages.render)
     found = report.read(directory)
     print(report.summary(found))
     if until == "tokenizer":

@@ -9,8 +9,15 @@ import typer
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
-# Each command imports what it needs itself: pydantic and psutil would take `launch --help` half a second.
+with imported_at_first_use():  # pydantic, psutil and PyArrow take 1 s and 110 MB
+    from data_pipeline.foundation import config_file, json_file
+    from launch import agent, attempts, hosts, nodes, slurm, slurm_head
+    from launch.tools.doctor import doctor
+    from launch.tools.scaffold import files
+    from pretrain import config as configs
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
 
@@ -50,9 +57,7 @@ def init(
 
     The vocabulary follows from a sample of the text; the model, its steps and the precision from this machine.
     """
-    from launch.tools.scaffold.files import write_first_files
-
-    for line in write_first_files(name, model, text, text_format, corpus):
+    for line in files.write_first_files(name, model, text, text_format, corpus):
         print(line)
 
 
@@ -69,14 +74,11 @@ def local(
 
     The first Ctrl-C, SIGTERM or SIGUSR1 makes the run save and stop (exit code 75); the second kills it.
     """
-    from launch.attempts import launch_local
-    from launch.nodes import Run
-
-    raise typer.Exit(launch_local(Run(config, overrides or [], stop_at_step, fresh), ranks, dry_run))
+    raise typer.Exit(attempts.launch_local(nodes.Run(config, overrides or [], stop_at_step, fresh), ranks, dry_run))
 
 
-@app.command(epilog="Example: launch hosts configs/runs/t5-v1.1-base-c4.yaml --hostfile hosts.txt")
-def hosts(
+@app.command("hosts", epilog="Example: launch hosts configs/runs/t5-v1.1-base-c4.yaml --hostfile hosts.txt")
+def hosts_command(
     config: RunPath,
     hostfile: Annotated[Path, path_option("--hostfile", "DeepSpeed's format: NAME slots=N in each line.")],
     overrides: Overrides = None,
@@ -90,13 +92,10 @@ def hosts(
 
     Signals do what they do to `launch local`.
     """
-    from launch import hosts
-    from launch.attempts import launch
-    from launch.nodes import Run
-
-    nodes = hosts.read(hostfile)
-    access = hosts.access(nodes, address, shlex.split(ssh))
-    raise typer.Exit(launch(Run(config, overrides or [], stop_at_step, fresh, min_nodes), nodes, access).code)
+    found = hosts.read(hostfile)
+    access = hosts.access(found, address, shlex.split(ssh))
+    run = nodes.Run(config, overrides or [], stop_at_step, fresh, min_nodes)
+    raise typer.Exit(attempts.launch(run, found, access).code)
 
 
 @app.command(
@@ -134,18 +133,13 @@ def slurm_command(
 
     SIGUSR1 makes the job save and stop, and go back into the queue with --requeue. scancel also saves and stops.
     """
-    from data_pipeline.foundation.config_file import load, sections
-    from launch.slurm import ClusterConfig, Job
-    from launch.slurm import submit as hand_over
-    from launch.slurm_head import HeadJob
-
     if mode not in ("deepspeed", "srun"):
         raise UserError(f"--mode: {mode!r}; expected deepspeed or srun")
-    settings = load(cluster, [], ClusterConfig) if cluster else ClusterConfig()
-    head = HeadJob(
+    settings = config_file.load(cluster, [], slurm.ClusterConfig) if cluster else slurm.ClusterConfig()
+    head = slurm_head.HeadJob(
         path=config.absolute(),
         overrides=overrides or [],
-        is_run="model" in sections(config, overrides or []),
+        is_run="model" in config_file.sections(config, overrides or []),
         per_node=gpus_per_node or settings.gpus_per_node or 1,
         agent_per_rank=mode == "srun",
         min_nodes=min_nodes,
@@ -157,17 +151,13 @@ def slurm_command(
         doctor=doctor,
         cluster_file=cluster.absolute() if cluster else None,
     )
-    hand_over(Job(head, nodes, settings, time, warn_seconds, chain), dry_run, submit)
+    slurm.submit(slurm.Job(head, nodes, settings, time, warn_seconds, chain), dry_run, submit)
 
 
 @app.command(hidden=True)
 def head(job: Annotated[str, typer.Argument(metavar="JSON")]) -> None:
     """Train or build in an allocation of SLURM; the batch script of `launch slurm` calls it."""
-    from data_pipeline.foundation.json_file import parse_json
-    from launch.slurm_head import HeadJob
-    from launch.slurm_head import head as run
-
-    raise typer.Exit(run(parse_json(job, HeadJob, "launch head")))
+    raise typer.Exit(slurm_head.head(json_file.parse_json(job, slurm_head.HeadJob, "launch head")))
 
 
 @app.command(hidden=True)
@@ -175,15 +165,11 @@ def stage(
     config: RunPath, to: Annotated[Path, path_option("--to", "A local directory.")], overrides: Overrides = None
 ) -> None:
     """Copy the corpora of a run to a disk of this node; the batch script of `launch slurm` calls it."""
-    from data_pipeline.foundation.config_file import load
-    from launch.slurm_head import stage as copy
-    from pretrain.config import RunConfig
-
-    copy(load(config, overrides or [], RunConfig), to)
+    slurm_head.stage(config_file.load(config, overrides or [], configs.RunConfig), to)
 
 
-@app.command(epilog="Example: launch doctor configs/runs/quickstart.yaml --ranks 2")
-def doctor(
+@app.command("doctor", epilog="Example: launch doctor configs/runs/quickstart.yaml --ranks 2")
+def doctor_command(
     config: Annotated[
         Path | None, path_argument("RUN.yaml", "The run file; without it, only what no run file decides is checked.")
     ] = None,
@@ -205,18 +191,14 @@ def doctor(
 
     Exit code 0 means that nothing would stop a run.
     """
-    from launch.tools.doctor import doctor as doctors
-
-    nodes, access = doctors.machines(ranks, hostfile, shlex.split(ssh), cluster)
-    raise typer.Exit(doctors.doctor(nodes, access, config, overrides or [], as_json, numerics))
+    machines, access = doctor.machines(ranks, hostfile, shlex.split(ssh), cluster)
+    raise typer.Exit(doctor.doctor(machines, access, config, overrides or [], as_json, numerics))
 
 
-@app.command(hidden=True)
-def agent() -> None:
+@app.command("agent", hidden=True)
+def agent_command() -> None:
     """Start processes on one node for a head; stdin says where the head listens."""
-    from launch.agent import agent as serve
-
-    raise typer.Exit(serve())
+    raise typer.Exit(agent.agent())
 
 
 def main() -> None:

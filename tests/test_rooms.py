@@ -1,6 +1,7 @@
 """Packages consist of rooms, and no import leads back up between packages, rooms or modules."""
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+IMPORTS = (ast.Import, ast.ImportFrom)
 PACKAGES = ("launch", "pretrain", "data_pipeline")  # from top to bottom
 
 
@@ -97,6 +99,46 @@ def test_packages_and_the_bottom_room_know_nothing_of_what_is_above_them(graph):
             assert {room(other) for other in others} <= {"data_pipeline", "data_pipeline.foundation"}, module
 
 
+def is_module(name: str) -> bool:
+    """Whether an installed package has the module, which isn't imported."""
+    package, *below = name.split(".")
+    spec = importlib.util.find_spec(package)
+    path = Path(str(spec and spec.origin)).parent.joinpath(*below)
+    return not below or path.is_dir() or path.with_suffix(".py").exists()
+
+
+def test_only_modules_are_imported_at_first_use():
+    """A name of a module would be taken for a module, which fails where it is used."""
+    known, blocks = modules(), 0
+    for module, path in known.items():
+        for block in (node for node in ast.walk(parsed(path)) if isinstance(node, ast.With)):
+            if ast.unparse(block.items[0]) != "imported_at_first_use()":
+                continue
+            blocks += 1
+            for statement in block.body:
+                assert isinstance(statement, IMPORTS), f"{module}: {ast.unparse(statement)}"
+                package = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
+                for name in (package + alias.name for alias in statement.names):
+                    assert name in known or is_module(name), f"{module}: {name} is no module"
+                    assert package or "." not in name, f"{module}: write `from package import module` for {name}"
+    assert blocks > 20
+
+
+def test_an_import_in_a_function_says_why_it_is_not_at_the_top():
+    """Most can be at the top: see data_pipeline/foundation/lazy_imports.py."""
+    found = 0
+    for module, path in modules().items():
+        lines = ["", *path.read_text().splitlines()]
+        functions = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef))
+        for line in (node.lineno for one in functions for node in ast.walk(one) if isinstance(node, IMPORTS)):
+            first = line
+            while re.match(r"\s*(from|import) ", lines[first - 1]):
+                first -= 1
+            assert "#" in lines[first] or lines[first - 1].lstrip().startswith("#"), f"{module}: {line}"
+            found += 1
+    assert found < 12
+
+
 def test_nothing_needs_what_is_in_checks_or_experiments_but_their_tests():
     importing = {
         path.relative_to(ROOT).as_posix()
@@ -130,6 +172,6 @@ def test_triton_is_imported_by_the_kernels_alone():
         room(module)
         for module, path in modules().items()
         for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Import | ast.ImportFrom) and re.match(r"(import|from) triton\b", ast.unparse(node))
+        if isinstance(node, IMPORTS) and re.match(r"(import|from) triton\b", ast.unparse(node))
     }
     assert importing == {"pretrain.kernels"}

@@ -15,7 +15,11 @@ import pycld2
 from pydantic import Field, model_validator
 
 from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.text.document import Tally
+
+with imported_at_first_use():
+    import langdetect  # 120 ms, and few configs use it
 
 
 class LanguageConfig(Section):
@@ -106,14 +110,12 @@ def keep_language(
 
 def _langdetect() -> Detector:
     """langdetect (Nakatani 2010) with seed 0, as TFDS `c4_utils` uses it."""
-    from langdetect import DetectorFactory, LangDetectException, detect_langs  # takes 0.1 s, and few configs use it
-
-    DetectorFactory.seed = 0  # each text is sampled with its own generator
+    langdetect.DetectorFactory.seed = 0  # each text is sampled with its own generator
 
     def detect(text: str) -> Detection | None:
         try:
-            predictions = detect_langs(text)
-        except LangDetectException:
+            predictions = langdetect.detect_langs(text)
+        except langdetect.LangDetectException:
             return None
         return Detection(predictions[0].lang, predictions[0].prob) if predictions else None
 

@@ -10,6 +10,10 @@ from data_pipeline.config import RayConfig
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
+
+with imported_at_first_use():
+    from data_pipeline.execution import ray_cluster  # Ray takes 640 ms and 48 MB, and small builds do without
 
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
@@ -52,8 +56,6 @@ def ready(corpus: Path, token: str, config: RayConfig) -> Workers:
     """
     if _in_process:
         return Workers(1, True, _one_by_one)
-    from data_pipeline.execution import ray_cluster  # Ray takes seconds to import
-
     if config.address is None:
         ray_cluster.start(config.num_cpus)
     else:

@@ -16,6 +16,10 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.errors import STOPPED as STOPPED
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import masked
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
+
+with imported_at_first_use():
+    from data_pipeline.foundation import packages  # its importlib.metadata takes 12 ms, for --version alone
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 
@@ -54,11 +58,8 @@ def _parser(name: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _print_version(given: bool) -> None:
     if given:
-        # importlib.metadata takes 0.1 s to import
-        from data_pipeline.foundation.packages import PACKAGE, code_version, package_version
-
-        release, code = package_version(), code_version()
-        print(f"{PACKAGE} {release}" + (f" (commit {code})" if code != release else ""))
+        release, code = packages.package_version(), packages.code_version()
+        print(f"{packages.PACKAGE} {release}" + (f" (commit {code})" if code != release else ""))
         raise typer.Exit
 
 

@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
+
+with imported_at_first_use():  # 150 ms and 9 MB, for a terminal alone
+    from rich import console, live, progress_bar, table
+
 Item = TypeVar("Item")
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_WRITES = 10.0, 1.0
 _BAR_WIDTH = 20  # characters
@@ -96,18 +101,13 @@ def track(
 
 @contextlib.contextmanager
 def _bar(progress: Progress) -> Iterator[None]:
-    # rich is slow to import, and only needed on a terminal
-    from rich.console import Console
-    from rich.live import Live
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    def bar_and_line() -> Table:
-        row = Table.grid(padding=(0, 1))
-        row.add_row(ProgressBar(progress.size or progress.total, progress.done(), width=_BAR_WIDTH), progress.line())
+    def bar_and_line() -> "table.Table":
+        row = table.Table.grid(padding=(0, 1))
+        bar = progress_bar.ProgressBar(progress.size or progress.total, progress.done(), width=_BAR_WIDTH)
+        row.add_row(bar, progress.line())
         return row
 
-    with Live(console=Console(stderr=True), refresh_per_second=2, get_renderable=bar_and_line):
+    with live.Live(console=console.Console(stderr=True), refresh_per_second=2, get_renderable=bar_and_line):
         yield
 
 

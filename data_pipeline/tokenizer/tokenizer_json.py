@@ -23,7 +23,11 @@ from tokenizers import decoders
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.tokenizer.text_model import FastTokenizer, Roles, parts, read_file
+
+with imported_at_first_use():
+    import transformers  # 3 s and 230 MB, to read a published tokenizer alone
 
 Json = dict[str, Any]
 
@@ -220,10 +224,8 @@ def read_backend(file: Path) -> tokenizers.Tokenizer:
 
 
 def _in_transformers(directory: Path) -> Any:
-    from transformers import AutoTokenizer  # takes seconds to import
-
     try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of several libraries
         raise UserError(f"{directory}: transformers rejects the tokenizer: {' '.join(str(error).split())}") from None
 

@@ -1,8 +1,4 @@
-"""The application, and the arguments that several commands have.
-
-Commands import what they run inside their functions: torch takes two seconds, transformers and mlflow as long again,
-and neither --help nor a refusal of a wrong argument needs them.
-"""
+"""The application, and the arguments that several commands have."""
 
 from pathlib import Path
 from typing import Annotated

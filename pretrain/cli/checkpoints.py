@@ -4,7 +4,7 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,10 +12,23 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import path_argument, path_option
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import masked
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.cli.app import Checkpoint, NewDirectory, app
 
-if TYPE_CHECKING:
-    from pretrain.checkpoint.trained import TrainedModel
+with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, transformers 1.4 s more
+    from data_pipeline import corpus as corpora
+    from data_pipeline.foundation import config_file
+    from pretrain import huggingface, models
+    from pretrain.checkpoint import choose, tensors
+    from pretrain.checkpoint import trained as trained_models
+    from pretrain.config import evaluation
+    from pretrain.evaluation import lm_eval as harness
+    from pretrain.generation import command, ctranslate2_engine, fill_blanks, fillings
+    from pretrain.generation import settings as generation
+    from pretrain.generation import texts as answering
+    from pretrain.huggingface import card
+    from pretrain.tools import adapt, evaluate
+    from pretrain.tracking import checkpoints as registry
 
 
 @app.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
@@ -50,11 +63,8 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the blanks and of sampling.")] = 0,
 ) -> None:
     """Fill in blanks, answer or continue a text, depending on the model."""
-    from data_pipeline.foundation.config_file import check
-    from pretrain.generation.settings import GenerationSettings
-
-    given = {name: context.params[name] for name in GenerationSettings.model_fields}
-    settings = check(given, GenerationSettings, "generate")
+    given = {name: context.params[name] for name in generation.GenerationSettings.model_fields}
+    settings = config_file.check(given, generation.GenerationSettings, "generate")
     if engine not in ("pytorch", "ctranslate2"):
         raise UserError(f"--engine: expected pytorch or ctranslate2, got {engine!r}")
     if quantization not in (None, "int8"):
@@ -63,45 +73,34 @@ def generate(
         raise UserError("--quantization is for --engine ctranslate2")
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another file")
-    from pretrain.generation.command import new_file, show, texts_of
-
     prompts: list[str] = []
     if texts or file or corpus is None:
-        prompts = texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
+        prompts = command.texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
     trained = _open(checkpoint)
     originals: list[str | None] = [None] * len(prompts)
     if corpus is not None:
-        from data_pipeline.corpus import open_corpus
-        from pretrain.generation.fill_blanks import blank_out
-        from pretrain.models import FAMILIES
-
         family = trained.model.config.family
-        if FAMILIES[family].generates != "answers":
+        if models.FAMILIES[family].generates != "answers":
             raise UserError(f"--corpus: models of the family {family} don't fill in blanks")
-        blanked = blank_out(open_corpus(corpus), trained.tokenizer, number, seed)
+        blanked = fill_blanks.blank_out(corpora.open_corpus(corpus), trained.tokenizer, number, seed)
         prompts += [blanks for blanks, _ in blanked]
         originals += [original for _, original in blanked]
-    from pretrain.generation.ctranslate2_engine import ctranslate2_engine
-    from pretrain.generation.texts import answer_texts
-
     with ExitStack() as stack:
         other = None
         if engine == "ctranslate2":
-            other = stack.enter_context(ctranslate2_engine(trained, quantization or "float32", settings))
+            other = stack.enter_context(
+                ctranslate2_engine.ctranslate2_engine(trained, quantization or "float32", settings)
+            )
         else:
             trained = trained.on_best_device()
-        written = answer_texts(trained, prompts, settings, batch_size, other)
-        fillings = None
-        if likeliest:
-            from pretrain.generation.fillings import likeliest_fillings
-
-            fillings = partial(likeliest_fillings, trained, number=likeliest)
-        stream = stack.enter_context(new_file(out)) if out else sys.stdout
-        show(written, originals, jsonl, stream, fillings)
+        written = answering.answer_texts(trained, prompts, settings, batch_size, other)
+        likely = partial(fillings.likeliest_fillings, trained, number=likeliest) if likeliest else None
+        stream = stack.enter_context(command.new_file(out)) if out else sys.stdout
+        command.show(written, originals, jsonl, stream, likely)
 
 
-@app.command(epilog="Example: pretrain evaluate runs/quickstart --hook '{hook: samples, number: 8}'")
-def evaluate(
+@app.command("evaluate", epilog="Example: pretrain evaluate runs/quickstart --hook '{hook: samples, number: 8}'")
+def evaluate_command(
     checkpoint: Checkpoint,
     corpora: Annotated[
         list[Path] | None,
@@ -136,27 +135,20 @@ def evaluate(
     ] = None,
 ) -> None:
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
-    from pretrain.config.evaluation import SUITES
-
-    if suite not in SUITES:
-        raise UserError(f"--suite: expected {' or '.join(SUITES)}, got {suite!r}")
-    from pretrain.checkpoint.choose import checkpoint_in
-    from pretrain.cli import evaluate as command
-
+    if suite not in evaluation.SUITES:
+        raise UserError(f"--suite: expected {' or '.join(evaluation.SUITES)}, got {suite!r}")
     if lm_eval is not None:
-        from pretrain.evaluation.lm_eval import LmEvalSettings
-
-        settings = LmEvalSettings(lm_eval.split(","), include_path, few_shot, limit)
-        command.evaluate_on_tasks(checkpoint_in(checkpoint), settings, form, batch_size, out, json_)
+        settings = harness.LmEvalSettings(lm_eval.split(","), include_path, few_shot, limit)
+        evaluate.evaluate_on_tasks(choose.checkpoint_in(checkpoint), settings, form, batch_size, out, json_)
         return
     if include_path or few_shot is not None:
         raise UserError("--include-path and --few-shot are for --lm-eval")
     if minimal_pairs is not None:
-        command.evaluate_on_pairs(checkpoint_in(checkpoint), minimal_pairs, form, limit, batch_size, out, json_)
+        evaluate.evaluate_on_pairs(choose.checkpoint_in(checkpoint), minimal_pairs, form, limit, batch_size, out, json_)
         return
     if form or limit is not None:
         raise UserError("--form and --limit are for --lm-eval and --minimal-pairs")
-    command.evaluate(checkpoint_in(checkpoint), corpora or [], suite, hooks or [], batch_size, out, json_)
+    evaluate.evaluate(choose.checkpoint_in(checkpoint), corpora or [], suite, hooks or [], batch_size, out, json_)
 
 
 @app.command(epilog="Example: pretrain attention runs/quickstart 'The <extra_id_0> is red.' --out pictures")
@@ -169,9 +161,7 @@ def attention(
 ) -> None:
     """Draw what each layer and head attends to."""
     trained = _open(checkpoint).on_best_device()
-    from pretrain.cli.evaluate import draw_attention
-
-    for path in draw_attention(trained, text, target, tokens, out):
+    for path in evaluate.draw_attention(trained, text, target, tokens, out):
         print(path)
 
 
@@ -193,18 +183,9 @@ def export(
     ] = False,
 ) -> None:
     """Write a directory that Hugging Face transformers can load, with a model card."""
-    from pretrain.checkpoint.choose import checkpoint_in
-
-    directory = checkpoint_in(checkpoint)
+    directory = choose.checkpoint_in(checkpoint)
     trained = _open(directory)
-    from pretrain import huggingface
-    from pretrain.huggingface.card import lineage
-
-    registration = None
-    if register is not None:
-        from pretrain.tracking.checkpoints import Registration
-
-        registration = Registration.of(directory, register, uri)
+    registration = registry.Registration.of(directory, register, uri) if register is not None else None
     usage = huggingface.export(
         trained.model.state_dict(),
         trained.model.config,
@@ -212,7 +193,7 @@ def export(
         out,
         engine=engine,
         encoder_only=encoder_only,
-        lineage=lineage(directory),
+        lineage=card.lineage(directory),
     )
     print(f"{out}: {usage}")
     if registration is not None:
@@ -236,12 +217,12 @@ def average(
         raise UserError("average: give checkpoints, or a run, and then a new directory")
     if last > 1 and len(sources) > 1:
         raise UserError(f"--last is for one run directory, and there are {len(sources)} paths")
-    from pretrain.checkpoint.choose import checkpoint_in
-    from pretrain.checkpoint.trained import average as make
-    from pretrain.checkpoint.trained import last_checkpoints
-
-    averaged = last_checkpoints(sources[0], last) if last > 1 else [checkpoint_in(path) for path in sources]
-    parameters = make(averaged, out, ema)
+    averaged = (
+        trained_models.last_checkpoints(sources[0], last)
+        if last > 1
+        else [choose.checkpoint_in(path) for path in sources]
+    )
+    parameters = trained_models.average(averaged, out, ema)
     print(f"{out}: {parameters:,} parameters, the mean of {', '.join(map(str, averaged))}.")
     print(f"Next: pretrain evaluate {out}")
 
@@ -257,25 +238,21 @@ def import_(
     ] = None,
 ) -> None:
     """Convert a Hugging Face directory, or a file of Yan's own code, into a checkpoint that a run can start from."""
-    from pretrain.checkpoint.tensors import read_buffers
-    from pretrain.huggingface import import_ as make
-    from pretrain.huggingface import import_yan
-
     if model.is_file() and tokenizer is None:
         raise UserError(f"{model}: a file; a checkpoint of Yan's code needs --tokenizer DIR, with GPT-2's files")
     if not model.is_file() and tokenizer is not None:
         raise UserError(f"--tokenizer: {model} is no file; a directory has its own tokenizer")
-    config = import_yan(model, tokenizer, out) if tokenizer else make(model, out)
+    config = huggingface.import_yan(model, tokenizer, out) if tokenizer else huggingface.import_(model, out)
     print(f"{out}: a {config.family} with {config.vocab_size:,} ids.")
-    for name, values in read_buffers(out).items():
+    for name, values in tensors.read_buffers(out).items():
         print(
             f"{name} is kept as it is: {int(values.count_nonzero()):,} of its numbers aren't 0. No training changes it."
         )
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}")
 
 
-@app.command(epilog="Example: pretrain adapt gemma-2-2b adapted --style t5gemma")
-def adapt(
+@app.command("adapt", epilog="Example: pretrain adapt gemma-2-2b adapted --style t5gemma")
+def adapt_command(
     decoder: Annotated[
         Path, path_argument("DECODER", "A decoder-only model: a saved transformers model, a checkpoint or a run.")
     ],
@@ -291,15 +268,10 @@ def adapt(
     seed: Annotated[int, typer.Option(help="Seed of the weights that a decoder-only model lacks.")] = 0,
 ) -> None:
     """Turn a decoder-only model into an encoder-decoder that a run can start from."""
-    from pretrain.tools.adapt import adapt as make
-
-    for line in make(decoder, out, style, encoder, sentinels, seed):
+    for line in adapt.adapt(decoder, out, style, encoder, sentinels, seed):
         print(line)
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}, where RUN.yaml extends {out}/model.yaml")
 
 
-def _open(path: Path) -> "TrainedModel":
-    from pretrain.checkpoint.choose import checkpoint_in
-    from pretrain.checkpoint.trained import TrainedModel
-
-    return TrainedModel.open(checkpoint_in(path))
+def _open(path: Path) -> "trained_models.TrainedModel":
+    return trained_models.TrainedModel.open(choose.checkpoint_in(path))

@@ -10,7 +10,21 @@ import typer
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import path_argument, path_option
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.cli.app import Overrides, RunPath, app
+
+with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, pydantic 0.4 s; MLflow and DeepSpeed 4 s more
+    from data_pipeline.foundation import config_file
+    from data_pipeline.loading import server
+    from pretrain import config as configs
+    from pretrain.hardware import cpu_speed
+    from pretrain.hardware import gpus as data_sheets
+    from pretrain.run import outcome, rank_logs
+    from pretrain.tools import reference, watch
+    from pretrain.tools.experiment import run_experiment
+    from pretrain.tools.plan import plan_tables, planner
+    from pretrain.tracking import dashboard, tracker
+    from pretrain.trainer import picture, train
 
 GPUS_PER_NODE = 8  # of the common servers
 _MFU = 0.31  # nanoT5's on one A100
@@ -24,8 +38,8 @@ def _folder(text: str) -> Path:
     return Path(paths.config_folder(text))
 
 
-@app.command(epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")
-def train(
+@app.command("train", epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")
+def train_command(
     config: RunPath,
     overrides: Overrides = None,
     stop_at_step: Annotated[
@@ -34,17 +48,11 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")] = False,
 ) -> None:
     """Train in one process, resuming from the latest checkpoint; `launch local` starts several."""
-    from data_pipeline.foundation.config_file import load
-    from data_pipeline.loading import server
-    from pretrain.config import RunConfig
-    from pretrain.run import outcome, rank_logs
-
-    settings = load(config, overrides or [], RunConfig)
+    settings = config_file.load(config, overrides or [], configs.RunConfig)
     if settings.data.workers:
         server.fork()  # now, before PyTorch has threads
-    from pretrain.trainer.train import train as run  # slow to import, and not needed to refuse a wrong run file
 
-    code = run(settings, stop_at_step, fresh)
+    code = train.train(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     if rank_logs.supervised():
         outcome.done(int(os.environ["RANK"]))
@@ -73,9 +81,7 @@ def experiment(
 
     Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
     """
-    from pretrain.tools.experiment.run_experiment import experiment as run
-
-    raise typer.Exit(run(directory, seeds, budget, at_once, out, overrides or [], train))
+    raise typer.Exit(run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train))
 
 
 @app.command(epilog="Example: pretrain plan configs/runs/t5-v1.1-base-c4.yaml --gpus 8 --gpu a100-80gb")
@@ -107,48 +113,39 @@ def plan(
 
     `--gpu cpu` answers for this machine's CPU, which it measures for half a second.
     """
-    from data_pipeline.foundation.config_file import load
-    from pretrain.config import RunConfig
-    from pretrain.hardware import cpu_speed as cpu
-    from pretrain.hardware.gpus import gpu_named
-
-    settings, on_cpu = load(config, overrides or [], RunConfig), gpu == cpu.NAME
+    settings, on_cpu = config_file.load(config, overrides or [], configs.RunConfig), gpu == cpu_speed.NAME
     if on_cpu and (gpus or nodes or price is not None):
         raise UserError("--gpu cpu: it is this machine's, so leave out --gpus, --nodes and --price")
     if gpus is None and not on_cpu:
         raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
-    kind = cpu.this_cpu() if on_cpu else gpu_named(gpu)
+    kind = cpu_speed.this_cpu() if on_cpu else data_sheets.gpu_named(gpu)
     gpus = gpus or 1
     nodes = nodes or -(-gpus // GPUS_PER_NODE)
     if gpus % nodes:
         raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
-    from pretrain.tools.plan import plan_tables
-    from pretrain.tools.plan.planner import Planner, resolve_rows
 
-    settings, row, corpus_file = resolve_rows(settings, config, inputs, targets)
-    mfu = mfu or (cpu.share(settings.model.width) if on_cpu else _MFU)
+    settings, row, corpus_file = planner.resolve_rows(settings, config, inputs, targets)
+    mfu = mfu or (cpu_speed.share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
-    planner = Planner(settings, row, gpu, kind, mfu, price, corpus_file)
+    planned = planner.Planner(settings, row, gpu, kind, mfu, price, corpus_file)
     if json_:
-        print(json.dumps(plan_tables.as_json(planner, gpus, nodes), indent=1))
+        print(json.dumps(plan_tables.as_json(planned, gpus, nodes), indent=1))
     else:
-        print(plan_tables.text(planner, gpus, nodes))
+        print(plan_tables.text(planned, gpus, nodes))
 
 
-@app.command(epilog="Example: pretrain reference optimizer.learning_rate")
-def reference(
+@app.command("reference", epilog="Example: pretrain reference optimizer.learning_rate")
+def reference_command(
     key: Annotated[
         str | None, typer.Argument(metavar="KEY", help="Only this key, or section: optimizer. Default: all.")
     ] = None,
 ) -> None:
     """Show every key of corpus files and run files, with default and meaning: docs/reference/settings.md."""
-    from pretrain.tools.reference import describe_key, page
-
-    print(describe_key(key) if key else page(), end="")
+    print(reference.describe_key(key) if key else reference.page(), end="")
 
 
-@app.command(epilog="Example: pretrain dashboard runs/quickstart --port 5001")
-def dashboard(
+@app.command("dashboard", epilog="Example: pretrain dashboard runs/quickstart --port 5001")
+def dashboard_command(
     run_dir: Annotated[Path | None, path_argument("RUN_DIR", "Show the charts of this run.")] = None,
     uri: Annotated[
         str, path_option("--uri", "MLflow's store, if no run is given.", paths.mlflow_uri)
@@ -156,31 +153,25 @@ def dashboard(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Another free one is taken if it is in use.")] = 5000,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
-    from pretrain.tracking.dashboard import dashboard as serve
-
-    serve(run_dir, uri, port)
+    dashboard.dashboard(run_dir, uri, port)
 
 
-@app.command(epilog="Example: pretrain watch runs/quickstart")
-def watch(
+@app.command("watch", epilog="Example: pretrain watch runs/quickstart")
+def watch_command(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
     once: Annotated[bool, typer.Option("--once", help="Show it once, as it is now.")] = False,
 ) -> None:
     """Show a run's curves and samples in the terminal, until Ctrl-C."""
-    from pretrain.tools.watch import watch as show
-
-    show(run_dir, once)
+    watch.watch(run_dir, once)
 
 
-@app.command(epilog="Example: pretrain picture runs/quickstart")
-def picture(
+@app.command("picture", epilog="Example: pretrain picture runs/quickstart")
+def picture_command(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
     out: Annotated[Path | None, path_option("--out", "A PNG file. Default: RUN_DIR/picture.png.")] = None,
 ) -> None:
     """Draw a run's held-out loss, and what its decoder attends to in the input."""
-    from pretrain.trainer.picture import draw
-
-    draw(run_dir, target := out or run_dir / "picture.png")
+    picture.draw(run_dir, target := out or run_dir / "picture.png")
     print(target)
 
 
@@ -190,6 +181,4 @@ def sync(
     uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,
 ) -> None:
     """Send MLflow the metrics and files of a run that it lacks."""
-    from pretrain.tracking.tracker import sync as feed
-
-    print(f"{run_dir}: {feed(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")
+    print(f"{run_dir}: {tracker.sync(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")

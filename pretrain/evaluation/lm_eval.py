@@ -118,7 +118,7 @@ def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[Findi
         os.environ.setdefault(name, value)
     try:
         with _quiet():
-            from lm_eval.api.model import LM  # an extra, and seconds to import
+            from lm_eval.api.model import LM  # an extra, which takes 2 s
             from lm_eval.evaluator import simple_evaluate
             from lm_eval.tasks import TaskManager
             from lm_eval.utils import make_table

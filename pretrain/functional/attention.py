@@ -135,7 +135,8 @@ def flash(
     softcap: float | None = None,
 ) -> Tensor:
     """`attend` by this project's kernel. A query that sees nothing gives 0, where the others give a mean of values."""
-    from pretrain.kernels.attention import flash_attention  # imports Triton, which only GPUs need
+    # Triton takes 360 ms and 76 MB, and a PyTorch without CUDA lacks it; torch.compile can't look into a stand-in
+    from pretrain.kernels.attention import flash_attention
 
     return flash_attention(
         queries, keys, values, pattern.diagonals, pattern.labels or (), pattern.causal, pattern.window,

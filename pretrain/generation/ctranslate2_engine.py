@@ -23,7 +23,7 @@ class CTranslate2:
     """A converted model: from ids of inputs to ids of answers. `precision`: of weights, float32 or int8."""
 
     def __init__(self, converted: Path, precision: str, settings: GenerationSettings):
-        import ctranslate2  # an extra
+        import ctranslate2  # an extra: `ctranslate2_engine` says how to install it
 
         threads = torch.get_num_threads()
         self._translator = ctranslate2.Translator(
@@ -53,7 +53,7 @@ def ctranslate2_engine(trained: TrainedModel, precision: str, settings: Generati
     """Raises UserError if CTranslate2 isn't installed, or can't run this model or these settings."""
     model = trained.model
     try:
-        from ctranslate2.converters import TransformersConverter  # an extra
+        from ctranslate2.converters import TransformersConverter  # an extra, which may be absent
     except ImportError:
         raise UserError(
             "--engine ctranslate2: it isn't installed; pip install 'encdec-pretrain[ctranslate2]'"

@@ -12,6 +12,10 @@ import psutil
 import pynvml
 
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
+
+with imported_at_first_use():
+    import torch  # 1.5 s and 210 MB, and the launcher needs this module
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ACCELERATOR = "DS_ACCELERATOR"  # DeepSpeed reads it too
@@ -25,8 +29,6 @@ def device_type() -> str:
     requested = _requested()
     if requested == "cpu":
         return requested
-    import torch  # takes a second, and the launcher needs this module
-
     if requested == "cuda" and not torch.cuda.is_available():
         raise UserError(f"{ACCELERATOR}: cuda, but PyTorch {torch.__version__} finds no GPU; set cpu, or leave it out")
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson, optional_json
 from pretrain.checkpoint.trained import save_weights
@@ -32,6 +33,11 @@ from pretrain.models.state_dict_adapter import (
     tied,
     to_ours,
 )
+
+with imported_at_first_use():  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+    import transformers
+    from transformers import conversion_mapping, core_model_loading
+    from transformers.utils import logging
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
@@ -186,10 +192,8 @@ def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Jso
     theirs, settings, keys = None, saved, None if hf.names is None else hf.all_keys
     weights.check_sizes(saved, stored, keys, path)  # transformers makes lists as long as there are layers
     if not hf.code:
-        from transformers import CONFIG_MAPPING  # takes seconds to import
-
         with _by_transformers(path):
-            theirs = CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
+            theirs = transformers.CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
         settings = {**saved, **theirs.to_dict()}
         weights.check_sizes(settings, stored, keys, path)
     for section in (settings, settings.get("encoder"), settings.get("decoder")):
@@ -237,17 +241,14 @@ def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path
     published files, and what a model without a head lacks before each name. Raises UserError, which names `path`, if
     transformers can't build the model, or if two tensors have one name.
     """
-    import transformers  # takes seconds
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key
-
     with _by_transformers(path), torch.device("meta"):
         model = getattr(transformers, class_name)(config)
-    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    conversions = conversion_mapping.get_model_conversion_mapping(model)
+    renamings = [one for one in conversions if isinstance(one, core_model_loading.WeightRenaming)]
     state = model.state_dict()
     found: dict[str, str] = {}
     for name in names:
-        loaded, _ = rename_source_key(name, renamings, [], model.base_model_prefix, state)
+        loaded, _ = core_model_loading.rename_source_key(name, renamings, [], model.base_model_prefix, state)
         if loaded in found:
             raise UserError(f"{path.parent}: {found[loaded]} and {name} are one tensor in transformers, {loaded}")
         found[loaded] = name
@@ -258,8 +259,6 @@ def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path
 def _by_transformers(path: Path) -> Iterator[None]:
     """Without transformers' and torch's warnings: our own checks refuse what they are about. Raises UserError, which
     names `path`, if transformers rejects its content."""
-    from transformers.utils import logging  # takes seconds
-
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config.models import T5Gemma2Config
 from pretrain.functional.attention import attend
 from pretrain.functional.attention_bias import Window, masked, visible
@@ -49,6 +50,10 @@ from pretrain.models.t5gemma import (
     refuse_differences,
     stack_to_hf,
 )
+
+with imported_at_first_use():  # 7 s and 230 MB
+    import transformers
+    from transformers.models.t5gemma2 import modeling_t5gemma2
 
 
 def encoder_window(tokens: int) -> Window:
@@ -254,11 +259,9 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
 
 def _unused(saved: Json) -> Shapes:
     """Those for images."""
-    from transformers import T5Gemma2Config as TheirConfig  # takes seconds to import
-    from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder
-
+    config, encoder = transformers.T5Gemma2Config.from_dict(saved), modeling_t5gemma2.T5Gemma2Encoder
     with torch.device("meta"):
-        theirs = T5Gemma2Encoder(TheirConfig.from_dict(saved).encoder).state_dict()
+        theirs = encoder(config.encoder).state_dict()
     shapes = {f"model.encoder.{name}": tuple(tensor.shape) for name, tensor in theirs.items()}
     return {name: shape for name, shape in shapes.items() if _UNUSED.search(name)}
 

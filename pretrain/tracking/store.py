@@ -5,13 +5,13 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from data_pipeline.foundation.atomic import temporary_path
 from data_pipeline.foundation.formatting import masked
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
+with imported_at_first_use():
+    from mlflow import tracking  # 3.8 s and 170 MB, and many who need this module need no client
 
 # retries are the feeder's own; MLflow's would hold a closing run for minutes
 _FAIL_FAST = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -35,15 +35,13 @@ _NAMES = [
 ]
 
 
-def client(uri: str) -> "MlflowClient":
+def client(uri: str) -> "tracking.MlflowClient":
     """An MLflow client."""
-    from mlflow.tracking import MlflowClient  # takes a second, and many who need this module need no client
-
     for name, value in _FAIL_FAST.items():
         os.environ.setdefault(name, value)
     # errors are raised and reported in one line; MLflow's own logger would add pages of traceback
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)
-    return MlflowClient(tracking_uri=uri)
+    return tracking.MlflowClient(tracking_uri=uri)
 
 
 def create_tables(uri: str) -> None:

@@ -15,9 +15,13 @@ from typing import Literal
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import MASK, masked, masked_values
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.run.metrics_file import MetricLog
 from pretrain.tracking.mlflow_run import MlflowRun, TrackedRun
 from pretrain.tracking.store import absolute_uri, one_line
+
+with imported_at_first_use():
+    from pretrain.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -108,8 +112,6 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
     if MASK in uri:
         raise UserError(f"{run_dir}: the password of {uri} isn't recorded; give --uri with it")
     try:
-        from pretrain.tracking import feeder  # imports MLflow, which takes seconds
-
         connection = feeder.connected(run_dir, run, uri)
         sent = feeder.feed(connection)
         feeder.finish(connection)
@@ -150,8 +152,6 @@ class _FeedingThread:
             if closing and last_try is None:
                 last_try = time.monotonic() + SECONDS_FOR_A_RETURN
             try:
-                from pretrain.tracking import feeder  # imports MLflow, which takes seconds: in the thread
-
                 connection = connection or feeder.connected(*self._run)
                 feeder.feed(connection)
                 if closing:

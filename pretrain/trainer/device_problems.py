@@ -4,8 +4,14 @@ import os
 import shutil
 from pathlib import Path
 
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config import RunConfig
 from pretrain.hardware.machine import count_gpus
+
+with imported_at_first_use():  # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
+    import torch
+
+    from pretrain.zero import deepspeed_private
 
 
 def device_problems(config: RunConfig) -> list[str]:
@@ -33,8 +39,6 @@ def device_problems(config: RunConfig) -> list[str]:
 
 
 def _gpu_problems(config: RunConfig) -> list[str]:
-    import torch  # takes a second, so the launcher imports it only if there is a GPU
-
     if not torch.cuda.is_available():
         built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
         return [
@@ -54,13 +58,9 @@ def _compiles_for_gpus() -> bool:
 
 def _was_built(extension: str) -> bool:
     """True if DeepSpeed was installed with this extension."""
-    from pretrain.zero.deepspeed_private import deepspeed  # takes seconds, and few runs ask
-
-    return bool(deepspeed.git_version_info.installed_ops.get(extension))
+    return bool(deepspeed_private.deepspeed.git_version_info.installed_ops.get(extension))
 
 
 def _reads_asynchronously() -> bool:
     """True if DeepSpeed's async_io extension is built or can be built."""
-    from pretrain.zero.deepspeed_private import deepspeed  # takes seconds, and few runs ask
-
-    return deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)
+    return deepspeed_private.deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from pretrain.checkpoint.resume import newer, newest_verified
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.faults.restarts import earlier_seconds
@@ -18,6 +18,11 @@ from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
 from pretrain.zero.layers import compiles
 from pretrain.zero.ranks import from_rank_0, on_rank_0, process_group
+
+with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group
+    from pretrain.checkpoint import resume as resumable
+    from pretrain.trainer import loop
+    from pretrain.zero import numerics
 
 _HANG_SECONDS_WITH_COMPILATION = 1800.0
 # cuBLAS, NCCL: what each reads, and the value with which its sums have one order
@@ -57,7 +62,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     """`train` within a process group that exists already."""
     config = from_rank_0(config)  # a network file system may show other hosts an older run file
     directory = Path(config.run.directory)
-    resume = None if fresh else newer(directory, newest_verified(directory))
+    resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory))
     run = validate(config, rank, ranks, resume)
     if fresh:
         on_rank_0(lambda: move_aside(run))
@@ -65,9 +70,6 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
         if rank == 0:
             print(run.nothing_left)
         return 0
-    from pretrain.trainer import loop  # DeepSpeed chooses its accelerator when it is imported
-    from pretrain.zero import numerics
-
     callbacks = loop.build_callbacks(config, stop_at_step)  # refuses one of the user's before the run begins
     if not earlier_seconds():  # an attempt before this one has checked it
         numerics.check(config)

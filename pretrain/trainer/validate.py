@@ -7,6 +7,7 @@ from pathlib import Path
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.loading.stream import Stream, differences, rates, rates_of_rows
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.tokenizer import load as load_tokenizer
@@ -21,6 +22,9 @@ from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
 from pretrain.trainer import wrappers
 from pretrain.trainer.device_problems import device_problems
+
+with imported_at_first_use():
+    from pretrain.optimizers import groups  # PyTorch takes 2 s and 190 MB, and the launcher does without where it can
 
 
 @dataclass(frozen=True)
@@ -248,8 +252,6 @@ def _weights_in_rows(config: RunConfig, training: list[Corpus]) -> list[float]:
 def _optimizer_problems(config: RunConfig, model: ModelConfig) -> list[str]:
     if config.optimizer.groups == [NO_DECAY_OF_VECTORS] and config.optimizer.freeze is None:
         return []
-    from pretrain.optimizers import groups  # imports torch, which the launcher avoids where it can
-
     return groups.problems(models.outline(model), config.optimizer)
 
 

@@ -8,10 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config.run_config import ComputeSection
 from pretrain.models.layers import fuse_linears
 from pretrain.models.model import Head
 from pretrain.run import watchdog
+
+with imported_at_first_use():
+    from torch._dynamo import callback  # 2.7 s and 150 MB, which only compilation needs: see unused_imports.py
+
+    from pretrain.zero import deepspeed_private  # chooses its accelerator when it is imported; `compiles` comes before
 
 Forward = Callable[..., Tensor]
 
@@ -29,11 +35,9 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     """
     compiled = compiles(compute)
     if compiled:
-        from torch._dynamo.callback import on_compile_end, on_compile_start  # a second: see unused_imports.py
-
         torch._dynamo.config.recompile_limit = _GRAPHS
-        on_compile_start(lambda _: watchdog.compiling(True))
-        on_compile_end(lambda _: watchdog.compiling(False))
+        callback.on_compile_start(lambda _: watchdog.compiling(True))
+        callback.on_compile_end(lambda _: watchdog.compiling(False))
         for module in model.modules():
             if isinstance(module, Head):
                 module.compiled = True
@@ -44,9 +48,7 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
         if compiled:
             forward = torch.compile(forward, backend=BACKEND)
             if stage == 3:
-                from pretrain.zero.deepspeed_private import deepspeed  # takes seconds: `compiles` is needed before
-
-                deepspeed.utils.set_z3_leaf_module(layer, True)
+                deepspeed_private.deepspeed.utils.set_z3_leaf_module(layer, True)
         if compute.activation_checkpointing:
             forward = recomputed(forward)
         if compiled or compute.activation_checkpointing:

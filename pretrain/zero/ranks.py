@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.hardware.machine import (
     ACCELERATOR,
     bind_to,
@@ -29,6 +30,10 @@ from pretrain.hardware.machine import (
 )
 from pretrain.run import outcome, rank_logs, watchdog
 from pretrain.zero.memory import keep_freed_memory
+from pretrain.zero.unused_imports import keep_compiler_away
+
+with imported_at_first_use():
+    from pretrain.zero import deepspeed_private  # DeepSpeed chooses its accelerator when it is imported
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
@@ -62,10 +67,6 @@ def process_group(
     torch.set_num_threads(cpu_threads or threads_per_rank(local_ranks()))
     if on_gpu and bind_cores:
         bind_to(cores_beside(_pci_address(int(os.environ["LOCAL_RANK"]))))  # before there are other threads
-    # DeepSpeed chooses its accelerator when it is imported
-    from pretrain.zero import deepspeed_private
-    from pretrain.zero.unused_imports import keep_compiler_away
-
     if not any_version:
         deepspeed_private.check_version()
     deepspeed_private.deepspeed.utils.logger.setLevel(logging.ERROR)

@@ -34,12 +34,28 @@ def test_the_launcher_works_without_torch_and_ray(small_corpus, tmp_path, monkey
     assert (node.returncode, "--node_rank" in node.stdout) == (0, True), node.stderr
 
 
+SLOW = ("numpy", "pyarrow", "pydantic", "omegaconf", "fsspec", "torch", "ray", "mlflow", "deepspeed", "psutil")
+
+
 @each("command", ["data-pipeline", "pretrain", "launch"])
 def test_help_and_version_import_nothing_that_only_work_needs(monkeypatch, command):
-    without(monkeypatch, "numpy", "pyarrow", "pydantic", "omegaconf", "fsspec", "torch", "ray", "mlflow", "psutil")
+    without(monkeypatch, *SLOW)
     assert run(command, "--help").returncode == 0
     done = run(command, "--version")
     assert (done.returncode, done.stdout[:18]) == (0, "encdec-pretrain 0.")
+
+
+@each("command", ["data-pipeline fetch", "data-pipeline build", "pretrain train", "pretrain export", "launch slurm"])
+def test_help_of_a_command_and_a_mistyped_option_import_nothing_that_only_work_needs(monkeypatch, command):
+    without(monkeypatch, *(name for name in SLOW if name != "pydantic"))  # with which typer parses
+    assert run(*command.split(), "--help").returncode == 0
+    done = run(*command.split(), "--nope")
+    assert (done.returncode, "No such option: --nope" in done.stderr) == (2, True)
+
+
+def test_deepspeed_which_chooses_its_accelerator_then_is_imported_in_the_process_group():
+    code = "import sys, pretrain.trainer.train; sys.exit('deepspeed' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.slow

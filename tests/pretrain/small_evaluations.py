@@ -12,10 +12,10 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.cli import evaluate as command
 from pretrain.evaluation.collectives import Collectives
 from pretrain.evaluation.hook import Evaluation, HeldOut
 from pretrain.models import build, parse
+from pretrain.tools import evaluate as command
 
 SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "dropout_rate": 0.0}
 T5 = {"family": "t5", **SIZES, "d_kv": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}

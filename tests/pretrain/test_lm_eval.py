@@ -12,11 +12,11 @@ import yaml
 from data_pipeline.corpus import open_corpus
 from pretrain.checkpoint.choose import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.cli.evaluate import evaluate_on_tasks
 from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings
 from pretrain.evaluation.prompt_format import PromptFormat
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
+from pretrain.tools.evaluate import evaluate_on_tasks
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file, train_ranks

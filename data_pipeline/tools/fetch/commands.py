@@ -4,13 +4,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from data_pipeline.foundation.command import path_argument
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
+
+with imported_at_first_use():  # requests takes 110 ms and pydantic 90, which --help does without
+    from data_pipeline.tools.fetch import download
 
 fetch_app = typer.Typer(
     no_args_is_help=True,
@@ -49,7 +53,7 @@ def wet(
     They are published without checksums; each is tested as a gzip file.
     """
     glob = f"crawl-data/{crawl}/**/*.warc.wet.gz"
-    _fetch(lambda fetch, read: fetch.wet_files(read, crawl, base_url), output, glob, files, first, connections, contact)
+    _fetch(lambda read: download.wet_files(read, crawl, base_url), output, glob, files, first, connections, contact)
 
 
 @fetch_app.command(epilog="Example: data-pipeline fetch c4 data/c4 --split validation")
@@ -66,11 +70,9 @@ def c4(
 ) -> None:
     """Fetch C4 from the Hugging Face hub. en has 1,024 files of 320 MB for training and 8 for validation."""
     glob = f"{config}/c4-{split}.*.json.gz"
-
-    def listed(fetch: Any, _: Any) -> list[Any]:
-        return fetch.c4_files(config, split, revision, base_url)
-
-    _fetch(listed, output, glob, files, first, connections, contact)
+    _fetch(
+        lambda _: download.c4_files(config, split, revision, base_url), output, glob, files, first, connections, contact
+    )
 
 
 @fetch_app.command(epilog="Example: data-pipeline fetch wikipedia enwiki 20240101 data")
@@ -89,15 +91,12 @@ def wikipedia(
 ) -> None:
     """Fetch a wiki's articles from a Wikimedia dump, in the order of their pages, each index after its articles."""
     glob = f"{wiki}-{date}-*.xml*.bz2"
-
-    def listed(fetch: Any, read: Any) -> list[Any]:
-        return fetch.wikipedia_files(read, wiki, date, job, base_url)
-
-    _fetch(listed, output, glob, files, first, connections, contact)
+    list_files = partial(download.wikipedia_files, wiki=wiki, date=date, job=job, base_url=base_url)
+    _fetch(list_files, output, glob, files, first, connections, contact)
 
 
 def _fetch(
-    list_files: Callable[[Any, Any], list[Any]],
+    list_files: "Callable[[download.Read], list[download.PublishedFile]]",
     output: Path,
     glob: str,
     number: int | None,
@@ -105,14 +104,9 @@ def _fetch(
     connections: int,
     contact: str,
 ) -> None:
-    """Fetches what `list_files(download, read)` returns, and reports.
-
-    `glob`: those files below `output` that a corpus is built from.
-    """
-    from data_pipeline.tools.fetch import download  # requests is slow to import
-
+    """Fetches what `list_files` returns, and reports. `glob`: those below `output` that a corpus is built from."""
     started, session = time.monotonic(), download.open_session(contact)
-    listed = list_files(download, partial(download.read, session))
+    listed = list_files(partial(download.read, session))
     files = listed[first:][:number]
     if not files:
         raise UserError(f"--first: {first}: the list has {counted(len(listed), 'file')}")

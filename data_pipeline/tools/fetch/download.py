@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
+import huggingface_hub
 import requests
 import urllib3
 
@@ -84,8 +85,6 @@ def c4_files(config: str, split: str, revision: str, base_url: str) -> list[Publ
 
     Raises UserError if the hub doesn't have them, FailedError if it doesn't answer.
     """
-    import huggingface_hub  # slow to import
-
     where = {"repo_id": "allenai/c4", "repo_type": "dataset", "revision": revision}
     prefix = f"{config}/c4-{split}."
     try:

@@ -12,11 +12,16 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from launch.tools.doctor.checks import ALL_REDUCE, NUMERICS, Finding, Settings
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware.machine import device_type, local_gpu
 from pretrain.zero.ranks import process_group
+
+with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group
+    from pretrain.zero import deepspeed_private
+    from pretrain.zero import numerics as zero_numerics
 
 _LOOPS = 5
 _SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
@@ -71,9 +76,7 @@ def numerics(settings: Settings) -> list[Finding]:
     path, *overrides = settings.run_file
     config = load(Path(path), overrides, RunConfig)
     with process_group(1, NUMERICS.seconds, any_version=True) as (rank, _):
-        from pretrain.zero import deepspeed_private, numerics  # DeepSpeed chooses its accelerator when it is imported
-
-        found = numerics.compare(config, BatchPlan(config.batch, settings.all_ranks).usual_accumulation)
+        found = zero_numerics.compare(config, BatchPlan(config.batch, settings.all_ranks).usual_accumulation)
         tested, used = deepspeed_private.TESTED_VERSION, deepspeed_private.deepspeed.__version__
         return [] if rank else [comparison(found.trained, found.wrong, tested if used != tested else None)]
 
