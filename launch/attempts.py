@@ -15,10 +15,9 @@ from launch.attempt import Attempt, record
 from launch.head import StopRequests, result, stop_requests, watch
 from launch.nodes import Access, Node, Nodes, Run, number_of_ranks, this_machine
 from pretrain.config import RunConfig
-from pretrain.faults import restarts
-from pretrain.faults.restarts import AttemptRecord
 from pretrain.hardware.machine import count_gpus
-from pretrain.run import status
+from pretrain.run import restarts, status
+from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
 from pretrain.trainer.preflight import ValidatedRun, is_finished, move_aside, preflight, unchecked
 

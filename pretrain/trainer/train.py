@@ -9,9 +9,9 @@ import torch
 from pretrain.checkpoint.resume import newer, newest_verified
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
-from pretrain.faults.restarts import earlier_seconds
 from pretrain.run import heartbeat, lock, slurm, stop_signals
 from pretrain.run.heartbeat import beating
+from pretrain.run.restarts import earlier_seconds
 from pretrain.run.watchdog import watching
 from pretrain.trainer.preflight import move_aside
 from pretrain.trainer.run_report import RunReport

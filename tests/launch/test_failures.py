@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 import launch.cli
-from pretrain.faults import restarts
-from pretrain.run import lock, rank_logs, status
+from pretrain.run import lock, rank_logs, restarts, status
 from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TO_LAUNCHER, WAITS, told
 from tests.pretrain.runs import run_file
 from tests.processes import processes_with

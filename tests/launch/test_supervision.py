@@ -24,8 +24,7 @@ from data_pipeline.foundation.config_file import load
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
-from pretrain.faults import restarts
-from pretrain.run import heartbeat, node_memory, outcome, rank_logs
+from pretrain.run import heartbeat, node_memory, outcome, rank_logs, restarts
 from pretrain.run.metrics_file import read_metrics
 from tests.in_process import run_here
 from tests.launch.conftest import a_run

@@ -18,8 +18,8 @@ from tests.tables import each
 
 @each("dtype", [torch.float32, torch.bfloat16])
 def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
-    from pretrain.faults import fingerprints
-    from pretrain.faults.fingerprints import sums
+    from pretrain.trainer.callbacks import fingerprints
+    from pretrain.trainer.callbacks.fingerprints import sums
 
     monkeypatch.setattr(fingerprints, "_PART", 1 << 10)
     values = torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -38,7 +38,7 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
 
 def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
-    from pretrain.faults.fingerprints import Fingerprints
+    from pretrain.trainer.callbacks.fingerprints import Fingerprints
     from pretrain.zero.deepspeed_private import in_memory
 
     engine = engine_of(run_config(stage, precision=precision))
@@ -78,7 +78,7 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, pre
 
 
 def judged(right: list[list[int]], shared: bool) -> tuple[int | None, str] | None:
-    from pretrain.faults.fingerprints import Fingerprints
+    from pretrain.trainer.callbacks.fingerprints import Fingerprints
 
     prints = Fingerprints.__new__(Fingerprints)
     prints._names = ["a", "b"]

@@ -37,8 +37,8 @@ def trained(
     `plant` makes the block in which a step is taken wrong. All ranks call this together.
     """
     from pretrain import models
-    from pretrain.faults.replay import Replay
     from pretrain.run import environment
+    from pretrain.trainer.callbacks.replay import Replay
     from pretrain.zero.engine import Engine
     from tests.pretrain.exactness import whole_parameters
 
@@ -218,7 +218,7 @@ def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
 
 
 def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
-    from pretrain.faults.replay import interval
+    from pretrain.trainer.callbacks.replay import interval
 
     assert interval(7, 1, 8, 1000) == 7
     assert interval(None, 1, 8, 1000) is None
@@ -231,7 +231,7 @@ def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
 
 
 def test_ranks_pass_their_rows_on_to_those_that_round_alike():
-    from pretrain.faults.replay import next_of
+    from pretrain.trainer.callbacks.replay import next_of
 
     assert next_of(["a", "a", "a"]) == [1, 2, 0]
     assert next_of(["a", "b", "a", "c", "b"]) == [2, 4, 0, 3, 1]

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Mapping
 
-from pretrain.faults.restarts import earlier_seconds
 from pretrain.run import status, stop_signals
+from pretrain.run.restarts import earlier_seconds
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.zero.ranks import first_value
 

@@ -8,11 +8,16 @@ add up to those of the whole, so they don't depend on how weights are sharded.
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data_pipeline.foundation.errors import FailedError
+from pretrain.checkpoint import index as checkpoint_index
+from pretrain.run import outcome, watchdog
+from pretrain.trainer.callback import Callback, Trainer
 from pretrain.zero.deepspeed_private import in_memory, local_weights
 from pretrain.zero.engine import Engine
 
@@ -41,11 +46,15 @@ def named(names: list[str], wrong: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """Wrong sums: what was found, on which `rank` and its `host`; None and "" if it may be one of several."""
+    """Wrong sums: what was found, and on which `rank`; None if it may be one of several."""
 
     what: str
     rank: int | None = None
-    host: str = ""
+
+    def tell(self, trainer: Trainer) -> None:
+        """Tells the supervisor which rank is faulty, if that is known."""
+        if self.rank is not None:
+            outcome.faulty(self.rank, trainer.run.rank)
 
 
 class Fingerprints:
@@ -108,3 +117,31 @@ class Fingerprints:
             found[numbers[fragment.name]] += sums(values, fragment.start).to(found.device)
         dist.all_reduce(found)
         return found
+
+
+class WeightComparison(Callback):
+    """Compares the weights of all ranks before each save, and with those that were saved after each load."""
+
+    def after_load(self, trainer: Trainer, checkpoint: Path) -> None:
+        saved = checkpoint_index.read(checkpoint).weights
+        if saved is not None and Fingerprints(trainer.engine).of_masters() != saved:
+            raise FailedError(f"{checkpoint}: its weights aren't those that the run had when it saved them")
+
+    def after_step(self, trainer: Trainer) -> None:
+        if not trainer.saving:
+            return
+        with watchdog.slow_phase():
+            fingerprints = Fingerprints(trainer.engine)
+            self.compare(trainer, fingerprints)
+            trainer.weights = fingerprints.of_masters()
+
+    def compare(self, trainer: Trainer, fingerprints: Fingerprints) -> None:
+        """Raises FailedError if a rank computes with weights that aren't the optimizer's: steps since then are wrong.
+
+        The next attempt goes on from the last checkpoint on disk, before which they were right.
+        """
+        if difference := fingerprints.difference():
+            difference.tell(trainer)
+            trainer.finish_saving()
+            trainer.drop_unsaved()
+            raise FailedError(f"step {trainer.step}: {difference.what}; its memory or its processor may be faulty")

@@ -19,12 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch
-from pretrain.faults.fingerprints import Finding, named, sums
+from pretrain.checkpoint.directory import set_aside_after
 from pretrain.run import watchdog
 from pretrain.run.environment import Machine, place
+from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callbacks.fingerprints import Finding, named, sums
 from pretrain.zero.engine import Engine
-from pretrain.zero.ranks import of_all_ranks
+from pretrain.zero.ranks import of_all_ranks, on_rank_0
 
 _SHARE = 0.002  # of the forward and backward passes of training, that replays may add
 _OWN = 1.25  # passes that a replay by one rank alone takes, with its fingerprints
@@ -192,10 +195,9 @@ class Replay:
         return self._finding(ranks, f"computes other gradients than other ranks from the same micro-batch: {tensors}")
 
     def _finding(self, ranks: list[int], what: str) -> Finding:
-        places = {rank: place(rank, self._machines) for rank in ranks}
-        listed = [f"rank {rank} ({host}, {device})" for rank, (host, device) in places.items()]
+        listed = [f"rank {rank} ({', '.join(place(rank, self._machines))})" for rank in ranks]
         if len(ranks) == 1:
-            return Finding(f"{listed[0]} {what}", ranks[0], places[ranks[0]][0])
+            return Finding(f"{listed[0]} {what}", ranks[0])
         return Finding(f"one of {', '.join(listed)} {what}")
 
 
@@ -225,3 +227,42 @@ def _difference(one: Tensor, other: Tensor) -> Tensor:
     """(…) Relative differences of norms and sums (…, 2), by the norm; 0 where both are 0."""
     norms = torch.maximum(one[..., 0], other[..., 0])
     return (one - other).abs().amax(dim=-1) / norms.where(norms != 0, 1.0)
+
+
+class Replaying(Callback):
+    """`faults.replay_every_steps`: computes some steps twice."""
+
+    def before_training(self, trainer: Trainer) -> None:
+        config, engine = trainer.config, trainer.engine
+        every = interval(
+            config.faults.replay_every_steps,
+            trainer.layout.accumulation,
+            trainer.run.ranks,
+            config.checkpoint.every_steps,
+        )
+        repeats = engine.device.type == "cpu" or config.compute.deterministic
+        self._replay = Replay(engine, every, trainer.report.machines, repeats)
+
+    def before_steps(self, trainer: Trainer) -> None:
+        self._replay.restart(trainer.state.step)
+
+    def during_step(self, trainer: Trainer) -> contextlib.AbstractContextManager[None]:
+        before = trainer.before
+        return self._replay.during(before.step, before.position, trainer.micro_batches)
+
+    def after_step(self, trainer: Trainer) -> None:
+        if self._replay.found:
+            self._computed_wrong(trainer, self._replay.found)
+
+    def _computed_wrong(self, trainer: Trainer, finding: Finding) -> None:
+        """Raises FailedError, since gradients are wrong: those of this step, and maybe all since the last clean replay.
+
+        The next attempt goes on from the newest checkpoint on disk that isn't later than that replay. Later ones are
+        set aside. With replays at each save there are none. The oldest stays in any case: the run would begin anew.
+        """
+        finding.tell(trainer)
+        trainer.drop_unsaved()
+        clean, run = self._replay.clean, trainer.run.directory
+        aside = on_rank_0(lambda: set_aside_after(run, clean))
+        renamed = f"; {', '.join(path.name for path in aside)}: set aside" if aside else ""
+        raise FailedError(f"step {trainer.step}: {finding.what}; nothing was wrong at step {clean}{renamed}")
