@@ -7,22 +7,38 @@ for is behind them. All times are of the machine's monotonic clock.
 """
 
 import contextlib
+import ctypes
 import mmap
 import os
-import struct
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_pipeline.foundation.signals import stop_signals
+
 DIRECTORY = "PRETRAIN_HEARTBEATS"  # of this node's ranks, in their environment
 _SECONDS = 0.5
-_FORMAT = "<qqqddd"  # process, step, marks, and the times of the last beat, the last mark and the first step's end
-_FIELDS = {"step": 8, "marks": 16, "beat": 24, "marked": 32, "first_step": 40}  # offsets
-_SIZE = struct.calcsize(_FORMAT)
-_own: mmap.mmap | None = None
-_marks = 0
+
+
+class _File(ctypes.Structure):
+    """The content of a rank's file: as `Heartbeat`, but with the times of its signs; 0 if there was no first step."""
+
+    process: int
+    step: int
+    marks: int
+    beat: float
+    marked: float
+    first_step: float
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("process", "step", "marks")),
+        *((name, ctypes.c_double) for name in ("beat", "marked", "first_step")),
+    )
+
+
+_own: _File | None = None  # mapped
 
 
 @dataclass(frozen=True)
@@ -44,31 +60,29 @@ class Heartbeat:
 
 def mark(step: int | None = None) -> None:
     """Notes that this rank has passed another point of its work; `step`: it begins this step."""
-    global _marks
     if _own is None:
         return
-    _marks += 1
     if step is not None:
-        struct.pack_into("<q", _own, _FIELDS["step"], step)
-    struct.pack_into("<q", _own, _FIELDS["marks"], _marks)
-    struct.pack_into("<d", _own, _FIELDS["marked"], time.monotonic())
+        _own.step = step
+    _own.marks += 1
+    _own.marked = time.monotonic()
 
 
 def first_step_done() -> None:
     if _own is not None:
-        struct.pack_into("<d", _own, _FIELDS["first_step"], time.monotonic())
+        _own.first_step = time.monotonic()
 
 
 @contextlib.contextmanager
 def beating(rank: int) -> Iterator[None]:
     """Within the block, this rank shows its supervisor that it is alive, if it has one."""
-    global _own, _marks
+    global _own
     directory = os.environ.get(DIRECTORY)
     if directory is None:
         yield
         return
     done = threading.Event()
-    _own, _marks = _opened(Path(directory), rank), 0
+    _own = _opened(Path(directory), rank)
     thread = threading.Thread(target=_beat, args=(_own, done), name="heartbeat", daemon=True)
     thread.start()
     try:
@@ -84,26 +98,36 @@ def read(directory: Path) -> dict[int, Heartbeat]:
     found = {}
     now = time.monotonic()
     for path in directory.glob("rank-*"):
-        if not path.suffix and len(values := path.read_bytes()) == _SIZE:
-            process, step, marks, beat, marked, first = struct.unpack(_FORMAT, values)
-            since_first = now - first if first else None
-            heartbeat = Heartbeat(step, marks, now - beat, now - marked, since_first, _is_stopped(process))
-            found[int(path.name.removeprefix("rank-"))] = heartbeat
+        if not path.suffix:
+            file = _File.from_buffer_copy(path.read_bytes())
+            first_step = now - file.first_step if file.first_step else None
+            signs = (file.step, file.marks, now - file.beat, now - file.marked, first_step, _is_stopped(file.process))
+            found[int(path.name.removeprefix("rank-"))] = Heartbeat(*signs)
     return found
 
 
-def _opened(directory: Path, rank: int) -> mmap.mmap:
+def pending(process: int) -> signal.Signals | None:
+    """A stop signal that was sent to `process` but is blocked there; see ShdPnd in proc_pid_status(5)."""
+    with contextlib.suppress(OSError):  # the process has ended
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("ShdPnd:"):
+                pending = int(line.split()[1], 16)
+                return next((number for number in stop_signals() if pending >> (number - 1) & 1), None)
+    return None
+
+
+def _opened(directory: Path, rank: int) -> _File:
     now = time.monotonic()
     unnamed = directory / f".{rank}"
-    unnamed.write_bytes(struct.pack(_FORMAT, os.getpid(), 0, 0, now, now, 0.0))
+    unnamed.write_bytes(bytes(_File(os.getpid(), beat=now, marked=now)))
     path = unnamed.rename(directory / f"rank-{rank}")
     with path.open("r+b") as file:
-        return mmap.mmap(file.fileno(), _SIZE)
+        return _File.from_buffer(mmap.mmap(file.fileno(), 0))
 
 
-def _beat(own: mmap.mmap, done: threading.Event) -> None:
+def _beat(own: _File, done: threading.Event) -> None:
     while not done.wait(_SECONDS):
-        struct.pack_into("<d", own, _FIELDS["beat"], time.monotonic())
+        own.beat = time.monotonic()
 
 
 def _is_stopped(process: int) -> bool:

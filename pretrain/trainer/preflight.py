@@ -9,7 +9,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
-from pretrain.run import lock, status
+from pretrain.run import status
 from pretrain.trainer.validate import ValidatedRun, validate
 
 
@@ -40,7 +40,7 @@ def preflight(
     """
     directory = Path(config.run.directory)
     if not may_train:
-        lock.check(directory)
+        status.check_lock(directory)
     if (checkpoints := directory / "checkpoints").exists() and not checkpoints.is_dir():
         raise UserError(f"run.directory: {checkpoints} is no folder; move it away")
     if missing := unbuilt(config, folder):

@@ -27,7 +27,7 @@ from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.hook import Findings
-from pretrain.run import environment, lock, outcome, rank_logs, status, watchdog
+from pretrain.run import environment, outcome, rank_logs, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
@@ -208,7 +208,7 @@ def _open_directory(run: ValidatedRun, machines: list[Machine]) -> tuple[int, Te
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run.directory: {directory} can't be created: {error.strerror}") from None
-    locked = lock.take(directory)
+    locked = status.lock(directory)
     remove_leftovers(directory)
     supervised = rank_logs.supervised()
     if not supervised:  # a supervisor clears it before it accepts requests itself

@@ -9,7 +9,7 @@ import torch
 from pretrain.checkpoint.resume import newer, newest_verified
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
-from pretrain.run import heartbeat, lock, slurm, stop_signals
+from pretrain.run import heartbeat, slurm, status
 from pretrain.run.heartbeat import beating
 from pretrain.run.restarts import earlier_seconds
 from pretrain.run.watchdog import watching
@@ -33,7 +33,7 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
 
     `fresh` starts a new run and moves an existing one in the run directory aside.
     """
-    lock.check(Path(config.run.directory))  # before reading anything there, since another run may be writing it
+    status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_seconds, config.faults.start_seconds
     if hang is None and compiles(config.compute):  # in a collective, ranks wait for one that compiles
         hang = _HANG_SECONDS_WITH_COMPILATION
@@ -66,6 +66,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
             print(run.nothing_left)
         return 0
     from pretrain.trainer import loop  # DeepSpeed chooses its accelerator when it is imported
+    from pretrain.trainer.callbacks import stops
     from pretrain.zero import numerics
 
     callbacks = loop.build_callbacks(config, stop_at_step)  # refuses one of the user's before the run begins
@@ -76,9 +77,9 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
         if run.train_state.step >= config.run.max_steps:  # killed after its last checkpoint
             report.finish(run.train_state.step, finished=True)
             return 0
-        stop_signals.catch()
+        stops.catch_signals()
         code = loop.train(run, report, callbacks)
-        stop_signals.ignore()
+        stops.ignore_signals()
         return code
 
 

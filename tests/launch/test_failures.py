@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import launch.cli
-from pretrain.run import lock, rank_logs, restarts, status
+from pretrain.run import rank_logs, restarts, status
 from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TO_LAUNCHER, WAITS, told
 from tests.pretrain.runs import run_file
 from tests.processes import processes_with
@@ -139,7 +139,7 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     run.mkdir()
-    holder = lock.take(run) if failure == "another run is there" else None
+    holder = status.lock(run) if failure == "another run is there" else None
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
         launch.cli.main()
