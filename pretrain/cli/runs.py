@@ -109,15 +109,14 @@ def plan(
     """
     from data_pipeline.foundation.config_file import load
     from pretrain.config import RunConfig
-    from pretrain.hardware import cpu_speed as cpu
-    from pretrain.hardware.gpus import gpu_named
+    from pretrain.hardware.devices import CPU, cpu_share, gpu_named, this_cpu
 
-    settings, on_cpu = load(config, overrides or [], RunConfig), gpu == cpu.NAME
+    settings, on_cpu = load(config, overrides or [], RunConfig), gpu == CPU
     if on_cpu and (gpus or nodes or price is not None):
         raise UserError("--gpu cpu: it is this machine's, so leave out --gpus, --nodes and --price")
     if gpus is None and not on_cpu:
         raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
-    kind = cpu.this_cpu() if on_cpu else gpu_named(gpu)
+    kind = this_cpu() if on_cpu else gpu_named(gpu)
     gpus = gpus or 1
     nodes = nodes or -(-gpus // GPUS_PER_NODE)
     if gpus % nodes:
@@ -126,7 +125,7 @@ def plan(
     from pretrain.tools.plan.planner import Planner, resolve_rows
 
     settings, row, corpus_file = resolve_rows(settings, config, inputs, targets)
-    mfu = mfu or (cpu.share(settings.model.width) if on_cpu else _MFU)
+    mfu = mfu or (cpu_share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
     planner = Planner(settings, row, gpu, kind, mfu, price, corpus_file)
     if json_:

@@ -44,20 +44,18 @@ def write(run: Path, status: Status) -> None:
     write_json(run / STATUS, asdict(status))
 
 
-def move_aside(run: Path) -> Path | None:
-    """Renames `run` to make way for a new run; returns the new name, or None if there is nothing to rename.
-
-    Raises UserError if it can't be renamed.
-    """
+def move_aside(run: Path) -> None:
+    """Renames `run`, if it is there, to make way for a new run. Raises UserError if it can't be renamed."""
     if not run.exists():
-        return None
+        return
     number = 1
     while (aside := run.with_name(f"{run.name}.old-{number}")).exists():
         number += 1
     try:
-        return run.rename(aside)
+        run.rename(aside)
     except OSError as error:
         raise UserError(f"run.directory: {run} can't be moved to {aside}: {error.strerror}") from None
+    print(f"{run}: moved the existing run to {aside}", flush=True)
 
 
 def request_stop(run: Path) -> None:

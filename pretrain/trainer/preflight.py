@@ -67,9 +67,3 @@ def is_finished(run: ValidatedRun) -> bool:
         print(run.nothing_left)
         return True
     return False
-
-
-def move_aside(run: ValidatedRun) -> None:
-    """Moves the run in the run directory aside, to make way for a fresh one."""
-    if aside := status.move_aside(run.directory):
-        print(f"{run.directory}: moved the existing run to {aside}", flush=True)

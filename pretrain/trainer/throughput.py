@@ -15,7 +15,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.hardware.gpus import gpu_of_device
+from pretrain.hardware.devices import gpu_of_device
 from pretrain.kernels.matmul import matmul
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model

@@ -13,7 +13,6 @@ from pretrain.run import heartbeat, slurm, status
 from pretrain.run.heartbeat import beating
 from pretrain.run.restarts import earlier_seconds
 from pretrain.run.watchdog import watching
-from pretrain.trainer.preflight import move_aside
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
 from pretrain.zero.layers import compiles
@@ -60,7 +59,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     resume = None if fresh else newer(directory, newest_verified(directory))
     run = validate(config, rank, ranks, resume)
     if fresh:
-        on_rank_0(lambda: move_aside(run))
+        on_rank_0(lambda: status.move_aside(directory))
     if on_rank_0(lambda: run.finished):
         if rank == 0:
             print(run.nothing_left)
