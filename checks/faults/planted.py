@@ -23,7 +23,7 @@ POINTS = {  # where each is: the module and its function
     "forward": (ENGINE, "Engine.training_losses"),
     "all-reduce": (ENGINE, "dist.all_reduce"),
     "copy of a save": ("pretrain.checkpoint.engine_state", "HostCopies.take"),
-    "write of a save": ("pretrain.checkpoint.write", "write_part"),
+    "write of a save": ("pretrain.checkpoint.tensors", "write_part"),
     "rename of a save": ("pretrain.checkpoint.save", "commit"),
     "rename of latest": ("pretrain.checkpoint.save", "set_latest"),
     "comparison of weights": ("pretrain.trainer.callbacks.fingerprints", "WeightComparison.compare"),

@@ -25,16 +25,14 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
-from data_pipeline import tokenizer
 from data_pipeline.foundation.atomic import sha256, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from pretrain.checkpoint import CONFIG, rank_file
+from pretrain.checkpoint import rank_file
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.engine_state import Copy, HostCopies, host_memory
-from pretrain.checkpoint.index import File, MappedFile, Origin, Table
-from pretrain.checkpoint.save import union
+from pretrain.checkpoint.index import File, MappedFile, Origin, Table, write_run_index
+from pretrain.checkpoint.save import union, write_common
 from pretrain.checkpoint.tensors import model_buffers
-from pretrain.checkpoint.write import write_buffers, write_run_index
 from pretrain.run import node_memory
 from pretrain.run.train_state import TrainState
 from pretrain.zero.deepspeed_private import fragments
@@ -106,9 +104,7 @@ class MemoryCheckpoints:
             if origin.resumed is None or left != checkpoint_directory(self._node, origin.resumed):
                 shutil.rmtree(left, ignore_errors=True)
         common.mkdir(parents=True)
-        tokenizer.save(origin.tokenizer, common)
-        shutil.copyfile(origin.run / CONFIG, common / CONFIG)
-        write_buffers(model_buffers(self._engine.deepspeed.module), common)
+        write_common(origin, model_buffers(self._engine.deepspeed.module), common)
         write_json(self._node / _RUN_NAME, {"run": name})
 
     @property

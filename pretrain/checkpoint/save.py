@@ -30,9 +30,8 @@ from data_pipeline.loading.stream import Skipped
 from pretrain.checkpoint import CONFIG, rank_file
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_latest
 from pretrain.checkpoint.engine_state import Copy, HostCopies
-from pretrain.checkpoint.index import File, Origin, Table
-from pretrain.checkpoint.tensors import model_buffers
-from pretrain.checkpoint.write import write_buffers, write_part, write_run_index
+from pretrain.checkpoint.index import File, Origin, Table, write_run_index
+from pretrain.checkpoint.tensors import model_buffers, write_buffers, write_part
 from pretrain.config.run_config import CheckpointSection
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
@@ -86,13 +85,12 @@ class Saver:
         started = time.perf_counter()
         before = self.wait()
         self._number += 1
-        final = checkpoint_directory(self._origin.run, train_state.step)
-        temporary = temporary_path(final, f"{self._token}-{self._number}")
         train_state = replace(train_state, skipped=union(of_all_ranks(train_state.skipped)))
         self._copies = self._copies or HostCopies(self._engine)
         copy = self._copies.take()
         buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
-        self._writing = _Writing(self._origin, train_state, temporary, final, copy, buffers, weights)
+        token = f"{self._token}-{self._number}"
+        self._writing = _Writing(self._origin, train_state, token, copy, buffers, weights)
         copy.seconds += time.perf_counter() - started
         self._writing.start()
         return before
@@ -128,7 +126,9 @@ class Saver:
                     heartbeat.mark()
                 marked, advanced = ended, writing.advanced.is_set()
                 writing.advanced.clear()
-                unfinished, failed, advanced_anywhere = self._count(busy, self.failed, advanced)
+                ranks = torch.tensor([busy, self.failed, advanced], dtype=torch.int32, device=self._engine.device)
+                dist.all_reduce(ranks)  # on how many each holds
+                unfinished, failed, advanced_anywhere = ranks.tolist()
                 if failed:
                     writing.abort.set()
                 if advanced_anywhere:
@@ -148,12 +148,6 @@ class Saver:
                 shutil.rmtree(writing.temporary, ignore_errors=True)
         return saved
 
-    def _count(self, *conditions: bool) -> list[int]:
-        """The number of ranks on which each condition holds."""
-        counts = torch.tensor([int(condition) for condition in conditions], device=self._engine.device)
-        dist.all_reduce(counts)
-        return counts.tolist()
-
 
 class _Writing(threading.Thread):
     """Writes this rank's files of a checkpoint; on rank 0 it also completes the checkpoint.
@@ -166,15 +160,16 @@ class _Writing(threading.Thread):
         self,
         origin: Origin,
         train_state: TrainState,
-        temporary: Path,
-        final: Path,
+        token: str,
         copy: Copy,
         buffers: Mapping[str, torch.Tensor],
-        weights: str | None = None,
+        weights: str | None,
     ):
         super().__init__(name="checkpoint", daemon=True)
-        self.origin, self.train_state, self.temporary, self.final = origin, train_state, temporary, final
-        self.saved = Saved(final, train_state.step)
+        self.origin, self.train_state = origin, train_state
+        self.final = checkpoint_directory(origin.run, train_state.step)
+        self.temporary = temporary_path(self.final, token)
+        self.saved = Saved(self.final, train_state.step)
         self.error: str | None = None
         self.abort, self.advanced, self.told = threading.Event(), threading.Event(), False
         self.copy, self._buffers, self._weights = copy, buffers, weights  # training never changes buffers
@@ -214,9 +209,7 @@ class _Writing(threading.Thread):
 
     def _complete(self) -> None:
         origin = self.origin
-        tokenizer.save(origin.tokenizer, self.temporary)
-        shutil.copyfile(origin.run / CONFIG, self.temporary / CONFIG)
-        write_buffers(self._buffers, self.temporary)
+        write_common(origin, self._buffers, self.temporary)
         files: dict[str, File] = {}
         awaited = {f"{rank_file(rank)}.json": rank for rank in range(origin.ranks)}
         while awaited:
@@ -262,6 +255,13 @@ def _outdated(steps: list[int], step: int, settings: CheckpointSection, resumed:
     done = [one for one in steps if one <= step]
     every = settings.keep_every_steps
     return [one for one in done[: -settings.keep_last] if one != resumed and (not every or one % every)]
+
+
+def write_common(origin: Origin, buffers: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """Writes the files that no rank owns: tokenizer, run file and the model's buffers."""
+    tokenizer.save(origin.tokenizer, directory)
+    shutil.copyfile(origin.run / CONFIG, directory / CONFIG)
+    write_buffers(buffers, directory)
 
 
 def union(by_rank: Iterable[list[Skipped]]) -> list[Skipped]:
