@@ -16,7 +16,8 @@ from pretrain.trainer.callbacks.checkpointing import Checkpointing, CheckpointsI
 from pretrain.trainer.callbacks.fingerprints import WeightComparison
 from pretrain.trainer.callbacks.memory_at_rest import ComparingMemory
 from pretrain.trainer.callbacks.replay import Replaying
-from pretrain.trainer.callbacks.reporting import EvaluationHooks, Profiling, Reporting, Speed
+from pretrain.trainer.callbacks.reporting import EvaluationHooks, Reporting
+from pretrain.trainer.callbacks.speed import Profiling, Speed
 from pretrain.trainer.callbacks.stops import Stops
 from pretrain.trainer.callbacks.stragglers import Straggling
 from pretrain.trainer.run_report import RunReport
