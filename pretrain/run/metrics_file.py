@@ -121,12 +121,6 @@ def _to_json(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def last_attempt(run_dir: Path) -> int:
-    """The attempt of the last row; 0 where there is none."""
-    row = last_row(run_dir / FILE_NAME)
-    return row.attempt if row else 0
-
-
 def last_row(path: Path) -> Row | None:
     """The last row; None where there is none."""
     try:
