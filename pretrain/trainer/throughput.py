@@ -76,10 +76,7 @@ def _lengths(segments: Tensor, most: int) -> Tensor:
 
 def rows_per_step(config: RunConfig) -> float:
     """The mean over the run, whose batch may grow."""
-    steps = config.run.max_steps
-    return (
-        sum(config.batch.rows(step) for step in range(steps)) / steps if config.batch.ramp_up else config.batch.rows(0)
-    )
+    return sum(map(config.batch.rows, range(config.run.max_steps))) / config.run.max_steps
 
 
 def flops_per_step(setup: ValidatedRun) -> float:
