@@ -14,9 +14,8 @@ import psutil
 from data_pipeline.foundation.processes import ProcessGroup
 from launch import rank_wrapper
 from launch.protocol import Event
-from pretrain.run import heartbeat, node_memory, outcome, watchdog
+from pretrain.run import heartbeat, node_memory, watchdog
 from pretrain.run.heartbeat import Heartbeat
-from pretrain.run.outcome import Outcome
 from pretrain.run.rank_logs import SUPERVISED, last_lines, rank_log
 
 _LAST_LINES = 10
@@ -91,9 +90,9 @@ class RankProcesses:
 
     def _news(self) -> list[Event]:
         """What ranks and wrappers have told since the last call."""
-        return [event for told in outcome.new(self._directory, self._known) if (event := self._event(told))]
+        return [event for told in heartbeat.messages(self._directory, self._known) if (event := self._event(told))]
 
-    def _event(self, told: Outcome) -> Event | None:
+    def _event(self, told: heartbeat.Message) -> Event | None:
         rank, kind, text = told
         if kind == "done":
             self._done.add(rank)

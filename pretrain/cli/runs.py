@@ -37,7 +37,7 @@ def train(
     from data_pipeline.foundation.config_file import load
     from data_pipeline.loading import server
     from pretrain.config import RunConfig
-    from pretrain.run import outcome, rank_logs
+    from pretrain.run import heartbeat, rank_logs
 
     settings = load(config, overrides or [], RunConfig)
     if settings.data.workers:
@@ -47,7 +47,7 @@ def train(
     code = run(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     if rank_logs.supervised():
-        outcome.done(int(os.environ["RANK"]))
+        heartbeat.tell(int(os.environ["RANK"]), "done")
         code = 0
     raise typer.Exit(code)
 

@@ -1,9 +1,13 @@
-"""The signs that a rank gives its supervisor while it runs: that it is alive, and how far it is.
+"""The signs that a rank gives its supervisor: that it is alive, how far it is, and that it fails, hangs or is done.
 
 A supervisor gives its ranks a directory of their node. Each rank maps a file of a few numbers there into its memory,
 so that writing one is no system call. A thread beats twice a second. It stops beating when the process is stopped, or
 when native code hangs with the interpreter's lock. Where a step hangs for another reason, the rank that others wait
 for is behind them. All times are of the machine's monotonic clock.
+
+A message is a file beside the heartbeat. `rank-3.failed` has the error, `rank-3.faulty` the number of a rank whose
+arithmetic was found wrong; `rank-3.hung` and `rank-3.done` are empty. A file appears whole, its time says when it
+happened, and the first of a kind stays. `launch.rank_wrapper` adds `rank-3.started` and `rank-3.ended`.
 """
 
 import contextlib
@@ -13,10 +17,13 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.signals import stop_signals
 
 DIRECTORY = "PRETRAIN_HEARTBEATS"  # of this node's ranks, in their environment
@@ -56,6 +63,14 @@ class Heartbeat:
     marked: float
     first_step: float | None
     stopped: bool = False
+
+
+class Message(NamedTuple):
+    """A message of rank `rank`, or of its wrapper: `kind` is the file's suffix, `text` its content."""
+
+    rank: int
+    kind: str
+    text: str
 
 
 def mark(step: int | None = None) -> None:
@@ -106,6 +121,39 @@ def read(directory: Path) -> dict[int, Heartbeat]:
     return found
 
 
+def tell(rank: int, kind: Literal["failed", "faulty", "hung", "done"], text: str = "") -> None:
+    """Tells the supervisor of this rank, if it has one, by a message.
+
+    A rank hangs because of itself or because it waits for another. The exit code 0 is no failure if a rank is done.
+    """
+    directory = os.environ.get(DIRECTORY)
+    if directory is None:
+        return
+    now, unnamed, named = time.time_ns(), Path(directory, f".{rank}.{kind}"), Path(directory, f"rank-{rank}.{kind}")
+    with contextlib.suppress(OSError):
+        unnamed.write_text(text)
+        os.utime(unnamed, ns=(now, now))  # the kernel's own times are some milliseconds apart
+        os.link(unnamed, named)  # not over an earlier one
+
+
+def tell_failed(rank: int, error: BaseException) -> None:
+    """Tells that a rank fails. Others fail because of it, but may end earlier."""
+    tell(rank, "failed", _words(error))
+
+
+def messages(directory: Path, known: set[str]) -> list[Message]:
+    """The messages that have appeared in a node's directory, in the order of events. The files' names are added to
+    `known`."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for file in directory.glob("rank-*.*"):
+            if file.name not in known:
+                known.add(file.name)
+                rank, kind = file.name.removeprefix("rank-").split(".")
+                found.append((file.stat().st_mtime_ns, Message(int(rank), kind, file.read_text())))
+    return [message for _, message in sorted(found, key=lambda one: (one[0], one[1].kind == "ended"))]
+
+
 def pending(process: int) -> signal.Signals | None:
     """A stop signal that was sent to `process` but is blocked there; see ShdPnd in proc_pid_status(5)."""
     with contextlib.suppress(OSError):  # the process has ended
@@ -114,6 +162,16 @@ def pending(process: int) -> signal.Signals | None:
                 pending = int(line.split()[1], 16)
                 return next((number for number in stop_signals() if pending >> (number - 1) & 1), None)
     return None
+
+
+def _words(error: BaseException) -> str:
+    """An error as the end of its traceback says it, without what follows on further lines; "" for a signal's."""
+    if isinstance(error, SystemExit):
+        return f"exited with code {error.code or 0} before the run's end"
+    if not isinstance(error, Exception):
+        return ""
+    said = str(error) if isinstance(error, UserError) else traceback.format_exception_only(error)[-1]
+    return next(iter(said.splitlines()), "")
 
 
 def _opened(directory: Path, rank: int) -> _File:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from pretrain.run import heartbeat, outcome
+from pretrain.run import heartbeat
 
 SECONDS_TO_LOOK = 0.3  # that the supervisor has to see how the ranks stand before this one's end changes it
 GRACE = 20.0  # seconds that the Python thread has to report a hang before faulthandler does
@@ -146,6 +146,6 @@ def _watch(
     message = f"rank {rank}: no progress for {limit:g} s ({setting}); all stacks follow\n"
     os.write(2, message.encode())
     faulthandler.dump_traceback(2, all_threads=True)
-    outcome.hung(rank)
+    heartbeat.tell(rank, "hung")
     time.sleep(SECONDS_TO_LOOK)
     os._exit(1)

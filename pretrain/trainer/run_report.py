@@ -24,7 +24,7 @@ from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.hook import Findings
-from pretrain.run import environment, outcome, rank_logs, status, watchdog
+from pretrain.run import environment, heartbeat, rank_logs, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
@@ -119,7 +119,7 @@ class RunReport:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            outcome.failed(self.run.rank, error)  # now: MLflow may take its time
+            heartbeat.tell_failed(self.run.rank, error)  # now: MLflow may take its time
         self._end_monitor()
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.run import outcome, watchdog
+from pretrain.run import heartbeat, watchdog
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.zero.deepspeed_private import in_memory, local_weights
 from pretrain.zero.engine import Engine
@@ -54,7 +54,7 @@ class Finding:
     def tell(self, trainer: Trainer) -> None:
         """Tells the supervisor which rank is faulty, if that is known."""
         if self.rank is not None:
-            outcome.faulty(self.rank, trainer.run.rank)
+            heartbeat.tell(trainer.run.rank, "faulty", str(self.rank))
 
 
 class Fingerprints:

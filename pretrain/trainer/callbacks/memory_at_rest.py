@@ -12,7 +12,7 @@ from torch import Tensor
 from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint.directory import set_aside_after
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.run import outcome
+from pretrain.run import heartbeat
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.trainer.callbacks.fingerprints import named
 from pretrain.zero.deepspeed_private import flat_buffers, local_weights, swapped, wrapped
@@ -80,7 +80,7 @@ class ComparingMemory(Callback):
         rank = next((rank for rank, names in enumerate(changed) if names), None)
         if rank is None:
             return
-        outcome.faulty(rank, trainer.run.rank)
+        heartbeat.tell(trainer.run.rank, "faulty", str(rank))
         trainer.finish_saving()
         trainer.drop_unsaved()
         run, clean = trainer.run.directory, trainer.step - 2
