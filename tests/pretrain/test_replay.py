@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def trained(
     """
     from pretrain import models
     from pretrain.run import environment
-    from pretrain.trainer.callbacks.replay import Replay
+    from pretrain.trainer.callbacks.replay import Replaying
     from pretrain.zero.engine import Engine
     from tests.pretrain.exactness import whole_parameters
 
@@ -48,17 +49,24 @@ def trained(
     zero = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}  # else all parameters would stay whole
     batch = {"global_batch_size": rows, "micro_batch_size": ROWS}
     model = {"dropout_rate": 0.1, "tie_embeddings": True, **model}
-    config = run_config(stage, model, zero, precision=precision, batch=batch, compute=compute)
+    faults = {"replay_every_steps": every}
+    config = run_config(stage, model, zero, precision=precision, batch=batch, compute=compute, faults=faults)
     torch.manual_seed(0)
     engine = Engine(models.build(config.model), config)
-    replay = Replay(engine, every, environment.machines(), repeats)
-    replay.restart(0)
     layout = BatchLayout(dist.get_rank(), ranks, ROWS, accumulation)
+    trainer = SimpleNamespace(config=config, engine=engine, layout=layout, run=SimpleNamespace(ranks=ranks))
+    trainer.report, trainer.state = SimpleNamespace(machines=environment.machines()), SimpleNamespace(step=0)
+    replay = Replaying()
+    replay.before_training(trainer)
+    if not repeats:
+        replay._repeats, replay._spread = False, None
+    replay.before_steps(trainer)
     numbers, found = [], []
     for step in range(steps):
-        batches = micro_batches(layout, step)
+        batches = trainer.micro_batches = micro_batches(layout, step)
+        trainer.before = SimpleNamespace(step=step, position=step * rows)
         wrong = plant(engine.deepspeed.module, step) if plant else contextlib.nullcontext()
-        with wrong, replay.during(step, step * rows, batches):
+        with wrong, replay.during_step(trainer):
             outcome = engine.step(step, step * rows, batches)
         numbers.append((outcome.loss, engine.gradient_norm))
         found.append(replay.found)
