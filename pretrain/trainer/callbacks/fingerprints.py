@@ -57,66 +57,66 @@ class Finding:
             heartbeat.tell(trainer.run.rank, "faulty", str(self.rank))
 
 
-class Fingerprints:
-    """Of the weights of an engine. All ranks call each method together."""
+def of_masters(engine: Engine) -> str:
+    """A fingerprint of the fp32 weights that the optimizer holds, whatever shards they are in. All ranks call it."""
+    return hashlib.blake2b(_masters(engine, torch.float32).cpu().numpy().tobytes(), digest_size=16).hexdigest()
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
-        self._names = [name for name, _ in engine.deepspeed.module.named_parameters()]
 
-    def of_masters(self) -> str:
-        """Of the fp32 weights that the optimizer holds, whatever shards they are in."""
-        return hashlib.blake2b(self._masters(torch.float32).cpu().numpy().tobytes(), digest_size=16).hexdigest()
+def difference(engine: Engine) -> Finding | None:
+    """Which rank computes with other weights than the rest; None if none does, or if weights are on NVMe. All ranks
+    call it.
 
-    def difference(self) -> Finding | None:
-        """Which rank computes with other weights than the rest; None if none does, or if weights are on NVMe.
+    In fp32, the rank whose optimizer holds a weight computes with that very tensor: if it alone agrees with the
+    optimizer's, it is the one whose weight has changed. Of two ranks it can't be told.
+    """
+    weights, names = local_weights(engine.deepspeed), _names(engine)
+    if weights is None:
+        return None
+    own = torch.zeros(len(names), 2, dtype=torch.int64, device=engine.device)
+    sharded, dtype = False, torch.float32
+    for number, (values, start, whole) in enumerate(weights):
+        own[number] = sums(values, start)
+        sharded, dtype = sharded or not whole, values.dtype
+    expected = _masters(engine, dtype)
+    if sharded:  # no rank has them whole, so the sums of all are compared
+        dist.all_reduce(own)
+    right = (own == expected).all(dim=1)
+    gathered = [torch.empty_like(right) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, right)
+    return judged(names, torch.stack(gathered).cpu(), shared=dtype == torch.float32)
 
-        In fp32, the rank whose optimizer holds a weight computes with that very tensor: if it alone agrees with the
-        optimizer's, it is the one whose weight has changed. Of two ranks it can't be told.
-        """
-        weights = local_weights(self._engine.deepspeed)
-        if weights is None:
-            return None
-        own = torch.zeros(len(self._names), 2, dtype=torch.int64, device=self._engine.device)
-        sharded, dtype = False, torch.float32
-        for number, (values, start, whole) in enumerate(weights):
-            own[number] = sums(values, start)
-            sharded, dtype = sharded or not whole, values.dtype
-        expected = self._masters(dtype)
-        if sharded:  # no rank has them whole, so the sums of all are compared
-            dist.all_reduce(own)
-        right = (own == expected).all(dim=1)
-        gathered = [torch.empty_like(right) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, right)
-        return self._judged(torch.stack(gathered).cpu(), shared=dtype == torch.float32)
 
-    def _judged(self, right: Tensor, shared: bool) -> Finding | None:
-        """The finding, from the table (ranks, parameters) of those that agree with the optimizer's."""
-        agree, ranks = right.sum(dim=0), right.size(0)
-        if bool((agree == ranks).all()):
-            return None
-        if bool((agree == 0).any()):
-            return Finding(
-                f"the ranks compute with other weights than the optimizer's: {named(self._names, agree == 0)}"
-            )
-        few = shared and bool((2 * agree < ranks).any())
-        if shared and not few and bool((2 * agree == ranks).any()):
-            return Finding(f"the ranks compute with different weights: {named(self._names, agree < ranks)}")
-        odd = right if few else ~right
-        concerned = (2 * agree < ranks) if few else (agree < ranks)
-        rank = int((odd & concerned).any(dim=1).int().argmax())
-        names = named(self._names, odd[rank] & concerned)
-        return Finding(f"rank {rank} computes with other weights than the others: {names}", rank)
+def judged(names: list[str], right: Tensor, shared: bool) -> Finding | None:
+    """The finding, from the table (ranks, parameters) of those that agree with the optimizer's."""
+    agree, ranks = right.sum(dim=0), right.size(0)
+    if bool((agree == ranks).all()):
+        return None
+    if bool((agree == 0).any()):
+        return Finding(f"the ranks compute with other weights than the optimizer's: {named(names, agree == 0)}")
+    few = shared and bool((2 * agree < ranks).any())
+    if shared and not few and bool((2 * agree == ranks).any()):
+        return Finding(f"the ranks compute with different weights: {named(names, agree < ranks)}")
+    odd = right if few else ~right
+    concerned = (2 * agree < ranks) if few else (agree < ranks)
+    rank = int((odd & concerned).any(dim=1).int().argmax())
+    return Finding(
+        f"rank {rank} computes with other weights than the others: {named(names, odd[rank] & concerned)}", rank
+    )
 
-    def _masters(self, dtype: torch.dtype) -> Tensor:
-        """(parameters, 2): fingerprints of the fp32 weights, rounded to `dtype`."""
-        numbers = {name: number for number, name in enumerate(self._names)}
-        found = torch.zeros(len(self._names), 2, dtype=torch.int64, device=self._engine.device)
-        for fragment in in_memory(self._engine.deepspeed):
-            values = fragment.view(fragment.buffer.data).to(dtype)
-            found[numbers[fragment.name]] += sums(values, fragment.start).to(found.device)
-        dist.all_reduce(found)
-        return found
+
+def _names(engine: Engine) -> list[str]:
+    return [name for name, _ in engine.deepspeed.module.named_parameters()]
+
+
+def _masters(engine: Engine, dtype: torch.dtype) -> Tensor:
+    """(parameters, 2): fingerprints of the fp32 weights, rounded to `dtype`."""
+    numbers = {name: number for number, name in enumerate(_names(engine))}
+    found = torch.zeros(len(numbers), 2, dtype=torch.int64, device=engine.device)
+    for fragment in in_memory(engine.deepspeed):
+        values = fragment.view(fragment.buffer.data).to(dtype)
+        found[numbers[fragment.name]] += sums(values, fragment.start).to(found.device)
+    dist.all_reduce(found)
+    return found
 
 
 class WeightComparison(Callback):
@@ -124,24 +124,22 @@ class WeightComparison(Callback):
 
     def after_load(self, trainer: Trainer, checkpoint: Path) -> None:
         saved = checkpoint_index.read(checkpoint).weights
-        if saved is not None and Fingerprints(trainer.engine).of_masters() != saved:
+        if saved is not None and of_masters(trainer.engine) != saved:
             raise FailedError(f"{checkpoint}: its weights aren't those that the run had when it saved them")
 
     def after_step(self, trainer: Trainer) -> None:
-        if not trainer.saving:
-            return
-        with watchdog.slow_phase():
-            fingerprints = Fingerprints(trainer.engine)
-            self.compare(trainer, fingerprints)
-            trainer.weights = fingerprints.of_masters()
+        if trainer.saving:
+            with watchdog.slow_phase():
+                self.compare(trainer)
+                trainer.weights = of_masters(trainer.engine)
 
-    def compare(self, trainer: Trainer, fingerprints: Fingerprints) -> None:
+    def compare(self, trainer: Trainer) -> None:
         """Raises FailedError if a rank computes with weights that aren't the optimizer's: steps since then are wrong.
 
         The next attempt goes on from the last checkpoint on disk, before which they were right.
         """
-        if difference := fingerprints.difference():
-            difference.tell(trainer)
+        if found := difference(trainer.engine):
+            found.tell(trainer)
             trainer.finish_saving()
             trainer.drop_unsaved()
-            raise FailedError(f"step {trainer.step}: {difference.what}; its memory or its processor may be faulty")
+            raise FailedError(f"step {trainer.step}: {found.what}; its memory or its processor may be faulty")
