@@ -32,7 +32,6 @@ from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_l
 from pretrain.checkpoint.engine_state import Copy, HostCopies
 from pretrain.checkpoint.index import File, Origin, Table, write_run_index
 from pretrain.checkpoint.tensors import model_buffers, write_buffers, write_part
-from pretrain.config.run_config import CheckpointSection
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.zero.engine import Engine
@@ -68,7 +67,6 @@ class Saver:
 
     def __init__(self, engine: Engine, origin: Origin):
         self._engine, self._origin = engine, origin
-        self._token, self._number = from_rank_0(uuid.uuid4().hex[:8]), 0
         self._writing: _Writing | None = None
         self._copies: HostCopies | None = None
 
@@ -84,12 +82,11 @@ class Saver:
         """
         started = time.perf_counter()
         before = self.wait()
-        self._number += 1
         train_state = replace(train_state, skipped=union(of_all_ranks(train_state.skipped)))
         self._copies = self._copies or HostCopies(self._engine)
         copy = self._copies.take()
         buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
-        token = f"{self._token}-{self._number}"
+        token = from_rank_0(uuid.uuid4().hex[:8])
         self._writing = _Writing(self._origin, train_state, token, copy, buffers, weights)
         copy.seconds += time.perf_counter() - started
         self._writing.start()
@@ -230,31 +227,28 @@ class _Writing(threading.Thread):
             shutil.rmtree(replaced, ignore_errors=True)
 
     def _clean_up(self) -> None:
-        """Updates `latest` and removes old checkpoints. An error here doesn't undo the save."""
+        """Updates `latest` and removes old checkpoints. An error here doesn't undo the save.
+
+        Checkpoints after this step, from an attempt before the run was resumed further back, stay: they will be
+        overwritten. So does the one that this attempt has resumed from: it is known to be sound.
+        """
         run, settings, warnings = self.origin.run, self.origin.settings, self.saved.warnings
         try:
             set_latest(run, self.train_state.step)
         except OSError as error:
             warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
             return  # `latest` may name an old checkpoint, so none may be removed
-        for old in _outdated(all_steps(run), self.train_state.step, settings, self.origin.resumed):
+        done = [step for step in all_steps(run) if step <= self.train_state.step]
+        every = settings.keep_every_steps
+        for old in done[: -settings.keep_last]:
+            if old == self.origin.resumed or (every and old % every == 0):
+                continue
             try:
                 directory = checkpoint_directory(run, old)
                 # renamed first, so that the next start removes whatever can't be removed now
                 shutil.rmtree(directory.rename(temporary_path(directory)), ignore_errors=True)
             except OSError as error:
                 warnings.append(f"{checkpoint_directory(run, old)}: can't be removed: {error.strerror}")
-
-
-def _outdated(steps: list[int], step: int, settings: CheckpointSection, resumed: int | None = None) -> list[int]:
-    """The steps whose checkpoints are removed once that of `step` exists.
-
-    Checkpoints after `step`, from an attempt before the run was resumed further back, stay: they will be overwritten.
-    So does the one that this attempt has `resumed` from: it is known to be sound.
-    """
-    done = [one for one in steps if one <= step]
-    every = settings.keep_every_steps
-    return [one for one in done[: -settings.keep_last] if one != resumed and (not every or one % every)]
 
 
 def write_common(origin: Origin, buffers: Mapping[str, torch.Tensor], directory: Path) -> None:

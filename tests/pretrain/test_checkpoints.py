@@ -183,7 +183,6 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
             return self.rounds < 5
 
     alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)
-    monkeypatch.setattr(save, "from_rank_0", lambda value: value)
     monkeypatch.setattr(save.dist, "all_reduce", lambda tensor: None)
     saver = save.Saver(SimpleNamespace(device="cpu"), alone)
     saver._writing = InRounds(alone, TrainState(), "token", Copy(), {}, None)
