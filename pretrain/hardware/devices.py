@@ -31,7 +31,7 @@ class Gpu:
       servers (DGX A100: 200 Gb/s for each GPU; DGX H100 and H200: 400 Gb/s); for PCIe cards, half of that.
     """
 
-    words: frozenset[str]
+    words: str
     bf16: float
     tf32: float
     fp32: float
@@ -43,10 +43,6 @@ class Gpu:
     def flops(self, arithmetic: Arithmetic) -> float:
         """Peak FLOP/s."""
         return getattr(self, arithmetic) * 1e12
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
 
 
 # The documents of NVIDIA that have these figures. Most were compared by way of pages that quote them, but those of the
@@ -68,28 +64,19 @@ _A100 = {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}
 
 # A name in CUDA belongs to the first GPU whose words it has.
 GPUS: dict[str, Gpu] = {
-    "gh200": Gpu(_words("GH200"), **_HOPPER, memory=96, memory_bandwidth=4000, link=450, network=50),
-    "h200-nvl": Gpu(_words("H200 NVL"), **_HOPPER_NVL, memory=141, memory_bandwidth=4800, link=64, network=25),
-    "h200": Gpu(_words("H200"), **_HOPPER, memory=141, memory_bandwidth=4800, link=450, network=50),
-    "h100-nvl": Gpu(_words("H100 NVL"), **_HOPPER_NVL, memory=94, memory_bandwidth=3900, link=64, network=25),
+    "gh200": Gpu("GH200", **_HOPPER, memory=96, memory_bandwidth=4000, link=450, network=50),
+    "h200-nvl": Gpu("H200 NVL", **_HOPPER_NVL, memory=141, memory_bandwidth=4800, link=64, network=25),
+    "h200": Gpu("H200", **_HOPPER, memory=141, memory_bandwidth=4800, link=450, network=50),
+    "h100-nvl": Gpu("H100 NVL", **_HOPPER_NVL, memory=94, memory_bandwidth=3900, link=64, network=25),
     "h100-pcie": Gpu(
-        _words("H100 PCIe"),
-        bf16=756.0,
-        tf32=378.0,
-        fp32=51.0,
-        memory=80,
-        memory_bandwidth=2000,
-        link=64,
-        network=25,
+        "H100 PCIe", bf16=756.0, tf32=378.0, fp32=51.0, memory=80, memory_bandwidth=2000, link=64, network=25
     ),
-    "h100-sxm": Gpu(_words("H100"), **_HOPPER, memory=80, memory_bandwidth=3350, link=450, network=50),
-    "a100-80gb-pcie": Gpu(_words("A100 80GB PCIe"), **_A100, memory=80, memory_bandwidth=1935, link=32, network=12.5),
-    "a100-80gb": Gpu(_words("A100 80GB"), **_A100, memory=80, memory_bandwidth=2039, link=300, network=25),
-    "a100-40gb-pcie": Gpu(_words("A100 PCIE 40GB"), **_A100, memory=40, memory_bandwidth=1555, link=32, network=12.5),
-    "a100-40gb": Gpu(_words("A100"), **_A100, memory=40, memory_bandwidth=1555, link=300, network=25),
-    "l40s": Gpu(
-        _words("L40S"), bf16=362.0, tf32=183.0, fp32=91.6, memory=48, memory_bandwidth=864, link=32, network=12.5
-    ),
+    "h100-sxm": Gpu("H100", **_HOPPER, memory=80, memory_bandwidth=3350, link=450, network=50),
+    "a100-80gb-pcie": Gpu("A100 80GB PCIe", **_A100, memory=80, memory_bandwidth=1935, link=32, network=12.5),
+    "a100-80gb": Gpu("A100 80GB", **_A100, memory=80, memory_bandwidth=2039, link=300, network=25),
+    "a100-40gb-pcie": Gpu("A100 PCIE 40GB", **_A100, memory=40, memory_bandwidth=1555, link=32, network=12.5),
+    "a100-40gb": Gpu("A100", **_A100, memory=40, memory_bandwidth=1555, link=300, network=25),
+    "l40s": Gpu("L40S", bf16=362.0, tf32=183.0, fp32=91.6, memory=48, memory_bandwidth=864, link=32, network=12.5),
 }
 
 
@@ -105,7 +92,7 @@ def gpu_of_device(device: str) -> Gpu | None:
     words = set(re.split(r"\W+", device))
     if "MIG" in words:
         return None
-    return next((gpu for gpu in GPUS.values() if gpu.words <= words), None)
+    return next((gpu for gpu in GPUS.values() if words.issuperset(gpu.words.split())), None)
 
 
 CPU = "cpu"
@@ -153,4 +140,4 @@ def this_cpu() -> Gpu:
     """This machine in the place of a GPU. bf16 counts like fp32: numpy has none that could be timed."""
     rate = product_flops() / 1e12
     gigabytes = available() / 2**30
-    return Gpu(frozenset(), rate, rate, rate, gigabytes, memory_bandwidth=0, link=1, network=1)
+    return Gpu(CPU, rate, rate, rate, gigabytes, memory_bandwidth=0, link=1, network=1)
