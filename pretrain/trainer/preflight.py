@@ -1,5 +1,7 @@
 """Checks before the ranks of a run start: every problem is reported once, before each rank would."""
 
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint.directory import is_valid, newest
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
+from pretrain.hardware.machine import count_gpus
 from pretrain.run import status
 from pretrain.trainer.validate import ValidatedRun, validate
 
@@ -45,7 +48,7 @@ def preflight(
         raise UserError(f"run.directory: {checkpoints} is no folder; move it away")
     if missing := unbuilt(config, folder):
         raise UserError("\n".join(missing))
-    return validate(config, 0, ranks, None if fresh else newest(directory), ranks_are_here=here)
+    return validate(config, 0, ranks, None if fresh else newest(directory), device_problems(config) if here else ())
 
 
 def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
@@ -67,3 +70,61 @@ def is_finished(run: ValidatedRun) -> bool:
         print(run.nothing_left)
         return True
     return False
+
+
+def device_problems(config: RunConfig) -> list[str]:
+    """The settings that this machine can't fulfil, one line for each key."""
+    problems = _gpu_problems(config) if count_gpus() else []
+    if config.compute.attention == "triton" and not count_gpus():
+        problems.append("compute.attention: triton needs a GPU; set auto")
+    zero = config.deepspeed.zero_optimization
+    if (on_nvme := zero.offloaded_to("nvme")) and not _reads_asynchronously():
+        problems += [
+            f"deepspeed.zero_optimization.{key}.device: nvme needs DeepSpeed's async_io, which can't be built here: "
+            "install libaio's headers (libaio-dev) and a C++ compiler, or set cpu"
+            for key in on_nvme
+        ]
+    if zero.zero_quantized_weights:
+        key = "deepspeed.zero_optimization.zero_quantized_weights"
+        if not count_gpus():
+            problems.append(f"{key}: DeepSpeed's quantizer needs a GPU")
+        elif not (_compiles_for_gpus() or _was_built("quantizer")):
+            problems.append(
+                f"{key}: DeepSpeed compiles its quantizer at the start, but there is no nvcc; install CUDA's toolkit "
+                "and set CUDA_HOME, or set false"
+            )
+    return problems
+
+
+def _gpu_problems(config: RunConfig) -> list[str]:
+    import torch  # takes a second, so the launcher imports it only if there is a GPU
+
+    if not torch.cuda.is_available():
+        built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
+        return [
+            f"this machine has GPUs, but PyTorch {torch.__version__} can't use them; it {built} (nvidia-smi shows the "
+            "driver's version); DS_ACCELERATOR=cpu in the environment trains on the CPU"
+        ]
+    if config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return [f"precision: {torch.cuda.get_device_name()} has no bf16; set fp32"]
+    return []
+
+
+def _compiles_for_gpus() -> bool:
+    """True if there is nvcc where PyTorch looks for it."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return Path(home, "bin/nvcc").exists() or shutil.which("nvcc") is not None
+
+
+def _was_built(extension: str) -> bool:
+    """True if DeepSpeed was installed with this extension."""
+    from pretrain.zero.deepspeed_private import deepspeed  # takes seconds, and few runs ask
+
+    return bool(deepspeed.git_version_info.installed_ops.get(extension))
+
+
+def _reads_asynchronously() -> bool:
+    """True if DeepSpeed's async_io extension is built or can be built."""
+    from pretrain.zero.deepspeed_private import deepspeed  # takes seconds, and few runs ask
+
+    return deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)

@@ -13,6 +13,7 @@ from pretrain.run import heartbeat, slurm, status
 from pretrain.run.heartbeat import beating
 from pretrain.run.restarts import earlier_seconds
 from pretrain.run.watchdog import watching
+from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
 from pretrain.zero.layers import compiles
@@ -57,7 +58,7 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     config = from_rank_0(config)  # a network file system may show other hosts an older run file
     directory = Path(config.run.directory)
     resume = None if fresh else newer(directory, newest_verified(directory))
-    run = validate(config, rank, ranks, resume)
+    run = validate(config, rank, ranks, resume, device_problems(config))
     if fresh:
         on_rank_0(lambda: status.move_aside(directory))
     if on_rank_0(lambda: run.finished):

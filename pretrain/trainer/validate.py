@@ -1,6 +1,7 @@
 """Resolves and checks a run file before anything else happens: corpora, vocabulary, batch sizes, checkpoint."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
 from pretrain.trainer import wrappers
-from pretrain.trainer.device_problems import device_problems
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,11 @@ class ValidatedRun:
 
 
 def validate(
-    config: RunConfig, rank: int, ranks: int, resume: Path | None = None, ranks_are_here: bool = True
+    config: RunConfig, rank: int, ranks: int, resume: Path | None = None, of_devices: Sequence[str] = ()
 ) -> ValidatedRun:
     """Opens and checks everything that `config` names; also checks that the run may resume from `resume`.
 
-    With `ranks_are_here`, it checks this machine's devices too.
-
-    Raises UserError with every problem found, one line each.
+    Raises UserError with every problem found, one line each, and the problems `of_devices`.
     """
     data = config.data
     training = [_opened(entry.corpus, data.cache).with_objective(data.objective) for entry in data.train]
@@ -136,8 +134,7 @@ def validate(
     ]
     stages = [[corpus.with_objective(stage.objective) for corpus in training] for stage in data.curriculum]
     every_use = [*itertools.chain(*stages), *training, *validation]
-    problems = BatchPlan(config.batch, ranks).problems()
-    problems += device_problems(config) if ranks_are_here else []
+    problems = [*BatchPlan(config.batch, ranks).problems(), *of_devices]
     problems += _duplicates("train", training) + _duplicates("validation", validation)
     names, name_problems = _names(config, validation)
     problems += (
