@@ -140,7 +140,7 @@ def evaluate(
 
     if suite not in SUITES:
         raise UserError(f"--suite: expected {' or '.join(SUITES)}, got {suite!r}")
-    from pretrain.checkpoint.directory import checkpoint_in
+    from pretrain.checkpoint.choose import checkpoint_in
     from pretrain.cli import evaluate as command
 
     if lm_eval is not None:
@@ -193,7 +193,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a directory that Hugging Face transformers can load, with a model card."""
-    from pretrain.checkpoint.directory import checkpoint_in
+    from pretrain.checkpoint.choose import checkpoint_in
 
     directory = checkpoint_in(checkpoint)
     trained = _open(directory)
@@ -236,7 +236,7 @@ def average(
         raise UserError("average: give checkpoints, or a run, and then a new directory")
     if last > 1 and len(sources) > 1:
         raise UserError(f"--last is for one run directory, and there are {len(sources)} paths")
-    from pretrain.checkpoint.directory import checkpoint_in
+    from pretrain.checkpoint.choose import checkpoint_in
     from pretrain.checkpoint.trained import average as make
     from pretrain.checkpoint.trained import last_checkpoints
 
@@ -299,7 +299,7 @@ def adapt(
 
 
 def _open(path: Path) -> "TrainedModel":
-    from pretrain.checkpoint.directory import checkpoint_in
+    from pretrain.checkpoint.choose import checkpoint_in
     from pretrain.checkpoint.trained import TrainedModel
 
     return TrainedModel.open(checkpoint_in(path))

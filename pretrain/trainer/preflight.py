@@ -8,7 +8,7 @@ from pathlib import Path
 from data_pipeline.corpus.manifest import FILE as MANIFEST
 from data_pipeline.corpus.manifest import how_to_build
 from data_pipeline.foundation.errors import UserError
-from pretrain.checkpoint.directory import is_valid, newest
+from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware.machine import count_gpus

@@ -24,7 +24,8 @@ from launch.attempts import launch_local
 from launch.nodes import Run
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
-from pretrain.checkpoint.directory import checkpoint_directory, is_valid, newest
+from pretrain.checkpoint.choose import is_valid, newest
+from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.checkpoint.engine_state import Copy
 from pretrain.checkpoint.index import Origin, Table
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, write_part
