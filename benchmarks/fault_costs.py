@@ -23,10 +23,10 @@ from start_up import command
 
 from pretrain.checkpoint import memory
 from pretrain.config import RunConfig
-from pretrain.faults import memory_at_rest, replay
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
+from pretrain.trainer.callbacks import memory_at_rest, replay
 from pretrain.trainer.validate import validate
 
 LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a

@@ -11,9 +11,9 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.formatting import counted
 from launch.protocol import Event
 from pretrain.checkpoint.directory import all_steps
-from pretrain.faults.restarts import AttemptRecord
 from pretrain.run import rank_logs
 from pretrain.run.heartbeat import Heartbeat
+from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
 
 REFUSED = 2

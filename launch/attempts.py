@@ -15,12 +15,11 @@ from launch.attempt import Attempt, record
 from launch.head import StopRequests, result, stop_requests, watch
 from launch.nodes import Access, Node, Nodes, Run, number_of_ranks, this_machine
 from pretrain.config import RunConfig
-from pretrain.faults import restarts
-from pretrain.faults.restarts import AttemptRecord
 from pretrain.hardware.machine import count_gpus
-from pretrain.run import status
+from pretrain.run import restarts, status
+from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
-from pretrain.trainer.preflight import ValidatedRun, is_finished, move_aside, preflight, unchecked
+from pretrain.trainer.preflight import ValidatedRun, is_finished, preflight, unchecked
 
 NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 
@@ -68,7 +67,7 @@ def _launch(run: Run, config: RunConfig, setup: ValidatedRun, nodes: list[Node],
     if is_finished(setup):
         return Ended(0, False)
     if run.fresh:
-        move_aside(setup)
+        status.move_aside(setup.directory)
     with stop_requests(setup.directory) as requests, Nodes(run, config, nodes, access, requests) as reached:
         return _Attempts(reached, run, config, requests).until_over()
 

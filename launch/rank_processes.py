@@ -14,9 +14,8 @@ import psutil
 from data_pipeline.foundation.processes import ProcessGroup
 from launch import rank_wrapper
 from launch.protocol import Event
-from pretrain.run import heartbeat, node_memory, outcome, stop_signals, watchdog
+from pretrain.run import heartbeat, node_memory, watchdog
 from pretrain.run.heartbeat import Heartbeat
-from pretrain.run.outcome import Outcome
 from pretrain.run.rank_logs import SUPERVISED, last_lines, rank_log
 
 _LAST_LINES = 10
@@ -65,7 +64,7 @@ class RankProcesses:
     def events(self) -> list[Event]:
         """The events since the last call; the launcher's end comes after all its reports."""
         code = self._launcher.code
-        signals = [number for process in self._above_ranks if (number := stop_signals.pending(process))]
+        signals = [number for process in self._above_ranks if (number := heartbeat.pending(process))]
         news = self._news()
         gone = [wrapper for wrapper in self._wrappers if not _runs(wrapper)]
         news += self._news()  # what a wrapper tells last is there before its end
@@ -91,9 +90,9 @@ class RankProcesses:
 
     def _news(self) -> list[Event]:
         """What ranks and wrappers have told since the last call."""
-        return [event for told in outcome.new(self._directory, self._known) if (event := self._event(told))]
+        return [event for told in heartbeat.messages(self._directory, self._known) if (event := self._event(told))]
 
-    def _event(self, told: Outcome) -> Event | None:
+    def _event(self, told: heartbeat.Message) -> Event | None:
         rank, kind, text = told
         if kind == "done":
             self._done.add(rank)

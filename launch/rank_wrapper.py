@@ -16,7 +16,7 @@ _SIGNAL = 128  # shells add it to the number of the signal that ended a process
 def main(logs: str, outcomes: str, rank: int, command: list[str]) -> int:
     """Runs `command` with its output and exit code in files below `logs`.
 
-    Tells the supervisor, in files below `outcomes` (pretrain/run/outcome.py), that it has started and how it ended.
+    Tells the supervisor, in files below `outcomes` (pretrain/run/heartbeat.py), that it has started and how it ended.
     """
     with contextlib.suppress(OSError):  # then the output goes to the launcher's stdout
         opened = os.open(f"{logs}/rank-{rank:05d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

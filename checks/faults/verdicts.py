@@ -12,7 +12,7 @@ from checks.faults.cells import RANKS, STEPS, Cell
 from checks.faults.happening import CLOCKS
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.directory import checkpoint_directory
-from pretrain.faults import restarts
+from pretrain.run import restarts
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows
 from tests.pretrain.runs import steps_taken

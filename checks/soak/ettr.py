@@ -21,8 +21,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from pretrain.faults import restarts
-from pretrain.run import node_memory
+from pretrain.run import node_memory, restarts
 from pretrain.run.metrics_file import read_metrics
 
 RANKS = 2

@@ -54,7 +54,7 @@ def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> 
     wrong: dict[str, list[str]] = {}  # rungs, by what is wrong with them
     for key, rung in [*((f"rungs.{number}", rung) for number, rung in enumerate(file.rungs)), ("next", file.next)]:
         try:
-            setups.append(validate(load(run, [*overrides, *rung.overrides], RunConfig), 0, 1, ranks_are_here=False))
+            setups.append(validate(load(run, [*overrides, *rung.overrides], RunConfig), 0, 1))
         except UserError as error:
             name = f"{key} ({rung.name})"
             wrong |= {line: [*wrong.get(line, []), name] for line in str(error).splitlines()}

@@ -49,7 +49,7 @@ def subject(config: RunConfig, steps: int) -> Subject:
     batches, source = None, "generated tokens"
     directory = Path(config.data.train[0].corpus)
     if (directory / "manifest.json").exists():
-        setup = validate(config, 0, 1, ranks_are_here=False)
+        setup = validate(config, 0, 1)
         model, source = setup.model, str(directory)
         rows = TrainingBatches(setup.stream, BatchLayout(0, 1, ROWS, 1))
         batches = [_shortened(rows[step * ROWS].batch) for step in range(steps)]

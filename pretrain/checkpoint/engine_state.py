@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from pretrain.checkpoint.index import Piece
-from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, load_buffers
-from pretrain.checkpoint.write import header
+from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, load_buffers
 from pretrain.optimizers.flat_buffers import Fragment
 from pretrain.optimizers.sharded import Sharded
 from pretrain.run import watchdog

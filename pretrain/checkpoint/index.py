@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import xxhash
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_path, fingerprint, flush, sha256
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, parse_json
 from data_pipeline.loading.stream import Mixture, Skipped, differences
@@ -221,3 +221,41 @@ class Table:
         unnamed.write_text(json.dumps(asdict(self)))
         flush(unnamed)
         unnamed.replace(path)
+
+
+def write_run_index(
+    directory: Path,
+    parts: Mapping[str, File | MappedFile],
+    origin: Origin,
+    train_state: TrainState,
+    weights: str | None = None,
+) -> Index:
+    """`write_index` for a run that stands at `train_state`. `weights`: their fingerprint."""
+    return write_index(
+        directory,
+        parts,
+        **vars(train_state),
+        consumed=origin.mixture.consumed(train_state.position),
+        config_fingerprint=origin.config_fingerprint,
+        identity=origin.identity,
+        world_size=origin.ranks,
+        zero_stage=origin.zero_stage,
+        weights=weights,
+    )
+
+
+def write_index(directory: Path, parts: Mapping[str, File | MappedFile], **values: Any) -> Index:
+    """Writes the index, the last file of a checkpoint, with the other `values` of `Index`.
+
+    `parts` describes the tensors' files, which are not read again.
+    """
+    files = dict(parts)
+    for path in directory.rglob("*"):
+        name = str(path.relative_to(directory))
+        if path.is_file() and name not in parts and not name.endswith(TEMPORARY_SUFFIX):
+            flush(path)
+            files[name] = File(path.stat().st_size, sha256(path))
+    index = Index(files=dict(sorted(files.items())), **values)
+    with atomic_path(directory / INDEX) as path:
+        path.write_text(index.as_json())
+    return index

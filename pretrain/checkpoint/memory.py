@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,14 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
-from data_pipeline import tokenizer
 from data_pipeline.foundation.atomic import sha256, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from pretrain.checkpoint import CONFIG, rank_file
+from pretrain.checkpoint import rank_file
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.engine_state import Copy, HostCopies, host_memory
-from pretrain.checkpoint.index import File, MappedFile, Origin, Table
-from pretrain.checkpoint.save import union
+from pretrain.checkpoint.index import File, MappedFile, Origin, Table, write_run_index
+from pretrain.checkpoint.save import union, write_common
 from pretrain.checkpoint.tensors import model_buffers
-from pretrain.checkpoint.write import write_buffers, write_run_index
 from pretrain.run import node_memory
 from pretrain.run.train_state import TrainState
 from pretrain.zero.deepspeed_private import fragments
@@ -82,9 +80,10 @@ class MemoryCheckpoints:
         self._first_of_node = int(os.environ["LOCAL_RANK"]) == 0
         self._slots: list[_Slot] = []
         self._number = self._step = 0
-        self._storing: _Storing | None = None
-        self._began = time.monotonic()
-        self._problem: str | None = None
+        self._storing: threading.Thread | None = None
+        self._began, self._seconds = time.monotonic(), 0.0
+        self.problem: str | None = None
+        """Why there are no more of them, once this rank or another can't take one."""
         name = on_rank_0(self._name_run)
         if self._first_of_node:
             self._prepare(name)
@@ -106,15 +105,8 @@ class MemoryCheckpoints:
             if origin.resumed is None or left != checkpoint_directory(self._node, origin.resumed):
                 shutil.rmtree(left, ignore_errors=True)
         common.mkdir(parents=True)
-        tokenizer.save(origin.tokenizer, common)
-        shutil.copyfile(origin.run / CONFIG, common / CONFIG)
-        write_buffers(model_buffers(self._engine.deepspeed.module), common)
+        write_common(origin, model_buffers(self._engine.deepspeed.module), common)
         write_json(self._node / _RUN_NAME, {"run": name})
-
-    @property
-    def problem(self) -> str | None:
-        """Why there are no more of them, once this rank or another can't take one."""
-        return self._problem or (self._storing.problem if self._storing else None)
 
     def due(self, step: int) -> bool:
         """True if this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
@@ -127,8 +119,7 @@ class MemoryCheckpoints:
         started = time.perf_counter()
         if self._storing is not None:
             self.close()
-            self._problem = self._storing.problem
-            self._adjust(self._storing.seconds)
+            self._adjust(self._seconds)
         if len(self._slots) < _SLOTS:
             self._slots.append(_Slot(self._engine, self._node, self._origin.rank, len(self._slots)))
         slot = self._slots[self._number % _SLOTS]
@@ -138,15 +129,24 @@ class MemoryCheckpoints:
             slot.withdraw()
             copy = slot.copies.take()
         except OSError as error:
-            self._problem = f"{self._node}: {error.strerror}: no further checkpoints in memory"
-        self._storing = _Storing(copy, lambda: self._store(slot, copy, train_state))
-        self._storing.seconds += time.perf_counter() - started
+            self.problem = f"{self._node}: {error.strerror}: no further checkpoints in memory"
+        self._seconds = time.perf_counter() - started
+        arguments = (slot, copy, train_state)
+        self._storing = threading.Thread(target=self._store, args=arguments, name="memory checkpoint", daemon=True)
         self._storing.start()
 
     def _store(self, slot: "_Slot", copy: Copy, train_state: TrainState) -> None:
         """Completes the copy, and a checkpoint of it if that of each rank is complete. Called in a thread."""
-        copy.finish()
-        rank, files, problem = self._origin.rank, {}, self._problem
+        try:
+            copy.finish()
+            self._complete(slot, copy, train_state)
+        except (OSError, RuntimeError, ValueError) as error:  # no room, or a rank is gone, or this rank's group
+            self.problem = " ".join(str(error).split())
+        self._seconds += copy.seconds + time.thread_time()
+
+    def _complete(self, slot: "_Slot", copy: Copy, train_state: TrainState) -> None:
+        """Raises RuntimeError if a rank has none."""
+        rank, files, problem = self._origin.rank, {}, self.problem
         try:
             files = slot.describe(rank, copy) if problem is None else {}
         except OSError as error:
@@ -248,23 +248,6 @@ class _Slot:
         Table(copy.pieces).write(table)
         tensors = MappedFile(copy.image.numel(), xxhash.xxh3_128_hexdigest(copy.image.numpy().data))
         return {f"{rank_file(rank)}.safetensors": tensors, table.name: File(table.stat().st_size, sha256(table))}
-
-
-class _Storing(threading.Thread):
-    """Stores a copy of a rank's state. `seconds`: what it has cost so far; `problem`: why it couldn't."""
-
-    def __init__(self, copy: Copy, store: Callable[[], None]):
-        super().__init__(name="memory checkpoint", daemon=True)
-        self.seconds = 0.0
-        self.problem: str | None = None
-        self._copy, self._store = copy, store
-
-    def run(self) -> None:
-        try:
-            self._store()
-        except (OSError, RuntimeError, ValueError) as error:  # no room, or a rank is gone, or this rank's group
-            self.problem = " ".join(str(error).split())
-        self.seconds += self._copy.seconds + time.thread_time()
 
 
 def _several_nodes() -> bool:

@@ -30,10 +30,8 @@ from data_pipeline.loading.stream import Skipped
 from pretrain.checkpoint import CONFIG, rank_file
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_latest
 from pretrain.checkpoint.engine_state import Copy, HostCopies
-from pretrain.checkpoint.index import File, Origin, Table
-from pretrain.checkpoint.tensors import model_buffers
-from pretrain.checkpoint.write import write_buffers, write_part, write_run_index
-from pretrain.config.run_config import CheckpointSection
+from pretrain.checkpoint.index import File, Origin, Table, write_run_index
+from pretrain.checkpoint.tensors import model_buffers, write_buffers, write_part
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.zero.engine import Engine
@@ -69,7 +67,6 @@ class Saver:
 
     def __init__(self, engine: Engine, origin: Origin):
         self._engine, self._origin = engine, origin
-        self._token, self._number = from_rank_0(uuid.uuid4().hex[:8]), 0
         self._writing: _Writing | None = None
         self._copies: HostCopies | None = None
 
@@ -85,14 +82,12 @@ class Saver:
         """
         started = time.perf_counter()
         before = self.wait()
-        self._number += 1
-        final = checkpoint_directory(self._origin.run, train_state.step)
-        temporary = temporary_path(final, f"{self._token}-{self._number}")
         train_state = replace(train_state, skipped=union(of_all_ranks(train_state.skipped)))
         self._copies = self._copies or HostCopies(self._engine)
         copy = self._copies.take()
         buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
-        self._writing = _Writing(self._origin, train_state, temporary, final, copy, buffers, weights)
+        token = from_rank_0(uuid.uuid4().hex[:8])
+        self._writing = _Writing(self._origin, train_state, token, copy, buffers, weights)
         copy.seconds += time.perf_counter() - started
         self._writing.start()
         return before
@@ -128,7 +123,9 @@ class Saver:
                     heartbeat.mark()
                 marked, advanced = ended, writing.advanced.is_set()
                 writing.advanced.clear()
-                unfinished, failed, advanced_anywhere = self._count(busy, self.failed, advanced)
+                ranks = torch.tensor([busy, self.failed, advanced], dtype=torch.int32, device=self._engine.device)
+                dist.all_reduce(ranks)  # on how many each holds
+                unfinished, failed, advanced_anywhere = ranks.tolist()
                 if failed:
                     writing.abort.set()
                 if advanced_anywhere:
@@ -148,12 +145,6 @@ class Saver:
                 shutil.rmtree(writing.temporary, ignore_errors=True)
         return saved
 
-    def _count(self, *conditions: bool) -> list[int]:
-        """The number of ranks on which each condition holds."""
-        counts = torch.tensor([int(condition) for condition in conditions], device=self._engine.device)
-        dist.all_reduce(counts)
-        return counts.tolist()
-
 
 class _Writing(threading.Thread):
     """Writes this rank's files of a checkpoint; on rank 0 it also completes the checkpoint.
@@ -166,15 +157,16 @@ class _Writing(threading.Thread):
         self,
         origin: Origin,
         train_state: TrainState,
-        temporary: Path,
-        final: Path,
+        token: str,
         copy: Copy,
         buffers: Mapping[str, torch.Tensor],
-        weights: str | None = None,
+        weights: str | None,
     ):
         super().__init__(name="checkpoint", daemon=True)
-        self.origin, self.train_state, self.temporary, self.final = origin, train_state, temporary, final
-        self.saved = Saved(final, train_state.step)
+        self.origin, self.train_state = origin, train_state
+        self.final = checkpoint_directory(origin.run, train_state.step)
+        self.temporary = temporary_path(self.final, token)
+        self.saved = Saved(self.final, train_state.step)
         self.error: str | None = None
         self.abort, self.advanced, self.told = threading.Event(), threading.Event(), False
         self.copy, self._buffers, self._weights = copy, buffers, weights  # training never changes buffers
@@ -214,9 +206,7 @@ class _Writing(threading.Thread):
 
     def _complete(self) -> None:
         origin = self.origin
-        tokenizer.save(origin.tokenizer, self.temporary)
-        shutil.copyfile(origin.run / CONFIG, self.temporary / CONFIG)
-        write_buffers(self._buffers, self.temporary)
+        write_common(origin, self._buffers, self.temporary)
         files: dict[str, File] = {}
         awaited = {f"{rank_file(rank)}.json": rank for rank in range(origin.ranks)}
         while awaited:
@@ -237,14 +227,22 @@ class _Writing(threading.Thread):
             shutil.rmtree(replaced, ignore_errors=True)
 
     def _clean_up(self) -> None:
-        """Updates `latest` and removes old checkpoints. An error here doesn't undo the save."""
+        """Updates `latest` and removes old checkpoints. An error here doesn't undo the save.
+
+        Checkpoints after this step, from an attempt before the run was resumed further back, stay: they will be
+        overwritten. So does the one that this attempt has resumed from: it is known to be sound.
+        """
         run, settings, warnings = self.origin.run, self.origin.settings, self.saved.warnings
         try:
             set_latest(run, self.train_state.step)
         except OSError as error:
             warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
             return  # `latest` may name an old checkpoint, so none may be removed
-        for old in _outdated(all_steps(run), self.train_state.step, settings, self.origin.resumed):
+        done = [step for step in all_steps(run) if step <= self.train_state.step]
+        every = settings.keep_every_steps
+        for old in done[: -settings.keep_last]:
+            if old == self.origin.resumed or (every and old % every == 0):
+                continue
             try:
                 directory = checkpoint_directory(run, old)
                 # renamed first, so that the next start removes whatever can't be removed now
@@ -253,15 +251,11 @@ class _Writing(threading.Thread):
                 warnings.append(f"{checkpoint_directory(run, old)}: can't be removed: {error.strerror}")
 
 
-def _outdated(steps: list[int], step: int, settings: CheckpointSection, resumed: int | None = None) -> list[int]:
-    """The steps whose checkpoints are removed once that of `step` exists.
-
-    Checkpoints after `step`, from an attempt before the run was resumed further back, stay: they will be overwritten.
-    So does the one that this attempt has `resumed` from: it is known to be sound.
-    """
-    done = [one for one in steps if one <= step]
-    every = settings.keep_every_steps
-    return [one for one in done[: -settings.keep_last] if one != resumed and (not every or one % every)]
+def write_common(origin: Origin, buffers: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """Writes the files that no rank owns: tokenizer, run file and the model's buffers."""
+    tokenizer.save(origin.tokenizer, directory)
+    shutil.copyfile(origin.run / CONFIG, directory / CONFIG)
+    write_buffers(buffers, directory)
 
 
 def union(by_rank: Iterable[list[Skipped]]) -> list[Skipped]:

@@ -1,27 +1,70 @@
-"""Reads the tensors of a checkpoint by name and range, whichever ranks wrote them, and a model's buffers."""
+"""Writes the tensors of a checkpoint, with a model's buffers, and reads them by name and range, whoever wrote them."""
 
 import contextlib
+import hashlib
+import json
 import math
-from collections.abc import Callable, Iterator
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from data_pipeline.foundation.atomic import atomic_file
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import read_json
+from data_pipeline.foundation.safetensors_file import os_errors
 from pretrain import models
 from pretrain.checkpoint import BUFFERS, index, rank_file
-from pretrain.checkpoint.index import Piece, Table
+from pretrain.checkpoint.index import File, Piece, Table
 from pretrain.models.model import Model
 
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
-
-
+_BLOCK = 1 << 22  # bytes
+_BLOCKS_BETWEEN_FLUSHES = 1 << 8
 Gather = Callable[[nn.Parameter], contextlib.AbstractContextManager[bool]]
+
+
+def header(shapes: Mapping[str, list[int]]) -> bytes:
+    """The beginning of a safetensors file of fp32 tensors, whose elements follow in the same order."""
+    about, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        about[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(about, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def write_part(
+    directory: Path, rank: int, image: Tensor, pieces: dict[str, Piece], progress: Callable[[], None]
+) -> None:
+    """Writes a rank's safetensors file, whose bytes `image` (bytes,) has, and after it the table of its fragments.
+
+    Computes the sha256 on the way, so that nothing is read back. Calls `progress` after each block, which is on the
+    disk soon: a write that gets on can be told from one that hangs.
+    """
+    content, digest = image.numpy().data, hashlib.sha256()
+    with atomic_file(directory / f"{rank_file(rank)}.safetensors") as opened:
+        for number, begin in enumerate(range(0, len(content), _BLOCK), 1):
+            block = content[begin : begin + _BLOCK]
+            digest.update(block)
+            opened.write(block)
+            if number % _BLOCKS_BETWEEN_FLUSHES == 0:
+                os.fsync(opened.fileno())
+            progress()
+    Table(pieces, File(len(content), digest.hexdigest())).write(directory / f"{rank_file(rank)}.json")
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file. Raises OSError if the disk refuses."""
+    with os_errors():
+        save_file(tensors, path)
 
 
 def load_weights(model: Model, directory: Path, gathered: Gather = lambda _: contextlib.nullcontext(True)) -> None:
@@ -190,6 +233,12 @@ def _damage(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
 def model_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers of `model.state_dict()`, by name."""
     return {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+
+
+def write_buffers(buffers: Mapping[str, Tensor], directory: Path) -> None:
+    """Writes the buffers that aren't all zeros, in fp32."""
+    if found := {name: buffer.float().cpu().contiguous() for name, buffer in buffers.items() if buffer.any()}:
+        write_tensors(found, directory / BUFFERS)
 
 
 def read_buffers(directory: Path) -> dict[str, Tensor]:

@@ -22,9 +22,16 @@ from pretrain import models
 from pretrain.checkpoint import BUFFERS, CONFIG, rank_file
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.directory import candidates
-from pretrain.checkpoint.index import Index, Piece, Table
-from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, load_weights, model_buffers, read_buffers
-from pretrain.checkpoint.write import write_buffers, write_index, write_tensors
+from pretrain.checkpoint.index import Index, Piece, Table, write_index
+from pretrain.checkpoint.tensors import (
+    PARAMETER,
+    StoredTensors,
+    load_weights,
+    model_buffers,
+    read_buffers,
+    write_buffers,
+    write_tensors,
+)
 from pretrain.hardware.machine import device_type
 from pretrain.models import ModelConfig
 from pretrain.models.model import Model

@@ -62,7 +62,6 @@ class ValidationLossSettings(HookSettings):
 
     hook: Literal["validation_loss"] = "validation_loss"
     every_steps: PositiveInt = 1000
-    """Steps from one evaluation to the next."""
     budget_seconds: PositiveFloat | None = None
     """The longest that an evaluation may take, in seconds; the loss is then that of the rows so far. null: no limit."""
     rows: PositiveInt | None = None
@@ -76,7 +75,6 @@ class LossBreakdownSettings(HookSettings):
 
     hook: Literal["loss_breakdown"] = "loss_breakdown"
     every_steps: PositiveInt = 2000
-    """Steps from one evaluation to the next."""
     rows: PositiveInt = 512
     """The most held-out rows of a corpus that are evaluated."""
 
@@ -88,7 +86,6 @@ class InputUseSettings(HookSettings):
 
     hook: Literal["input_use"] = "input_use"
     every_steps: PositiveInt = 1000
-    """Steps from one evaluation to the next."""
     rows: PositiveInt = 1024
     """The most held-out rows of a corpus that are looked at."""
 
@@ -107,7 +104,6 @@ class ContinuationSettings(HookSettings):
 
     hook: Literal["continuation"] = "continuation"
     every_steps: PositiveInt = 1000
-    """Steps from one evaluation to the next."""
     rows: PositiveInt = 256
     """The most held-out rows of a corpus that are scored."""
     infilling_length: PositiveInt | None = None
@@ -129,7 +125,6 @@ class AttentionSettings(HookSettings):
 
     hook: Literal["attention"] = "attention"
     every_steps: PositiveInt = 5000
-    """Steps from one evaluation to the next."""
     tokens: PositiveInt = 24
     """The most tokens on an axis; longer rows are cut."""
 
@@ -142,7 +137,6 @@ class PositionsSettings(HookSettings):
 
     hook: Literal["positions"] = "positions"
     every_steps: PositiveInt = 5000
-    """Steps from one evaluation to the next."""
 
 
 class EmbeddingSettings(HookSettings):
@@ -153,7 +147,6 @@ class EmbeddingSettings(HookSettings):
 
     hook: Literal["embedding"] = "embedding"
     every_steps: PositiveInt = 1000
-    """Steps from one evaluation to the next."""
 
 
 class NormsSettings(HookSettings):

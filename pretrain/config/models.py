@@ -9,13 +9,12 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.packages import offered
 
-Count = Annotated[int, Field(gt=0)]
-TokenId = Annotated[int, Field(ge=0)]
+Count = PositiveInt
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -43,7 +42,9 @@ class ModelConfig(Section):
     """
 
     # settings in which a run may differ from the checkpoint it starts from
-    training_only: ClassVar[frozenset[str]] = frozenset({"dropout_rate", "z_loss", "label_smoothing"})
+    training_only: ClassVar[frozenset[str]] = frozenset(
+        {"dropout_rate", "attention_dropout_rate", "activation_dropout_rate", "z_loss", "label_smoothing"}
+    )
     # settings that matter to random weights alone
     initial_only: ClassVar[frozenset[str]] = frozenset({"init_std", "init_output_std"})
 
@@ -54,9 +55,9 @@ class ModelConfig(Section):
     """The model family."""
     vocab_size: Count | None = None
     """Ids of the tokenizer: those of text, special tokens and sentinels. null: as the corpus has."""
-    pad_id: TokenId = 0
+    pad_id: NonNegativeInt = 0
     """Id of padding; a run takes it from the corpus unless it is set."""
-    eos_id: TokenId = 1
+    eos_id: NonNegativeInt = 1
     """Id of EOS; a run takes it from the corpus unless it is set."""
     pad_vocab_to_multiple_of: Count = 1
     """The rows of the embedding matrix are rounded up to a multiple of this: with 128, T5's 32,100 ids get 32,128
@@ -151,6 +152,15 @@ class OneWidth(ModelConfig):
     """Width of the embeddings and of every sublayer's output."""
     num_heads: Count
     """Attention heads of a layer."""
+
+
+class Depths(Section):
+    """The depths of an encoder and a decoder."""
+
+    num_encoder_layers: Count
+    """Layers of the encoder."""
+    num_decoder_layers: Count
+    """Layers of the decoder."""
 
 
 class HeadsShareWidth(OneWidth):
@@ -253,7 +263,7 @@ class LocalAndGlobal(Section):
         return self
 
 
-class T5Config(OneWidth):
+class T5Config(Depths, OneWidth):
     """T5 (Raffel et al. 2020). v1.1 and v1.0 differ only in `feed_forward` and `tie_embeddings`. The decoder starts
     from padding."""
 
@@ -262,10 +272,6 @@ class T5Config(OneWidth):
     """Width of an attention head."""
     d_ff: Count
     """Width of the feed-forward layers."""
-    num_encoder_layers: Count
-    """Layers of the encoder."""
-    num_decoder_layers: Count
-    """Layers of the decoder."""
     positions: Literal["relative", "rotary", "alibi", "sinusoidal", "learned"] = "relative"
     """How positions are encoded; T5's own are relative. Rotary positions and alibi's linear biases act in
     self-attention; the last two are added to the embeddings."""
@@ -276,7 +282,7 @@ class T5Config(OneWidth):
     one distance each."""
     relative_attention_max_distance: Count = 128
     """The distance, in tokens, from which all relative positions share a bucket."""
-    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    layer_norm_epsilon: PositiveFloat = 1e-6
     """Added to the mean square in norms."""
     feed_forward: Literal["gated-gelu", "relu"] = "gated-gelu"
     """Kind of feed-forward layers: v1.1's or v1.0's."""
@@ -320,15 +326,9 @@ class T5Config(OneWidth):
         return self
 
 
-class PostNormConfig(HeadsShareWidth):
+class PostNormConfig(Depths, HeadsShareWidth):
     """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units."""
 
-    training_only = ModelConfig.training_only | {"attention_dropout_rate", "activation_dropout_rate"}
-
-    num_encoder_layers: Count
-    """Layers of the encoder."""
-    num_decoder_layers: Count
-    """Layers of the decoder."""
     activation: Literal["relu", "gelu", "gelu_tanh"]
     """Activation of the feed-forward layers."""
     dropout_rate: Probability = 0.1
@@ -406,7 +406,6 @@ class TwoStacks(ModelConfig):
 class Gemma(LocalAndGlobal, ModelConfig):
     """The settings that both versions have in common."""
 
-    training_only = ModelConfig.training_only | {"attention_dropout_rate"}
     # what other families set
     activation: ClassVar[str] = "geglu"
     norm: ClassVar[Norm] = "rms_around_one"
@@ -415,13 +414,13 @@ class Gemma(LocalAndGlobal, ModelConfig):
     biases: ClassVar[bool] = False
     scale_embedding: ClassVar[bool] = True
 
-    bos_id: TokenId | None = None
+    bos_id: NonNegativeInt | None = None
     """Id from which the decoder starts. Unless it is set, a run takes the corpus's BOS, or its EOS if there is
     none. null: padding."""
     sliding_window: Count | None = 4096
     """Tokens that a layer of the decoder with a window sees: the query's own and those before it. In the encoder of
     T5Gemma as many on each side, in that of T5Gemma 2 half as many. null: no layer has a window."""
-    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    layer_norm_epsilon: PositiveFloat = 1e-6
     """Added to the mean square in norms."""
     attention_dropout_rate: Probability = 0.0
     """Probability of dropout of attention weights, in training only."""
@@ -438,7 +437,6 @@ class T5GemmaConfig(TwoStacks, Gemma):
 
     family: Literal["t5gemma"] = "t5gemma"
     full_attention_every: Count | None = 2
-    """Every n-th layer sees the whole row, and the others a window. null: all have the window, if there is one."""
     attention_softcap: PositiveFloat | None = 50.0
     """Attention logits stay within ± this: cap · tanh(logits / cap). null: no limit."""
     output_softcap: PositiveFloat | None = 30.0
@@ -457,18 +455,13 @@ class T5Gemma2Config(StackConfig, Gemma):
     num_layers: Count
     """Layers of each stack."""
     full_attention_every: Count | None = 6
-    """Every n-th layer sees the whole row, and the others a window. null: all have the window, if there is one."""
     rope_base: PositiveFloat = 1_000_000.0
-    """Base of the frequencies of rotary positions."""
     window_rope_base: PositiveFloat | None = 10_000.0
-    """The base in layers with a window. null: `rope_base`."""
 
 
 class ModernConfig(TwoStacks, LocalAndGlobal):
     """A T5 of today's layers, by default like RedLLM's encoder-decoder (Zhang et al. 2025). The decoder starts from
     padding."""
-
-    training_only = ModelConfig.training_only | {"attention_dropout_rate"}
 
     family: Literal["modern"] = "modern"
     sliding_window: Count | None = None
@@ -502,7 +495,7 @@ class ModernConfig(TwoStacks, LocalAndGlobal):
     `none`: none of the three."""
     scale_embedding: bool = False
     """Multiply token vectors by √d_model."""
-    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    layer_norm_epsilon: PositiveFloat = 1e-6
     """Added to the mean square in norms."""
     attention_dropout_rate: Probability = 0.0
     """Probability of dropout of attention weights, in training only."""
@@ -562,7 +555,7 @@ class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
     """A second norm in each sublayer: of its output, before it is added to the residual stream, as in Gemma 2."""
     qk_norm: bool = False
     """RMS norms of each head's queries and keys, as in Qwen3."""
-    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-5
+    layer_norm_epsilon: PositiveFloat = 1e-5
     """Added to the variance in layer norms, and to the mean square in RMS norms."""
     attention_softcap: PositiveFloat | None = None
     """Attention logits stay within ± this: cap · tanh(logits / cap), as in Gemma 2. null: no limit."""
@@ -613,7 +606,7 @@ class EncoderOnlyConfig(HeadsShareWidth):
     """Activation of the feed-forward layers."""
     init_std: PositiveFloat = 0.02
     """The standard deviation of all matrices at the start."""
-    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-12
+    layer_norm_epsilon: PositiveFloat = 1e-12
     """Added to the variance in layer norms."""
 
     @model_validator(mode="after")
@@ -623,15 +616,11 @@ class EncoderOnlyConfig(HeadsShareWidth):
         return self
 
 
-class DoubleDecoderConfig(Heads, ModelConfig):
+class DoubleDecoderConfig(Depths, Heads, ModelConfig):
     """The block-based double decoder: two causal stacks, of which the second reads the first's states of earlier
     blocks."""
 
     family: Literal["double_decoder"] = "double_decoder"
-    num_encoder_layers: Count
-    """Layers of the encoder."""
-    num_decoder_layers: Count
-    """Layers of the decoder."""
     least_boundaries: Count = 2
     """The fewest boundaries between blocks that are drawn for a step."""
     most_boundaries: Count = 7
@@ -644,7 +633,7 @@ class DoubleDecoderConfig(Heads, ModelConfig):
     approximation of GELU."""
     rope_base: PositiveFloat = 10_000.0
     """Base of the frequencies of rotary positions."""
-    layer_norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    layer_norm_epsilon: PositiveFloat = 1e-6
     """Added to the mean square in RMS norms, and to the variance in the norm of the encoder's output."""
     init_std: PositiveFloat = 0.02
     """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
@@ -678,7 +667,7 @@ class EmbeddingLossConfig(Section):
     `max_positions`. Both start as means."""
     kernel_size: Count | None = None
     """Tokens that the convolution spans. null with any other aggregation."""
-    coefficient: Annotated[float, Field(gt=0.0)] = 1.0
+    coefficient: PositiveFloat = 1.0
     """Coefficient of the loss."""
     embedding_norm: Literal["before_mean", "after_mean", "none"] = "before_mean"
     """The place of the embeddings' layer norm: before or after the aggregation. `before_mean` is the author's INIT,
@@ -699,15 +688,11 @@ class EmbeddingLossConfig(Section):
         return self
 
 
-class AutoregressiveConfig(OneWidth):
+class AutoregressiveConfig(Depths, OneWidth):
     """The autoregressive encoder-decoder (Yan 2024). All attention has the width `d_model`. Options are off by default;
     the best published setting is in configs/models/autoregressive-yan2024.yaml."""
 
     family: Literal["autoregressive"] = "autoregressive"
-    num_encoder_layers: Count
-    """Layers of the encoder."""
-    num_decoder_layers: Count
-    """Layers of the decoder."""
     d_ff: Count | None = None
     """Width of the feed-forward layers. null: 4 · d_model."""
     num_cross_heads: Count | None = None

@@ -1,1 +1,1 @@
-"""A run's directory and state: status, lock, logs, signals, watchdog, what it ran on."""
+"""A run's directory and state: status, lock, attempts, logs, metrics, heartbeats, watchdog, what it ran on."""

@@ -5,7 +5,7 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import psutil
 import torch
@@ -19,28 +19,20 @@ DIFF = "git.diff"
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "webdataset", "sentencepiece", "mlflow", "transformers")
 
 
-class Cpu(TypedDict):
-    """A machine's processor, its cores and its memory."""
-
-    model: str
-    cores: int | None
-    memory_gb: float
-
-
 class Machine(TypedDict):
-    """A machine as environment.json has it, with the ranks on it."""
+    """A machine as environment.json has it, with the ranks on it. `cpu`: model, cores and memory_gb."""
 
     host: str
-    cpu: Cpu
+    cpu: dict[str, Any]
     gpus: list[str]
     versions: dict[str, str]
     ranks: list[int]
 
 
 def describe(machines: list[Machine]) -> dict[str, object]:
-    """The environment of a run: this machine, which has rank 0, and all `machines` with the versions that differ
+    """The environment of a run: the first of its `machines`, which has rank 0, and all with the versions that differ
     there."""
-    here = this_machine()
+    here = machines[0]
     versions = here["versions"].items()
     return {
         "versions": here["versions"],
@@ -53,7 +45,7 @@ def describe(machines: list[Machine]) -> dict[str, object]:
     }
 
 
-def this_machine(ranks: Sequence[int] = ()) -> Machine:
+def this_machine(*ranks: int) -> Machine:
     memory = round(psutil.virtual_memory().total / 1e9, 1)
     return {
         "host": platform.node(),
@@ -68,8 +60,8 @@ def this_machine(ranks: Sequence[int] = ()) -> Machine:
 
 def machines() -> list[Machine]:
     """Every machine of the run with its ranks. All ranks call this together."""
-    gathered: list[Machine] = [this_machine()] * dist.get_world_size()
-    dist.all_gather_object(gathered, this_machine([dist.get_rank()]))
+    gathered = [this_machine(dist.get_rank())] * dist.get_world_size()
+    dist.all_gather_object(gathered, gathered[0])
     found: dict[str, Machine] = {}
     for machine in gathered:
         known = found.setdefault(machine["host"], machine)

@@ -1,28 +1,51 @@
-"""The signs that a rank gives its supervisor while it runs: that it is alive, and how far it is.
+"""The signs that a rank gives its supervisor: that it is alive, how far it is, and that it fails, hangs or is done.
 
 A supervisor gives its ranks a directory of their node. Each rank maps a file of a few numbers there into its memory,
 so that writing one is no system call. A thread beats twice a second. It stops beating when the process is stopped, or
 when native code hangs with the interpreter's lock. Where a step hangs for another reason, the rank that others wait
 for is behind them. All times are of the machine's monotonic clock.
+
+A message is a file beside the heartbeat. `rank-3.failed` has the error, `rank-3.faulty` the number of a rank whose
+arithmetic was found wrong; `rank-3.hung` and `rank-3.done` are empty. A file appears whole, its time says when it
+happened, and the first of a kind stays. `launch.rank_wrapper` adds `rank-3.started` and `rank-3.ended`.
 """
 
 import contextlib
+import ctypes
 import mmap
 import os
-import struct
+import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.processes import stop_signals
 
 DIRECTORY = "PRETRAIN_HEARTBEATS"  # of this node's ranks, in their environment
 _SECONDS = 0.5
-_FORMAT = "<qqqddd"  # process, step, marks, and the times of the last beat, the last mark and the first step's end
-_FIELDS = {"step": 8, "marks": 16, "beat": 24, "marked": 32, "first_step": 40}  # offsets
-_SIZE = struct.calcsize(_FORMAT)
-_own: mmap.mmap | None = None
-_marks = 0
+
+
+class _File(ctypes.Structure):
+    """The content of a rank's file: as `Heartbeat`, but with the times of its signs; 0 if there was no first step."""
+
+    process: int
+    step: int
+    marks: int
+    beat: float
+    marked: float
+    first_step: float
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("process", "step", "marks")),
+        *((name, ctypes.c_double) for name in ("beat", "marked", "first_step")),
+    )
+
+
+_own: _File | None = None  # mapped
 
 
 @dataclass(frozen=True)
@@ -42,33 +65,39 @@ class Heartbeat:
     stopped: bool = False
 
 
+class Message(NamedTuple):
+    """A message of rank `rank`, or of its wrapper: `kind` is the file's suffix, `text` its content."""
+
+    rank: int
+    kind: str
+    text: str
+
+
 def mark(step: int | None = None) -> None:
     """Notes that this rank has passed another point of its work; `step`: it begins this step."""
-    global _marks
     if _own is None:
         return
-    _marks += 1
     if step is not None:
-        struct.pack_into("<q", _own, _FIELDS["step"], step)
-    struct.pack_into("<q", _own, _FIELDS["marks"], _marks)
-    struct.pack_into("<d", _own, _FIELDS["marked"], time.monotonic())
+        _own.step = step
+    _own.marks += 1
+    _own.marked = time.monotonic()
 
 
 def first_step_done() -> None:
     if _own is not None:
-        struct.pack_into("<d", _own, _FIELDS["first_step"], time.monotonic())
+        _own.first_step = time.monotonic()
 
 
 @contextlib.contextmanager
 def beating(rank: int) -> Iterator[None]:
     """Within the block, this rank shows its supervisor that it is alive, if it has one."""
-    global _own, _marks
+    global _own
     directory = os.environ.get(DIRECTORY)
     if directory is None:
         yield
         return
     done = threading.Event()
-    _own, _marks = _opened(Path(directory), rank), 0
+    _own = _opened(Path(directory), rank)
     thread = threading.Thread(target=_beat, args=(_own, done), name="heartbeat", daemon=True)
     thread.start()
     try:
@@ -84,26 +113,79 @@ def read(directory: Path) -> dict[int, Heartbeat]:
     found = {}
     now = time.monotonic()
     for path in directory.glob("rank-*"):
-        if not path.suffix and len(values := path.read_bytes()) == _SIZE:
-            process, step, marks, beat, marked, first = struct.unpack(_FORMAT, values)
-            since_first = now - first if first else None
-            heartbeat = Heartbeat(step, marks, now - beat, now - marked, since_first, _is_stopped(process))
-            found[int(path.name.removeprefix("rank-"))] = heartbeat
+        if not path.suffix:
+            file = _File.from_buffer_copy(path.read_bytes())
+            first_step = now - file.first_step if file.first_step else None
+            signs = (file.step, file.marks, now - file.beat, now - file.marked, first_step, _is_stopped(file.process))
+            found[int(path.name.removeprefix("rank-"))] = Heartbeat(*signs)
     return found
 
 
-def _opened(directory: Path, rank: int) -> mmap.mmap:
+def tell(rank: int, kind: Literal["failed", "faulty", "hung", "done"], text: str = "") -> None:
+    """Tells the supervisor of this rank, if it has one, by a message.
+
+    A rank hangs because of itself or because it waits for another. The exit code 0 is no failure if a rank is done.
+    """
+    directory = os.environ.get(DIRECTORY)
+    if directory is None:
+        return
+    now, unnamed, named = time.time_ns(), Path(directory, f".{rank}.{kind}"), Path(directory, f"rank-{rank}.{kind}")
+    with contextlib.suppress(OSError):
+        unnamed.write_text(text)
+        os.utime(unnamed, ns=(now, now))  # the kernel's own times are some milliseconds apart
+        os.link(unnamed, named)  # not over an earlier one
+
+
+def tell_failed(rank: int, error: BaseException) -> None:
+    """Tells that a rank fails. Others fail because of it, but may end earlier."""
+    tell(rank, "failed", _words(error))
+
+
+def messages(directory: Path, known: set[str]) -> list[Message]:
+    """The messages that have appeared in a node's directory, in the order of events. The files' names are added to
+    `known`."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for file in directory.glob("rank-*.*"):
+            if file.name not in known:
+                known.add(file.name)
+                rank, kind = file.name.removeprefix("rank-").split(".")
+                found.append((file.stat().st_mtime_ns, Message(int(rank), kind, file.read_text())))
+    return [message for _, message in sorted(found, key=lambda one: (one[0], one[1].kind == "ended"))]
+
+
+def pending(process: int) -> signal.Signals | None:
+    """A stop signal that was sent to `process` but is blocked there; see ShdPnd in proc_pid_status(5)."""
+    with contextlib.suppress(OSError):  # the process has ended
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("ShdPnd:"):
+                pending = int(line.split()[1], 16)
+                return next((number for number in stop_signals() if pending >> (number - 1) & 1), None)
+    return None
+
+
+def _words(error: BaseException) -> str:
+    """An error as the end of its traceback says it, without what follows on further lines; "" for a signal's."""
+    if isinstance(error, SystemExit):
+        return f"exited with code {error.code or 0} before the run's end"
+    if not isinstance(error, Exception):
+        return ""
+    said = str(error) if isinstance(error, UserError) else traceback.format_exception_only(error)[-1]
+    return next(iter(said.splitlines()), "")
+
+
+def _opened(directory: Path, rank: int) -> _File:
     now = time.monotonic()
     unnamed = directory / f".{rank}"
-    unnamed.write_bytes(struct.pack(_FORMAT, os.getpid(), 0, 0, now, now, 0.0))
+    unnamed.write_bytes(bytes(_File(os.getpid(), beat=now, marked=now)))
     path = unnamed.rename(directory / f"rank-{rank}")
     with path.open("r+b") as file:
-        return mmap.mmap(file.fileno(), _SIZE)
+        return _File.from_buffer(mmap.mmap(file.fileno(), 0))
 
 
-def _beat(own: mmap.mmap, done: threading.Event) -> None:
+def _beat(own: _File, done: threading.Event) -> None:
     while not done.wait(_SECONDS):
-        struct.pack_into("<d", own, _FIELDS["beat"], time.monotonic())
+        own.beat = time.monotonic()
 
 
 def _is_stopped(process: int) -> bool:

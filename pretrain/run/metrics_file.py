@@ -80,17 +80,13 @@ def read_metrics(path: Path) -> list[Row]:
 
 def rows_of_step(path: Path, step: int) -> Iterator[Row]:
     """The rows of one step, in the order of the file; much faster than reading all rows."""
-    if not path.exists():
-        return
     begin = f'{{"step": {step},'.encode()  # as MetricLog writes it
-    with path.open("rb") as file:
-        for line in file:
-            if line.startswith(begin) and line.endswith(b"\n") and (row := _parse(line)):
-                yield row
+    return (row for row, _ in rows_from(path, begin=begin))
 
 
-def rows_from(path: Path, offset: int = 0) -> Iterator[tuple[Row, int]]:
-    """Yields the rows from byte `offset` on, in the order of the file, each with the offset after its line.
+def rows_from(path: Path, offset: int = 0, begin: bytes = b"") -> Iterator[tuple[Row, int]]:
+    """Yields the rows from byte `offset` on that begin so, in the order of the file, each with the offset after its
+    line.
 
     Ends before a last line that is still being written, and skips lines that aren't rows.
     """
@@ -102,7 +98,7 @@ def rows_from(path: Path, offset: int = 0) -> Iterator[tuple[Row, int]]:
             if not line.endswith(b"\n"):
                 return
             offset += len(line)
-            if row := _parse(line):
+            if line.startswith(begin) and (row := _parse(line)):
                 yield row, offset
 
 
@@ -119,12 +115,6 @@ def _to_json(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def last_attempt(run_dir: Path) -> int:
-    """The attempt of the last row; 0 where there is none."""
-    row = last_row(run_dir / FILE_NAME)
-    return row.attempt if row else 0
 
 
 def last_row(path: Path) -> Row | None:

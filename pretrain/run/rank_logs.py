@@ -20,7 +20,8 @@ _BLOCK = 4096  # bytes; a smaller file may still fit on a full disk
 def next_attempt(run: Path) -> int:
     """The number of the next start, from 1. Starts that failed before they trained count too."""
     logged = (int(name[1]) for path in (run / _LOGS).glob("*") if (name := _DIRECTORY.fullmatch(path.name)))
-    return 1 + max(status.read(run).attempt, metrics_file.last_attempt(run), *logged)
+    last = metrics_file.last_row(run / metrics_file.FILE_NAME)
+    return 1 + max(status.read(run).attempt, last.attempt if last else 0, *logged)
 
 
 def new_directory(run: Path) -> Path:

@@ -1,16 +1,23 @@
-"""RUN/status.json, the state of the run, and RUN/stop, a request to stop, which rank 0 looks for in each step."""
+"""RUN/status.json, the state of the run; RUN/stop, a request to stop, which rank 0 looks for in each step; RUN/lock.
 
+Rank 0 locks the last, so that no second run works in the same directory. The kernel releases the lock when the process
+ends, however it ends; the file's content means nothing after that.
+"""
+
+import os
+import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO, cast
 
 from pydantic import NonNegativeInt
 
+from data_pipeline.foundation.atomic import lock as lock_file
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.json_file import read_valid_json
 
-STATUS, STOP = "status.json", "stop"
+STATUS, STOP, LOCK = "status.json", "stop", "lock"
 
 
 @dataclass(frozen=True)
@@ -37,20 +44,18 @@ def write(run: Path, status: Status) -> None:
     write_json(run / STATUS, asdict(status))
 
 
-def move_aside(run: Path) -> Path | None:
-    """Renames `run` to make way for a new run; returns the new name, or None if there is nothing to rename.
-
-    Raises UserError if it can't be renamed.
-    """
+def move_aside(run: Path) -> None:
+    """Renames `run`, if it is there, to make way for a new run. Raises UserError if it can't be renamed."""
     if not run.exists():
-        return None
+        return
     number = 1
     while (aside := run.with_name(f"{run.name}.old-{number}")).exists():
         number += 1
     try:
-        return run.rename(aside)
+        run.rename(aside)
     except OSError as error:
         raise UserError(f"run.directory: {run} can't be moved to {aside}: {error.strerror}") from None
+    print(f"{run}: moved the existing run to {aside}", flush=True)
 
 
 def request_stop(run: Path) -> None:
@@ -65,3 +70,38 @@ def stop_requested(run: Path) -> bool:
 
 def clear_stop(run: Path) -> None:
     (run / STOP).unlink(missing_ok=True)
+
+
+def lock(run: Path) -> TextIO:
+    """Locks `run` as long as the returned file is open. Raises UserError naming the process that holds the lock."""
+    file = _opened(run, "a+")
+    try:
+        lock_file(file, f"{run}: nothing prevents a second run in this directory; make sure that only one trains there")
+    except BlockingIOError:
+        raise _refusal(run, file) from None
+    file.truncate(0)
+    print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
+    return file
+
+
+def check_lock(run: Path) -> None:
+    """Raises UserError if a process trains in `run`."""
+    if (run / LOCK).exists():
+        with _opened(run, "r") as file:
+            try:
+                lock_file(file, None, shared=True)  # `lock` warns where there are no locks
+            except BlockingIOError:
+                raise _refusal(run, file) from None
+
+
+def _opened(run: Path, mode: str) -> TextIO:
+    try:
+        return cast(TextIO, (run / LOCK).open(mode))
+    except OSError as error:
+        raise UserError(f"run.directory: {run / LOCK} can't be opened: {error.strerror}") from None
+
+
+def _refusal(run: Path, file: TextIO) -> UserError:
+    file.seek(0)
+    holder = file.read().strip() or "another process"
+    return UserError(f"run.directory: {run}: {holder} is already training here")

@@ -9,7 +9,7 @@ is the number of the sample.
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -35,7 +35,10 @@ class SystemMonitor:
         name = re.sub(r"[^\w.\-]", "_", node).lstrip(".") or "node"
         self._log = MetricLog(run_dir, attempt, f"{DIRECTORY}/{name}.jsonl")
         self._prefix = "system/" if alone else f"system/{name}/"
-        self._sample = sampler(run_dir)
+        self._disk = run_dir  # of which the disk is sampled
+        self._received, self._sent = _network()
+        self._gpus = _gpus()
+        psutil.cpu_percent()  # the first call has nothing to compare with
         last = last_row(self._log.path)
         self._step = last.step + 1 if last else 0
         self._seconds = seconds
@@ -55,19 +58,10 @@ class SystemMonitor:
             self._step += 1
         self._log.close()
 
-
-def sampler(directory: Path) -> Callable[[], Sample]:
-    """A function that samples this machine: the CPU since the last call, the network since now, the rest at the moment.
-
-    The disk is the one that holds `directory`.
-    """
-    received, sent = _network()
-    psutil.cpu_percent()  # the first call has nothing to compare with
-    gpus = _gpus()
-
-    def sample() -> Sample:
-        memory, disk = psutil.virtual_memory(), psutil.disk_usage(str(directory))
-        now_received, now_sent = _network()
+    def _sample(self) -> Sample:
+        """The CPU since the last sample, the network since the start, the rest at the moment."""
+        memory, disk = psutil.virtual_memory(), psutil.disk_usage(str(self._disk))
+        received, sent = _network()
         return {
             "cpu_utilization_percentage": psutil.cpu_percent(),
             "system_memory_usage_megabytes": memory.used / _MEGABYTE,
@@ -75,12 +69,10 @@ def sampler(directory: Path) -> Callable[[], Sample]:
             "disk_usage_percentage": disk.percent,
             "disk_usage_megabytes": disk.used / _MEGABYTE,
             "disk_available_megabytes": disk.free / _MEGABYTE,
-            "network_receive_megabytes": (now_received - received) / _MEGABYTE,
-            "network_transmit_megabytes": (now_sent - sent) / _MEGABYTE,
-            **_gpu_metrics(gpus),
+            "network_receive_megabytes": (received - self._received) / _MEGABYTE,
+            "network_transmit_megabytes": (sent - self._sent) / _MEGABYTE,
+            **_gpu_metrics(self._gpus),
         }
-
-    return sample
 
 
 def _network() -> tuple[int, int]:

@@ -13,15 +13,15 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from pretrain.run import heartbeat, outcome
+from pretrain.run import heartbeat
 
 SECONDS_TO_LOOK = 0.3  # that the supervisor has to see how the ranks stand before this one's end changes it
 GRACE = 20.0  # seconds that the Python thread has to report a hang before faulthandler does
 LEAST_SECONDS, STEPS = 120.0, 20  # a hang is at least that long, and as long as that number of steps
 _last = _last_step = time.monotonic()
 _steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest steps; of the first after a start, none
-_starting, _compiling, _in_slow_phase, _unwatched = True, False, False, False
-_changed = threading.Event()  # set when one of these changes, and with it the limit
+_phases = {"starting"}  # that this rank is in: "starting", "compiling", "slow phase", "unwatched"
+_changed = threading.Event()  # set when these change, and with them the limit
 
 
 def alive() -> None:
@@ -32,14 +32,16 @@ def alive() -> None:
 
 def starting() -> None:
     """From here to the end of the next step, the limit is `start_seconds`. For starts, and before loading."""
-    _set_phase(starting=True, compiling=False)
+    _set("compiling", False)
+    _set("starting", True)
 
 
 def step_done() -> None:
     """Notes that a step has ended, and with it the start."""
     global _last_step
-    if _starting:
-        _set_phase(starting=False, compiling=False)
+    if "starting" in _phases:
+        _set("compiling", False)
+        _set("starting", False)
         heartbeat.first_step_done()
     else:
         _steps.append(time.monotonic() - _last_step)
@@ -47,44 +49,38 @@ def step_done() -> None:
     alive()
 
 
-@contextlib.contextmanager
-def slow_phase() -> Iterator[None]:
-    """Within the block, a save or an evaluation, the limit doesn't follow the time of steps."""
-    global _in_slow_phase, _last_step
-    before, _in_slow_phase = _in_slow_phase, True
-    alive()
-    _changed.set()
-    try:
-        yield
-    finally:
-        _in_slow_phase, _last_step = before, time.monotonic()
-        alive()
-        _changed.set()
-
-
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """Within the block, nothing counts as a hang: for waits that have a limit of their own."""
-    global _unwatched
-    _unwatched = True
-    _changed.set()
-    try:
-        yield
-    finally:
-        _unwatched = False
-        alive()
-        _changed.set()
-
-
 def compiling(begins: bool) -> None:
     """Notes that a compilation begins or ends. During one, the limit is `start_seconds`."""
-    _set_phase(_starting, begins)
+    _set("compiling", begins)
 
 
-def _set_phase(starting: bool, compiling: bool) -> None:
-    global _starting, _compiling
+def slow_phase() -> contextlib.AbstractContextManager[None]:
+    """Within the block, a save or an evaluation, the limit doesn't follow the time of steps."""
+    return _within("slow phase")
+
+
+def unwatched() -> contextlib.AbstractContextManager[None]:
+    """Within the block, nothing counts as a hang: for waits that have a limit of their own."""
+    return _within("unwatched")
+
+
+@contextlib.contextmanager
+def _within(phase: str) -> Iterator[None]:
+    """Within the block, the rank is in `phase`, whose time isn't that of a step."""
+    global _last_step
+    before = phase in _phases
+    _set(phase, True)
+    try:
+        yield
+    finally:
+        _last_step = time.monotonic()
+        _set(phase, before)
+
+
+def _set(phase: str, begins: bool) -> None:
+    """Notes that a phase begins or ends, which is progress too."""
     alive()
-    _starting, _compiling = starting, compiling
+    (_phases.add if begins else _phases.discard)(phase)
     _changed.set()
 
 
@@ -120,10 +116,10 @@ def hang_limit(seconds: Sequence[float]) -> float | None:
 
 def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float]:
     """The limit in seconds, and the setting that it comes from."""
-    if not (_starting or _compiling):
+    if _phases.isdisjoint(("starting", "compiling")):
         if hang_seconds is not None:
             return "faults.hang_seconds", hang_seconds
-        if (usual := hang_limit(_steps)) is not None and not _in_slow_phase:
+        if (usual := hang_limit(_steps)) is not None and "slow phase" not in _phases:
             return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_seconds sets another limit", usual
     return "faults.start_seconds", start_seconds
 
@@ -135,7 +131,7 @@ def _watch(
         _changed.clear()
         if done.is_set():
             return
-        if _unwatched:
+        if "unwatched" in _phases:
             faulthandler.cancel_dump_traceback_later()
             _changed.wait()
             continue
@@ -150,6 +146,6 @@ def _watch(
     message = f"rank {rank}: no progress for {limit:g} s ({setting}); all stacks follow\n"
     os.write(2, message.encode())
     faulthandler.dump_traceback(2, all_threads=True)
-    outcome.hung(rank)
+    heartbeat.tell(rank, "hung")
     time.sleep(SECONDS_TO_LOOK)
     os._exit(1)

@@ -19,8 +19,7 @@ from rich.text import Text
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
 from pretrain.evaluation import record
-from pretrain.faults import restarts
-from pretrain.run import status
+from pretrain.run import restarts, status
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
 
 Point = tuple[float, float]

@@ -58,12 +58,18 @@ class Tracker:
         if before := TrackedRun.load(run_dir):
             self._run.key, self._run.started = before.key, before.started
         self._run.save(run_dir)
-        self._feeding = _FeedingThread(run_dir, self._run, uri) if uri else None
+        self._uri = uri or ""
+        self._closing, self._closed = threading.Event(), threading.Event()
+        self._complete = self._tried = not uri
+        self._began = time.monotonic()
+        self._feeding = threading.Thread(target=self._feed, name="mlflow-feeder", daemon=True)
+        if uri:
+            self._feeding.start()
 
     @property
     def connects(self) -> bool:
         """True if MLflow's client is imported or feeds for the first time, which takes seconds of the processor."""
-        return self._feeding is not None and self._feeding.connects
+        return not self._tried and time.monotonic() - self._began < MOST_SECONDS_TO_CONNECT
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a row to the log of metrics. If the disk refuses it, warns once and keeps the row for later."""
@@ -76,7 +82,10 @@ class Tracker:
             self._log_failing = True
 
     def close(self, status: Status, timeout: float | None = None) -> None:
-        """Ends the run. MLflow gets up to `timeout` seconds (default: 30) for what it lacks. May be called twice."""
+        """Ends the run. MLflow gets up to `timeout` seconds (default: 30) for what it lacks, or a few if it is away.
+
+        May be called twice.
+        """
         if self._run.ended is not None:
             return
         self._run.status, self._run.ended = status, time.time()
@@ -86,8 +95,45 @@ class Tracker:
         except OSError as error:
             logger.warning("%s: %s", self.run_dir, error)
         self._log.close()
-        if self._feeding and not self._feeding.close(SECONDS_FOR_THE_REST if timeout is None else timeout):
+        self._closing.set()
+        if self._uri:
+            self._feeding.join(SECONDS_FOR_THE_REST if timeout is None else timeout)
+        self._closed.set()
+        if not self._complete:
             logger.warning("MLflow lacks the end of this run; to feed it later: pretrain sync %s", self.run_dir)
+
+    def _feed(self) -> None:
+        """Feeds MLflow every few seconds, less and less often while it fails."""
+        failing, pause, last_try = False, SECONDS_BETWEEN_FEEDS, None
+        connection: MlflowRun | None = None
+        self._closing.wait(SECONDS_BEFORE_FEEDS)
+        while not self._closed.is_set():
+            closing = self._closing.is_set()
+            if closing and last_try is None:
+                last_try = time.monotonic() + SECONDS_FOR_A_RETURN
+            try:
+                from pretrain.tracking import feeder  # imports MLflow, which takes seconds: in the thread
+
+                connection = connection or feeder.connected(self.run_dir, self._run, self._uri)
+                feeder.feed(connection)
+                if closing:
+                    feeder.finish(connection)
+                    self._complete = True
+                if failing:
+                    logger.warning("MLflow at %s accepts metrics again", masked(self._uri))
+                failing, pause = False, SECONDS_BETWEEN_FEEDS
+            except Exception as error:
+                if not failing:
+                    address, reason = masked(self._uri), one_line(error)
+                    logger.warning("MLflow at %s: %s; training goes on, will try again", address, reason)
+                failing, pause = True, min(2 * pause, LONGEST_PAUSE)
+            self._tried = True
+            if self._complete or (last_try is not None and time.monotonic() > last_try):
+                return
+            if closing:
+                self._closed.wait(SECONDS_BETWEEN_LAST_FEEDS)
+            else:
+                self._closing.wait(pause)
 
     def __enter__(self) -> "Tracker":
         return self
@@ -118,56 +164,3 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
     except Exception as error:
         raise FailedError(f"{masked(uri)}: {one_line(error)}; what was sent is kept, sync again to continue") from error
     return sent
-
-
-class _FeedingThread:
-    """Calls the feeder every few seconds, less and less often while MLflow fails."""
-
-    def __init__(self, run_dir: Path, run: TrackedRun, uri: str):
-        self._run = run_dir, run, uri
-        self._uri = masked(uri)
-        self._closing, self._closed = threading.Event(), threading.Event()
-        self._complete = self._tried = False
-        self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._work, name="mlflow-feeder", daemon=True)
-        self._thread.start()
-
-    @property
-    def connects(self) -> bool:
-        return not self._tried and time.monotonic() - self._began < MOST_SECONDS_TO_CONNECT
-
-    def close(self, timeout: float) -> bool:
-        """Has the feeder send the rest, or try to for a few seconds if MLflow is away. Returns whether it is sent."""
-        self._closing.set()
-        self._thread.join(timeout)
-        self._closed.set()
-        return self._complete
-
-    def _work(self) -> None:
-        failing, pause, last_try = False, SECONDS_BETWEEN_FEEDS, None
-        connection: MlflowRun | None = None
-        self._closing.wait(SECONDS_BEFORE_FEEDS)
-        while not self._closed.is_set():
-            closing = self._closing.is_set()
-            if closing and last_try is None:
-                last_try = time.monotonic() + SECONDS_FOR_A_RETURN
-            try:
-                connection = connection or feeder.connected(*self._run)
-                feeder.feed(connection)
-                if closing:
-                    feeder.finish(connection)
-                    self._complete = True
-                if failing:
-                    logger.warning("MLflow at %s accepts metrics again", self._uri)
-                failing, pause = False, SECONDS_BETWEEN_FEEDS
-            except Exception as error:
-                if not failing:
-                    logger.warning("MLflow at %s: %s; training goes on, will try again", self._uri, one_line(error))
-                failing, pause = True, min(2 * pause, LONGEST_PAUSE)
-            self._tried = True
-            if self._complete or (last_try is not None and time.monotonic() > last_try):
-                return
-            if closing:
-                self._closed.wait(SECONDS_BETWEEN_LAST_FEEDS)
-            else:
-                self._closing.wait(pause)

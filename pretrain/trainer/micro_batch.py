@@ -11,6 +11,7 @@ import statistics
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,6 @@ from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
 from data_pipeline.loading.prefetch import with_target_indices
-from pretrain.checkpoint.index import Identity
 from pretrain.config.batch import BatchPlan
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.deepspeed_private import fragments, keeping_counters, wrapped
@@ -39,25 +39,11 @@ _MOMENTS = 8  # bytes per element: two fp32 moments, the most that any optimizer
 
 
 @dataclass(frozen=True)
-class Conditions:
-    """Everything that decides how much memory rows need and how much there is."""
-
-    rows: int
-    lengths: tuple[int, int]
-    ranks: int
-    zero_stage: int
-    device: str
-    model: str
-    settings: str
-    wrapper: Identity | None = None
-
-
-@dataclass(frozen=True)
 class Choice:
-    """RUN/micro_batch.json."""
+    """RUN/micro_batch.json. `measured_for`: all that decides how much memory rows need and how much there is."""
 
     micro_batch_size: PositiveInt
-    measured_for: Conditions
+    measured_for: dict[str, Any]
 
 
 def choose(run: ValidatedRun, engine: Engine) -> BatchPlan:
@@ -75,22 +61,22 @@ def choose(run: ValidatedRun, engine: Engine) -> BatchPlan:
     return replace(run.plan, measured=rows)
 
 
-def _conditions(run: ValidatedRun, engine: Engine) -> Conditions:
+def _conditions(run: ValidatedRun, engine: Engine) -> dict[str, Any]:
     config, cuda = run.config, engine.device.type == "cuda"
     settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
-    return Conditions(
-        rows=run.plan.share,
-        lengths=run.lengths,
-        ranks=run.ranks,
-        zero_stage=config.zero_stage,
-        device=torch.cuda.get_device_name(engine.device) if cuda else "cpu",
-        model=fingerprint(run.model.model_dump()),
-        settings=fingerprint(settings),
-        wrapper=run.identity["wrapper"],
-    )
+    return {
+        "rows": run.plan.share,
+        "lengths": list(run.lengths),
+        "ranks": run.ranks,
+        "zero_stage": config.zero_stage,
+        "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
+        "model": fingerprint(run.model.model_dump()),
+        "settings": fingerprint(settings),
+        "wrapper": run.identity["wrapper"],
+    }
 
 
-def _earlier_choice(run: ValidatedRun, conditions: Conditions) -> int | None:
+def _earlier_choice(run: ValidatedRun, conditions: dict[str, Any]) -> int | None:
     """The choice of an earlier start under the same conditions."""
     choice = read_valid_json(run.directory / FILE, Choice)
     return choice.micro_batch_size if choice and choice.measured_for == conditions else None

@@ -5,11 +5,10 @@ Only rank 0 writes, except that the first rank of each machine records the machi
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torch.distributed as dist
 from omegaconf import OmegaConf
@@ -18,15 +17,14 @@ from yaml import YAMLError
 
 from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import counted, duration, human_size, masked, masked_values
-from data_pipeline.loading.batch_layout import BatchLayout
+from data_pipeline.foundation.formatting import masked, masked_values
 from data_pipeline.loading.stream import changes
 from pretrain import models
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.hook import Findings
-from pretrain.run import environment, lock, outcome, rank_logs, status, watchdog
+from pretrain.run import environment, heartbeat, rank_logs, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
@@ -37,10 +35,6 @@ from pretrain.trainer.picture import draw
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.ranks import on_rank_0
 
-if TYPE_CHECKING:
-    from pretrain.checkpoint.save import Saved
-
-_LONG = 3600.0  # s
 _QUICK = 100_000_000  # parameters: larger models take long to read again for a picture of their attention
 
 
@@ -68,66 +62,25 @@ class RunReport:
         """True if this rank's processor also makes the first connection to MLflow now."""
         return self._tracker is not None and self._tracker.connects
 
-    def announce(self, parameters: int, layout: BatchLayout) -> None:
-        config = self.run.config
-        self._print(
-            f"{config.run.name}: {parameters:,} parameters, {config.precision}, ZeRO-{config.zero_stage}, "
-            f"{counted(layout.ranks, 'rank')} × {layout.accumulation} × {layout.micro_batch} rows, "
-            f"steps {self.run.train_state.step} to {config.run.max_steps}"
-        )
-        if self.run.initial_weights and not self.run.resume:
-            self._print(f"starts from the weights in {self.run.initial_weights}")
-        if config.data.mixing or config.data.weights_of == "tokens":
-            shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in self.run.shares.items())
-            self._print(f"a mixture, in rows: {shares}")
-        for line in self.run.warnings:
-            self.warn(line)
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Records the metrics of a step and prints the most important ones."""
-        if self._tracker is None:
-            return
-        self._tracker.log(step, metrics)
-        steps = self.run.config.run.max_steps
-        if "train/loss" in metrics:
-            self._print(
-                f"step {step}/{steps}  loss {metrics['train/loss']:.4f}  lr {metrics['train/learning_rate']:.2e}  "
-                f"norm {metrics['train/gradient_norm']:.3f}  {_skipped_and_speed(metrics, steps - step)}".rstrip()
-            )
-
-    def forecast(self, step: int, seconds: float) -> None:
-        """Prints when a long run will end if each step takes `seconds`; the first logged step may be hours away."""
-        left = (self.run.config.run.max_steps - step) * seconds
-        if left >= _LONG:
-            end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
-            self._print(f"a step takes {seconds:.3g} s: {duration(left)} left, until about {end}")
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records metrics of a step."""
+        if self._tracker is not None and metrics:
+            self._tracker.log(step, metrics)
 
     def record_findings(self, step: int, findings: Findings) -> None:
         """Records the metrics that a hook has found after a step and prints its lines."""
-        if self._tracker is not None and findings.metrics:
-            self._tracker.log(step, findings.metrics)
+        self.record(step, findings.metrics)
         for line in findings.lines:
-            self._print(f"step {step}  {line}{'; training goes on' if findings.failed else ''}")
+            self.say(f"step {step}  {line}{'; training goes on' if findings.failed else ''}")
 
-    def saved(self, saved: "Saved") -> None:
-        if self._tracker is None:
-            return
-        times = {
-            "pause_seconds": saved.pause_seconds,
-            "write_seconds": saved.write_seconds,
-            "write_cpu_seconds": saved.write_cpu_seconds,
-            "gigabytes": saved.gigabytes,
-        }
-        self._tracker.log(saved.step, {f"checkpoint/{name}": value for name, value in times.items()})
-        self._print(
-            f"saved {saved.directory}: {human_size(saved.gigabytes * 1e9)} in {saved.write_seconds:.2f} s "
-            f"({saved.write_cpu_seconds:.2f} s of processor time); training paused for {saved.pause_seconds:.2f} s"
-        )
-        for line in saved.warnings:
-            self.warn(line)
+    def say(self, line: str, stream: TextIO | None = None) -> None:
+        """Prints a line on rank 0."""
+        if self.run.rank == 0:
+            with contextlib.suppress(OSError):  # a full disk under the log must not end the run
+                print(line, file=stream, flush=True)
 
     def warn(self, line: str) -> None:
-        self._print(f"warning: {line}", sys.stderr)
+        self.say(f"warning: {line}", sys.stderr)
 
     def finish(self, step: int, finished: bool) -> None:
         """Records that the run has `finished`, or stopped on request, after `step` steps. All ranks call it."""
@@ -147,9 +100,9 @@ class RunReport:
         status.clear_stop(directory)
         status.write(directory, Status("finished" if finished else "stopped", attempt, step, stop_file))
         if finished:
-            self._print(f"finished {step} steps. Next: pretrain export {checkpoint_directory(directory, step)} OUT")
+            self.say(f"finished {step} steps. Next: pretrain export {checkpoint_directory(directory, step)} OUT")
         else:
-            self._print(f"stopped on request after step {step}; to resume, run the same command again")
+            self.say(f"stopped on request after step {step}; to resume, run the same command again")
 
     def _draw(self, target: Path) -> None:
         """Draws what `pretrain picture` does, for MLflow. A picture that fails must not fail the run."""
@@ -166,7 +119,7 @@ class RunReport:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            outcome.failed(self.run.rank, error)  # now: MLflow may take its time
+            heartbeat.tell_failed(self.run.rank, error)  # now: MLflow may take its time
         self._end_monitor()
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():
@@ -175,11 +128,6 @@ class RunReport:
     def _end_monitor(self) -> None:
         if self._monitor is not None:
             self._monitor.close()
-
-    def _print(self, line: str, stream: TextIO | None = None) -> None:
-        if self.run.rank == 0:
-            with contextlib.suppress(OSError):  # a full disk under the log must not end the run
-                print(line, file=stream, flush=True)
 
 
 @contextlib.contextmanager
@@ -191,15 +139,6 @@ def _naming_directory(directory: Path) -> Iterator[None]:
         raise FailedError(f"run.directory: {directory}: {error.strerror}") from None
 
 
-def _skipped_and_speed(metrics: dict[str, float], steps: int) -> str:
-    """The parts that are left out where nobody measures them. `steps` are left."""
-    skipped = f"{number:.0f} skipped  " if (number := metrics.get("train/skipped_steps")) else ""
-    if "train/steps_per_second" not in metrics:
-        return skipped
-    left = duration(steps / metrics["train/steps_per_second"])
-    return f"{metrics['train/tokens_per_second']:,.0f} tokens/s  {skipped}{left} left"
-
-
 def _open_directory(run: ValidatedRun, machines: list[Machine]) -> tuple[int, TextIO]:
     """Prepares the run directory; returns the number of this attempt and the directory's lock."""
     directory = run.directory
@@ -207,7 +146,7 @@ def _open_directory(run: ValidatedRun, machines: list[Machine]) -> tuple[int, Te
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run.directory: {directory} can't be created: {error.strerror}") from None
-    locked = lock.take(directory)
+    locked = status.lock(directory)
     remove_leftovers(directory)
     supervised = rank_logs.supervised()
     if not supervised:  # a supervisor clears it before it accepts requests itself

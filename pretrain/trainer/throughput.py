@@ -8,17 +8,15 @@ fastest of several measured matrix products for other devices.
 import time
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.hardware.gpus import gpu_of_device
+from pretrain.hardware.devices import gpu_of_device
 from pretrain.kernels.matmul import matmul
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.models.model import Model
 from pretrain.trainer.validate import ValidatedRun
 
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
@@ -78,10 +76,7 @@ def _lengths(segments: Tensor, most: int) -> Tensor:
 
 def rows_per_step(config: RunConfig) -> float:
     """The mean over the run, whose batch may grow."""
-    steps = config.run.max_steps
-    return (
-        sum(config.batch.rows(step) for step in range(steps)) / steps if config.batch.ramp_up else config.batch.rows(0)
-    )
+    return sum(map(config.batch.rows, range(config.run.max_steps))) / config.run.max_steps
 
 
 def flops_per_step(setup: ValidatedRun) -> float:
@@ -92,58 +87,3 @@ def flops_per_step(setup: ValidatedRun) -> float:
     firsts = [int(whole * (place + 0.5) / _PLACES) for place in range(_PLACES)]
     counted = sum(count_flops(model, Sizes(*sizes(batches[first].batch).tolist())) for first in firsts)
     return rows * counted / (_PLACES * _ROWS_COUNTED)
-
-
-class ThroughputMeter:
-    """Times the steps between two logs. `peak`: FLOP/s of all devices together."""
-
-    def __init__(self, model: Model, peak: float):
-        self._model, self._peak = model, peak
-        self._seconds = self._processor_seconds = 0.0  # of the steps since the last metrics
-        self.restart()
-
-    def restart(self) -> None:
-        """Begins a stretch of steps; what came before it, an evaluation or a save, doesn't count."""
-        self._last, self._processor = time.perf_counter(), time.process_time()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._started, self._steps = self._last, 0
-        self._waited = 0.0
-        self._sizes: list[Tensor] = []  # of this rank's micro-batches
-
-    def step(self, waited: float, batches: list[Batch]) -> None:
-        """Counts a step on this rank's `batches`, for which it waited `waited` seconds."""
-        now, processor = time.perf_counter(), time.process_time()
-        self._seconds += now - self._last
-        self._processor_seconds += processor - self._processor
-        self._last, self._processor = now, processor
-        self._steps += 1
-        self._waited += waited
-        self._sizes += [sizes(batch) for batch in batches]
-
-    def take(self) -> dict[str, float]:
-        """Returns the metrics of the steps since the last restart or the last metrics. All ranks call it, after one
-        step or more. The time that this and the log take counts with the next step.
-
-        train/seconds, train/processor_seconds: of the steps since the last metrics, without evaluations and saves, by
-        the clock, and of all ranks' processors with the loading of their rows unless `data.workers` do that.
-        """
-        microseconds = self._sizes[0].new_tensor([round(1e6 * self._processor_seconds)])
-        total = torch.cat([torch.stack(self._sizes).sum(dim=0), microseconds])
-        dist.all_reduce(total)
-        *counts, processor = total.tolist()
-        examples = Sizes(*counts)
-        seconds = self._last - self._started
-        tokens = examples.inputs + (examples.targets if self._model.decoder_reads_targets else 0)
-        metrics = {
-            "train/tokens_per_second": tokens / seconds,
-            "train/steps_per_second": self._steps / seconds,
-            "train/mfu": count_flops(self._model, examples) / seconds / self._peak,
-            "train/data_wait_fraction": self._waited / seconds,
-            "train/seconds": self._seconds,
-            "train/processor_seconds": processor / 1e6,
-        }
-        self._seconds = self._processor_seconds = 0.0
-        self._begin()
-        return metrics

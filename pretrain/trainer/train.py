@@ -9,11 +9,11 @@ import torch
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
-from pretrain.faults.restarts import earlier_seconds
-from pretrain.run import heartbeat, lock, slurm, stop_signals
+from pretrain.run import heartbeat, slurm, status
 from pretrain.run.heartbeat import beating
+from pretrain.run.restarts import earlier_seconds
 from pretrain.run.watchdog import watching
-from pretrain.trainer.preflight import move_aside
+from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
 from pretrain.zero.layers import compiles
@@ -22,6 +22,7 @@ from pretrain.zero.ranks import from_rank_0, on_rank_0, process_group
 with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group
     from pretrain.checkpoint import resume as resumable
     from pretrain.trainer import loop
+    from pretrain.trainer.callbacks import stops
     from pretrain.zero import numerics
 
 _HANG_SECONDS_WITH_COMPILATION = 1800.0
@@ -38,7 +39,7 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
 
     `fresh` starts a new run and moves an existing one in the run directory aside.
     """
-    lock.check(Path(config.run.directory))  # before reading anything there, since another run may be writing it
+    status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_seconds, config.faults.start_seconds
     if hang is None and compiles(config.compute):  # in a collective, ranks wait for one that compiles
         hang = _HANG_SECONDS_WITH_COMPILATION
@@ -63,9 +64,9 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     config = from_rank_0(config)  # a network file system may show other hosts an older run file
     directory = Path(config.run.directory)
     resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory))
-    run = validate(config, rank, ranks, resume)
+    run = validate(config, rank, ranks, resume, device_problems(config))
     if fresh:
-        on_rank_0(lambda: move_aside(run))
+        on_rank_0(lambda: status.move_aside(directory))
     if on_rank_0(lambda: run.finished):
         if rank == 0:
             print(run.nothing_left)
@@ -78,9 +79,9 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
         if run.train_state.step >= config.run.max_steps:  # killed after its last checkpoint
             report.finish(run.train_state.step, finished=True)
             return 0
-        stop_signals.catch()
+        stops.catch_signals()
         code = loop.train(run, report, callbacks)
-        stop_signals.ignore()
+        stops.ignore_signals()
         return code
 
 

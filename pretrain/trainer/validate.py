@@ -1,6 +1,7 @@
 """Resolves and checks a run file before anything else happens: corpora, vocabulary, batch sizes, checkpoint."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.loading.stream import Stream, differences, rates, rates_of_rows
-from data_pipeline.objectives.objective import Objective
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
@@ -21,7 +21,6 @@ from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
 from pretrain.trainer import wrappers
-from pretrain.trainer.device_problems import device_problems
 
 with imported_at_first_use():
     from pretrain.optimizers import groups  # PyTorch takes 2 s and 190 MB, and the launcher does without where it can
@@ -100,45 +99,36 @@ class ValidatedRun:
     @property
     def warnings(self) -> list[str]:
         """Settings that work, but are probably a mistake."""
-        size = self.config.batch.global_batch_size
-        crowded = [
-            f"data.train.{number}: {corpus.directory} has {rows} rows, but a step takes {taken} of them "
-            "(batch.global_batch_size), so some rows appear more than once in a step"
-            for number, (corpus, taken) in enumerate(
-                zip(self.training, self.stream.mixture.consumed(size), strict=True)
+        config, rows = self.config, self.config.batch.global_batch_size
+        steps, consumed = config.run.max_steps, self.stream.mixture.consumed
+        found = []
+        for number, (corpus, in_step, in_run) in enumerate(
+            zip(self.training, consumed(rows), consumed(rows * steps), strict=True)
+        ):
+            if in_step > corpus.rows("train"):
+                found.append(
+                    f"data.train.{number}: {corpus.directory} has {corpus.rows('train')} rows, but a step takes "
+                    f"{in_step} of them (batch.global_batch_size), so some rows appear more than once in a step"
+                )
+            if not in_run:
+                found.append(
+                    f"data.train.{number}: {corpus.directory} has so small a part that none of its rows is among the "
+                    f"{rows * steps:,} of this run"
+                )
+        if config.schedule.warmup_steps >= steps and getattr(config.schedule, "warmup", "linear") != "constant":
+            found.append(
+                f"schedule.warmup_steps: {config.schedule.warmup_steps:,}, but run.max_steps is {steps:,}, so the run "
+                "ends inside its warm-up; a twentieth of the steps is usual"
             )
-            if taken > (rows := corpus.rows("train"))
-        ]
-        last = size * self.config.run.max_steps
-        unseen = [
-            f"data.train.{number}: {corpus.directory} has so small a part that none of its rows is among the "
-            f"{last:,} of this run"
-            for number, (corpus, taken) in enumerate(
-                zip(self.training, self.stream.mixture.consumed(last), strict=True)
-            )
-            if not taken
-        ]
-        return crowded + unseen + self._never_warm
-
-    @property
-    def _never_warm(self) -> list[str]:
-        schedule, steps = self.config.schedule, self.config.run.max_steps
-        if schedule.warmup_steps < steps or getattr(schedule, "warmup", "linear") == "constant":
-            return []
-        return [
-            f"schedule.warmup_steps: {schedule.warmup_steps:,}, but run.max_steps is {steps:,}, so the run ends inside "
-            "its warm-up; a twentieth of the steps is usual"
-        ]
+        return found
 
 
 def validate(
-    config: RunConfig, rank: int, ranks: int, resume: Path | None = None, ranks_are_here: bool = True
+    config: RunConfig, rank: int, ranks: int, resume: Path | None = None, of_devices: Sequence[str] = ()
 ) -> ValidatedRun:
     """Opens and checks everything that `config` names; also checks that the run may resume from `resume`.
 
-    With `ranks_are_here`, it checks this machine's devices too.
-
-    Raises UserError with every problem found, one line each.
+    Raises UserError with every problem found, one line each, and the problems `of_devices`.
     """
     data = config.data
     training = [_opened(entry.corpus, data.cache).with_objective(data.objective) for entry in data.train]
@@ -147,8 +137,7 @@ def validate(
     ]
     stages = [[corpus.with_objective(stage.objective) for corpus in training] for stage in data.curriculum]
     every_use = [*itertools.chain(*stages), *training, *validation]
-    problems = BatchPlan(config.batch, ranks).problems()
-    problems += device_problems(config) if ranks_are_here else []
+    problems = [*BatchPlan(config.batch, ranks).problems(), *of_devices]
     problems += _duplicates("train", training) + _duplicates("validation", validation)
     names, name_problems = _names(config, validation)
     problems += (
@@ -161,7 +150,9 @@ def validate(
     problems += _without_rows("train", training) + _without_rows("validation", validation)
     model, id_problems = with_tokenizer_ids(config.model, training[0])
     problems += id_problems + _row_problems(config, model, every_use) + _optimizer_problems(config, model)
-    problems += _hook_problems(config, names, validation)
+    held_out = {name: corpus.objective.full_name for name, corpus in zip(names, validation, strict=True)}
+    for number, hook in enumerate(config.evaluation):
+        problems += [f"evaluation.{number}.{problem}" for problem in hook.problems(held_out)]
     wrapper_problems = wrappers.problems(config, model, [*training, *itertools.chain(*stages)])
     problems += wrapper_problems
     if resume is not None and not wrapper_problems:
@@ -349,7 +340,9 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
             continue
         if rows.apply_at == "build":
             problems.append(f"{corpus.directory} was built with apply_at: build; its objective can't change")
-        elif objective.raw_length != rows.raw_length and not (cut and _divides(objective, rows.raw_length)):
+        elif objective.raw_length != rows.raw_length and not (
+            cut and not objective.columns and rows.raw_length % objective.raw_length == 0
+        ):
             needs = f"rows of {objective.raw_length} tokens, but {corpus.directory} has rows of {rows.raw_length}"
             problems.append(f"needs {needs}")
         elif objective.columns and objective.as_cut != rows.objective:
@@ -357,21 +350,6 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
         else:
             problems += objective.problems(corpus.tokenizer.vocabulary)
     return [f"{key}: {problem}" for problem in problems]
-
-
-def _divides(objective: Objective, length: int) -> bool:
-    """True if rows of `length` tokens can be cut for `objective`."""
-    return not objective.columns and length % objective.raw_length == 0
-
-
-def _hook_problems(config: RunConfig, names: list[str], validation: list[Corpus]) -> list[str]:
-    """Hooks that can't evaluate the held-out corpora."""
-    held_out = {name: corpus.objective.full_name for name, corpus in zip(names, validation, strict=True)}
-    return [
-        f"evaluation.{number}.{problem}"
-        for number, hook in enumerate(config.evaluation)
-        for problem in hook.problems(held_out)
-    ]
 
 
 def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:

@@ -28,7 +28,7 @@ from pretrain.hardware.machine import (
     local_ranks,
     threads_per_rank,
 )
-from pretrain.run import outcome, rank_logs, watchdog
+from pretrain.run import heartbeat, rank_logs, watchdog
 from pretrain.zero.memory import keep_freed_memory
 from pretrain.zero.unused_imports import keep_compiler_away
 
@@ -116,7 +116,7 @@ def _leave(error: BaseException, rank: int) -> BaseException:
     """Reports `error` and leaves the process group; returns the exception that this rank ends with."""
     end = error
     if isinstance(error, Exception):
-        outcome.failed(rank, error)
+        heartbeat.tell_failed(rank, error)
     if isinstance(error, UserError):
         if rank and not rank_logs.supervised():
             end = SystemExit(error.exit_code)

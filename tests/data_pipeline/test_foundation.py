@@ -24,7 +24,7 @@ from data_pipeline.foundation.progress import activity, advance, bytes_done, rep
 from data_pipeline.loading.reader import DiskCache
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.tools.fetch.download import sole_user
-from pretrain.run import lock as run_lock
+from pretrain.run import status
 from tests.tables import each
 
 
@@ -90,9 +90,9 @@ def fetched(folder: Path) -> None:
 
 
 def trained(folder: Path) -> None:
-    run_lock.check(folder)
-    run_lock.take(folder).close()
-    run_lock.check(folder)
+    status.check_lock(folder)
+    status.lock(folder).close()
+    status.check_lock(folder)
 
 
 @each("use", [cached, built, fetched, trained])

@@ -30,7 +30,7 @@ sys.exit(max([process.wait() for process in started]))
 
 
 def told(kind: str, text: str) -> str:
-    """Has a rank tell something, as pretrain.run.outcome does."""
+    """Has a rank tell something, as pretrain.run.heartbeat does."""
     folder = f"${heartbeat.DIRECTORY}"
     return f"printf '{text}' > {folder}/.$RANK.{kind}; mv {folder}/.$RANK.{kind} {folder}/rank-$RANK.{kind}"
 

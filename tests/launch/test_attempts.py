@@ -15,7 +15,7 @@ from launch.head import StopRequests
 from launch.nodes import Access, Node, Nodes, Run
 from launch.protocol import Event
 from pretrain.config import RunConfig
-from pretrain.faults import restarts
+from pretrain.run import restarts
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.status import Status
 from tests.pretrain.runs import run_file

@@ -11,7 +11,7 @@ from data_pipeline.foundation.errors import UserError
 from launch.slurm import ClusterConfig, Job, batch_script
 from launch.slurm_head import HeadJob, overrides_of_copies, stage
 from pretrain.config import RunConfig
-from pretrain.run import lock
+from pretrain.run import status
 from pretrain.run.slurm import rank_environment, tasks_per_node
 from tests.in_process import done_here, run_here
 from tests.pretrain.runs import run_file
@@ -34,7 +34,7 @@ def options(script: str) -> set[str]:
 def test_the_script_can_be_seen_while_the_run_trains(small_corpus, tmp_path):
     path = run_file(tmp_path, small_corpus)
     (tmp_path / "run").mkdir()
-    with lock.take(tmp_path / "run"):
+    with status.lock(tmp_path / "run"):
         seen, written = (run_here("launch", "slurm", path, *option) for option in (["--dry-run"], []))
     assert (seen.returncode, seen.stdout.splitlines()[0]) == (0, "#!/bin/bash")
     assert (written.returncode, "is already training here" in written.stderr) == (2, True)

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 import launch.cli
-from pretrain.faults import restarts
-from pretrain.run import lock, rank_logs, status
+from pretrain.run import rank_logs, restarts, status
 from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TO_LAUNCHER, WAITS, told
 from tests.pretrain.runs import run_file
 from tests.processes import processes_with
@@ -41,13 +40,13 @@ fi
 """
 HANGS = """
 import os, sys, time
-from pretrain.run import heartbeat, outcome
+from pretrain.run import heartbeat
 stopped = lambda: open(f"/proc/{open(sys.argv[1]).read().strip()}/stat").read().rpartition(")")[2].split()[0] == "T"
 with heartbeat.beating(0):
     while not (os.path.exists(sys.argv[1]) and stopped()):
         time.sleep(0.05)
     heartbeat.mark()
-    outcome.hung(0)
+    heartbeat.tell(0, "hung")
     time.sleep(3600)
 """
 # n1 and n2 are this machine; n3 can't be reached
@@ -140,7 +139,7 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     run.mkdir()
-    holder = lock.take(run) if failure == "another run is there" else None
+    holder = status.lock(run) if failure == "another run is there" else None
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
         launch.cli.main()

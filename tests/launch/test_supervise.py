@@ -227,14 +227,14 @@ def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
 BEATS = """
 import os, time
 from pathlib import Path
-from pretrain.run import heartbeat, outcome
+from pretrain.run import heartbeat
 rank = int(os.environ["RANK"])
 with heartbeat.beating(rank):
     Path(f"new-{rank}").write_text(str(os.getpid()))
     os.rename(f"new-{rank}", f"beats-{rank}")
     while rank == 1 or not Path("hangs").exists():
         time.sleep(0.05)
-    outcome.hung(rank)
+    heartbeat.tell(rank, "hung")
     time.sleep(3600)
 """
 

@@ -24,8 +24,7 @@ from data_pipeline.foundation.config_file import load
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.choose import newest
 from pretrain.config import RunConfig
-from pretrain.faults import restarts
-from pretrain.run import heartbeat, node_memory, outcome, rank_logs
+from pretrain.run import heartbeat, node_memory, rank_logs, restarts
 from pretrain.run.metrics_file import read_metrics
 from tests.in_process import run_here
 from tests.launch.conftest import a_run
@@ -178,7 +177,7 @@ def test_of_ranks_that_raise_the_first_is_noted(small_corpus, folder):
     """The other ranks fail later, when their collectives miss it, but may end earlier."""
     path, logs = endless(folder, small_corpus), rank_logs.new_directory(folder / "run")
     assert on_ranks(2, fail_on_rank_1, path, logs, joined=False) == [1, 1]
-    told = outcome.new(logs, set())
+    told = heartbeat.messages(logs, set())
     assert told[0] == (1, "failed", "ValueError: on purpose")
     assert [one.rank for one in told] == [1, 0]
     assert "ValueError: on purpose" in (folder / "output-1").read_text()

@@ -28,8 +28,7 @@ from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.checkpoint.directory import checkpoint_directory
 from pretrain.checkpoint.engine_state import Copy
 from pretrain.checkpoint.index import Origin, Table
-from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
-from pretrain.checkpoint.write import header, write_part
+from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, write_part
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, trained
@@ -184,11 +183,10 @@ def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, 
         def is_alive(self):
             return self.rounds < 5
 
-    alone = Origin(Path(), 0, 1, 2, {}, "", None, None, None)
-    monkeypatch.setattr(save, "from_rank_0", lambda value: value)
+    alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)
     monkeypatch.setattr(save.dist, "all_reduce", lambda tensor: None)
     saver = save.Saver(SimpleNamespace(device="cpu"), alone)
-    saver._writing = InRounds(alone, TrainState(), tmp_path, tmp_path / "final", Copy(), {})
+    saver._writing = InRounds(alone, TrainState(), "token", Copy(), {}, None)
     noted: list[None] = []
     monkeypatch.setattr(watchdog, "alive", lambda: noted.append(None))
     saver.wait()

@@ -17,7 +17,7 @@ def test_every_host_is_recorded_with_the_versions_that_differ():
 
 def test_a_password_in_uncommitted_changes_is_not_recorded(monkeypatch):
     monkeypatch.setattr(environment, "git", lambda *_: "+uri: https://me:hunter2@host\n")
-    assert environment.describe([])["git"]["diff"] == "+uri: https://me:***@host\n"
+    assert environment.describe([environment.this_machine()])["git"]["diff"] == "+uri: https://me:***@host\n"
 
 
 def test_the_state_of_the_source_tree_is_what_mlflow_calls_it(monkeypatch):

@@ -128,7 +128,7 @@ def test_a_budget_of_flops_gives_each_model_its_steps(small_corpus, tmp_path):
     for name, file in files.items():
         config = load(file, [], RunConfig)
         steps[name] = load(file, shortened(config, "2e10 FLOPs"), RunConfig).run.max_steps
-    setup = validate(load(files["narrow"], [], RunConfig), 0, 1, ranks_are_here=False)
+    setup = validate(load(files["narrow"], [], RunConfig), 0, 1)
     inputs, targets = setup.lengths
     pairs = (inputs**2, targets**2, inputs * targets)
     of_step = count_flops(outline(setup.model), Sizes(*(16 * number for number in (1, inputs, targets, *pairs))))

@@ -18,8 +18,8 @@ from tests.tables import each
 
 @each("dtype", [torch.float32, torch.bfloat16])
 def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
-    from pretrain.faults import fingerprints
-    from pretrain.faults.fingerprints import sums
+    from pretrain.trainer.callbacks import fingerprints
+    from pretrain.trainer.callbacks.fingerprints import sums
 
     monkeypatch.setattr(fingerprints, "_PART", 1 << 10)
     values = torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -38,25 +38,24 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
 
 def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
-    from pretrain.faults.fingerprints import Fingerprints
+    from pretrain.trainer.callbacks.fingerprints import difference, of_masters
     from pretrain.zero.deepspeed_private import in_memory
 
     engine = engine_of(run_config(stage, precision=precision))
-    prints = Fingerprints(engine)
-    found = [prints.difference()]
-    before = prints.of_masters()
+    found = [difference(engine)]
+    before = of_masters(engine)
     if stage < 3:
         weight = next(iter(engine.deepspeed.module.parameters())).data.view(-1)[:1]
         integers = torch.int16 if precision == "bf16" else torch.int32
         flip = (1 << 3) if dist.get_rank() == 1 else 0
         weight.view(integers).bitwise_xor_(flip)
-        found.append(prints.difference())
+        found.append(difference(engine))
         weight.view(integers).bitwise_xor_(flip)
     if dist.get_rank() == 1:
         fragment = next(in_memory(engine.deepspeed))
         fragment.view(fragment.buffer.data)[:1].view(torch.int32).bitwise_xor_(1 << 25)
-    found.append(prints.difference())
-    return [*found, before != prints.of_masters()]
+    found.append(difference(engine))
+    return [*found, before != of_masters(engine)]
 
 
 @each("stage, precision", [(2, "bf16"), *slow((1, "bf16"), (2, "fp32"), (3, "bf16"))])
@@ -78,11 +77,9 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, pre
 
 
 def judged(right: list[list[int]], shared: bool) -> tuple[int | None, str] | None:
-    from pretrain.faults.fingerprints import Fingerprints
+    from pretrain.trainer.callbacks import fingerprints
 
-    prints = Fingerprints.__new__(Fingerprints)
-    prints._names = ["a", "b"]
-    found = prints._judged(torch.tensor(right, dtype=torch.bool), shared)
+    found = fingerprints.judged(["a", "b"], torch.tensor(right, dtype=torch.bool), shared)
     return found and (found.rank, found.what)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretrain.faults.memory_at_rest import checksum, interval
+from pretrain.trainer.callbacks.memory_at_rest import checksum, interval
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import error_of, run_file
 from tests.slow import slow

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,8 +38,8 @@ def trained(
     `plant` makes the block in which a step is taken wrong. All ranks call this together.
     """
     from pretrain import models
-    from pretrain.faults.replay import Replay
     from pretrain.run import environment
+    from pretrain.trainer.callbacks.replay import Replaying
     from pretrain.zero.engine import Engine
     from tests.pretrain.exactness import whole_parameters
 
@@ -48,17 +49,24 @@ def trained(
     zero = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}  # else all parameters would stay whole
     batch = {"global_batch_size": rows, "micro_batch_size": ROWS}
     model = {"dropout_rate": 0.1, "tie_embeddings": True, **model}
-    config = run_config(stage, model, zero, precision=precision, batch=batch, compute=compute)
+    faults = {"replay_every_steps": every}
+    config = run_config(stage, model, zero, precision=precision, batch=batch, compute=compute, faults=faults)
     torch.manual_seed(0)
     engine = Engine(models.build(config.model), config)
-    replay = Replay(engine, every, environment.machines(), repeats)
-    replay.restart(0)
     layout = BatchLayout(dist.get_rank(), ranks, ROWS, accumulation)
+    trainer = SimpleNamespace(config=config, engine=engine, layout=layout, run=SimpleNamespace(ranks=ranks))
+    trainer.report, trainer.state = SimpleNamespace(machines=environment.machines()), SimpleNamespace(step=0)
+    replay = Replaying()
+    replay.before_training(trainer)
+    if not repeats:
+        replay._repeats, replay._spread = False, None
+    replay.before_steps(trainer)
     numbers, found = [], []
     for step in range(steps):
-        batches = micro_batches(layout, step)
+        batches = trainer.micro_batches = micro_batches(layout, step)
+        trainer.before = SimpleNamespace(step=step, position=step * rows)
         wrong = plant(engine.deepspeed.module, step) if plant else contextlib.nullcontext()
-        with wrong, replay.during(step, step * rows, batches):
+        with wrong, replay.during_step(trainer):
             outcome = engine.step(step, step * rows, batches)
         numbers.append((outcome.loss, engine.gradient_norm))
         found.append(replay.found)
@@ -218,7 +226,7 @@ def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
 
 
 def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
-    from pretrain.faults.replay import interval
+    from pretrain.trainer.callbacks.replay import interval
 
     assert interval(7, 1, 8, 1000) == 7
     assert interval(None, 1, 8, 1000) is None
@@ -231,7 +239,7 @@ def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
 
 
 def test_ranks_pass_their_rows_on_to_those_that_round_alike():
-    from pretrain.faults.replay import next_of
+    from pretrain.trainer.callbacks.replay import next_of
 
     assert next_of(["a", "a", "a"]) == [1, 2, 0]
     assert next_of(["a", "b", "a", "c", "b"]) == [2, 4, 0, 3, 1]

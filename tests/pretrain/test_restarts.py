@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pretrain.faults.restarts import AttemptRecord, add, faulty_again, read, refusal, seconds_down, seconds_to_wait
+from pretrain.run.restarts import AttemptRecord, add, faulty_again, read, refusal, seconds_down, seconds_to_wait
 
 FAILED = AttemptRecord(
     attempt=1,

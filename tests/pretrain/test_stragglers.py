@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
-from pretrain.faults.stragglers import COMPUTE, DATA, WHOLE, WINDOW, Stragglers, compared, named, waiting
 from pretrain.run.environment import machines, place
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
+from pretrain.trainer.callbacks.stragglers import COMPUTE, DATA, WHOLE, WINDOW, Straggling, compared, named, waiting
 from pretrain.zero import step_times
 from pretrain.zero.step_times import DeviceTimes, HostTimes
 from tests.pretrain.rank_processes import each as each_in_turn
@@ -257,10 +257,22 @@ def named_while_busy_for(folder, steps):
 
     now, times, found = [0], StepTimes(), []
     rank = int(os.environ["RANK"])
-    stragglers = Stragglers(FACTOR, machines(), folder, False, lambda: rank == 0 and now[0] <= steps)
+    trainer = SimpleNamespace(
+        config=run_config(faults={"straggler_factor": FACTOR}),
+        run=SimpleNamespace(directory=folder, ranks=2),
+        engine=SimpleNamespace(times=times),
+        report=SimpleNamespace(
+            machines=machines(),
+            connects_to_mlflow=lambda: rank == 0 and now[0] <= steps,
+            record_findings=lambda step, _: found.append(step),
+        ),
+    )
+    straggling = Straggling()
+    straggling.before_training(trainer)
+    straggling.before_steps(trainer)
     for now[0] in range(1, 3 * WINDOW + 1):
-        times.compute = 0.2 if rank == 0 else 0.1
-        found += [now[0] for _ in stragglers.step(now[0], times)]
+        times.compute, trainer.step = 0.2 if rank == 0 else 0.1, now[0]
+        straggling.after_step(trainer)
     return found
 
 

@@ -10,11 +10,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.hardware.gpus import GPUS, gpu_of_device
+from pretrain.hardware.devices import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder
 from pretrain.trainer import throughput
-from pretrain.trainer.throughput import ThroughputMeter, measured_peak, sizes
+from pretrain.trainer.throughput import measured_peak, sizes
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY, as_at_the_start, examples_of, packed
 from tests.pretrain.small_runs import run_config
 from tests.slow import slow
@@ -66,12 +66,16 @@ def one_rank():
 @each("name, tokens", [("t5", 20 + 9 + 12 + 5), ("decoder_only", 20 + 9)])
 def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
     """Targets count too if a decoder reads them. Ratios of metrics don't depend on the clock."""
+    from pretrain.trainer.callbacks.speed import Speed
+
     model = as_at_the_start(name)
     batch = rows(model, *LENGTHS[:2])
-    meter = ThroughputMeter(model, peak=1e9)
+    speed, trainer = Speed(), SimpleNamespace(outline=model, waited=0.0, micro_batches=[batch, batch])
+    speed._peak = 1e9
+    speed.before_steps(trainer)
     for _ in range(3):
-        meter.step(0.0, [batch, batch])
-    metrics = meter.take()
+        speed.after_step(trainer)
+    metrics = speed.metrics(trainer)
     assert metrics["train/tokens_per_second"] / metrics["train/steps_per_second"] == pytest.approx(2 * tokens)
     flops = count_flops(model, Sizes(*sizes(batch).tolist()))
     assert metrics["train/mfu"] * 1e9 / metrics["train/steps_per_second"] == pytest.approx(2 * flops)

@@ -21,7 +21,6 @@ from data_pipeline.corpus import open_corpus
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer import run_report
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import MODEL, losses, mlflow, run_file, train, train_each, train_ranks
 from tests.slow import slow
@@ -226,14 +225,17 @@ def test_a_wrong_run_file_is_refused_in_one_line_and_nothing_is_written(small_co
 
 def test_a_long_run_says_early_when_it_will_end(capsys, monkeypatch):
     """9,997 steps of 78 s are 9.0 days; the first logged step may be an hour away."""
+    from pretrain.trainer.callbacks import reporting
+
     now = 1767225600.0
-    monkeypatch.setattr(run_report, "time", SimpleNamespace(**{**vars(time), "time": lambda: now}))
-    report = run_report.RunReport.__new__(run_report.RunReport)
-    report.run = SimpleNamespace(config=SimpleNamespace(run=SimpleNamespace(max_steps=10_000)), rank=0)
-    report.forecast(3, 78.0)
+    monkeypatch.setattr(reporting, "time", SimpleNamespace(**{**vars(time), "time": lambda: now}))
+    config = SimpleNamespace(run=SimpleNamespace(max_steps=10_000))
+    trainer = SimpleNamespace(config=config, report=SimpleNamespace(say=print), step=3)
+    reporting.Reporting().forecast(trainer, 78.0)
     end = datetime.fromtimestamp(now + 9_997 * 78)
     assert f"a step takes 78 s: 9.0 days left, until about {end:%Y-%m-%d %H:%M}" in capsys.readouterr().out
-    report.forecast(9_990, 78.0)  # 13 minutes
+    trainer.step = 9_990
+    reporting.Reporting().forecast(trainer, 78.0)  # 13 minutes
     assert capsys.readouterr().out == ""
 
 

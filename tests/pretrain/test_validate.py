@@ -13,8 +13,8 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
-from pretrain.trainer import device_problems as module
-from pretrain.trainer.device_problems import device_problems
+from pretrain.trainer import preflight as module
+from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.validate import validate
 from tests.pretrain.small_runs import run_config
 from tests.tables import each

@@ -11,8 +11,7 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.formatting import counted, duration
 from pretrain.config.models import AnyModelConfig, ModelConfig
-from pretrain.hardware.cpu_speed import product_flops, share
-from pretrain.hardware.gpus import Gpu, gpu_of_device
+from pretrain.hardware.devices import Gpu, cpu_share, gpu_of_device, product_flops
 from pretrain.hardware.machine import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
@@ -28,7 +27,7 @@ MICRO_BATCH = 8  # rows on a CPU
 _LONGEST_PASS = 2.0  # s; a slower micro-batch isn't measured
 _VOCABULARY = 32_000  # of a model that has the corpus's
 _ALONE = " once nothing else runs"
-_UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/hardware/gpus.py
+_UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/hardware/devices.py
 
 
 class _ModelFile(Section):
@@ -69,7 +68,7 @@ class Machine:
 
     def seconds_of_row(self, config: ModelConfig, lengths: tuple[int, int]) -> float:
         """The time that training a model takes for a row, by the FLOP/s that its width reaches."""
-        rate = self.products * (_MFU if self.gpus else share(config.width))
+        rate = self.products * (_MFU if self.gpus else cpu_share(config.width))
         return count_flops(outline(config), Sizes.of_example(*lengths)) / rate
 
     def __str__(self) -> str:

@@ -137,7 +137,7 @@ def of_length(config: RunConfig, steps: int) -> list[str]:
 def _steps_of_flops(config: RunConfig, flops: float) -> int:
     # The weights that a run starts from may come from another run of the experiment, which isn't there yet.
     alone = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"init_from": None})})
-    steps = round(flops / flops_per_step(validate(alone, 0, 1, ranks_are_here=False)))
+    steps = round(flops / flops_per_step(validate(alone, 0, 1)))
     if steps < _SMALLEST:
         raise UserError(f"--budget: {flops:g} FLOPs are {steps} steps of {config.run.name}; {_SMALLEST} at least")
     return steps

@@ -15,8 +15,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig
-from pretrain.hardware import cpu_speed as cpu
-from pretrain.hardware.gpus import Gpu
+from pretrain.hardware.devices import CPU, Gpu
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.tools.plan.activations import Rows, activations
 from pretrain.tools.plan.zero_memory import Offload, Parameters, Setting, States, states
@@ -109,7 +108,7 @@ class Planner:
             model, Sizes.of_example(row.inputs, row.targets if model.decoder_reads_targets else row.predicted)
         )
         self.usable = SAFE * (self.gpu.memory * GIB - RESERVED)
-        self.on_cpu = self.gpu_name == cpu.NAME
+        self.on_cpu = self.gpu_name == CPU
 
     def options(self, gpus: int) -> list[Option]:
         """Every stage with and without recomputing, on `gpus` GPUs; each offloads what the run file offloads. Raises

@@ -4,67 +4,16 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
-from torch.profiler import ProfilerActivity, profile
-
-from data_pipeline.foundation.atomic import temporary_path
+from data_pipeline.foundation.formatting import counted, duration, human_size
 from pretrain.checkpoint.save import Saved
 from pretrain.evaluation import record
 from pretrain.evaluation.hook import HeldOut
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.trainer.callback import Callback, Trainer
-from pretrain.trainer.throughput import ThroughputMeter, peak_flops
 from pretrain.zero.memory import peak_memory
 
 _TYPICAL_STEP = 3  # after a start, the first that takes as long as later ones
-_FIRST_PROFILED, _PROFILED = 10, 3  # steps since the start: earlier ones compile and fill caches; then as many more
-
-
-class Speed(Callback):
-    """The metrics `train/tokens_per_second`, `train/mfu` and their like."""
-
-    def before_training(self, trainer: Trainer) -> None:
-        peak = peak_flops(trainer.config, trainer.engine.device) * trainer.run.ranks
-        self._meter = ThroughputMeter(trainer.outline, peak)
-
-    def before_steps(self, trainer: Trainer) -> None:
-        self._meter.restart()
-
-    def after_step(self, trainer: Trainer) -> None:
-        self._meter.step(trainer.waited, trainer.micro_batches)
-
-    def after_pause(self, trainer: Trainer) -> None:
-        self._meter.restart()
-
-    def metrics(self, trainer: Trainer) -> Mapping[str, float]:
-        return self._meter.take()
-
-
-class Profiling(Callback):
-    """`trainer.profile`: the kernels and operators of a few steps in RUN/profile/rank-00000.json, of each rank."""
-
-    _profile: profile | None = None
-
-    def before_steps(self, trainer: Trainer) -> None:
-        self._begin = trainer.state.step + _FIRST_PROFILED
-
-    def before_step(self, trainer: Trainer) -> None:
-        if trainer.step == self._begin:
-            activities = [ProfilerActivity.CPU]
-            if trainer.engine.device.type == "cuda":
-                activities.append(ProfilerActivity.CUDA)
-            self._profile = profile(activities=activities)
-            self._profile.start()
-
-    def after_step(self, trainer: Trainer) -> None:
-        if self._profile is None or not (trainer.last or trainer.step == self._begin + _PROFILED):
-            return
-        self._profile.stop()
-        target = trainer.run.directory / "profile" / f"rank-{trainer.run.rank:05d}.json"
-        target.parent.mkdir(exist_ok=True)
-        unnamed = temporary_path(target)
-        self._profile.export_chrome_trace(str(unnamed))
-        unnamed.rename(target)
-        self._profile = None
+_LONG = 3600.0  # s
 
 
 class Reporting(Callback):
@@ -72,29 +21,63 @@ class Reporting(Callback):
     MLflow."""
 
     def before_training(self, trainer: Trainer) -> None:
-        trainer.report.announce(trainer.outline.num_parameters(), trainer.layout)
+        run, config, layout, report = trainer.run, trainer.config, trainer.layout, trainer.report
+        report.say(
+            f"{config.run.name}: {trainer.outline.num_parameters():,} parameters, {config.precision}, "
+            f"ZeRO-{config.zero_stage}, {counted(layout.ranks, 'rank')} × {layout.accumulation} × "
+            f"{layout.micro_batch} rows, steps {run.train_state.step} to {config.run.max_steps}"
+        )
+        if run.initial_weights and not run.resume:
+            report.say(f"starts from the weights in {run.initial_weights}")
+        if config.data.mixing or config.data.weights_of == "tokens":
+            shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in run.shares.items())
+            report.say(f"a mixture, in rows: {shares}")
+        for line in run.warnings:
+            report.warn(line)
 
     def before_steps(self, trainer: Trainer) -> None:
         self._first, self._began = trainer.state.step, time.monotonic()
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.step == self._first + _TYPICAL_STEP:
-            trainer.report.forecast(trainer.step, time.monotonic() - self._began)
+            self.forecast(trainer, time.monotonic() - self._began)
         self._began = time.monotonic()
         if trainer.logging:
             self.log(trainer)
+
+    def forecast(self, trainer: Trainer, seconds: float) -> None:
+        """Tells when a long run will end if each step takes `seconds`; the first logged step may be hours away."""
+        left = (trainer.config.run.max_steps - trainer.step) * seconds
+        if left >= _LONG:
+            end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
+            trainer.report.say(f"a step takes {seconds:.3g} s: {duration(left)} left, until about {end}")
 
     def log(self, trainer: Trainer) -> None:
         metrics, callbacks = trainer.engine.take_metrics(), trainer.callbacks.values()
         for callback in callbacks:
             metrics |= callback.metrics(trainer)
-        trainer.report.log(trainer.step, metrics)
+        trainer.report.record(trainer.step, metrics)
+        if trainer.run.rank == 0 and "train/loss" in metrics:
+            steps = trainer.config.run.max_steps
+            trainer.report.say(
+                f"step {trainer.step}/{steps}  loss {metrics['train/loss']:.4f}  "
+                f"lr {metrics['train/learning_rate']:.2e}  norm {metrics['train/gradient_norm']:.3f}  "
+                f"{_skipped_and_speed(metrics, steps - trainer.step)}".rstrip()
+            )
         for callback in callbacks:
             callback.after_log(trainer, metrics)
 
     def after_save(self, trainer: Trainer, saved: Saved) -> None:
-        if saved.error is None:
-            trainer.report.saved(saved)
+        if saved.error is not None:
+            return
+        names = ("pause_seconds", "write_seconds", "write_cpu_seconds", "gigabytes")
+        trainer.report.record(saved.step, {f"checkpoint/{name}": getattr(saved, name) for name in names})
+        trainer.report.say(
+            f"saved {saved.directory}: {human_size(saved.gigabytes * 1e9)} in {saved.write_seconds:.2f} s "
+            f"({saved.write_cpu_seconds:.2f} s of processor time); training paused for {saved.pause_seconds:.2f} s"
+        )
+        for line in saved.warnings:
+            trainer.report.warn(line)
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         position = trainer.state.position
@@ -103,6 +86,15 @@ class Reporting(Callback):
             "train/tokens": trainer.run.tokens(position),
             "train/peak_memory_gigabytes": peak_memory(trainer.engine.device) / 1e9,
         }
+
+
+def _skipped_and_speed(metrics: dict[str, float], steps: int) -> str:
+    """The parts that are left out where nobody measures them. `steps` are left."""
+    skipped = f"{number:.0f} skipped  " if (number := metrics.get("train/skipped_steps")) else ""
+    if "train/steps_per_second" not in metrics:
+        return skipped
+    left = duration(steps / metrics["train/steps_per_second"])
+    return f"{metrics['train/tokens_per_second']:,.0f} tokens/s  {skipped}{left} left"
 
 
 class EvaluationHooks(Callback):

@@ -1,14 +1,40 @@
 """Ends a run on request: a signal, the file RUN/stop, `--stop-at-step`, `run.max_hours`, or a store that is gone."""
 
+import signal
 import time
 from collections.abc import Mapping
+from types import FrameType
 
-from pretrain.faults.restarts import earlier_seconds
-from pretrain.run import status, stop_signals
+from data_pipeline.foundation.processes import STOP_SIGNALS, announce, stop_signals
+from pretrain.run import status
+from pretrain.run.restarts import earlier_seconds
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.zero.ranks import first_value
 
 _STORE_LOST = "stop since the store is lost"
+_received: list[int] = []
+
+
+def catch_signals() -> None:
+    """From here on signals are only recorded, so that they interrupt no step and no save.
+
+    Signals that a supervisor blocked while this process started are delivered now.
+    """
+    for number in stop_signals():
+        signal.signal(number, _on_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def ignore_signals() -> None:
+    """From here on signals do nothing, because the run is over. Python removes its own handlers as it exits."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if not _received:
+        announce(number, "saving and stopping after this step; Ctrl-\\ ends the run at once")
+    _received.append(number)
 
 
 class Stops(Callback):
@@ -25,7 +51,7 @@ class Stops(Callback):
         run, lost = trainer.run, trainer.store_error is not None
         by_file = run.rank == 0 and status.stop_requested(run.directory)
         late = time.monotonic() > self._deadline
-        asked = stop_signals.received() or trainer.asked_to_stop or by_file or trainer.step == self._stop_at_step
+        asked = bool(_received) or trainer.asked_to_stop or by_file or trainer.step == self._stop_at_step
         return {"stop": asked or late or lost, _STORE_LOST: lost}
 
     def after_step(self, trainer: Trainer) -> None:

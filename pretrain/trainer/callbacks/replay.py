@@ -19,12 +19,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch
-from pretrain.faults.fingerprints import Finding, named, sums
+from pretrain.checkpoint.directory import set_aside_after
 from pretrain.run import watchdog
 from pretrain.run.environment import Machine, place
-from pretrain.zero.engine import Engine
-from pretrain.zero.ranks import of_all_ranks
+from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callbacks.fingerprints import Finding, named, sums
+from pretrain.zero.ranks import of_all_ranks, on_rank_0
 
 _SHARE = 0.002  # of the forward and backward passes of training, that replays may add
 _OWN = 1.25  # passes that a replay by one rank alone takes, with its fingerprints
@@ -48,39 +50,62 @@ def interval(setting: int | Literal["auto"] | None, micro_batches: int, ranks: i
     return next(steps for steps in range(least, save_every + 1) if save_every % steps == 0)
 
 
-class Replay:
-    """Replays a step every `every` steps, and the first one after a start; None: none. All ranks call it together.
+class Replaying(Callback):
+    """`faults.replay_every_steps`: replays a step every so many steps, and the first one after a start.
 
-    `repeats`: true if the device repeats its arithmetic to the bit. `found`: what the last replay has found. `clean`:
-    the step up to which nothing was found; later checkpoints of this run may hold wrong sums if something is found.
+    `found`: what the last replay has found. `clean`: the step up to which nothing was found; later checkpoints of this
+    run may hold wrong sums if something is found.
     """
 
-    def __init__(self, engine: Engine, every: int | None, machines: Sequence[Machine], repeats: bool):
-        self._engine, self._every, self._machines = engine, every, machines
+    clean = _began = -1
+    found: Finding | None = None
+
+    def before_training(self, trainer: Trainer) -> None:
+        config, engine = trainer.config, trainer.engine
+        self._engine, self._machines = engine, trainer.report.machines
+        self._every = interval(
+            config.faults.replay_every_steps,
+            trainer.layout.accumulation,
+            trainer.run.ranks,
+            config.checkpoint.every_steps,
+        )
         self._model: nn.Module = engine.deepspeed.module
         self._names = [name for name, _ in self._model.named_parameters()]
-        self._repeats, self._fingerprint = repeats, sums if repeats else norm_and_sum
-        self._spread: float | None = 0.0 if repeats else None  # None: not measured yet
+        self._repeats = engine.device.type == "cpu" or config.compute.deterministic
+        self._spread: float | None = 0.0 if self._repeats else None  # None: not measured yet
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self._next = next_of(of_all_ranks(_arithmetic(self._rank, machines))) if every else []
-        self._began = self.clean = -1
-        self.found: Finding | None = None
+        self._next = next_of(of_all_ranks(_arithmetic(self._rank, self._machines))) if self._every else []
 
-    def restart(self, step: int) -> None:
-        """Notes that the run goes on from `step`: at a start, or as it has gone back."""
+    def before_steps(self, trainer: Trainer) -> None:
+        step = trainer.state.step
         self.clean = step if self._began < 0 else min(self.clean, step)
         self._began = step
 
     @contextlib.contextmanager
-    def during(self, step: int, position: int, batches: list[Batch]) -> Iterator[None]:
-        """Encloses step `step` (from 0) on `batches`, whose rows begin at `position`; replays it if it is time."""
+    def during_step(self, trainer: Trainer) -> Iterator[None]:
+        step = trainer.before.step
         if self._every is None or ((step + 1) % self._every and step != self._began):
             yield
             return
-        tables = self._replayed(step, position, batches)
+        tables = self._replayed(step, trainer.before.position, trainer.micro_batches)
         with self._fingerprints(first_pass=True) as real:
             yield
         self._compare(step, torch.stack([real, *tables]))
+
+    def after_step(self, trainer: Trainer) -> None:
+        """Raises FailedError if gradients are wrong: those of this step, and maybe all since the last clean replay.
+
+        The next attempt goes on from the newest checkpoint on disk that isn't later than that replay. Later ones are
+        set aside. With replays at each save there are none. The oldest stays in any case: the run would begin anew.
+        """
+        if self.found is None:
+            return
+        self.found.tell(trainer)
+        trainer.drop_unsaved()
+        clean, run = self.clean, trainer.run.directory
+        aside = on_rank_0(lambda: set_aside_after(run, clean))
+        renamed = f"; {', '.join(path.name for path in aside)}: set aside" if aside else ""
+        raise FailedError(f"step {trainer.step}: {self.found.what}; nothing was wrong at step {clean}{renamed}")
 
     def _replayed(self, step: int, position: int, batches: list[Batch]) -> list[Tensor]:
         """The fingerprints of this rank's first micro-batch, and of that of the rank before; more in the first replay,
@@ -119,7 +144,8 @@ class Replay:
         def take(number: int) -> Callable[[Tensor], Tensor | None]:
             def hook(gradient: Tensor) -> Tensor | None:
                 if passes == 1:
-                    table[number] = self._fingerprint(gradient.detach().reshape(-1))
+                    taken = sums if self._repeats else norm_and_sum
+                    table[number] = taken(gradient.detach().reshape(-1))
                 return None if first_pass else gradient.new_zeros(()).expand_as(gradient)
 
             return hook
@@ -192,10 +218,9 @@ class Replay:
         return self._finding(ranks, f"computes other gradients than other ranks from the same micro-batch: {tensors}")
 
     def _finding(self, ranks: list[int], what: str) -> Finding:
-        places = {rank: place(rank, self._machines) for rank in ranks}
-        listed = [f"rank {rank} ({host}, {device})" for rank, (host, device) in places.items()]
+        listed = [f"rank {rank} ({', '.join(place(rank, self._machines))})" for rank in ranks]
         if len(ranks) == 1:
-            return Finding(f"{listed[0]} {what}", ranks[0], places[ranks[0]][0])
+            return Finding(f"{listed[0]} {what}", ranks[0])
         return Finding(f"one of {', '.join(listed)} {what}")
 
 

@@ -8,9 +8,8 @@ the faster one. What all ranks share, such as longer rows in a step, then cancel
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -19,9 +18,9 @@ import torch.distributed as dist
 
 from pretrain.evaluation import record
 from pretrain.evaluation.hook import Findings
-from pretrain.run.environment import Machine, place
+from pretrain.run.environment import place
+from pretrain.trainer.callback import Callback, Trainer
 from pretrain.zero.ranks import communication_device
-from pretrain.zero.step_times import StepTimes
 
 TABLE = "stragglers"
 _EVERY = 4  # steps from one exchange to the next
@@ -49,37 +48,27 @@ class Slow:
     sure: bool
 
 
-class Stragglers:
-    """Watches the ranks of a run on `machines`; `factor` None: doesn't.
+class Straggling(Callback):
+    """`faults.straggler_factor`: names the rank that the others wait for."""
 
-    `folder`: of the run's tables. `remote`: true if rows come from a remote store, which may be slow too. `busy`:
-    whether rank 0 now does more than train; its steps then don't count.
-    """
+    _named: Slow | None = None
+    _metrics: Mapping[str, float] = {}  # of the last window, on rank 0
 
-    def __init__(
-        self,
-        factor: float | None,
-        machines: Sequence[Machine],
-        folder: Path,
-        remote: bool,
-        busy: Callable[[], bool] = lambda: False,
-    ):
-        self._machines, self._folder, self._remote, self._busy = machines, folder, remote, busy
-        self._factor = factor if remote or dist.get_world_size() > 1 else None
-        self._named: Slow | None = None
-        self.metrics: dict[str, float] = {}
-        """Of the last window, on rank 0."""
-        self.restart()
+    def before_training(self, trainer: Trainer) -> None:
+        config = trainer.config
+        self._machines, self._folder = trainer.report.machines, record.directory(trainer.run.directory)
+        self._remote = config.data.remote  # a store, which may be slow too
+        self._factor = config.faults.straggler_factor if self._remote or trainer.run.ranks > 1 else None
 
-    def restart(self) -> None:
+    def before_steps(self, trainer: Trainer) -> None:
         """Forgets the steps so far: a start, and what comes after a rewind, doesn't tell of the next ones."""
         self._own: list[tuple[float, float, float]] = []
         self._window: deque[np.ndarray] = deque(maxlen=WINDOW)
 
-    def step(self, step: int, times: StepTimes) -> Iterator[Findings]:
-        """Takes this rank's times of a step. All ranks call it; on rank 0 it yields what has become slow or fast."""
+    def after_step(self, trainer: Trainer) -> None:
         if self._factor is None:
             return
+        times = trainer.engine.times
         self._own.append((times.data, times.compute, times.whole))
         if len(self._own) < _EVERY:
             return
@@ -87,31 +76,34 @@ class Stragglers:
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, own)
         self._own = []
-        if self._busy():
+        if trainer.report.connects_to_mlflow():  # rank 0 now does more than train
             self._window.clear()
         elif dist.get_rank() == 0:
             self._window.extend(torch.stack(gathered, dim=1).cpu().numpy())
             if len(self._window) == WINDOW:
-                yield from self._judge(step, np.stack(self._window), self._factor)
+                self._judge(trainer, np.stack(self._window), self._factor)
 
-    def _judge(self, step: int, times: np.ndarray, factor: float) -> Iterator[Findings]:
+    def metrics(self, trainer: Trainer) -> Mapping[str, float]:
+        return self._metrics
+
+    def _judge(self, trainer: Trainer, times: np.ndarray, factor: float) -> None:
+        """Tells of what has become slow or fast."""
         found, before = compared(times, self._remote), self._named
         now = self._named = named(found, factor, before)
-        self.metrics = {
+        self._metrics = {
             **{f"stragglers/{one.cause}": one.factor for one in sorted(found, key=lambda one: one.factor)},
             "stragglers/waiting": waiting(times),
             "stragglers/rank": -1.0 if now is None or now.rank is None else float(now.rank),
             "stragglers/factor": now.factor if now else 1.0,
         }
-        if _same(now, before):
-            return
-        yield self._findings(step, now, before)
+        if not _same(now, before):
+            trainer.report.record_findings(trainer.step, self._findings(trainer.step, now, before))
 
     def _findings(self, step: int, now: Slow | None, before: Slow | None) -> Findings:
         line = f"warning: {self._what(now)}{self._remedy(now)}" if now else f"{self._which(before)} is no longer slow"
         host, device = place(now.rank, self._machines) if now and now.rank is not None else ("", "")
         row = {"rank": now and now.rank, "host": host, "device": device, "slow": now and now.cause}
-        findings = Findings(self.metrics, {TABLE: [{**row, "what": self._what(now) if now else line}]}, lines=[line])
+        findings = Findings(self._metrics, {TABLE: [{**row, "what": self._what(now) if now else line}]}, lines=[line])
         with contextlib.suppress(OSError):  # a full disk must not end the run
             record.keep(self._folder, step, findings)
         return findings

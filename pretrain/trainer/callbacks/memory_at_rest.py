@@ -9,10 +9,14 @@ import math
 import torch
 from torch import Tensor
 
-from pretrain.faults.fingerprints import Finding, named
+from data_pipeline.foundation.errors import FailedError
+from pretrain.checkpoint.directory import set_aside_after
+from pretrain.models.flops import Sizes, count_flops
+from pretrain.run import heartbeat
+from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callbacks.fingerprints import named
 from pretrain.zero.deepspeed_private import flat_buffers, local_weights, swapped, wrapped
-from pretrain.zero.engine import Engine
-from pretrain.zero.ranks import of_all_ranks
+from pretrain.zero.ranks import least, of_all_ranks, on_rank_0
 
 _SHARE = 0.001  # of the arithmetic of training, that checksums may take the time of
 _BALANCE = {"cpu": 5, "cuda": 120}  # FLOPs of training in the time of reading a byte: 50 GFLOP/s and 12 GB/s of a core
@@ -27,47 +31,63 @@ def interval(read: int, flops: float, device: str) -> int:
     return max(1, math.ceil(2 * read * _BALANCE[device] / (_SHARE * flops)))
 
 
-class MemoryAtRest:
-    """Checksums of this rank's weights and moments: `take` is called after an update, `compare` before the next.
+class ComparingMemory(Callback):
+    """`faults.checksum_every_steps`: takes checksums of this rank's weights and moments after an update, and compares
+    them before the next. Where weights or moments are on NVMe, there are none."""
 
-    Where weights or moments are on NVMe, there are none.
-    """
+    _changed: str | None = None  # what the last comparison has found; None: there was none
+    _taken: list[tuple[list[str], Tensor]] | None = None
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
-        self._names = [name for name, _ in engine.deepspeed.module.named_parameters()]
-        self._taken: list[tuple[list[str], Tensor]] | None = None
-        self._changed: str | None = None  # what `compare` has found; None: it wasn't called
+    def before_training(self, trainer: Trainer) -> None:
+        self._engine = trainer.engine.deepspeed
+        self._names = [name for name, _ in self._engine.module.named_parameters()]
+        self._every = trainer.config.faults.checksum_every_steps
+        trainer.engine.before_update = self._compare
 
-    def bytes(self) -> int:
-        """How many bytes a checksum reads."""
-        return sum(values.numel() * values.element_size() for values in self._tensors().values())
+    def before_steps(self, trainer: Trainer) -> None:
+        self._taken = self._changed = None  # weights were loaded
 
-    def forget(self) -> None:
-        """Notes that weights are about to be loaded or changed."""
-        self._taken = self._changed = None
+    def after_step(self, trainer: Trainer) -> None:
+        if self._changed is not None:
+            self._judge(trainer, of_all_ranks(self._changed))
+        if self._every == "auto":  # known when the optimizer has its moments
+            self._every = self._interval(trainer)
+        if self._every and (trainer.step + 1) % self._every == 0:
+            self._taken = self._sums()
 
-    def take(self) -> None:
-        """Takes the checksums, with which the next `compare` compares."""
-        self._taken = self._sums()
+    def _interval(self, trainer: Trainer) -> int:
+        layout, device = trainer.layout, trainer.engine.device
+        rows = layout.micro_batch * layout.accumulation
+        flops = rows * count_flops(trainer.outline, Sizes.of_example(*trainer.run.lengths))
+        read = sum(values.numel() * values.element_size() for values in self._tensors().values())
+        return interval(-least(-read, device), flops, device.type)
 
-    def compare(self) -> None:
-        """Compares with what `take` has taken, if it was called since."""
+    def _compare(self) -> None:
+        """Compares with what was taken since the last update, if it was."""
         if self._taken is None:
             return
         pairs = zip(self._taken, self._sums(), strict=True)
         changed = (named(names, before != now) for (names, before), (_, now) in pairs)
         self._changed, self._taken = next(filter(None, changed), ""), None
 
-    def finding(self) -> Finding | None:
-        """What the last `compare` of any rank has found. All ranks call this together."""
-        if self._changed is None:
-            return None
-        found, self._changed = of_all_ranks(self._changed), None
-        wrong = ((rank, names) for rank, names in enumerate(found) if names)
-        return next(
-            (Finding(f"memory of rank {rank} changed between two updates: {names}", rank) for rank, names in wrong),
-            None,
+    def _judge(self, trainer: Trainer, changed: list[str]) -> None:
+        """Raises FailedError if memory of a rank has `changed`: this step is wrong, and so may be a checkpoint of the
+        step before.
+
+        The next attempt goes on from the newest checkpoint on disk before them.
+        """
+        self._changed = None
+        rank = next((rank for rank, names in enumerate(changed) if names), None)
+        if rank is None:
+            return
+        heartbeat.tell(trainer.run.rank, "faulty", str(rank))
+        trainer.finish_saving()
+        trainer.drop_unsaved()
+        run, clean = trainer.run.directory, trainer.step - 2
+        on_rank_0(lambda: set_aside_after(run, clean))
+        raise FailedError(
+            f"step {trainer.step}: memory of rank {rank} changed between two updates: {changed[rank]}; if a callback "
+            "does that, set faults.checksum_every_steps"
         )
 
     def _sums(self) -> list[tuple[list[str], Tensor]]:
@@ -81,7 +101,7 @@ class MemoryAtRest:
 
     def _tensors(self) -> dict[str, Tensor]:
         """What lies in this rank's memory from one update to the next, by name; each place once."""
-        engine = self._engine.deepspeed
+        engine = self._engine
         weights = local_weights(engine)
         buffers = list(flat_buffers(engine))
         if weights is None or any(swapped(engine, number) for number in range(len(buffers))):

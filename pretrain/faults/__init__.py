@@ -1,1 +1,0 @@
-"""Checks and reactions that keep a run alive and honest."""
