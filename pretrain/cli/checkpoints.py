@@ -72,7 +72,7 @@ def generate(
     originals: list[str | None] = [None] * len(prompts)
     if corpus is not None:
         from data_pipeline.corpus import open_corpus
-        from pretrain.generation.fill_blanks import blank_out
+        from pretrain.generation.blanks import blank_out
         from pretrain.models import FAMILIES
 
         family = trained.model.config.family
@@ -93,7 +93,7 @@ def generate(
         written = answer_texts(trained, prompts, settings, batch_size, other)
         fillings = None
         if likeliest:
-            from pretrain.generation.fillings import likeliest_fillings
+            from pretrain.generation.blanks import likeliest_fillings
 
             fillings = partial(likeliest_fillings, trained, number=likeliest)
         stream = stack.enter_context(new_file(out)) if out else sys.stdout

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.functional.attention_bias import MASKED, Pattern
-from pretrain.functional.dropout import drop
 from pretrain.functional.numerics import soft_capped
-from pretrain.kernels.matmul import matmul
+from pretrain.functional.on_cpu import drop, matmul
 
 Backend = Literal["sdpa", "triton", "eager"]
 

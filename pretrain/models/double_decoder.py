@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pretrain.config.models import DoubleDecoderConfig
 from pretrain.functional.attention_bias import masked, visible
-from pretrain.functional.device_copies import to_device
+from pretrain.functional.numerics import to_device
 from pretrain.models.attention import (
     AttentionInputs,
     AttentionMask,
@@ -290,7 +290,7 @@ class DoubleDecoder(Model):
         encoder_mask = self_attention_mask(x, cache.encoded, rotary, causal=True, key_mask=key_mask)
         states = self.encoder(x, encoder_mask, cache.encoder)
         for layer, memory in zip(self.decoder.layers, cache.across, strict=True):
-            memory.grow(cast(MergedLayer, layer).self_attention.keys_and_values(states, rotary))
+            memory.grow(cast("MergedLayer", layer).self_attention.keys_and_values(states, rotary))
 
     def new_cache(self) -> DoubleDecoderCache:
         """An empty cache for `decode`."""

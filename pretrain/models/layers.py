@@ -7,10 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.functional.dropout import drop
 from pretrain.functional.numerics import at_least_fp32
-from pretrain.functional.rms_norm import rms_norm
-from pretrain.kernels.matmul import linear
+from pretrain.functional.on_cpu import drop, linear, rms_norm
 
 
 def one_use(x: Tensor) -> Tensor:

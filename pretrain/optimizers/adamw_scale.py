@@ -9,8 +9,7 @@ from torch.optim import AdamW
 from torch.optim.optimizer import ParamsT
 
 from pretrain.config.optimizers import AdamWConfig, AdamWScaleConfig
-from pretrain.optimizers.flat_buffers import FlatBuffer, in_whole
-from pretrain.optimizers.sharded import Sharded, root_mean_squares, sums_of_squares
+from pretrain.optimizers.flat_buffers import FlatBuffer, Sharded, in_whole, root_mean_squares, sums_of_squares
 
 
 def adamw(groups: ParamsT, config: AdamWConfig) -> AdamW:

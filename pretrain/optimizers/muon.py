@@ -10,9 +10,8 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from pretrain.config.optimizers import MuonConfig
-from pretrain.kernels.matmul import addmm, matmul
-from pretrain.optimizers.flat_buffers import FlatBuffer, in_whole
-from pretrain.optimizers.sharded import Sharded
+from pretrain.functional.on_cpu import addmm, matmul
+from pretrain.optimizers.flat_buffers import FlatBuffer, Sharded, in_whole
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: lifts small singular values fastest, brings all near 1
