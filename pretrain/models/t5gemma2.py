@@ -23,10 +23,10 @@ from pretrain.models.attention import (
     KeyValueCache,
     positions_from,
 )
-from pretrain.models.decoder_only_hf import HEADS, KEYS, RotarySettings
 from pretrain.models.layers import Embedding, one_use
 from pretrain.models.model import Head
 from pretrain.models.positions import rotary_embedding
+from pretrain.models.rotary_hf import HEADS, KEYS, RotarySettings
 from pretrain.models.stacks import Caches, Encoder, EncoderDecoder, LayerConfig, ResidualLayer, Stack
 from pretrain.models.state_dict_adapter import (
     HFModel,
