@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import DecoderOnlyConfig
 from pretrain.models.attention import AttentionInputs, KeyValueCache, real_positions
-from pretrain.models.layers import Embedding, scaled_embeddings
+from pretrain.models.layers import Embedding, LayerConfig, scaled_embeddings
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
 from pretrain.models.rotary_hf import ACTIVATIONS, KEYS, RotarySettings
-from pretrain.models.stacks import Encoder, LayerConfig
+from pretrain.models.stacks import Encoder
 from pretrain.models.state_dict_adapter import (
     Choice,
     HFModel,

@@ -1,13 +1,12 @@
 """Layers, stacks of them, and the encoder-decoder that two stacks make: what the families have in common."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.models import Heads, ModelConfig, Norm
+from pretrain.config.models import ModelConfig
 from pretrain.functional.attention_bias import Window
 from pretrain.models.attention import (
     Attention,
@@ -21,70 +20,11 @@ from pretrain.models.attention import (
     positions_from,
     self_attention_mask,
 )
-from pretrain.models.layers import Dropout, Embedding, FeedForward, normalisation, scaled_embeddings
+from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, scaled_embeddings
 from pretrain.models.model import Head, Losses, Model, shift_right
 from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
-
-
-@dataclass(frozen=True)
-class LayerConfig:
-    """The settings that the layers of a stack have in common. Most are described in `DecoderOnlyConfig`.
-
-    - `std` initialises matrices, `out_std` those that end a residual branch, `feed_forward_std` those of feed-forward
-      layers; None: `std`, and for that the fan-in.
-    - `scaled`: attention logits are divided by √d_kv.
-    - `post_norm`: norms come after a sublayer's output is added (Vaswani et al. 2017).
-    """
-
-    heads: Heads
-    activation: str
-    norm: Norm
-    epsilon: float
-    norm_after: bool = False
-    qk_norm: bool = False
-    biases: bool = False
-    attention_softcap: float | None = None
-    dropout_rate: float = 0.0
-    attention_dropout_rate: float = 0.0
-    activation_dropout_rate: float = 0.0
-    std: float | None = None
-    out_std: float | None = None
-    scaled: bool = True
-    post_norm: bool = False
-    feed_forward_std: float | None = None
-
-    def new_norm(self) -> nn.Module:
-        return normalisation(self.norm, self.heads.d_model, self.epsilon, self.biases)
-
-    def new_attention(self, memory_width: int | None = None, kind: type[Attention] = Attention) -> Attention:
-        """Attention to states of `memory_width` units; None: d_model."""
-        return kind(
-            self.heads,
-            self.attention_dropout_rate,
-            scaled=self.scaled,
-            bias=self.biases,
-            std=self.std,
-            out_std=self.out_std,
-            memory_width=memory_width,
-            softcap=self.attention_softcap,
-            head_norm=self._head_norm if self.qk_norm else None,
-        )
-
-    def _head_norm(self) -> nn.Module:
-        return normalisation("rms" if self.norm == "layer" else self.norm, self.heads.d_kv, self.epsilon)
-
-    def new_feed_forward(self) -> FeedForward:
-        return FeedForward(
-            self.heads.d_model,
-            self.heads.d_ff,
-            self.activation_dropout_rate,
-            self.activation,
-            bias=self.biases,
-            std=self.feed_forward_std or self.std,
-            out_std=self.out_std,
-        )
 
 
 class ResidualLayer(nn.Module):
@@ -115,7 +55,7 @@ class EncoderLayer(ResidualLayer):
     """Self-attention, called `name`, and a feed-forward layer: also a layer of decoders without cross-attention."""
 
     def __init__(self, settings: LayerConfig, name: str = "self_attention"):
-        super().__init__(settings, **{name: settings.new_attention(), "feed_forward": settings.new_feed_forward()})
+        super().__init__(settings, **{name: Attention(settings), "feed_forward": FeedForward(settings)})
         self.attention_name = name
 
     def forward(self, x: Tensor, mask: AttentionMask, cache: KeyValueCache | None = None) -> Tensor:
@@ -129,9 +69,9 @@ class DecoderLayer(ResidualLayer):
     def __init__(self, settings: LayerConfig, memory_width: int | None = None):
         super().__init__(
             settings,
-            self_attention=settings.new_attention(),
-            cross_attention=settings.new_attention(memory_width),
-            feed_forward=settings.new_feed_forward(),
+            self_attention=Attention(settings),
+            cross_attention=Attention(settings, memory_width),
+            feed_forward=FeedForward(settings),
         )
 
     def forward(

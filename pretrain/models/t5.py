@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pretrain.config.models import Heads, T5Config
-from pretrain.models.layers import Embedding
+from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
-from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig, Stack
+from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, Stack
 from pretrain.models.state_dict_adapter import (
     Choice,
     EncoderAlone,

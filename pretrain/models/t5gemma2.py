@@ -23,11 +23,11 @@ from pretrain.models.attention import (
     KeyValueCache,
     positions_from,
 )
-from pretrain.models.layers import Embedding, one_use
+from pretrain.models.layers import Embedding, FeedForward, LayerConfig, one_use
 from pretrain.models.model import Head
 from pretrain.models.positions import rotary_embedding
 from pretrain.models.rotary_hf import HEADS, KEYS, RotarySettings
-from pretrain.models.stacks import Caches, Encoder, EncoderDecoder, LayerConfig, ResidualLayer, Stack
+from pretrain.models.stacks import Caches, Encoder, EncoderDecoder, ResidualLayer, Stack
 from pretrain.models.state_dict_adapter import (
     HFModel,
     Json,
@@ -127,8 +127,7 @@ class MergedLayer(ResidualLayer):
     self_attention: MergedAttention
 
     def __init__(self, settings: LayerConfig):
-        attention = settings.new_attention(kind=MergedAttention)
-        super().__init__(settings, self_attention=attention, feed_forward=settings.new_feed_forward())
+        super().__init__(settings, self_attention=MergedAttention(settings), feed_forward=FeedForward(settings))
 
     def forward(
         self,

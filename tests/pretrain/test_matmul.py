@@ -7,6 +7,7 @@ from pretrain.config.models import Heads
 from pretrain.functional import on_cpu
 from pretrain.functional.attention import eager
 from pretrain.models.attention import Attention
+from pretrain.models.layers import LayerConfig
 from pretrain.optimizers.muon import orthogonal
 from tests.tables import each
 
@@ -84,7 +85,9 @@ def test_models_and_muon_multiply_by_these_functions():
     """On a CPU without arithmetic for bf16, none of their products is left to PyTorch's bf16."""
     torch.manual_seed(0)
     with Multiplied() as dtypes:
-        attention = Attention(Heads(d_model=24, d_ff=1, head_dim=8, num_heads=3), bias=True).to(torch.bfloat16)
+        attention = Attention(
+            LayerConfig(Heads(d_model=24, d_ff=1, head_dim=8, num_heads=3), "relu", "rms", 1e-6, biases=True)
+        ).to(torch.bfloat16)
         attention(draw(2, 5, 24, seed=0), draw(2, 7, 24, seed=1)).sum().backward()
         queries, keys, values = (draw(2, 3, 9, 8, seed=seed) for seed in range(3))
         eager(queries, keys, values, None, True, 1.0, 0.1).sum().backward()
