@@ -122,17 +122,16 @@ def plan(
     nodes = nodes or -(-gpus // GPUS_PER_NODE)
     if gpus % nodes:
         raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
-    from pretrain.tools.plan import plan_tables
-    from pretrain.tools.plan.planner import Planner, resolve_rows
+    from pretrain.tools.plan.planner import Planner, as_json, resolve_rows, text
 
     settings, row, corpus_file = resolve_rows(settings, config, inputs, targets)
     mfu = mfu or (cpu.share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
     planner = Planner(settings, row, gpu, kind, mfu, price, corpus_file)
     if json_:
-        print(json.dumps(plan_tables.as_json(planner, gpus, nodes), indent=1))
+        print(json.dumps(as_json(planner, gpus, nodes), indent=1))
     else:
-        print(plan_tables.text(planner, gpus, nodes))
+        print(text(planner, gpus, nodes))
 
 
 @app.command(epilog="Example: pretrain reference optimizer.learning_rate")

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import DecoderOnlyConfig
 from pretrain.models.attention import AttentionInputs, KeyValueCache, real_positions
-from pretrain.models.layers import Embedding, LayerConfig, scaled_embeddings
+from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head, Losses, Model
-from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
+from pretrain.models.positions import LearnedPositions
 from pretrain.models.rotary_hf import ACTIVATIONS, KEYS, RotarySettings
 from pretrain.models.stacks import Encoder
 from pretrain.models.state_dict_adapter import (
@@ -62,13 +62,12 @@ class CausalStack(Encoder):
         self.subtracted_norm = layer.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
 
     def new_positions(self, config: DecoderOnlyConfig) -> None:
-        self.config, self.linear_bias = config, None
+        self.config = config
+        self.sinusoids_scale = config.init_std * 2**0.5  # so that they have the initial std of learned positions
         if config.positions == "learned":
             assert config.max_positions is not None
             subtracts = config.subtract_positions != "none"  # also the position after the last token
             self.positions = LearnedPositions(config.max_positions + subtracts, config.d_model, config.init_std)
-        elif config.positions == "alibi":
-            self.linear_bias = LinearBias(config.num_heads)
 
     def given_positions(self, inputs: AttentionInputs, past_length: int) -> Tensor | None:
         if inputs.encoder_positions is None and inputs.encoder_attention_mask is not None:
@@ -77,18 +76,6 @@ class CausalStack(Encoder):
 
     def prefix(self, inputs: AttentionInputs) -> Tensor | None:
         return inputs.prefix_mask if self.config.prefix_attention == "bidirectional" else None
-
-    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        if self.config.positions == "sinusoidal":  # scaled to the initial std of learned positions
-            x = scaled_embeddings(x, self.widening) if self.scale_embedding else x
-            return self.dropout(x + self.config.init_std * 2**0.5 * sinusoids(positions, x.size(-1), x.dtype))
-        return super().add_positions(x, positions)
-
-    def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
-        return None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
-
-    def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
-        return super().rotary(positions, base, dtype) if self.config.positions == "rotary" else None
 
     def finished(self, x: Tensor, positions: Tensor) -> Tensor:
         x = self.final_norm(x)

@@ -22,7 +22,7 @@ from pretrain.models.attention import (
 )
 from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, scaled_embeddings
 from pretrain.models.model import Head, Losses, Model, shift_right
-from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
+from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, rotary_embedding, sinusoids
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
 
@@ -94,9 +94,12 @@ class Stack(nn.Module):
     - `layers` are drawn one by one, after the positions.
     - `window` maps the config's number of tokens to the keys that a query of this stack sees.
     - `inputs` maps token vectors (batch, length, d_model) and positions to the input of the first layer. None: token
-      vectors, times √d_model if the config scales them, and dropout; positions are then rotary in self-attention,
-      unless there is a table of learned `positions`.
+      vectors, times √d_model if the config scales them, and dropout; positions are then those that the config names,
+      by default rotary in self-attention. Learned ones have the table `positions`.
     """
+
+    causal: ClassVar[bool]
+    sinusoids_scale = 1.0
 
     def __init__(
         self,
@@ -110,6 +113,10 @@ class Stack(nn.Module):
         self.d_kv, self.widening = settings.heads.d_kv, config.widening
         self.scale_embedding = getattr(config, "scale_embedding", False)
         self.inputs = inputs
+        self.position_kind = "" if inputs else getattr(config, "positions", "rotary")
+        self.linear_bias = None
+        if self.position_kind == "alibi":
+            self.linear_bias = LinearBias(settings.heads.num_heads, bidirectional=not self.causal)
         self.positions: LearnedPositions | None = None
         self.new_positions(config)
         self.layers = nn.ModuleList(layers)
@@ -118,33 +125,33 @@ class Stack(nn.Module):
         self.dropout = Dropout(0.0 if settings.post_norm else settings.dropout_rate)
 
     def new_positions(self, config: Any) -> None:
-        """Makes the modules of a family's positions, before the layers are drawn."""
+        """Makes the modules of a family's learned positions, before the layers are drawn."""
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer, for token vectors `x` at `positions`, (length,) or (batch, length)."""
         if self.inputs is not None:
             return self.inputs(x, positions)
         x = scaled_embeddings(x, self.widening) if self.scale_embedding else x
+        if self.position_kind == "sinusoidal":
+            x = x + self.sinusoids_scale * sinusoids(positions, x.size(-1), x.dtype)
         return self.dropout(x if self.positions is None else x + self.positions(positions))
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
         """The positions' bias of self-attention logits for the last `queries` of `keys`, (heads, queries + keys − 1):
         that of query i and key j stands at queries − 1 − i + j. None: there is none."""
-        return None
+        return None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
 
     def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
         """The rotations of self-attention; None with other positions."""
-        return rotary_embedding(positions, self.d_kv, dtype, base) if self.inputs is self.positions is None else None
+        return rotary_embedding(positions, self.d_kv, dtype, base) if self.position_kind == "rotary" else None
 
-    def masks(
-        self, x: Tensor, keys: int, positions: Tensor, *, causal: bool, **seen: Tensor | None
-    ) -> list[AttentionMask]:
+    def masks(self, x: Tensor, keys: int, positions: Tensor, **seen: Tensor | None) -> list[AttentionMask]:
         """The mask of each layer for `x` (batch, queries, d_model), the last of `keys` tokens, which stands at
         `positions`. `seen`: the masks that `self_attention_mask` takes."""
 
         def new_mask(window: Window | None, base: float) -> AttentionMask:
             rotary, diagonals = self.rotary(positions, base, x.dtype), self.diagonals(x.size(1), keys, x)
-            return self_attention_mask(x, keys, rotary, causal=causal, window=window, diagonals=diagonals, **seen)
+            return self_attention_mask(x, keys, rotary, causal=self.causal, window=window, diagonals=diagonals, **seen)
 
         return self.layer_masks.for_layers(new_mask, x.size(1), keys)
 
@@ -156,7 +163,7 @@ class Stack(nn.Module):
 class Encoder(Stack):
     """Self-attention in both directions, or `causal`; it is called `name` in a layer."""
 
-    causal: ClassVar[bool] = False
+    causal = False
     layer_class: ClassVar[type[EncoderLayer]] = EncoderLayer
 
     def __init__(
@@ -195,7 +202,6 @@ class Encoder(Stack):
             x,
             keys,
             positions,
-            causal=self.causal,
             key_mask=inputs.encoder_attention_mask,
             segments=inputs.encoder_segment_ids,
             prefix=self.prefix(inputs) if queries == keys else None,
@@ -208,6 +214,7 @@ class Encoder(Stack):
 class Decoder(Stack):
     """Self-attention is causal. Cross-attention sees the whole input, of width `memory_width`, without positions."""
 
+    causal = True
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
 
     def __init__(
@@ -238,7 +245,7 @@ class Decoder(Stack):
             key_segments=inputs.encoder_segment_ids,
         )
         cross_mask = AttentionMask(bias, rotary, memory_rotary=memory_rotary)
-        masks = self.masks(x, keys, positions, causal=True, segments=inputs.decoder_segment_ids)
+        masks = self.masks(x, keys, positions, segments=inputs.decoder_segment_ids)
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, masks[i], cross_mask, cache[i] if cache else None)
         return self.finished(x, positions)

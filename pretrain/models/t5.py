@@ -15,7 +15,7 @@ from torch import Tensor
 from pretrain.config.models import Heads, T5Config
 from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
-from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
+from pretrain.models.positions import LearnedPositions
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, Stack
 from pretrain.models.state_dict_adapter import (
     Choice,
@@ -99,42 +99,32 @@ def _embedding_std(config: T5Config) -> float:
 class T5Stack(Stack):
     """A stack with the positions that the config names. The bias of relative ones is computed once for all layers."""
 
-    bidirectional: ClassVar[bool]
-
     def new_positions(self, config: T5Config) -> None:
-        self.kind = config.positions
-        if self.kind == "relative":
+        if config.positions == "relative":
             buckets, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
-            std, both = config.base_width**-0.5, self.bidirectional
+            std, both = config.base_width**-0.5, not self.causal
             self.relative_attention_bias = RelativePositionBias(buckets, distance, config.num_heads, both, std)
-        elif self.kind == "alibi":
-            self.linear_bias = LinearBias(config.num_heads, self.bidirectional)
-        elif self.kind == "learned":
+        elif config.positions == "learned":
             assert config.max_positions is not None
             self.learned_positions = LearnedPositions(config.max_positions, config.d_model, _embedding_std(config))
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
-        if self.kind == "relative":
+        if self.position_kind == "relative":
             return self.relative_attention_bias(queries, keys)
-        return self.linear_bias(queries, keys, x.device, x.dtype) if self.kind == "alibi" else None
+        return super().diagonals(queries, keys, x)
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        if self.kind == "sinusoidal":
-            x = x + sinusoids(positions, x.size(-1), x.dtype)
-        return self.dropout(x + self.learned_positions(positions) if self.kind == "learned" else x)
-
-    def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
-        return super().rotary(positions, base, dtype) if self.kind == "rotary" else None
+        return super().add_positions(
+            x + self.learned_positions(positions) if self.position_kind == "learned" else x, positions
+        )
 
 
 class T5Encoder(T5Stack, Encoder):
-    bidirectional = True
+    """Self-attention has positions in both directions."""
 
 
 class T5Decoder(T5Stack, Decoder):
     """Self-attention has positions of its own; cross-attention has none."""
-
-    bidirectional = False
 
 
 class T5(EncoderDecoder):

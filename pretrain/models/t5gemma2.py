@@ -143,6 +143,8 @@ class MergedLayer(ResidualLayer):
 class MergedDecoder(Stack):
     """Layers with merged attention."""
 
+    causal = True
+
     def __init__(self, config: T5Gemma2Config):
         layer = layer_config(config, config)
         super().__init__(config, layer, (MergedLayer(layer) for _ in range(config.num_layers)))

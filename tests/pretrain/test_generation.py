@@ -22,8 +22,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.models import ModelConfig
 from pretrain.generation.blanks import blank_out, likeliest_fillings
 from pretrain.generation.command import show
-from pretrain.generation.decoding import generate
-from pretrain.generation.search import repeating, sample, uniform_draws, warped
+from pretrain.generation.decoding import generate, repeating, sample, uniform_draws, warped
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
 from pretrain.models.model import Model
