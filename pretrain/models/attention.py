@@ -210,25 +210,20 @@ class Attention(nn.Module):
         With a `cache`, `x` and `memory` hold new tokens only.
         """
         x = one_use(x)
-        if memory is None and cache is None:
+        if memory is None:
             queries, keys, values = self._projected(x, self.q, self.k, self.v)
             queries = _with_positions(queries, self.q_norm, mask.rotary)
-            return self._attend(queries, _with_positions(keys, self.k_norm, mask.rotary), values, mask)
-        queries = self.queries(x, mask.rotary)
+            own = _with_positions(keys, self.k_norm, mask.rotary), values
+            keys, values = own if cache is None else cache.update(lambda: own)
+        else:
+            queries = self.queries(x, mask.rotary)
 
-        def project() -> KeysAndValues:
-            if memory is None:
-                return self.keys_and_values(x, mask.rotary)
-            return self.keys_and_values(one_use(memory), mask.memory_rotary)
+            def project() -> KeysAndValues:
+                return self.keys_and_values(one_use(memory), mask.memory_rotary)
 
-        keys, values = project() if cache is None else cache.update(project)
-        return self._attend(queries, keys, values, mask)
-
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
-        """The layer's output (batch, queries, d_model)."""
+            keys, values = project() if cache is None else cache.update(project)
         dropout = self.dropout_rate if self.training else 0.0
-        context = attend(queries, keys, values, mask.bias, mask.is_causal, self.scale, dropout, self.softcap)
-        return self.output(context)
+        return self.output(attend(queries, keys, values, mask.bias, mask.is_causal, self.scale, dropout, self.softcap))
 
     def output(self, context: Tensor) -> Tensor:
         """(batch, queries, d_model) from the heads' values, (batch, heads, queries, d_kv)."""

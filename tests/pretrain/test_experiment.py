@@ -24,9 +24,8 @@ from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import experiment_file, report, results, run_experiment
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment, shortened
-from pretrain.tools.experiment.results import Result
+from pretrain.tools.experiment.results import Result, compare, holm
 from pretrain.tools.experiment.run_experiment import experiment
-from pretrain.tools.experiment.statistics import compare, holm
 from pretrain.trainer.validate import validate
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, mlflow, run_file
