@@ -16,10 +16,10 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import DecoderOnlyConfig
 from pretrain.models.attention import AttentionInputs, KeyValueCache, real_positions
 from pretrain.models.layers import Embedding, LayerConfig
-from pretrain.models.model import Head, Losses, Model
+from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.rotary_hf import ACTIVATIONS, KEYS, RotarySettings
-from pretrain.models.stacks import Encoder
+from pretrain.models.stacks import CausalModel, Encoder
 from pretrain.models.state_dict_adapter import (
     Choice,
     HFModel,
@@ -85,8 +85,8 @@ class CausalStack(Encoder):
         return x
 
 
-class DecoderOnly(Model):
-    """`forward` returns the loss of every target token, `decode` the logits of the next token."""
+class DecoderOnly(CausalModel):
+    """One stack, and a matrix for embedding and output, or two."""
 
     config: DecoderOnlyConfig
 
@@ -102,22 +102,8 @@ class DecoderOnly(Model):
         if config.tie_embeddings:
             self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
 
-    def forward(
-        self,
-        encoder_input_ids: Tensor,
-        labels: Tensor,
-        *,
-        target_indices: Tensor | None = None,
-        **attention: Tensor,
-    ) -> Losses:
-        """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
-
-        labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs. The
-        z-loss applies in training only. `target_indices` are the indices of the labels that count,
-        `attention` the tensors of `AttentionInputs`.
-        """
-        x = self.decoder(self.embedding(encoder_input_ids), AttentionInputs(**attention))
-        return {"labels": self.lm_head(x, labels, self.config, target_indices)}
+    def states(self, ids: Tensor, inputs: AttentionInputs) -> Tensor:
+        return self.decoder(self.embedding(ids), inputs)
 
     def decode(
         self, input_ids: Tensor, cache: list[KeyValueCache] | None = None, attention_mask: Tensor | None = None

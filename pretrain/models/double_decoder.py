@@ -28,9 +28,9 @@ from pretrain.models.attention import (
     self_attention_mask,
 )
 from pretrain.models.layers import Dropout, Embedding, LayerConfig, LayerNorm
-from pretrain.models.model import Head, Losses, Model
+from pretrain.models.model import Head
 from pretrain.models.positions import Rotary, rotary_embedding
-from pretrain.models.stacks import EncoderLayer
+from pretrain.models.stacks import CausalModel, EncoderLayer
 from pretrain.models.state_dict_adapter import own_code
 from pretrain.models.t5gemma2 import MergedLayer
 
@@ -136,8 +136,8 @@ class Layers(nn.Module):
         return self.final_norm(x)
 
 
-class DoubleDecoder(Model):
-    """`forward` returns the loss of every target token, `decode` the logits of the next token."""
+class DoubleDecoder(CausalModel):
+    """Two stacks that read the same tokens, with one matrix for embedding and output."""
 
     config: DoubleDecoderConfig
 
@@ -165,25 +165,10 @@ class DoubleDecoder(Model):
         count = draws.randint(self.config.least_boundaries, self.config.most_boundaries)
         self._drawn = sorted(draws.random() for _ in range(count))
 
-    def forward(
-        self,
-        encoder_input_ids: Tensor,
-        labels: Tensor,
-        *,
-        target_indices: Tensor | None = None,
-        **attention: Tensor,
-    ) -> Losses:
-        """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
-
-        labels[t] is the token after encoder_input_ids[t]; they share segments and positions with the inputs. Each
-        example of a packed row has boundaries of its own. `target_indices` are the indices of the labels that
-        count, `attention` the tensors of `AttentionInputs`.
-        """
-        inputs = AttentionInputs(**attention)
-        row = self.row(
-            encoder_input_ids, inputs.encoder_attention_mask, inputs.encoder_segment_ids, inputs.encoder_positions
-        )
-        return {"labels": self.lm_head(self._states(encoder_input_ids, row), labels, self.config, target_indices)}
+    def states(self, ids: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Each example of a packed row has boundaries of its own."""
+        given = inputs.encoder_attention_mask, inputs.encoder_segment_ids, inputs.encoder_positions
+        return self._of_row(ids, self.row(ids, *given))
 
     def row(
         self,
@@ -206,7 +191,7 @@ class DoubleDecoder(Model):
             positions, blocks_of(positions, self._drawn if self.training else self._even, lengths), segments
         )
 
-    def _states(self, ids: Tensor, row: RowLayout) -> Tensor:
+    def _of_row(self, ids: Tensor, row: RowLayout) -> Tensor:
         x = self.dropout(self.embedding(ids))
         rotary = self._rotary(row.positions, x)
         mask = self_attention_mask(x, ids.size(1), rotary, causal=True, segments=row.segments)
@@ -232,7 +217,7 @@ class DoubleDecoder(Model):
         """
         if cache is None:
             row = self.row(input_ids, attention_mask, boundaries=boundaries)
-            return self.lm_head(self._states(input_ids, row))
+            return self.lm_head(self._of_row(input_ids, row))
         if cache.length and input_ids.size(1) > 1:
             firsts = range(input_ids.size(1))
             masks = [None if attention_mask is None else attention_mask[:, : cache.length + i + 1] for i in firsts]

@@ -340,3 +340,30 @@ class EncoderDecoder(Model):
     def new_cache(self) -> Caches:
         """An empty cache for `decode`."""
         return [(KeyValueCache(), MemoryCache()) for _ in cast(nn.ModuleList, self.decoder.layers)]
+
+
+class CausalModel(Model):
+    """A model that predicts the next token of a row. `forward` returns the loss of every label, `decode` logits."""
+
+    lm_head: Head
+
+    def states(self, ids: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Maps ids (batch, length) to what the output matrix takes, (batch, length, d_model)."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        encoder_input_ids: Tensor,
+        labels: Tensor,
+        *,
+        target_indices: Tensor | None = None,
+        **attention: Tensor,
+    ) -> Losses:
+        """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
+
+        labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs. The
+        z-loss applies in training only. `target_indices` are the indices of the labels that count, `attention` the
+        tensors of `AttentionInputs`.
+        """
+        states = self.states(encoder_input_ids, AttentionInputs(**attention))
+        return {"labels": self.lm_head(states, labels, self.config, target_indices)}
