@@ -72,7 +72,7 @@ def logit_bias(
     causal: bool = False,
     window: Window | None = None,
     prefix: Tensor | None = None,
-    **masks: Tensor | None,
+    **masks: Any,
 ) -> Tensor | Pattern | None:
     """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
 
