@@ -15,8 +15,7 @@ from scipy.stats import ttest_1samp, ttest_ind
 from data_pipeline.foundation.command import path_argument, run_command
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import aligned
-from pretrain.tools.experiment.results import Result, read_csv
-from pretrain.tools.experiment.statistics import Spread
+from pretrain.tools.experiment.results import Result, Spread, read_csv
 
 P_VALUE = 0.01  # of a record, at most
 _CLOCKS = {"processor_seconds": "CPU s", "seconds": "s"}

@@ -35,8 +35,7 @@ from pretrain.models import outline, parse
 from pretrain.tools.experiment import experiment_file
 from pretrain.tools.experiment.experiment_file import Experiment, Group
 from pretrain.tools.experiment.report import Line, lines
-from pretrain.tools.experiment.results import Result, ends_by_seed, read_csv
-from pretrain.tools.experiment.statistics import compare, holm
+from pretrain.tools.experiment.results import Result, compare, ends_by_seed, holm, read_csv
 
 TABLES: dict[str, Callable[[Path], Rows]] = {}
 

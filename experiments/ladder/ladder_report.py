@@ -12,8 +12,7 @@ from data_pipeline.foundation import formatting
 from experiments.ladder.compared import Other
 from experiments.ladder.rungs import Ladder, SizedRung
 from experiments.ladder.scaling_law import Law, fit
-from pretrain.tools.experiment.results import Result, ends_by_seed
-from pretrain.tools.experiment.statistics import Spread
+from pretrain.tools.experiment.results import Result, Spread, ends_by_seed
 
 _HEADINGS = ("rung", "params", "steps", "tokens", "epochs", "FLOPs", "loss", "law")
 _SIGNS = {"flops": "C", "parameters": "N"}

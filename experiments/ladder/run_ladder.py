@@ -10,9 +10,8 @@ from experiments.ladder import ladder_file, rungs
 from experiments.ladder.compared import Other
 from experiments.ladder.ladder_report import Report
 from pretrain.evaluation.record import png
-from pretrain.tools.experiment.launches import places, train_all
 from pretrain.tools.experiment.results import results
-from pretrain.tools.experiment.run_experiment import conclude
+from pretrain.tools.experiment.run_experiment import conclude, places, train_all
 
 
 def ladder(

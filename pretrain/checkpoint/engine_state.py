@@ -21,8 +21,7 @@ from torch import Tensor
 
 from pretrain.checkpoint.index import Piece
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, load_buffers
-from pretrain.optimizers.flat_buffers import Fragment
-from pretrain.optimizers.sharded import Sharded
+from pretrain.optimizers.flat_buffers import Fragment, Sharded
 from pretrain.run import watchdog
 from pretrain.zero.deepspeed_private import flat_buffers, in_memory, loaded, swapped, update_parameters, wrapped
 from pretrain.zero.engine import Engine

@@ -35,7 +35,7 @@ from pretrain.checkpoint.tensors import (
 from pretrain.hardware.machine import device_type
 from pretrain.models import ModelConfig
 from pretrain.models.model import Model
-from pretrain.optimizers.ema import AVERAGE
+from pretrain.optimizers import AVERAGE
 
 MODEL = "model.yaml"
 _NEW: dict[str, Any] = {"step": 0, "position": 0, "consumed": [], "skipped": [], "config_fingerprint": ""}

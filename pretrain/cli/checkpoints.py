@@ -23,7 +23,7 @@ with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, transformers 1.4 
     from pretrain.checkpoint import trained as trained_models
     from pretrain.config import evaluation
     from pretrain.evaluation import lm_eval as harness
-    from pretrain.generation import command, ctranslate2_engine, fill_blanks, fillings
+    from pretrain.generation import blanks, command, ctranslate2_engine
     from pretrain.generation import settings as generation
     from pretrain.generation import texts as answering
     from pretrain.huggingface import card
@@ -82,8 +82,8 @@ def generate(
         family = trained.model.config.family
         if models.FAMILIES[family].generates != "answers":
             raise UserError(f"--corpus: models of the family {family} don't fill in blanks")
-        blanked = fill_blanks.blank_out(corpora.open_corpus(corpus), trained.tokenizer, number, seed)
-        prompts += [blanks for blanks, _ in blanked]
+        blanked = blanks.blank_out(corpora.open_corpus(corpus), trained.tokenizer, number, seed)
+        prompts += [text for text, _ in blanked]
         originals += [original for _, original in blanked]
     with ExitStack() as stack:
         other = None
@@ -94,7 +94,7 @@ def generate(
         else:
             trained = trained.on_best_device()
         written = answering.answer_texts(trained, prompts, settings, batch_size, other)
-        likely = partial(fillings.likeliest_fillings, trained, number=likeliest) if likeliest else None
+        likely = partial(blanks.likeliest_fillings, trained, number=likeliest) if likeliest else None
         stream = stack.enter_context(command.new_file(out)) if out else sys.stdout
         command.show(written, originals, jsonl, stream, likely)
 

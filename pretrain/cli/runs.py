@@ -21,7 +21,7 @@ with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, pydantic 0.4 s; M
     from pretrain.run import heartbeat, rank_logs
     from pretrain.tools import reference, watch
     from pretrain.tools.experiment import run_experiment
-    from pretrain.tools.plan import plan_tables, planner
+    from pretrain.tools.plan import planner
     from pretrain.tracking import dashboard, tracker
     from pretrain.trainer import picture, train
 
@@ -128,9 +128,9 @@ def plan(
     price = 0.0 if on_cpu else _PRICE if price is None else price
     planned = planner.Planner(settings, row, gpu, kind, mfu, price, corpus_file)
     if json_:
-        print(json.dumps(plan_tables.as_json(planned, gpus, nodes), indent=1))
+        print(json.dumps(planner.as_json(planned, gpus, nodes), indent=1))
     else:
-        print(plan_tables.text(planned, gpus, nodes))
+        print(planner.text(planned, gpus, nodes))
 
 
 @app.command("reference", epilog="Example: pretrain reference optimizer.learning_rate")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from data_pipeline.corpus import Corpus
@@ -121,20 +122,16 @@ class Bigrams:
     """
 
     def __init__(self, targets: Iterator[np.ndarray], size: int):
-        self._size = size
-        pairs, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._size, self._pairs = size, csr_array((size + 1, size), dtype=np.int64)
         unigrams = np.ones(size)
         for labels in targets:
             before, after = _pairs(labels, size)
             real = after != IGNORE_INDEX
             unigrams += np.bincount(after[real], minlength=size)
-            more, times = np.unique(before[real] * size + after[real], return_counts=True)
-            pairs, where = np.unique(np.concatenate([pairs, more]), return_inverse=True)
-            counts = np.bincount(where, np.concatenate([counts, times]), len(pairs)).astype(np.int64)
-        self._pairs, self._counts = pairs, counts
+            self._pairs += csr_array((np.ones(real.sum(), np.int64), (before[real], after[real])), self._pairs.shape)
         self._unigrams = unigrams / unigrams.sum()
-        self._after = np.bincount(pairs // size, counts, size + 1)  # how often each id comes first
-        self._kinds = np.bincount(pairs // size, minlength=size + 1)  # and with how many different ids after it
+        self._after = self._pairs.sum(axis=1)  # how often each id comes first
+        self._kinds = np.diff(self._pairs.indptr)  # and with how many different ids after it
 
     @classmethod
     def of_training_rows(cls, corpus: Corpus) -> "Bigrams":
@@ -147,10 +144,7 @@ class Bigrams:
         before, after = (ids.reshape(labels.shape) for ids in _pairs(labels, self._size))
         real = after != IGNORE_INDEX
         before, after = before[real], after[real]
-        wanted = before * self._size + after
-        found = np.minimum(np.searchsorted(self._pairs, wanted), max(len(self._pairs) - 1, 0))
-        seen = self._pairs[found] == wanted if len(self._pairs) else np.zeros(len(wanted), bool)
-        counts = np.where(seen, self._counts[found] - _DISCOUNT, 0.0) if len(self._pairs) else np.zeros(len(wanted))
+        counts = np.maximum(self._pairs[before, after] - _DISCOUNT, 0.0)
         total = np.maximum(self._after[before], 1)
         left = np.where(self._after[before] > 0, _DISCOUNT * self._kinds[before] / total, 1.0)
         losses = np.zeros(labels.shape)

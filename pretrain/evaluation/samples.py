@@ -6,7 +6,7 @@ from data_pipeline.corpus import Corpus
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.evaluation import SamplesSettings
 from pretrain.evaluation.hook import Evaluation, Findings, Row
-from pretrain.generation.fill_blanks import beginnings, blank_out, can_blank_out
+from pretrain.generation.blanks import beginnings, blank_out, can_blank_out
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Answer, answer_texts
 from pretrain.models import FAMILIES

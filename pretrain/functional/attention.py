@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.functional.attention_bias import MASKED, Pattern
-from pretrain.functional.dropout import drop
 from pretrain.functional.numerics import soft_capped
-from pretrain.kernels.matmul import matmul
+from pretrain.functional.on_cpu import drop, matmul
 
 Backend = Literal["sdpa", "triton", "eager"]
 
@@ -178,30 +177,17 @@ def eager(
     Where it is causal, some queries at a time: only with the keys up to the last of them.
     """
     if not causal:
-        return _eager(queries, keys, values, bias, scale, dropout, softcap)
+        return matmul(drop(_softmax(queries, keys, bias, scale, softcap), dropout), values)
     queries, keys, values = queries.contiguous(), keys.contiguous(), values.contiguous()
     found = []
     for first in range(0, queries.size(2), _QUERIES):
         some, seen = queries[:, :, first : first + _QUERIES], slice(first + _QUERIES)
-        earlier, their_values = keys[:, :, seen], values[:, :, seen]
-        future = _future(some, earlier, first)
-        found.append(_eager(some, earlier, their_values, future, scale, dropout, softcap))
+        earlier, future = keys[:, :, seen], _future(some, keys[:, :, seen], first)
+        found.append(eager(some, earlier, values[:, :, seen], future, False, scale, dropout, softcap))
     return torch.cat(found, dim=2)
 
 
 _QUERIES = 128  # at a time: a quarter of 512 queries leaves out three eighths of the work
-
-
-def _eager(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    dropout: float,
-    softcap: float | None,
-) -> Tensor:
-    return matmul(drop(_softmax(queries, keys, bias, scale, softcap), dropout), values)
 
 
 def _softmax(queries: Tensor, keys: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:

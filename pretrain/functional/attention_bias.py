@@ -102,7 +102,10 @@ class Labels(NamedTuple):
 
 
 def labels(
-    queries: int, key_mask: Tensor | None, query_segments: Tensor | None, key_segments: Tensor | None
+    queries: int,
+    key_mask: Tensor | None = None,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
 ) -> Labels | None:
     """The labels of padding, where `key_mask` (batch, keys) is 0, and of the segments of packed rows.
 

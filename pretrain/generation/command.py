@@ -9,7 +9,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import track
 
 if TYPE_CHECKING:
-    from pretrain.generation.fillings import Filling
+    from pretrain.generation.blanks import Filling
     from pretrain.generation.texts import Answer
 
 

@@ -38,8 +38,8 @@ _DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2",
 class Family:
     """A model family.
 
-    - `config`: the class of its settings. `model`: the class of the model, with its module.
-    - `adapter`: the module with its `HF_MODELS`, models of transformers; None: the one of the model.
+    - `config`: the class of its settings. `model`: the class of the model, with its module, whose `HF_MODELS`, if there
+      are any, are its models of transformers.
     - `objectives`: the objectives whose batches the model accepts.
     - `generates`: answers to an input, continuations of it, or None.
     - `inputs_begin_with_bos`: an encoder input is bos … eos rather than … eos.
@@ -47,18 +47,17 @@ class Family:
 
     config: type[ModelConfig]
     model: str
-    adapter: str | None = None
     objectives: tuple[str, ...] = _DENOISING
     generates: Literal["answers", "continuations"] | None = "answers"
     inputs_begin_with_bos: bool = False
 
 
-def _causal(config: type[ModelConfig], model: str, adapter: str | None = None) -> Family:
-    return Family(config, model, adapter, ("causal_lm", "causal_infilling", "in_one_row"), "continuations")
+def _causal(config: type[ModelConfig], model: str) -> Family:
+    return Family(config, model, ("causal_lm", "causal_infilling", "in_one_row"), "continuations")
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, f"{_HERE}.t5.T5", f"{_HERE}.t5_hf"),
+    "t5": Family(T5Config, f"{_HERE}.t5.T5"),
     "bart": Family(BartConfig, f"{_HERE}.bart.Bart", inputs_begin_with_bos=True),
     "t5gemma": Family(T5GemmaConfig, f"{_HERE}.t5gemma.T5Gemma"),
     "t5gemma2": Family(T5Gemma2Config, f"{_HERE}.t5gemma2.T5Gemma2"),
@@ -66,7 +65,7 @@ FAMILIES: dict[str, Family] = {
     "vanilla": Family(VanillaConfig, f"{_HERE}.vanilla.Vanilla"),
     "autoregressive": _causal(AutoregressiveConfig, f"{_HERE}.autoregressive.Autoregressive"),
     "double_decoder": _causal(DoubleDecoderConfig, f"{_HERE}.double_decoder.DoubleDecoder"),
-    "decoder_only": _causal(DecoderOnlyConfig, f"{_HERE}.decoder_only.DecoderOnly", f"{_HERE}.decoder_only_hf"),
+    "decoder_only": _causal(DecoderOnlyConfig, f"{_HERE}.decoder_only.DecoderOnly"),
     "encoder_only": Family(
         EncoderOnlyConfig, f"{_HERE}.encoder_only.EncoderOnly", objectives=("masked_lm",), generates=None
     ),

@@ -4,16 +4,16 @@ Options of later models: fewer heads of keys and values (Ainslie et al. 2023), n
 """
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from data_pipeline.foundation.config_file import Section
-from pretrain.config.models import Heads, LocalAndGlobal
+from pretrain.config.models import LocalAndGlobal
 from pretrain.functional.attention import attend, by_kernel
 from pretrain.functional.attention_bias import Pattern, Window, labels, masked, toeplitz, visible
-from pretrain.models.layers import Linear, fused_linear, one_use
+from pretrain.models.layers import LayerConfig, Linear, fused_linear, one_use
 from pretrain.models.positions import Rotary, apply_rotary
 
 KeysAndValues = tuple[Tensor, Tensor]
@@ -51,26 +51,17 @@ class AttentionMask(NamedTuple):
 
 
 def self_attention_mask(
-    x: Tensor,
-    keys: int,
-    rotary: Rotary | None = None,
-    *,
-    causal: bool,
-    window: Window | None = None,
-    diagonals: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    segments: Tensor | None = None,
-    prefix: Tensor | None = None,
+    x: Tensor, keys: int, rotary: Rotary | None = None, *, causal: bool, segments: Tensor | None = None, **seen: Any
 ) -> AttentionMask:
-    """The mask of `x` (batch, queries, d_model), the last of `keys` tokens. The arguments are those of `logit_bias`."""
+    """The mask of `x` (batch, queries, d_model), the last of `keys` tokens. `seen`: other arguments of `logit_bias`."""
     queries = x.size(1)
-    if causal and all(one is None for one in (window, diagonals, key_mask, segments, prefix)):
+    if causal and segments is None and all(one is None for one in seen.values()):
         if queries == 1:
             return AttentionMask(None, rotary)
         if queries == keys:
             return AttentionMask(None, rotary, is_causal=True)
-    masks = {"key_mask": key_mask, "query_segments": segments, "key_segments": segments, "prefix": prefix}
-    return AttentionMask(logit_bias(x, keys, diagonals, causal=causal and queries > 1, window=window, **masks), rotary)
+    seen |= {"query_segments": segments, "key_segments": segments}
+    return AttentionMask(logit_bias(x, keys, causal=causal and queries > 1, **seen), rotary)
 
 
 def logit_bias(
@@ -80,10 +71,8 @@ def logit_bias(
     *,
     causal: bool = False,
     window: Window | None = None,
-    key_mask: Tensor | None = None,
-    query_segments: Tensor | None = None,
-    key_segments: Tensor | None = None,
     prefix: Tensor | None = None,
+    **masks: Any,
 ) -> Tensor | Pattern | None:
     """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
 
@@ -92,20 +81,10 @@ def logit_bias(
     """
     queries = x.size(1)
     if queries > 1 and prefix is None and by_kernel(x):
-        seen = labels(queries, key_mask, query_segments, key_segments)
+        seen = labels(queries, **masks)
         everything = diagonals is None and seen is None and window is None and not causal
         return None if everything else Pattern(diagonals, seen, causal, window)
-    mask = visible(
-        queries,
-        keys,
-        x.device,
-        causal=causal,
-        window=window,
-        key_mask=key_mask,
-        query_segments=query_segments,
-        key_segments=key_segments,
-        prefix=prefix,
-    )
+    mask = visible(queries, keys, x.device, causal=causal, window=window, prefix=prefix, **masks)
     return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
 
 
@@ -198,45 +177,26 @@ class Attention(nn.Module):
     Several consecutive heads of queries share a head of keys and values, if there are fewer of these. The four
     projections stay separate matrices because `q` has a scale of its own: optimizers that measure a parameter's RMS
     (Adafactor, AdamWScale) must see it. `fused`: `fused_linear` may multiply by them at once. `merged`: keys and values
-    of `memory` are made by the same matrices as the queries' own.
-
-    - `scaled`: logits are divided by √d_kv; otherwise the initialisation of `q` carries that factor.
-    - `std` initialises all four projections, and `out_std` overrides it for `o`. None: from the fan-in.
-    - `memory_width`: the width of `memory`; None: d_model.
-    - `softcap`: logits stay within ± this.
-    - `head_norm`: makes the norm of each head's queries, and that of its keys, which come before rotation.
+    of `memory` are made by the same matrices as the queries' own. `memory_width`: the width of `memory`; None: d_model.
     """
 
     merged: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        heads: Heads,
-        dropout_rate: float = 0.0,
-        *,
-        scaled: bool = False,
-        bias: bool = False,
-        std: float | None = None,
-        out_std: float | None = None,
-        memory_width: int | None = None,
-        softcap: float | None = None,
-        head_norm: Callable[[], nn.Module] | None = None,
-    ):
+    def __init__(self, settings: LayerConfig, memory_width: int | None = None):
         super().__init__()
+        heads, std, bias = settings.heads, settings.std, settings.biases
         d_model, d_kv = heads.d_model, heads.d_kv
         inner, inner_kv = heads.num_heads * d_kv, heads.kv_heads * d_kv
         memory_size = memory_width or d_model
         self.d_kv, self.width = d_kv, inner
         self.fused = False
-        self.dropout_rate = dropout_rate
-        self.scale = heads.attention_scalar**-0.5 if scaled else 1.0
-        self.softcap = softcap
-        self.q = Linear(d_model, inner, std or (d_model**-0.5 if scaled else (d_model * d_kv) ** -0.5), bias)
+        self.dropout_rate, self.softcap = settings.attention_dropout_rate, settings.attention_softcap
+        self.scale = heads.attention_scalar**-0.5 if settings.scaled else 1.0
+        self.q = Linear(d_model, inner, std or (d_model if settings.scaled else d_model * d_kv) ** -0.5, bias)
         self.k = Linear(memory_size, inner_kv, std or memory_size**-0.5, bias)
         self.v = Linear(memory_size, inner_kv, std or memory_size**-0.5, bias)
-        self.o = Linear(inner, d_model, out_std or std or inner**-0.5, bias)
-        self.q_norm = head_norm() if head_norm else None
-        self.k_norm = head_norm() if head_norm else None
+        self.o = Linear(inner, d_model, settings.out_std or std or inner**-0.5, bias)
+        self.q_norm, self.k_norm = settings.new_head_norm(), settings.new_head_norm()
 
     def forward(
         self,
@@ -250,36 +210,31 @@ class Attention(nn.Module):
         With a `cache`, `x` and `memory` hold new tokens only.
         """
         x = one_use(x)
-        if memory is None and cache is None:
+        if memory is None:
             queries, keys, values = self._projected(x, self.q, self.k, self.v)
             queries = _with_positions(queries, self.q_norm, mask.rotary)
-            return self._attend(queries, _with_positions(keys, self.k_norm, mask.rotary), values, mask)
-        queries = self.queries(x, mask.rotary)
+            own = _with_positions(keys, self.k_norm, mask.rotary), values
+            keys, values = own if cache is None else cache.update(lambda: own)
+        else:
+            queries = self.queries(x, mask.rotary)
 
-        def project() -> KeysAndValues:
-            if memory is None:
-                return self.keys_and_values(x, mask.rotary)
-            return self.keys_and_values(one_use(memory), mask.memory_rotary)
+            def project() -> KeysAndValues:
+                return self.keys_and_values(one_use(memory), mask.memory_rotary)
 
-        keys, values = project() if cache is None else cache.update(project)
-        return self._attend(queries, keys, values, mask)
-
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
-        """The layer's output (batch, queries, d_model)."""
+            keys, values = project() if cache is None else cache.update(project)
         dropout = self.dropout_rate if self.training else 0.0
-        context = attend(queries, keys, values, mask.bias, mask.is_causal, self.scale, dropout, self.softcap)
-        return self.output(context)
+        return self.output(attend(queries, keys, values, mask.bias, mask.is_causal, self.scale, dropout, self.softcap))
 
     def output(self, context: Tensor) -> Tensor:
         """(batch, queries, d_model) from the heads' values, (batch, heads, queries, d_kv)."""
         return self.o(context.transpose(1, 2).flatten(2))
 
-    def queries(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:
+    def queries(self, x: Tensor, rotary: Rotary | None) -> Tensor:
         """Those of `x` (batch, length, d_model): (batch, heads, length, d_kv)."""
         (queries,) = self._projected(x, self.q)
         return _with_positions(queries, self.q_norm, rotary)
 
-    def keys_and_values(self, source: Tensor, rotary: Rotary | None = None) -> KeysAndValues:
+    def keys_and_values(self, source: Tensor, rotary: Rotary | None) -> KeysAndValues:
         """Those of `source` (batch, length, width), each (batch, heads of keys, length, d_kv)."""
         keys, values = self._projected(source, self.k, self.v)
         return _with_positions(keys, self.k_norm, rotary), values

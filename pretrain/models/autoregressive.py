@@ -19,11 +19,18 @@ from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, He
 from pretrain.functional.attention_bias import Pattern, visible
 from pretrain.functional.numerics import at_least_fp32
 from pretrain.models import outline
-from pretrain.models.attention import AttentionInputs, AttentionMask, KeyValueCache, logit_bias, positions_from
-from pretrain.models.layers import Dropout, Embedding, LayerNorm, Linear, one_use
+from pretrain.models.attention import (
+    Attention,
+    AttentionInputs,
+    AttentionMask,
+    KeyValueCache,
+    logit_bias,
+    positions_from,
+)
+from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, LayerNorm, Linear, one_use
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions, rotary_embedding
-from pretrain.models.stacks import EncoderLayer, LayerConfig, ResidualLayer
+from pretrain.models.stacks import EncoderLayer, ResidualLayer
 from pretrain.models.state_dict_adapter import Json, State, own_code, vocabulary
 
 # One tuple per layer, the encoder's first: its self-attention and, in the decoder, its cross-attention. All of them
@@ -63,9 +70,9 @@ class AutoregressiveLayer(ResidualLayer):
         layer = _layer_config(config, config.num_decoder_layers)
         super().__init__(
             layer,
-            self_attention=layer.new_attention(),
-            cross_attention=_cross_attention_config(config, layer).new_attention(),
-            feed_forward=layer.new_feed_forward(),
+            self_attention=Attention(layer),
+            cross_attention=Attention(_cross_attention_config(config, layer)),
+            feed_forward=FeedForward(layer),
         )
         self.encoder_norm = layer.new_norm()
         self.cross_attention_first = config.order == "alternate"

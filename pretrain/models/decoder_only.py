@@ -6,15 +6,31 @@ rotary, linear-bias and sinusoidal positions, and what later decoders changed in
 2023), Gemma 2 (2024), Gemma 3 and Qwen3 (2025).
 """
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import DecoderOnlyConfig
 from pretrain.models.attention import AttentionInputs, KeyValueCache, real_positions
-from pretrain.models.layers import Embedding, scaled_embeddings
-from pretrain.models.model import Head, Losses, Model
-from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, sinusoids
-from pretrain.models.stacks import Encoder, LayerConfig
+from pretrain.models.layers import Embedding, LayerConfig
+from pretrain.models.model import Head
+from pretrain.models.positions import LearnedPositions
+from pretrain.models.rotary_hf import ACTIVATIONS, KEYS, RotarySettings
+from pretrain.models.stacks import CausalModel, Encoder
+from pretrain.models.state_dict_adapter import (
+    Choice,
+    HFModel,
+    Json,
+    Settings,
+    State,
+    drop_tensors,
+    tensors_of,
+    vocabulary,
+    within,
+)
 
 
 def _layer_config(config: DecoderOnlyConfig) -> LayerConfig:
@@ -46,13 +62,12 @@ class CausalStack(Encoder):
         self.subtracted_norm = layer.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
 
     def new_positions(self, config: DecoderOnlyConfig) -> None:
-        self.config, self.linear_bias = config, None
+        self.config = config
+        self.sinusoids_scale = config.init_std * 2**0.5  # so that they have the initial std of learned positions
         if config.positions == "learned":
             assert config.max_positions is not None
             subtracts = config.subtract_positions != "none"  # also the position after the last token
             self.positions = LearnedPositions(config.max_positions + subtracts, config.d_model, config.init_std)
-        elif config.positions == "alibi":
-            self.linear_bias = LinearBias(config.num_heads)
 
     def given_positions(self, inputs: AttentionInputs, past_length: int) -> Tensor | None:
         if inputs.encoder_positions is None and inputs.encoder_attention_mask is not None:
@@ -62,18 +77,6 @@ class CausalStack(Encoder):
     def prefix(self, inputs: AttentionInputs) -> Tensor | None:
         return inputs.prefix_mask if self.config.prefix_attention == "bidirectional" else None
 
-    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        if self.config.positions == "sinusoidal":  # scaled to the initial std of learned positions
-            x = scaled_embeddings(x, self.widening) if self.scale_embedding else x
-            return self.dropout(x + self.config.init_std * 2**0.5 * sinusoids(positions, x.size(-1), x.dtype))
-        return super().add_positions(x, positions)
-
-    def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
-        return None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
-
-    def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
-        return super().rotary(positions, base, dtype) if self.config.positions == "rotary" else None
-
     def finished(self, x: Tensor, positions: Tensor) -> Tensor:
         x = self.final_norm(x)
         if self.config.subtract_positions != "none":
@@ -82,8 +85,8 @@ class CausalStack(Encoder):
         return x
 
 
-class DecoderOnly(Model):
-    """`forward` returns the loss of every target token, `decode` the logits of the next token."""
+class DecoderOnly(CausalModel):
+    """One stack, and a matrix for embedding and output, or two."""
 
     config: DecoderOnlyConfig
 
@@ -99,22 +102,8 @@ class DecoderOnly(Model):
         if config.tie_embeddings:
             self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
 
-    def forward(
-        self,
-        encoder_input_ids: Tensor,
-        labels: Tensor,
-        *,
-        target_indices: Tensor | None = None,
-        **attention: Tensor,
-    ) -> Losses:
-        """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
-
-        labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs. The
-        z-loss applies in training only. `target_indices` are the indices of the labels that count,
-        `attention` the tensors of `AttentionInputs`.
-        """
-        x = self.decoder(self.embedding(encoder_input_ids), AttentionInputs(**attention))
-        return {"labels": self.lm_head(x, labels, self.config, target_indices)}
+    def states(self, ids: Tensor, inputs: AttentionInputs) -> Tensor:
+        return self.decoder(self.embedding(ids), inputs)
 
     def decode(
         self, input_ids: Tensor, cache: list[KeyValueCache] | None = None, attention_mask: Tensor | None = None
@@ -134,3 +123,239 @@ class DecoderOnly(Model):
     def new_cache(self) -> list[KeyValueCache]:
         """An empty cache for `decode`, one for each layer."""
         return [KeyValueCache() for _ in self.decoder.layers]
+
+
+# --- in transformers: GPT-2, whose matrices are transposed (`Conv1D`), with q, k and v as one: c_attn ---
+
+_GPT2_LAYER = {
+    "attention_norm": "ln_1",
+    "attention.qkv": "attn.c_attn",
+    "attention.o": "attn.c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward.wi": "mlp.c_fc",
+    "feed_forward.wo": "mlp.c_proj",
+}
+_GPT2_NAMES = {
+    "embedding.weight": "transformer.wte.weight",
+    "decoder.positions.weight": "transformer.wpe.weight",
+    **tensors_of(
+        {
+            **within("decoder.layers.{}", "transformer.h.{}", _GPT2_LAYER),
+            "decoder.final_norm": "transformer.ln_f",
+        },
+        "weight",
+        "bias",
+    ),
+}
+_GPT2_MASKS = (".attn.bias", ".attn.masked_bias")  # the published files have causal masks beside the weights
+_GPT2_ACTIVATION = Choice(
+    "activation_function",
+    {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"},
+    {"gelu_pytorch_tanh": "gelu_tanh"},
+)
+_GPT2_SETTINGS: Settings = {
+    "d_model": "n_embd",
+    "num_heads": "n_head",
+    "num_layers": "n_layer",
+    "max_positions": "n_positions",
+    "layer_norm_epsilon": "layer_norm_epsilon",
+    "dropout_rate": "resid_pdrop",  # that of residual branches
+    "activation": _GPT2_ACTIVATION,
+}
+
+
+def _gpt2_config_to_hf(config: DecoderOnlyConfig) -> Json:
+    return {"n_inner": config.d_ff, "embd_pdrop": config.dropout_rate, "attn_pdrop": config.dropout_rate}
+
+
+def _gpt2_config_from_hf(settings: Json, tensors: State) -> Json:
+    drop_tensors(tensors, lambda name: name.endswith(_GPT2_MASKS))
+    d_ff = settings["n_inner"] or 4 * settings["n_embd"]
+    return {**vocabulary(settings, pad_id=settings["eos_token_id"]), "d_ff": d_ff}
+
+
+def _fused(config: DecoderOnlyConfig, state: Mapping[str, Tensor]) -> State:
+    """A model without biases gets biases of zero: transformers' GPT-2 always has them."""
+    fused = dict(state)
+    for name, tensor in state.items():
+        if not config.biases and name.startswith(("decoder.layers.", "decoder.final_norm.")):
+            fused[name.removesuffix("weight") + "bias"] = tensor.new_zeros(tensor.shape[0])
+    for attention, kind in _attentions(config):
+        fused[f"{attention}.qkv.{kind}"] = torch.cat([fused.pop(f"{attention}.{one}.{kind}") for one in "qkv"])
+    return _transposed(fused)
+
+
+def _split(config: DecoderOnlyConfig, state: State) -> State:
+    parts = _transposed(state)
+    for attention, kind in _attentions(config):
+        chunks = parts.pop(f"{attention}.qkv.{kind}").chunk(3)
+        parts |= {f"{attention}.{one}.{kind}": chunk.contiguous() for one, chunk in zip("qkv", chunks, strict=True)}
+    return parts
+
+
+def _attentions(config: DecoderOnlyConfig) -> Iterator[tuple[str, str]]:
+    for layer in range(config.num_layers):
+        for kind in ("weight", "bias"):
+            yield f"decoder.layers.{layer}.attention", kind
+
+
+def _transposed(state: Mapping[str, Tensor]) -> State:
+    return {
+        name: tensor.t().contiguous() if name.startswith("decoder.layers.") and tensor.dim() == 2 else tensor
+        for name, tensor in state.items()
+    }
+
+
+_GPT2 = HFModel(
+    DecoderOnlyConfig,
+    "gpt2",
+    "GPT2LMHeadModel",
+    "GPT-2",
+    _GPT2_SETTINGS,
+    _GPT2_NAMES,
+    _gpt2_config_to_hf,
+    _gpt2_config_from_hf,
+    keys={"d_ff": "n_inner"},
+    copies={"transformer.wte.weight": ["lm_head.weight"]},
+    fixed={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    tensors_to_hf=_fused,
+    tensors_from_hf=_split,
+    can_be={
+        "positions": ("learned",),
+        "subtract_positions": ("none",),
+        "prefix_attention": ("causal",),
+        "activation": tuple(_GPT2_ACTIVATION.values),
+        "norm": ("layer",),
+        "norm_after": (False,),
+        "qk_norm": (False,),
+        "num_key_value_heads": (None,),
+        "head_dim": (None,),
+        "query_pre_attn_scalar": (None,),
+        "sliding_window": (None,),
+        "attention_softcap": (None,),
+        "output_softcap": (None,),
+        "scale_embedding": (False,),
+        "tie_embeddings": (True,),
+    },
+)
+
+
+# --- in transformers: Llama, Qwen3, Gemma ---
+
+_SETTINGS = {
+    "num_layers": "num_hidden_layers",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "dropout_rate": "attention_dropout",  # in transformers these models have no other dropout
+    "tie_embeddings": "tie_word_embeddings",
+    "init_std": "initializer_range",
+}
+_CAPS = {"attention_softcap": "attn_logit_softcapping", "output_softcap": "final_logit_softcapping"}
+_OUTSIDE = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "lm_head.weight": "lm_head.weight",
+    "decoder.final_norm.weight": "model.norm.weight",
+}
+_MATRICES = {
+    **{f"attention.{matrix}": f"self_attn.{matrix}_proj" for matrix in "qkvo"},
+    "feed_forward.wi_0": "mlp.gate_proj",
+    "feed_forward.wi_1": "mlp.up_proj",
+    "feed_forward.wo": "mlp.down_proj",
+}
+_QK_NORMS = {f"attention.{one}_norm": f"self_attn.{one}_norm" for one in "qk"}
+_NORMS = {"attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"}
+_GEMMA_NORMS = {
+    "attention_norm": "input_layernorm",
+    "attention_norm_after": "post_attention_layernorm",
+    "feed_forward_norm": "pre_feedforward_layernorm",
+    "feed_forward_norm_after": "post_feedforward_layernorm",
+}
+_ALL = {
+    "positions": ("rotary",),
+    "activation": tuple(ACTIVATIONS),
+    "subtract_positions": ("none",),
+    "prefix_attention": ("causal",),
+}
+_PLAIN = {
+    **_ALL,
+    "norm": ("rms",),
+    "norm_after": (False,),
+    "scale_embedding": (False,),
+    "query_pre_attn_scalar": (None,),
+    "attention_softcap": (None,),
+    "output_softcap": (None,),
+    "window_rope_base": (None,),
+}
+_GEMMA = {**_ALL, "norm": ("rms_around_one",), "norm_after": (True,), "scale_embedding": (True,), "biases": (False,)}
+
+
+def rotary_model(
+    name: str, model_type: str, class_name: str, can_be: Mapping[str, tuple], fixed: Mapping[str, Any]
+) -> HFModel:
+    """A model of transformers, which has those settings of ours that `can_be` doesn't fix."""
+    is_gemma, has_windows = can_be["norm"] == ("rms_around_one",), "sliding_window" not in can_be
+    has_biases = "biases" not in can_be
+    constants = {setting: values[0] for setting, values in can_be.items() if len(values) == 1}
+    rotary = RotarySettings(name, has_windows, "window_rope_base" not in can_be, scalar=is_gemma)
+    stack = {
+        **tensors_of(_QK_NORMS | (_GEMMA_NORMS if is_gemma else _NORMS)),
+        **tensors_of(_MATRICES, "weight", *(("bias",) if has_biases else ())),
+    }
+
+    def config_to_hf(config: DecoderOnlyConfig) -> Json:
+        further = rotary.to_theirs(config, config, config.num_layers)
+        if has_biases:
+            further |= {"attention_bias": config.biases, "mlp_bias": config.biases}
+        if has_windows and not is_gemma:
+            further |= {"use_sliding_window": config.sliding_window is not None}
+        return further
+
+    def config_from_hf(settings: Json, tensors: State) -> Json:
+        ours = {
+            **vocabulary(settings, pad_id=settings["eos_token_id"]),
+            **constants,
+            **rotary.to_ours(settings),
+        }
+        if has_biases:
+            if settings["attention_bias"] != settings["mlp_bias"]:
+                raise UserError("attention_bias and mlp_bias differ: our models have both kinds of biases or none")
+            ours["biases"] = settings["attention_bias"]
+        return ours
+
+    return HFModel(
+        DecoderOnlyConfig,
+        model_type,
+        class_name,
+        name,
+        {
+            **_SETTINGS,
+            **{ours: theirs for ours, theirs in _CAPS.items() if ours not in can_be},
+            "activation": Choice("hidden_activation" if is_gemma else "hidden_act", ACTIVATIONS),
+        },
+        {**_OUTSIDE, **within("decoder.layers.{}", "model.layers.{}", stack)},
+        config_to_hf,
+        config_from_hf,
+        keys=KEYS,
+        fixed=fixed,
+        can_be=can_be,
+    )
+
+
+_NO_BIAS = {"attention_bias": False}
+_LLAMA = {**_PLAIN, "qk_norm": (False,), "sliding_window": (None,)}
+_QWEN3 = {**_PLAIN, "qk_norm": (True,), "biases": (False,)}
+_GEMMA2 = {**_GEMMA, "qk_norm": (False,), "window_rope_base": (None,)}
+_GEMMA3 = {**_GEMMA, "qk_norm": (True,), "attention_softcap": (None,)}
+HF_MODELS = (
+    _GPT2,
+    rotary_model("Llama", "llama", "LlamaForCausalLM", _LLAMA, {}),
+    rotary_model("Qwen3", "qwen3", "Qwen3ForCausalLM", _QWEN3, _NO_BIAS),
+    rotary_model("Gemma 2", "gemma2", "Gemma2ForCausalLM", _GEMMA2, _NO_BIAS),
+    rotary_model(
+        "Gemma 3", "gemma3_text", "Gemma3ForCausalLM", _GEMMA3, {**_NO_BIAS, "use_bidirectional_attention": False}
+    ),
+)

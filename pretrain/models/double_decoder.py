@@ -9,15 +9,15 @@ are drawn for each training step; in evaluation they are at equal distances.
 """
 
 import random
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import DoubleDecoderConfig
 from pretrain.functional.attention_bias import masked, visible
-from pretrain.functional.device_copies import to_device
+from pretrain.functional.numerics import to_device
 from pretrain.models.attention import (
     AttentionInputs,
     AttentionMask,
@@ -27,10 +27,10 @@ from pretrain.models.attention import (
     real_positions,
     self_attention_mask,
 )
-from pretrain.models.layers import Dropout, Embedding, LayerNorm
-from pretrain.models.model import Head, Losses, Model
+from pretrain.models.layers import Dropout, Embedding, LayerConfig, LayerNorm
+from pretrain.models.model import Head
 from pretrain.models.positions import Rotary, rotary_embedding
-from pretrain.models.stacks import EncoderLayer, LayerConfig
+from pretrain.models.stacks import CausalModel, EncoderLayer
 from pretrain.models.state_dict_adapter import own_code
 from pretrain.models.t5gemma2 import MergedLayer
 
@@ -121,43 +121,23 @@ def _layer_config(config: DoubleDecoderConfig, layers: int) -> LayerConfig:
     )
 
 
-class ContextEncoder(nn.Module):
-    """Causal layers, and a layer norm of their output."""
+class Layers(nn.Module):
+    """Layers, and a norm of their output."""
 
-    def __init__(self, config: DoubleDecoderConfig):
+    def __init__(self, layers: Iterable[nn.Module], final_norm: nn.Module):
         super().__init__()
-        layer = _layer_config(config, config.num_encoder_layers)
-        self.layers = nn.ModuleList(EncoderLayer(layer, "attention") for _ in range(config.num_encoder_layers))
-        self.final_norm = LayerNorm(config.d_model, config.layer_norm_epsilon)
+        self.layers, self.final_norm = nn.ModuleList(layers), final_norm
 
-    def forward(self, x: Tensor, mask: AttentionMask, cache: list[KeyValueCache] | None = None) -> Tensor:
-        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
-        for i, layer in enumerate(self.layers):
-            x = layer(x, mask, cache[i] if cache else None)
+    def forward(self, x: Tensor, *inputs: Any, caches: Sequence[Any] | None = None) -> Tensor:
+        """Maps embeddings (batch, length, d_model) to states of the same shape. With the layers' `caches`, `x` follows
+        what is in them."""
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+            x = layer(x, *inputs, cache)
         return self.final_norm(x)
 
 
-class BlockDecoder(nn.Module):
-    """Layers with one attention to tokens and to the encoder's states, and a final norm."""
-
-    def __init__(self, config: DoubleDecoderConfig):
-        super().__init__()
-        layer = _layer_config(config, config.num_decoder_layers)
-        self.layers = nn.ModuleList(MergedLayer(layer) for _ in range(config.num_decoder_layers))
-        self.final_norm = layer.new_norm()
-
-    def forward(
-        self, x: Tensor, states: Tensor, mask: AttentionMask, cache: DoubleDecoderCache | None = None
-    ) -> Tensor:
-        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows its tokens,
-        and `states` aren't used: their keys and values are in the cache."""
-        for i, layer in enumerate(self.layers):
-            x = layer(x, states, mask, (cache.own[i], cache.across[i]) if cache else None)
-        return self.final_norm(x)
-
-
-class DoubleDecoder(Model):
-    """`forward` returns the loss of every target token, `decode` the logits of the next token."""
+class DoubleDecoder(CausalModel):
+    """Two stacks that read the same tokens, with one matrix for embedding and output."""
 
     config: DoubleDecoderConfig
 
@@ -167,8 +147,12 @@ class DoubleDecoder(Model):
         rows, std = config.padded_vocab_size, config.init_std
         self.embedding = Embedding(rows, config.d_model, std)
         self.dropout = Dropout(config.dropout_rate)
-        self.encoder = ContextEncoder(config)
-        self.decoder = BlockDecoder(config)
+        encoder, decoder = (_layer_config(config, n) for n in (config.num_encoder_layers, config.num_decoder_layers))
+        self.encoder = Layers(
+            (EncoderLayer(encoder, "attention") for _ in range(config.num_encoder_layers)),
+            LayerNorm(config.d_model, config.layer_norm_epsilon),
+        )
+        self.decoder = Layers((MergedLayer(decoder) for _ in range(config.num_decoder_layers)), decoder.new_norm())
         self.lm_head = Head(config.d_model, rows, std, multiplier=config.logits_multiplier)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
         count = (config.least_boundaries + config.most_boundaries) // 2
@@ -181,25 +165,10 @@ class DoubleDecoder(Model):
         count = draws.randint(self.config.least_boundaries, self.config.most_boundaries)
         self._drawn = sorted(draws.random() for _ in range(count))
 
-    def forward(
-        self,
-        encoder_input_ids: Tensor,
-        labels: Tensor,
-        *,
-        target_indices: Tensor | None = None,
-        **attention: Tensor,
-    ) -> Losses:
-        """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
-
-        labels[t] is the token after encoder_input_ids[t]; they share segments and positions with the inputs. Each
-        example of a packed row has boundaries of its own. `target_indices` are the indices of the labels that
-        count, `attention` the tensors of `AttentionInputs`.
-        """
-        inputs = AttentionInputs(**attention)
-        row = self.row(
-            encoder_input_ids, inputs.encoder_attention_mask, inputs.encoder_segment_ids, inputs.encoder_positions
-        )
-        return {"labels": self.lm_head(self._states(encoder_input_ids, row), labels, self.config, target_indices)}
+    def states(self, ids: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Each example of a packed row has boundaries of its own."""
+        given = inputs.encoder_attention_mask, inputs.encoder_segment_ids, inputs.encoder_positions
+        return self._of_row(ids, self.row(ids, *given))
 
     def row(
         self,
@@ -222,7 +191,7 @@ class DoubleDecoder(Model):
             positions, blocks_of(positions, self._drawn if self.training else self._even, lengths), segments
         )
 
-    def _states(self, ids: Tensor, row: RowLayout) -> Tensor:
+    def _of_row(self, ids: Tensor, row: RowLayout) -> Tensor:
         x = self.dropout(self.embedding(ids))
         rotary = self._rotary(row.positions, x)
         mask = self_attention_mask(x, ids.size(1), rotary, causal=True, segments=row.segments)
@@ -248,7 +217,7 @@ class DoubleDecoder(Model):
         """
         if cache is None:
             row = self.row(input_ids, attention_mask, boundaries=boundaries)
-            return self.lm_head(self._states(input_ids, row))
+            return self.lm_head(self._of_row(input_ids, row))
         if cache.length and input_ids.size(1) > 1:
             firsts = range(input_ids.size(1))
             masks = [None if attention_mask is None else attention_mask[:, : cache.length + i + 1] for i in firsts]
@@ -279,7 +248,9 @@ class DoubleDecoder(Model):
             across = across & mask[:, : cache.encoded].bool()
         own = across.new_ones(len(across), total - cache.start)
         bias = masked(None, torch.cat([own, across], dim=-1)[:, None, None], x.dtype)
-        return self.decoder(x, x, AttentionMask(bias, self._rotary(positions[:, -1:], x)), cache)
+        # instead of states, their keys and values are in the cache
+        caches = list(zip(cache.own, cache.across, strict=True))
+        return self.decoder(x, x, AttentionMask(bias, self._rotary(positions[:, -1:], x)), caches=caches)
 
     def _read(self, ids: Tensor, cache: DoubleDecoderCache, positions: Tensor, mask: Tensor | None) -> None:
         """Encodes `ids`, which follow those that the encoder has read, for all layers of the decoder."""
@@ -288,9 +259,9 @@ class DoubleDecoder(Model):
         rotary = self._rotary(positions[:, first : cache.encoded], x)
         key_mask = None if mask is None else mask[:, : cache.encoded]
         encoder_mask = self_attention_mask(x, cache.encoded, rotary, causal=True, key_mask=key_mask)
-        states = self.encoder(x, encoder_mask, cache.encoder)
+        states = self.encoder(x, encoder_mask, caches=cache.encoder)
         for layer, memory in zip(self.decoder.layers, cache.across, strict=True):
-            memory.grow(cast(MergedLayer, layer).self_attention.keys_and_values(states, rotary))
+            memory.grow(cast("MergedLayer", layer).self_attention.keys_and_values(states, rotary))
 
     def new_cache(self) -> DoubleDecoderCache:
         """An empty cache for `decode`."""

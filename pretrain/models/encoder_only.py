@@ -15,10 +15,10 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import EncoderOnlyConfig, Heads
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses
 from pretrain.models.attention import AttentionInputs, positions_from, self_attention_mask
-from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, LayerNorm, Linear
+from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, LayerConfig, LayerNorm, Linear
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions
-from pretrain.models.stacks import EncoderLayer, LayerConfig
+from pretrain.models.stacks import EncoderLayer
 from pretrain.models.state_dict_adapter import (
     Choice,
     HFModel,

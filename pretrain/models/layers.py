@@ -2,15 +2,15 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.functional.dropout import drop
+from pretrain.config.models import Heads, Norm
 from pretrain.functional.numerics import at_least_fp32
-from pretrain.functional.rms_norm import rms_norm
-from pretrain.kernels.matmul import linear
+from pretrain.functional.on_cpu import drop, linear, rms_norm
 
 
 def one_use(x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class RMSNorm(nn.Module):
     `around_one`: the gains are 1 + weight, and the weight starts at zero (Gemma).
     """
 
-    def __init__(self, d_model: int, epsilon: float = 1e-6, around_one: bool = False):
+    def __init__(self, d_model: int, epsilon: float, around_one: bool):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(d_model) if around_one else torch.ones(d_model))
         self.epsilon, self.around_one = epsilon, around_one
@@ -156,7 +156,7 @@ class Dropout(nn.Dropout):
         return drop(x, self.p) if self.training else x
 
 
-def scaled_embeddings(x: Tensor, widening: float = 1.0) -> Tensor:
+def scaled_embeddings(x: Tensor, widening: float) -> Tensor:
     """Embeddings (…, d_model) times √(d_model / widening), rounded to the dtype of `x`."""
     return x * x.new_full((), (x.size(-1) / widening) ** 0.5)
 
@@ -170,34 +170,60 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}  # gated layers, with the activation of their gates
 
 
-class FeedForward(nn.Module):
-    """wo(activation(wi x)) (Vaswani et al. 2017, section 3.3); gated, wo(activation(wi_0 x) · (wi_1 x)) (Shazeer 2020).
+@dataclass(frozen=True)
+class LayerConfig:
+    """The settings that the layers of a stack have in common. Most are described in `DecoderOnlyConfig`.
 
-    `activation`: one of ACTIVATIONS or GATES. A `std` of None follows from the fan-in.
+    - `activation`: one of ACTIVATIONS or GATES.
+    - `std` initialises matrices, `out_std` those that end a residual branch, `feed_forward_std` those of feed-forward
+      layers; None: `std`, and for that the fan-in.
+    - `scaled`: attention logits are divided by √d_kv; otherwise the initialisation of `q` carries that factor.
+    - `post_norm`: norms come after a sublayer's output is added (Vaswani et al. 2017).
     """
+
+    heads: Heads
+    activation: str
+    norm: Norm
+    epsilon: float
+    norm_after: bool = False
+    qk_norm: bool = False
+    biases: bool = False
+    attention_softcap: float | None = None
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    activation_dropout_rate: float = 0.0
+    std: float | None = None
+    out_std: float | None = None
+    scaled: bool = True
+    post_norm: bool = False
+    feed_forward_std: float | None = None
+
+    def new_norm(self) -> nn.Module:
+        return normalisation(self.norm, self.heads.d_model, self.epsilon, self.biases)
+
+    def new_head_norm(self) -> nn.Module | None:
+        """The norm of each head's queries or keys, which comes before rotation; None without `qk_norm`."""
+        kind = "rms" if self.norm == "layer" else self.norm
+        return normalisation(kind, self.heads.d_kv, self.epsilon) if self.qk_norm else None
+
+
+class FeedForward(nn.Module):
+    """wo(activation(wi x)) (Vaswani et al. 2017, 3.3), or gated, wo(activation(wi_0 x) · (wi_1 x)) (Shazeer 2020)."""
 
     wi: Linear
     wi_0: Linear
     wi_1: Linear
 
-    def __init__(
-        self,
-        d_model: int,
-        d_ff: int,
-        dropout_rate: float = 0.0,
-        activation: str = "relu",
-        *,
-        bias: bool = False,
-        std: float | None = None,
-        out_std: float | None = None,
-    ):
+    def __init__(self, settings: LayerConfig):
         super().__init__()
+        d_model, d_ff, activation = settings.heads.d_model, settings.heads.d_ff, settings.activation
+        std, bias = settings.feed_forward_std or settings.std, settings.biases
         self.fused, self.gated = False, activation in GATES
         for name in ("wi_0", "wi_1") if self.gated else ("wi",):
             self.add_module(name, Linear(d_model, d_ff, std or d_model**-0.5, bias))
-        self.wo = Linear(d_ff, d_model, out_std or std or d_ff**-0.5, bias)
+        self.wo = Linear(d_ff, d_model, settings.out_std or std or d_ff**-0.5, bias)
         self.activation = ACTIVATIONS[GATES.get(activation, activation)]
-        self.dropout = Dropout(dropout_rate)
+        self.dropout = Dropout(settings.activation_dropout_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.gated:

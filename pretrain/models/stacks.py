@@ -1,13 +1,12 @@
 """Layers, stacks of them, and the encoder-decoder that two stacks make: what the families have in common."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.models import Heads, ModelConfig, Norm
+from pretrain.config.models import ModelConfig
 from pretrain.functional.attention_bias import Window
 from pretrain.models.attention import (
     Attention,
@@ -21,70 +20,11 @@ from pretrain.models.attention import (
     positions_from,
     self_attention_mask,
 )
-from pretrain.models.layers import Dropout, Embedding, FeedForward, normalisation, scaled_embeddings
+from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, scaled_embeddings
 from pretrain.models.model import Head, Losses, Model, shift_right
-from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding
+from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, rotary_embedding, sinusoids
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
-
-
-@dataclass(frozen=True)
-class LayerConfig:
-    """The settings that the layers of a stack have in common. Most are described in `DecoderOnlyConfig`.
-
-    - `std` initialises matrices, `out_std` those that end a residual branch, `feed_forward_std` those of feed-forward
-      layers; None: `std`, and for that the fan-in.
-    - `scaled`: attention logits are divided by √d_kv.
-    - `post_norm`: norms come after a sublayer's output is added (Vaswani et al. 2017).
-    """
-
-    heads: Heads
-    activation: str
-    norm: Norm
-    epsilon: float
-    norm_after: bool = False
-    qk_norm: bool = False
-    biases: bool = False
-    attention_softcap: float | None = None
-    dropout_rate: float = 0.0
-    attention_dropout_rate: float = 0.0
-    activation_dropout_rate: float = 0.0
-    std: float | None = None
-    out_std: float | None = None
-    scaled: bool = True
-    post_norm: bool = False
-    feed_forward_std: float | None = None
-
-    def new_norm(self) -> nn.Module:
-        return normalisation(self.norm, self.heads.d_model, self.epsilon, self.biases)
-
-    def new_attention(self, memory_width: int | None = None, kind: type[Attention] = Attention) -> Attention:
-        """Attention to states of `memory_width` units; None: d_model."""
-        return kind(
-            self.heads,
-            self.attention_dropout_rate,
-            scaled=self.scaled,
-            bias=self.biases,
-            std=self.std,
-            out_std=self.out_std,
-            memory_width=memory_width,
-            softcap=self.attention_softcap,
-            head_norm=self._head_norm if self.qk_norm else None,
-        )
-
-    def _head_norm(self) -> nn.Module:
-        return normalisation("rms" if self.norm == "layer" else self.norm, self.heads.d_kv, self.epsilon)
-
-    def new_feed_forward(self) -> FeedForward:
-        return FeedForward(
-            self.heads.d_model,
-            self.heads.d_ff,
-            self.activation_dropout_rate,
-            self.activation,
-            bias=self.biases,
-            std=self.feed_forward_std or self.std,
-            out_std=self.out_std,
-        )
 
 
 class ResidualLayer(nn.Module):
@@ -115,7 +55,7 @@ class EncoderLayer(ResidualLayer):
     """Self-attention, called `name`, and a feed-forward layer: also a layer of decoders without cross-attention."""
 
     def __init__(self, settings: LayerConfig, name: str = "self_attention"):
-        super().__init__(settings, **{name: settings.new_attention(), "feed_forward": settings.new_feed_forward()})
+        super().__init__(settings, **{name: Attention(settings), "feed_forward": FeedForward(settings)})
         self.attention_name = name
 
     def forward(self, x: Tensor, mask: AttentionMask, cache: KeyValueCache | None = None) -> Tensor:
@@ -129,9 +69,9 @@ class DecoderLayer(ResidualLayer):
     def __init__(self, settings: LayerConfig, memory_width: int | None = None):
         super().__init__(
             settings,
-            self_attention=settings.new_attention(),
-            cross_attention=settings.new_attention(memory_width),
-            feed_forward=settings.new_feed_forward(),
+            self_attention=Attention(settings),
+            cross_attention=Attention(settings, memory_width),
+            feed_forward=FeedForward(settings),
         )
 
     def forward(
@@ -154,9 +94,12 @@ class Stack(nn.Module):
     - `layers` are drawn one by one, after the positions.
     - `window` maps the config's number of tokens to the keys that a query of this stack sees.
     - `inputs` maps token vectors (batch, length, d_model) and positions to the input of the first layer. None: token
-      vectors, times √d_model if the config scales them, and dropout; positions are then rotary in self-attention,
-      unless there is a table of learned `positions`.
+      vectors, times √d_model if the config scales them, and dropout; positions are then those that the config names,
+      by default rotary in self-attention. Learned ones have the table `positions`.
     """
+
+    causal: ClassVar[bool]
+    sinusoids_scale = 1.0
 
     def __init__(
         self,
@@ -170,6 +113,10 @@ class Stack(nn.Module):
         self.d_kv, self.widening = settings.heads.d_kv, config.widening
         self.scale_embedding = getattr(config, "scale_embedding", False)
         self.inputs = inputs
+        self.position_kind = "" if inputs else getattr(config, "positions", "rotary")
+        self.linear_bias = None
+        if self.position_kind == "alibi":
+            self.linear_bias = LinearBias(settings.heads.num_heads, bidirectional=not self.causal)
         self.positions: LearnedPositions | None = None
         self.new_positions(config)
         self.layers = nn.ModuleList(layers)
@@ -178,33 +125,33 @@ class Stack(nn.Module):
         self.dropout = Dropout(0.0 if settings.post_norm else settings.dropout_rate)
 
     def new_positions(self, config: Any) -> None:
-        """Makes the modules of a family's positions, before the layers are drawn."""
+        """Makes the modules of a family's learned positions, before the layers are drawn."""
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer, for token vectors `x` at `positions`, (length,) or (batch, length)."""
         if self.inputs is not None:
             return self.inputs(x, positions)
         x = scaled_embeddings(x, self.widening) if self.scale_embedding else x
+        if self.position_kind == "sinusoidal":
+            x = x + self.sinusoids_scale * sinusoids(positions, x.size(-1), x.dtype)
         return self.dropout(x if self.positions is None else x + self.positions(positions))
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
         """The positions' bias of self-attention logits for the last `queries` of `keys`, (heads, queries + keys − 1):
         that of query i and key j stands at queries − 1 − i + j. None: there is none."""
-        return None
+        return None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
 
     def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
         """The rotations of self-attention; None with other positions."""
-        return rotary_embedding(positions, self.d_kv, dtype, base) if self.inputs is self.positions is None else None
+        return rotary_embedding(positions, self.d_kv, dtype, base) if self.position_kind == "rotary" else None
 
-    def masks(
-        self, x: Tensor, keys: int, positions: Tensor, *, causal: bool, **seen: Tensor | None
-    ) -> list[AttentionMask]:
+    def masks(self, x: Tensor, keys: int, positions: Tensor, **seen: Tensor | None) -> list[AttentionMask]:
         """The mask of each layer for `x` (batch, queries, d_model), the last of `keys` tokens, which stands at
         `positions`. `seen`: the masks that `self_attention_mask` takes."""
 
         def new_mask(window: Window | None, base: float) -> AttentionMask:
             rotary, diagonals = self.rotary(positions, base, x.dtype), self.diagonals(x.size(1), keys, x)
-            return self_attention_mask(x, keys, rotary, causal=causal, window=window, diagonals=diagonals, **seen)
+            return self_attention_mask(x, keys, rotary, causal=self.causal, window=window, diagonals=diagonals, **seen)
 
         return self.layer_masks.for_layers(new_mask, x.size(1), keys)
 
@@ -216,7 +163,7 @@ class Stack(nn.Module):
 class Encoder(Stack):
     """Self-attention in both directions, or `causal`; it is called `name` in a layer."""
 
-    causal: ClassVar[bool] = False
+    causal = False
     layer_class: ClassVar[type[EncoderLayer]] = EncoderLayer
 
     def __init__(
@@ -255,7 +202,6 @@ class Encoder(Stack):
             x,
             keys,
             positions,
-            causal=self.causal,
             key_mask=inputs.encoder_attention_mask,
             segments=inputs.encoder_segment_ids,
             prefix=self.prefix(inputs) if queries == keys else None,
@@ -268,6 +214,7 @@ class Encoder(Stack):
 class Decoder(Stack):
     """Self-attention is causal. Cross-attention sees the whole input, of width `memory_width`, without positions."""
 
+    causal = True
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
 
     def __init__(
@@ -298,7 +245,7 @@ class Decoder(Stack):
             key_segments=inputs.encoder_segment_ids,
         )
         cross_mask = AttentionMask(bias, rotary, memory_rotary=memory_rotary)
-        masks = self.masks(x, keys, positions, causal=True, segments=inputs.decoder_segment_ids)
+        masks = self.masks(x, keys, positions, segments=inputs.decoder_segment_ids)
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, masks[i], cross_mask, cache[i] if cache else None)
         return self.finished(x, positions)
@@ -393,3 +340,30 @@ class EncoderDecoder(Model):
     def new_cache(self) -> Caches:
         """An empty cache for `decode`."""
         return [(KeyValueCache(), MemoryCache()) for _ in cast(nn.ModuleList, self.decoder.layers)]
+
+
+class CausalModel(Model):
+    """A model that predicts the next token of a row. `forward` returns the loss of every label, `decode` logits."""
+
+    lm_head: Head
+
+    def states(self, ids: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Maps ids (batch, length) to what the output matrix takes, (batch, length, d_model)."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        encoder_input_ids: Tensor,
+        labels: Tensor,
+        *,
+        target_indices: Tensor | None = None,
+        **attention: Tensor,
+    ) -> Losses:
+        """Returns {"labels": cross-entropy of each label (batch, length), fp32; 0 where the label is -100}.
+
+        labels[t] is the token after encoder_input_ids[t]. Labels share segments and positions with the inputs. The
+        z-loss applies in training only. `target_indices` are the indices of the labels that count, `attention` the
+        tensors of `AttentionInputs`.
+        """
+        states = self.states(encoder_input_ids, AttentionInputs(**attention))
+        return {"labels": self.lm_head(states, labels, self.config, target_indices)}

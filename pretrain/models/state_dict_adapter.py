@@ -141,9 +141,7 @@ def lacks(can_be: Mapping[str, tuple], config: ModelConfig) -> list[str]:
 
 def hf_models(family: str) -> Sequence[HFModel]:
     """The models of transformers that are of a family."""
-    entry = FAMILIES[family]
-    module = import_module(entry.adapter or entry.model.rpartition(".")[0])
-    return getattr(module, "HF_MODELS", ())
+    return getattr(import_module(FAMILIES[family].model.rpartition(".")[0]), "HF_MODELS", ())
 
 
 # --- tensors ---

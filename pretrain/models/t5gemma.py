@@ -9,10 +9,10 @@ encoder's window, this follows transformers.
 from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import Gemma, LocalAndGlobal, ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
 from pretrain.functional.attention_bias import Window
-from pretrain.models.decoder_only_hf import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
-from pretrain.models.layers import Embedding
+from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
-from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
+from pretrain.models.rotary_hf import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
+from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.state_dict_adapter import HFModel, Json, State, tensors_of, to_ours, to_theirs, vocabulary, within
 
 

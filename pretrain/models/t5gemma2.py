@@ -24,11 +24,11 @@ from pretrain.models.attention import (
     KeyValueCache,
     positions_from,
 )
-from pretrain.models.decoder_only_hf import HEADS, KEYS, RotarySettings
-from pretrain.models.layers import Embedding, one_use
+from pretrain.models.layers import Embedding, FeedForward, LayerConfig, one_use
 from pretrain.models.model import Head
 from pretrain.models.positions import rotary_embedding
-from pretrain.models.stacks import Caches, Encoder, EncoderDecoder, LayerConfig, ResidualLayer, Stack
+from pretrain.models.rotary_hf import HEADS, KEYS, RotarySettings
+from pretrain.models.stacks import Caches, Encoder, EncoderDecoder, ResidualLayer, Stack
 from pretrain.models.state_dict_adapter import (
     HFModel,
     Json,
@@ -132,8 +132,7 @@ class MergedLayer(ResidualLayer):
     self_attention: MergedAttention
 
     def __init__(self, settings: LayerConfig):
-        attention = settings.new_attention(kind=MergedAttention)
-        super().__init__(settings, self_attention=attention, feed_forward=settings.new_feed_forward())
+        super().__init__(settings, self_attention=MergedAttention(settings), feed_forward=FeedForward(settings))
 
     def forward(
         self,
@@ -148,6 +147,8 @@ class MergedLayer(ResidualLayer):
 
 class MergedDecoder(Stack):
     """Layers with merged attention."""
+
+    causal = True
 
     def __init__(self, config: T5Gemma2Config):
         layer = layer_config(config, config)

@@ -9,10 +9,10 @@ import math
 from torch import Tensor, nn
 
 from pretrain.config.models import Heads, PostNormConfig, VanillaConfig
-from pretrain.models.layers import Dropout, Embedding
+from pretrain.models.layers import Dropout, Embedding, LayerConfig
 from pretrain.models.model import Head
 from pretrain.models.positions import sinusoids
-from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, LayerConfig
+from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.state_dict_adapter import own_code
 
 

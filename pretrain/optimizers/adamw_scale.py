@@ -9,13 +9,38 @@ from torch.optim import AdamW
 from torch.optim.optimizer import ParamsT
 
 from pretrain.config.optimizers import AdamWConfig, AdamWScaleConfig
-from pretrain.optimizers.flat_buffers import FlatBuffer, in_whole
-from pretrain.optimizers.sharded import Sharded, root_mean_squares, sums_of_squares
+from pretrain.optimizers.flat_buffers import FlatBuffer, Sharded, in_whole, root_mean_squares, sums_of_squares
 
 
 def adamw(groups: ParamsT, config: AdamWConfig) -> AdamW:
     """AdamW (Loshchilov and Hutter 2019). It updates each element independently, so torch's works under ZeRO."""
     return AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+
+
+def count_step(values: Tensor, state: dict[str, Tensor]) -> None:
+    """Begins a step of AdamW on `values` (size,), whose `state` is empty before the first one."""
+    if not state:
+        state["step"] = torch.zeros((), device=values.device)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
+    state["step"] += 1
+
+
+def fused_adamw(
+    values: Tensor,
+    gradient: Tensor,
+    state: dict[str, Tensor],
+    rate: float,
+    decay: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """A step of AdamW, which reads and writes each element once."""
+    moments = [state["exp_avg"]], [state["exp_avg_sq"]]
+    beta1, beta2 = betas
+    torch._fused_adamw_(
+        [values], [gradient], *moments, [], [state["step"]],
+        lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
+    )  # fmt: skip
 
 
 class AdamWScale(Sharded):
@@ -31,10 +56,7 @@ class AdamWScale(Sharded):
     def update(
         self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
     ) -> None:
-        if not state:
-            state["step"] = torch.zeros((), device=values.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
-        state["step"] += 1
+        count_step(values, state)
         sizes = root_mean_squares(buffer, self.summed(sums_of_squares(buffer, values)))
         rates = group["lr"] * sizes.clamp(min=self.config.least_rms)
         decay = group["lr"] * group["weight_decay"]
@@ -56,18 +78,13 @@ class AdamWScale(Sharded):
         for fragment, rate in zip(buffer.fragments, (rates * (1 - decay)).tolist(), strict=True):
             if not fragment.size:
                 continue
-            torch._fused_adamw_(
-                [fragment.view(values)],
-                [fragment.view(gradient)],
-                [fragment.view(state["exp_avg"])],
-                [fragment.view(state["exp_avg_sq"])],
-                [],
-                [state["step"]],
-                lr=rate,
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=decay / rate if decay else 0.0,
-                eps=eps,
-                amsgrad=False,
-                maximize=False,
+            moments = {name: fragment.view(state[name]) for name in ("exp_avg", "exp_avg_sq")}
+            fused_adamw(
+                fragment.view(values),
+                fragment.view(gradient),
+                {**moments, "step": state["step"]},
+                rate,
+                decay / rate if decay else 0.0,
+                self.config.betas,
+                eps,
             )

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from pretrain.config.optimizers import MuonConfig
-from pretrain.kernels.matmul import addmm, matmul
-from pretrain.optimizers.flat_buffers import FlatBuffer, in_whole
-from pretrain.optimizers.sharded import Sharded
+from pretrain.functional.on_cpu import addmm, matmul
+from pretrain.optimizers.adamw_scale import count_step, fused_adamw
+from pretrain.optimizers.flat_buffers import FlatBuffer, Sharded, in_whole
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: lifts small singular values fastest, brings all near 1
@@ -39,8 +38,11 @@ class Muon(Sharded):
     def update(
         self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
     ) -> None:
-        step = self._step_matrices if group["algorithm"] == "muon" else self._step_others
-        step(buffer, values, gradient, state, group)
+        if group["algorithm"] == "muon":
+            self._step_matrices(buffer, values, gradient, state, group)
+        else:
+            count_step(values, state)
+            fused_adamw(values, gradient, state, group["lr"], group["weight_decay"], self.config.betas, self.config.eps)
 
     def _step_matrices(
         self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
@@ -73,30 +75,6 @@ class Muon(Sharded):
             matrix = direction.to(device=self._device, dtype=dtype).view(fragment.shape)
             update = orthogonal(matrix, config.ns_steps).to(values).reshape(-1)
             fragment.view(values).mul_(1 - decay).sub_(update, alpha=rate)
-
-    def _step_others(
-        self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
-    ) -> None:
-        if not state:
-            state["step"] = torch.zeros((), device=values.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
-        beta1, beta2 = self.config.betas
-        adamw(
-            [values],
-            [gradient],
-            [state["exp_avg"]],
-            [state["exp_avg_sq"]],
-            [],
-            [state["step"]],
-            fused=True,
-            amsgrad=False,
-            maximize=False,
-            beta1=beta1,
-            beta2=beta2,
-            eps=self.config.eps,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-        )
 
     def _orthogonal(self, buffer: FlatBuffer, direction: Tensor) -> list[Tensor]:
         """Makes each matrix in `direction` (size,) orthogonal; returns this rank's fragments (size,) of the results."""

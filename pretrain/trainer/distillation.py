@@ -33,7 +33,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.run_config import DistillationSection
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses
 from pretrain.functional.numerics import at_least_fp32, soft_capped
-from pretrain.kernels.matmul import linear
+from pretrain.functional.on_cpu import linear
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.attention import AttentionInputs
 from pretrain.models.decoder_only import DecoderOnly
@@ -88,9 +88,9 @@ def identity(settings: DistillationSection) -> checkpoint_index.Identity:
 def wrap(model: Model, settings: DistillationSection, precision: str, device: torch.device) -> None:
     """Loads the teacher and stands around `model`. Raises FailedError if the teacher's checkpoint is damaged."""
     trained, dtype = TrainedModel.open(_checkpoint(settings)), torch.bfloat16 if precision == "bf16" else torch.float32
-    teacher = cast(DecoderOnly, trained.model.to(device, dtype).requires_grad_(False))
+    teacher = cast("DecoderOnly", trained.model.to(device, dtype).requires_grad_(False))
     vocabulary = min(trained.tokenizer.size, teacher.config.padded_vocab_size)
-    Distillation(cast(EncoderDecoder, model), teacher, vocabulary, settings)
+    Distillation(cast("EncoderDecoder", model), teacher, vocabulary, settings)
 
 
 def _checkpoint(settings: DistillationSection) -> Path:

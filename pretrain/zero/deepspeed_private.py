@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment, sum_of_squares
-from pretrain.optimizers.sharded import Sharded
+from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded, sum_of_squares
 from pretrain.zero.unused_imports import absent, import_uncompiled
 
 with absent("mlflow"):

@@ -21,10 +21,10 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch
 from pretrain import optimizers
 from pretrain.config import RunConfig
-from pretrain.functional.device_copies import OnHost, to_device
+from pretrain.functional.numerics import OnHost, to_device
 from pretrain.models.model import Losses, Model
+from pretrain.optimizers.flat_buffers import Sharded
 from pretrain.optimizers.groups import set_rates
-from pretrain.optimizers.sharded import Sharded
 from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private
 from pretrain.zero.construction import deepspeed_config

@@ -20,7 +20,7 @@ from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment import launches
+from pretrain.tools.experiment import run_experiment
 from pretrain.tools.experiment.results import Result
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, run_file
@@ -250,7 +250,7 @@ def test_a_ladder_from_runs_to_prediction(small_corpus, tmp_path, monkeypatch, c
         started.append(run.name)
         return group.add(ForkedLauncher("train", run.file, *run.overrides))
 
-    monkeypatch.setattr(launches, "start", start)
+    monkeypatch.setattr(run_experiment, "start", start)
     assert ladder(path, 1, 2, out, [], train_next=True) == 0
     assert started == [f"w{width}-seed-0" for width in (8, 16, 24, 32, 40)]
     losses = {

@@ -7,9 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.functional import chunked_cross_entropy
-from pretrain.functional.chunked_cross_entropy import CrossEntropy
-from pretrain.functional.cross_entropy import token_losses
+from pretrain.functional import cross_entropy
+from pretrain.functional.cross_entropy import CrossEntropy, token_losses
 from pretrain.functional.numerics import soft_capped
 
 
@@ -28,9 +27,9 @@ def errors(
     labels = labels.to(device)
     along = torch.rand(3, 5, generator=generator, dtype=torch.float64).to(device)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 4 * 5000)
+        patch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 4 * 5000)
         settings = CrossEntropy(z_loss, smoothing, softcap, compiled)
-        found = chunked_cross_entropy.chunked_cross_entropy(x, weight, bias, labels, settings)
+        found = cross_entropy.chunked_cross_entropy(x, weight, bias, labels, settings)
         gradients = torch.autograd.grad((found * along).sum(), (x, weight, bias))
     exact = [one.detach().double().requires_grad_() for one in (x, weight, bias)]
     logits = torch.nn.functional.linear(*exact)
@@ -64,7 +63,7 @@ def largest_tensor(device: str) -> int:
     x = torch.randn(64, 4, device=device, requires_grad=True)
     weight = torch.randn(1000, 4, device=device, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch, LargeTensors(1) as watched:
-        patch.setattr(chunked_cross_entropy, "LOGITS_PER_CHUNK", 8 * 1000)
+        patch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 8 * 1000)
         labels = torch.arange(64, device=device)
-        chunked_cross_entropy.chunked_cross_entropy(x, weight, None, labels, CrossEntropy()).sum().backward()
+        cross_entropy.chunked_cross_entropy(x, weight, None, labels, CrossEntropy()).sum().backward()
     return max(one.numel() for one in watched.made.values())

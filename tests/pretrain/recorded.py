@@ -23,7 +23,7 @@ def digests(batch: Batch) -> list[str]:
 
 def record_steps(engine: type) -> None:
     """Makes each step of an Engine append its rows to its process's file in RECORDED_ROWS before it is taken."""
-    from pretrain.zero.exact_model import ExactModel  # imports the engine's module, after which this is called
+    from pretrain.zero.numerics import ExactModel  # imports the engine's module, after which this is called
 
     take_step = engine.step
     path = Path(os.environ["RECORDED_ROWS"]) / f"{time.monotonic_ns()}-{os.getpid()}.jsonl"

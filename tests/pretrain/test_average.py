@@ -13,7 +13,7 @@ from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.checkpoint.trained import TrainedModel, average, save_weights
 from pretrain.config import RunConfig
 from pretrain.models import build
-from pretrain.optimizers.ema import AVERAGE
+from pretrain.optimizers import AVERAGE
 from tests.in_process import done_here, run_here
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file, train_each

@@ -20,7 +20,7 @@ from pretrain.config.deepspeed_keys import (
     ZeroSection,
 )
 from pretrain.zero import deepspeed_private
-from pretrain.zero.exact_model import ExactModel, sgd
+from pretrain.zero.numerics import ExactModel, sgd
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config

@@ -22,11 +22,10 @@ from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment import experiment_file, launches, report, results
+from pretrain.tools.experiment import experiment_file, report, results, run_experiment
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment, shortened
-from pretrain.tools.experiment.results import Result
+from pretrain.tools.experiment.results import Result, compare, holm
 from pretrain.tools.experiment.run_experiment import experiment
-from pretrain.tools.experiment.statistics import compare, holm
 from pretrain.trainer.validate import validate
 from tests.pretrain.forked import ForkedLauncher
 from tests.pretrain.runs import MODEL, mlflow, run_file
@@ -279,8 +278,8 @@ def test_gpus_are_divided_among_runs(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def shares(at_once, gpus):
-        monkeypatch.setattr(launches, "count_gpus", lambda: gpus)
-        return [one.get("CUDA_VISIBLE_DEVICES") for one in launches.places(at_once)[0]]
+        monkeypatch.setattr(run_experiment, "count_gpus", lambda: gpus)
+        return [one.get("CUDA_VISIBLE_DEVICES") for one in run_experiment.places(at_once)[0]]
 
     assert shares(2, 4) == ["0,1", "2,3"]
     assert shares(3, 4) == ["0", "1", "2"]
@@ -297,7 +296,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys)
         tmp_path, monkeypatch, "abc", "import sys; print('why', end='\\n\\n'); sys.exit(3 * (sys.argv[1] == 'b'))"
     )
     failed = [f"failed: b (exit code 3), {tmp_path}/b.log: why"]
-    assert launches.train_all(runs, [{}, {}], "three") == (1, failed)
+    assert run_experiment.train_all(runs, [{}, {}], "three") == (1, failed)
     title, *ended = capsys.readouterr().out.splitlines()
     assert title == "three, 0 of 3 runs finished"
     assert sorted(line.split(" (")[0][5:] for line in ended) == [
@@ -315,7 +314,7 @@ def planned(tmp_path, monkeypatch, names, script):
         with run.log.open("ab") as log:
             return group.start([sys.executable, "-c", script, run.row], output=log)
 
-    monkeypatch.setattr(launches, "start", start)
+    monkeypatch.setattr(run_experiment, "start", start)
     file = run_file(tmp_path, tmp_path / "corpus")
     configs = [load(file, [f"run.directory={tmp_path / name}", f"run.name={name}"], RunConfig) for name in names]
     return [PlannedRun(name, 0, file, (), config) for name, config in zip(names, configs, strict=True)]
@@ -337,7 +336,7 @@ while True:
     time.sleep(0.1)
 """
     before = signal.getsignal(signal.SIGTERM)
-    assert launches.train_all(planned(tmp_path, monkeypatch, "abc", script), [{}, {}], "three") == (75, [])
+    assert run_experiment.train_all(planned(tmp_path, monkeypatch, "abc", script), [{}, {}], "three") == (75, [])
     assert signal.getsignal(signal.SIGTERM) is before
     printed = capfd.readouterr()
     assert sorted(line.split(" (")[0] for line in printed.out.splitlines()[1:]) == [
@@ -392,8 +391,8 @@ sys.exit(code)
             found.append((run.row, sorted(path.name for path in ended.iterdir())))
             return group.start([sys.executable, "-c", program, ended, run.row, str(code)])
 
-        monkeypatch.setattr(launches, "start", start)
-        launches.train_all(runs, [{}, {}], "three")
+        monkeypatch.setattr(run_experiment, "start", start)
+        run_experiment.train_all(runs, [{}, {}], "three")
         return found
 
     first = ["a-first", "c-other"]
@@ -416,7 +415,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
         "published": [{"row": "wide", "validation_loss": 1.234}],
     }
     (rows / "experiment.yaml").write_text(yaml.safe_dump(settings))
-    started, real = [], launches.start
+    started, real = [], run_experiment.start
 
     def start(group, run, changes):
         started.append(run.name)
@@ -425,7 +424,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
         cut = ["--stop-at-step", "2"] if started.count("narrow-seed-1") == 1 and run.name == "narrow-seed-1" else []
         return group.add(ForkedLauncher("train", run.file, *run.overrides, *cut))
 
-    monkeypatch.setattr(launches, "start", start)
+    monkeypatch.setattr(run_experiment, "start", start)
     out = tmp_path / "out"
 
     def go():

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pretrain.functional.attention import attend, sdpa, sdpa_kernels
 from pretrain.functional.attention_bias import toeplitz
 from pretrain.functional.cross_entropy import token_losses
-from pretrain.functional.dropout import drop
+from pretrain.functional.on_cpu import drop
 from pretrain.models import build, layers
 from pretrain.models.layers import RMSNorm, fuse_linears
 from pretrain.zero.layers import prepare_layers

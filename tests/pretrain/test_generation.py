@@ -20,11 +20,9 @@ from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.models import ModelConfig
+from pretrain.generation.blanks import blank_out, likeliest_fillings
 from pretrain.generation.command import show
-from pretrain.generation.decoding import generate
-from pretrain.generation.fill_blanks import blank_out
-from pretrain.generation.fillings import likeliest_fillings
-from pretrain.generation.search import repeating, sample, uniform_draws, warped
+from pretrain.generation.decoding import generate, repeating, sample, uniform_draws, warped
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
 from pretrain.models.model import Model

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.huggingface import hf_model_of, import_, load_state, to_hf
 from pretrain.models import FAMILIES, build
-from pretrain.models.decoder_only_hf import GLOBAL, LOCAL
 from pretrain.models.model import shift_right
+from pretrain.models.rotary_hf import GLOBAL, LOCAL
 from pretrain.models.state_dict_adapter import hf_models
 from tests.in_process import run_here
 from tests.pretrain.exported import randomise

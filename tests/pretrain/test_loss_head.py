@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.config.models import ModelConfig
-from pretrain.functional import chunked_cross_entropy, cross_entropy
+from pretrain.functional import cross_entropy
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses
 from pretrain.models.model import Head, shift_right
 from tests.pretrain import loss_cases
@@ -39,7 +39,7 @@ def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, z_loss, smoot
 def test_compiled_chunks_give_the_losses_and_gradients_of_all_logits(z_loss, smoothing, monkeypatch):
     """What the compiler is given; the code that it makes is its own."""
     graphs = cache(partial(torch.compile, dynamic=True, fullgraph=True, backend="aot_eager"))
-    monkeypatch.setattr(chunked_cross_entropy, "_compiled", graphs)
+    monkeypatch.setattr(cross_entropy, "_compiled", graphs)
     torch._dynamo.reset()
     for dtype in (torch.float64, torch.float32):
         assert max(loss_cases.errors("cpu", dtype, z_loss, smoothing, True)) < MOST[dtype]

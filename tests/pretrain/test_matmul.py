@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from pretrain.config.models import Heads
+from pretrain.functional import on_cpu
 from pretrain.functional.attention import eager
-from pretrain.kernels import matmul
 from pretrain.models.attention import Attention
+from pretrain.models.layers import LayerConfig
 from pretrain.optimizers.muon import orthogonal
 from tests.tables import each
 
@@ -16,7 +17,7 @@ HALF_A_STEP = 2.0**-8  # of a bf16 number, relative to it
 @pytest.fixture(autouse=True)
 def _no_arithmetic_for_bf16(monkeypatch):
     """This CPU is taken for one that doesn't multiply bf16."""
-    monkeypatch.setattr(matmul, "MULTIPLIES_BF16", False)
+    monkeypatch.setattr(on_cpu, "MULTIPLIES_BF16", False)
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:
@@ -31,16 +32,16 @@ def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor, terms: torch.T
 
 
 def test_a_cpu_that_multiplies_bf16_does_so_by_itself(monkeypatch):
-    monkeypatch.setattr(matmul, "MULTIPLIES_BF16", True)
+    monkeypatch.setattr(on_cpu, "MULTIPLIES_BF16", True)
     x, weight, bias, summand = draw(2, 8, 48, seed=0), draw(40, 48, seed=1), draw(40, seed=2), draw(2, 8, 40, seed=3)
-    assert torch.equal(matmul.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
-    assert torch.equal(matmul.matmul(x, weight.T), x @ weight.T)
+    assert torch.equal(on_cpu.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
+    assert torch.equal(on_cpu.matmul(x, weight.T), x @ weight.T)
     right = weight.T.expand(2, -1, -1)
     with torch.no_grad():
-        found = matmul.addmm(summand, x, right, 0.5, 2.0)
+        found = on_cpu.addmm(summand, x, right, 0.5, 2.0)
         assert torch.equal(found, torch.baddbmm(summand, x, right, beta=0.5, alpha=2.0))
         assert torch.equal(
-            matmul.addmm(summand[0], x[0], weight.T, 0.5, 2.0),
+            on_cpu.addmm(summand[0], x[0], weight.T, 0.5, 2.0),
             torch.addmm(summand[0], x[0], weight.T, beta=0.5, alpha=2.0),
         )
 
@@ -49,7 +50,7 @@ def test_a_cpu_that_multiplies_bf16_does_so_by_itself(monkeypatch):
 def test_outputs_and_gradients_of_a_linear_map_are_rounded_once(biased):
     x, weight, bias, along = draw(3, 70, 48, seed=0), draw(40, 48, seed=1), draw(40, seed=2), draw(3, 70, 40, seed=3)
     inputs = [x, weight, bias] if biased else [x, weight]
-    found = matmul.linear(*inputs)
+    found = on_cpu.linear(*inputs)
     exact = x.double() @ weight.double().T + (bias.double() if biased else 0.0)
     assert_rounded_once(found, exact, x.abs().double() @ weight.abs().double().T + 5)
     gradients = torch.autograd.grad(found, inputs, along)
@@ -64,7 +65,7 @@ def test_outputs_and_gradients_of_a_linear_map_are_rounded_once(biased):
 def test_products_of_heads_are_rounded_once():
     left, right = draw(2, 33, 3, 16, seed=0).transpose(1, 2), draw(2, 3, 16, 21, seed=1)
     along = draw(2, 3, 33, 21, seed=2)
-    found = matmul.matmul(left, right)
+    found = on_cpu.matmul(left, right)
     assert_rounded_once(found, left.double() @ right.double(), left.abs().double() @ right.abs().double())
     of_left, of_right = torch.autograd.grad(found, (left, right), along)
     wide, across = along.double(), right.double()
@@ -74,7 +75,7 @@ def test_products_of_heads_are_rounded_once():
 
 def test_a_matrix_for_all_rows_gets_the_sum_of_their_gradients():
     left, right = draw(4, 5, 6, seed=0), draw(1, 6, 7, seed=1)
-    (gradient,) = torch.autograd.grad(matmul.matmul(left, right).sum(), right)
+    (gradient,) = torch.autograd.grad(on_cpu.matmul(left, right).sum(), right)
     expected = left.double().sum(dim=(0, 1))[None, :, None].expand(1, 6, 7)
     assert gradient.shape == right.shape
     torch.testing.assert_close(gradient.double(), expected, rtol=2**-6, atol=2**-4)
@@ -84,7 +85,9 @@ def test_models_and_muon_multiply_by_these_functions():
     """On a CPU without arithmetic for bf16, none of their products is left to PyTorch's bf16."""
     torch.manual_seed(0)
     with Multiplied() as dtypes:
-        attention = Attention(Heads(d_model=24, d_ff=1, head_dim=8, num_heads=3), bias=True).to(torch.bfloat16)
+        attention = Attention(
+            LayerConfig(Heads(d_model=24, d_ff=1, head_dim=8, num_heads=3), "relu", "rms", 1e-6, biases=True)
+        ).to(torch.bfloat16)
         attention(draw(2, 5, 24, seed=0), draw(2, 7, 24, seed=1)).sum().backward()
         queries, keys, values = (draw(2, 3, 9, 8, seed=seed) for seed in range(3))
         eager(queries, keys, values, None, True, 1.0, 0.1).sum().backward()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.zero.exact_model import ExactModel
+from pretrain.zero.numerics import ExactModel
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import run_config
 

@@ -15,10 +15,10 @@ from pretrain import models, optimizers
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
 from pretrain.models import EncoderOnlyConfig
+from pretrain.optimizers.adafactor import tiles
 from pretrain.optimizers.flat_buffers import FlatBuffer
 from pretrain.optimizers.groups import kinds, parameter_groups, problems, set_rates
 from pretrain.optimizers.muon import balanced
-from pretrain.optimizers.tiles import tiles
 from pretrain.zero.deepspeed_private import Fragment
 from tests.pretrain.exactness import MODELS, OPTIMIZERS, Case, build, largest_difference, measure
 from tests.pretrain.runs import run_file, train_each

@@ -37,7 +37,7 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
     """
     from pretrain.trainer.train import train_on
     from pretrain.zero.engine import Engine
-    from pretrain.zero.exact_model import ExactModel
+    from pretrain.zero.numerics import ExactModel
 
     take_step, taken = Engine.step, []
 

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from data_pipeline.foundation import formatting
 from pretrain.tools.experiment.experiment_file import Experiment, Group, Published
-from pretrain.tools.experiment.results import Result, ends_by_seed
-from pretrain.tools.experiment.statistics import Comparison, Spread, compare, holm
+from pretrain.tools.experiment.results import Comparison, Result, Spread, compare, ends_by_seed, holm
 
 _NOTE = (
     "±: standard deviation over seeds; (n): of n seeds only. Δ: validation loss, or what is in its place, minus the "

@@ -1,0 +1,146 @@
+"""Operations for which PyTorch's own are slow on CPUs: products of matrices in bf16, dropout, and RMS norms.
+
+A CPU without arithmetic for bf16 multiplies it at a tenth to a seventieth of its speed in fp32 (AMD EPYC 7003: 1 to 9
+GFLOP/s on a core instead of 80). Here the operands become fp32, and each sum is rounded once: the same as where the CPU
+multiplies bf16, which also sums in fp32. The plain forms are `F.linear`, `@`, `F.dropout` and `F.rms_norm`.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pretrain.functional.numerics import at_least_fp32
+
+# True if PyTorch has fast products of bf16 on this CPU.
+MULTIPLIES_BF16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`: x (…, inputs) · weightᵀ (outputs, inputs) + bias (outputs,) → (…, outputs)."""
+    return _Widened.apply(x, weight, bias) if _widened(x) else F.linear(x, weight, bias)
+
+
+def matmul(left: Tensor, right: Tensor) -> Tensor:
+    """left (…, n, k) @ right (…, k, m) → (…, n, m)."""
+    return _Widened.apply(left, right.mT, None) if _widened(left) else left @ right
+
+
+def addmm(summand: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> Tensor:
+    """beta · summand + alpha · (left @ right), for matrices or batches of matrices. Without gradients."""
+    function = torch.addmm if left.dim() == 2 else torch.baddbmm
+    if not _widened(left):
+        return function(summand, left, right, beta=beta, alpha=alpha)
+    return function(summand.float(), left.float(), right.float(), beta=beta, alpha=alpha).to(left.dtype)
+
+
+def _widened(x: Tensor) -> bool:
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not MULTIPLIES_BF16
+
+
+class _Widened(torch.autograd.Function):
+    """x (…, n, k) · weightᵀ (…, m, k) + bias (m,), in fp32. What the backward pass reads is kept as it came."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        wide, matrix = x.float(), weight.float()
+        found = wide @ matrix.mT if weight.dim() > 2 else F.linear(wide, matrix, bias if bias is None else bias.float())
+        return found.to(x.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        gradient = gradient.float()
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (gradient @ weight.float()).sum_to_size(x.shape).to(x.dtype)
+        if ctx.needs_input_grad[1]:
+            wide = x.float()
+            if weight.dim() == 2:
+                gradient, wide = gradient.flatten(0, -2), wide.flatten(0, -2)
+            grad_weight = (gradient.mT @ wide).sum_to_size(weight.shape).to(weight.dtype)
+        if ctx.biased and ctx.needs_input_grad[2]:
+            grad_bias = gradient.flatten(0, -2).sum(dim=0).to(weight.dtype)
+        return grad_x, grad_weight, grad_bias
+
+
+def drop(x: Tensor, rate: float) -> Tensor:
+    """Each element of `x` is zero with probability `rate`, and otherwise divided by 1 − `rate`."""
+    if rate == 0.0 or x.device.type != "cpu" or x.dtype not in _BITS or torch.compiler.is_compiling():
+        return F.dropout(x, rate)
+    return x * _dropout_mask(x, rate)
+
+
+_BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+
+
+def _dropout_mask(x: Tensor, rate: float) -> Tensor:
+    """A tensor like `x`: 1 / (1 − rate) where an element is kept, else 0.
+
+    On a CPU, PyTorch draws one Bernoulli variable at a time, which is a fifth of a step of GPT-2 in bf16. Here each
+    64-bit draw serves two or four elements, as integers of their size. These are compared with the quantile of `rate`,
+    to within 2^−16, and multiplied by the bits of 1 / (1 − rate).
+    """
+    integers = _BITS[x.dtype]
+    values = 2 ** (8 * x.element_size())
+    quantile = min(max(round(rate * values), 1), values - 1) - values // 2
+    bits = torch.tensor(1 / (1 - rate), dtype=x.dtype).view(integers).item()
+    draws = torch.empty(-(-x.nbytes // 8), dtype=torch.int64).random_(-(2**63), None)
+    return draws.view(integers)[: x.numel()].ge_(quantile).mul_(bits).view(x.dtype).view(x.shape)
+
+
+def rms_norm(x: Tensor, gains: Tensor, epsilon: float) -> Tensor:
+    """x / √(mean x² + ε) · gains, for `x` (…, d_model) and gains (d_model,), computed in fp32, in the dtype of `x`.
+
+    Like a GPU's kernel it keeps the input and a factor for each row. PyTorch's on a CPU is a chain of operations, which
+    takes twice as long and keeps more. Here a few rows are taken at a time, so that what passes between operations
+    stays in a cache.
+    """
+    return _RMSNorm.apply(x, gains, epsilon)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        precision = at_least_fp32(x)
+        flat, gains = x.flatten(0, -2), weight.to(precision)
+        out = torch.empty_like(flat)
+        factors = flat.new_empty(len(flat), 1, dtype=precision)
+        for part, factor, into in _in_cache(flat, factors, out):
+            rows = part.to(precision, copy=True)
+            mean_square = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).square_().div_(x.size(-1))
+            factor.copy_(mean_square.add_(epsilon).rsqrt_())
+            into.copy_(rows.mul_(factor).mul_(gains))
+        ctx.save_for_backward(x, weight, factors)
+        return out.view_as(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """With n = x · factor: dL/dx = factor · (g w − n · mean(g w n)), dL/dw = Σ g n"""
+        x, weight, factors = ctx.saved_tensors
+        flat, gains = x.flatten(0, -2), weight.to(factors.dtype)
+        out, grad_weight = torch.empty_like(flat), torch.zeros_like(gains)
+        for part, factor, along, into in _in_cache(flat, factors, gradient.flatten(0, -2), out):
+            normed = part * factor
+            rows = along.to(normed.dtype, copy=True)
+            products = rows * normed
+            grad_weight += products.sum(dim=0)
+            means = torch.mv(products, gains).div_(x.size(-1))
+            into.copy_(rows.mul_(gains).addcmul_(normed, means[:, None], value=-1).mul_(factor))
+        return out.view_as(x), grad_weight.to(weight.dtype), None
+
+
+def _in_cache(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """The same rows of each of `tensors` (rows, …), as many at a time as a cache holds in fp32 several times.
+
+    All at once where a compiler fuses the operations anyway; none on the meta device, where nothing is computed.
+    """
+    if tensors[0].is_meta:
+        return []
+    step = max(1, len(tensors[0]) if torch.compiler.is_compiling() else (1 << 16) // tensors[0].size(-1))
+    return list(zip(*(tensor.split(step) for tensor in tensors), strict=True))

@@ -1,0 +1,108 @@
+"""The heads, windows and rotations of today's layers in transformers, of decoders and of both T5Gemmas."""
+
+from dataclasses import dataclass
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.config.models import Heads, LocalAndGlobal
+from pretrain.models.state_dict_adapter import (
+    Json,
+    to_theirs,
+)
+
+ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
+HEADS = {
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "d_kv": "head_dim",
+}
+KEYS = {**HEADS, "num_key_value_heads": HEADS["kv_heads"], "num_layers": "num_hidden_layers"}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+UNUSED_WINDOW = 4096
+
+
+@dataclass(frozen=True)
+class RotarySettings:
+    """The settings of heads, windows and rotations in a model of transformers, `model` in messages.
+
+    `windows`: true if layers may have one. `two_bases`: true if these layers have a rotary base of their own. `scalar`:
+    true if `query_pre_attn_scalar` counts; in other models transformers ignores it.
+    """
+
+    model: str
+    windows: bool = True
+    two_bases: bool = False
+    scalar: bool = True
+
+    def to_theirs(self, config: LocalAndGlobal, stack: Heads, num_layers: int) -> Json:
+        """Raises UserError for widths of heads that the model can't have, and for a window of one token: transformers'
+        cache would show all tokens instead."""
+        if stack.d_model % stack.num_heads:
+            raise UserError(f"transformers has no {self.model} whose num_heads doesn't divide d_model")
+        theirs = to_theirs(stack, HEADS)
+        rotation = {"rope_type": "default", "rope_theta": config.rope_base}
+        theirs["rope_parameters"] = rotation
+        if self.two_bases:
+            local = config.window_rope_base or config.rope_base
+            theirs["rope_parameters"] = {GLOBAL: rotation, LOCAL: {**rotation, "rope_theta": local}}
+        if self.windows:
+            if config.sliding_window == 1:
+                raise UserError(
+                    "transformers can't generate with sliding_window: 1: its cache holds windows of 2 tokens or more"
+                )
+            # transformers makes the mask of a window even if no layer has one, which takes a number
+            theirs["sliding_window"] = config.sliding_window or UNUSED_WINDOW
+            theirs["layer_types"] = layer_types(config, num_layers)
+        if self.scalar:
+            theirs["query_pre_attn_scalar"] = stack.attention_scalar
+        return theirs
+
+    def to_ours(self, saved: Json) -> Json:
+        """Raises UserError for windows and rotations that our models don't have."""
+        ours = {**self.heads_to_ours(saved), **(windows_to_ours(saved) if self.windows else {})}
+        if not self.two_bases:
+            return {**ours, "rope_base": base_to_ours(saved["rope_parameters"])}
+        local, whole = (base_to_ours(saved["rope_parameters"][kind]) for kind in (LOCAL, GLOBAL))
+        differs = ours["sliding_window"] is not None and local != whole
+        return {**ours, "rope_base": whole, "window_rope_base": local if differs else None}
+
+    def heads_to_ours(self, saved: Json) -> Json:
+        """Our settings of heads; those that are as by default are None."""
+        width, heads, kv_heads, d_kv = (saved[HEADS[name]] for name in ("d_model", "num_heads", "kv_heads", "d_kv"))
+        ours = {
+            "d_model": width,
+            "d_ff": saved["intermediate_size"],
+            "num_heads": heads,
+            "num_key_value_heads": None if kv_heads == heads else kv_heads,
+            "head_dim": None if d_kv * heads == width else d_kv,
+        }
+        if self.scalar:
+            scalar = saved["query_pre_attn_scalar"]
+            ours["query_pre_attn_scalar"] = None if scalar == d_kv else scalar
+        return ours
+
+
+def layer_types(config: LocalAndGlobal, num_layers: int) -> list[str]:
+    return [GLOBAL if config.sees_all(layer) else LOCAL for layer in range(num_layers)]
+
+
+def windows_to_ours(saved: Json) -> Json:
+    """Raises UserError unless every n-th layer has full attention, and only these."""
+    types, window = saved["layer_types"], saved["sliding_window"]
+    every = types.index(GLOBAL) + 1 if GLOBAL in types else None
+    if LOCAL not in types:
+        return {"sliding_window": None, "full_attention_every": None}
+    found = LocalAndGlobal(sliding_window=window, full_attention_every=every)
+    if types != layer_types(found, len(types)):
+        raise UserError(f"layer_types: our models have {GLOBAL} in every n-th layer and {LOCAL} in the others")
+    return {"sliding_window": window, "full_attention_every": every}
+
+
+def base_to_ours(parameters: Json) -> float:
+    """The rotary base. Raises UserError for rotations that grow with the row otherwise than by position."""
+    if parameters["rope_type"] != "default":
+        raise UserError(
+            f"rope_parameters: rope_type is {parameters['rope_type']!r}, but our models have 'default' only"
+        )
+    return parameters["rope_theta"]
