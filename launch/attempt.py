@@ -89,14 +89,9 @@ class Attempt:
         return next(iter(self.events("launcher ended").values()), None)
 
     @property
-    def began_training(self) -> bool:
-        """Whether any rank has begun a step."""
-        return any(heartbeat.step for heartbeat in self.heartbeats.values())
-
-    @property
     def refused_its_configuration(self) -> bool:
         """Whether a rank has ended because something in the run file is wrong, which no other attempt would mend."""
-        return REFUSED in self.codes.values() and not self.began_training
+        return REFUSED in self.codes.values() and not any(one.step for one in self.heartbeats.values())
 
     @property
     def broken(self) -> bool:
@@ -106,8 +101,8 @@ class Attempt:
     @property
     def was_killed(self) -> bool:
         """Whether something outside has ended a rank: others fail because of it."""
-        ended = (rank for rank, code in self.codes.items() if code < 0)
-        return first_failed(self) in self.gone or any(rank not in self.failed for rank in ended)
+        ended = {rank for rank, code in self.codes.items() if code < 0}
+        return first_failed(self) in self.gone or not ended <= set(self.failed)
 
     @property
     def has_said_why(self) -> bool:
@@ -135,22 +130,19 @@ def first_failed(attempt: Attempt) -> int | None:
     """
     if attempt.faulty is not None:
         return attempt.faulty
-    lost_another = {rank for rank in attempt.signs if rank not in attempt.gone and _lost_another(attempt, rank)}
-    earliest = next((rank for rank in attempt.signs if rank not in lost_another), None)
-    if earliest in attempt.gone:
+    signs, failed, gone = attempt.signs, attempt.failed, attempt.gone
+    lost_another = {rank for rank in signs if rank not in gone and _LOST_CONNECTION.search(error_of(attempt, rank))}
+    earliest = next((rank for rank in signs if rank not in lost_another), None)
+    if earliest in gone:
         return earliest
     with_error = (event.number for event in attempt.told if event.kind == "rank ended" and event.fails)
     ended = next((rank for rank in with_error if rank not in lost_another), None)
-    if ended is not None and ended not in attempt.failed:
+    if ended is not None and ended not in failed:
         return ended
-    if attempt.failed and attempt.failed[0] in attempt.hung:
+    if failed and failed[0] in attempt.hung:
         awaited = _awaited(attempt.heartbeats)
-        return attempt.failed[0] if awaited is None else awaited
-    return earliest if earliest is not None else next(iter(attempt.signs), None)
-
-
-def _lost_another(attempt: Attempt, rank: int) -> bool:
-    return _LOST_CONNECTION.search(error_of(attempt, rank)) is not None
+        return failed[0] if awaited is None else awaited
+    return earliest if earliest is not None else next(iter(signs), None)
 
 
 def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.processes import until
 from data_pipeline.foundation.signals import announce, caught
 from launch.agent_pool import Agent
 from launch.attempt import REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
@@ -171,9 +172,7 @@ class StopRequests:
 
     def wait(self, seconds: float) -> None:
         """Waits, at most until the first signal."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self.signals:
-            time.sleep(_POLL_SECONDS)
+        until(lambda: self.signals, seconds)
 
     def on_signal(self, number: int) -> None:
         if self.signals and number == signal.SIGHUP:

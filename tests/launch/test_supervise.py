@@ -259,10 +259,10 @@ def test_a_rank_was_silent_though_it_wakes_before_the_end(tmp_path, monkeypatch)
         while heartbeat.read(ranks._directory)[1].silent >= 1:
             time.sleep(0.05)
     finally:
-        ranks.end()
-    assert ranks.heartbeats[1].silent >= 1
+        heartbeats = ranks.end()
+    assert heartbeats[1].silent >= 1
     attempt = Attempt(Status("running", 1), tmp_path, "aa", [Event("rank hung", 0)])
-    attempt.heartbeats = {rank: replace(ranks.heartbeats[rank], silent=4.0 * rank) for rank in range(2)}
+    attempt.heartbeats = {rank: replace(heartbeats[rank], silent=4.0 * rank) for rank in range(2)}
     assert first_failed(attempt) == 1
 
 
