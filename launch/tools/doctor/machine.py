@@ -19,6 +19,7 @@ from data_pipeline.foundation.code_version import PACKAGE
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.locks import lock
 from data_pipeline.foundation.memory import available
+from data_pipeline.foundation.processes import until
 from launch.tools.doctor.checks import Finding, Level, Settings
 from pretrain.hardware.cpu_speed import product_flops
 from pretrain.hardware.machine import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
@@ -172,13 +173,10 @@ def _locks(folder: Path, locked: str | None) -> Finding:
         except OSError as error:
             wrong = f"no file locks here ({error.strerror})"
     if locked and not wrong:
-        deadline = time.monotonic() + _SECONDS_TO_SEE
-        while not Path(locked).exists():
-            if time.monotonic() > deadline:
-                found = f"{locked}, which another node has just created, isn't seen here"
-                remedy = "put run.directory on a file system that every node mounts"
-                return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
-            time.sleep(0.2)
+        if not until(Path(locked).exists, _SECONDS_TO_SEE):
+            found = f"{locked}, which another node has just created, isn't seen here"
+            remedy = "put run.directory on a file system that every node mounts"
+            return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
         with Path(locked).open() as file, contextlib.suppress(BlockingIOError):
             lock(file, None, shared=True)
             wrong = "a lock that another process holds isn't seen here"
