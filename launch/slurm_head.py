@@ -192,12 +192,11 @@ def _copy(corpus: Path, copy: Path) -> None:
 
 def _corpora(config: RunConfig) -> list[tuple[str, str]]:
     """(key, corpus) for each corpus of a run that isn't remote."""
-    return [
-        (f"data.{split}.{number}", entry.corpus)
-        for split, entries in (("train", config.data.train), ("validation", config.data.validation))
-        for number, entry in enumerate(entries)
-        if "://" not in entry.corpus
+    found = [
+        *((f"data.train.{number}", entry.corpus) for number, entry in enumerate(config.data.train)),
+        *((f"data.validation.{number}", entry.corpus) for number, entry in enumerate(config.data.validation)),
     ]
+    return [(key, corpus) for key, corpus in found if "://" not in corpus]
 
 
 def _copy_of(directory: Path, corpus: str) -> Path:
