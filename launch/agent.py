@@ -10,12 +10,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.foundation.processes import caught
+from data_pipeline.foundation.processes import caught, until
 from launch.protocol import Connection, Event, Handshake, Start
 from launch.rank_processes import RankProcesses, wrapped
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
@@ -45,19 +44,16 @@ def agent() -> int:
         handshake = Handshake(given["token"], index, socket.gethostname(), count_gpus(), free_port())
         connection = Connection(socket.create_connection(tuple(given["head"]), _SECONDS_TO_CONNECT))
         connection.send(asdict(handshake))
-        node = NodeProcesses(lambda: network_interface_to(connection.address), f"launcher-{index}.log")
+        node = NodeProcesses(network_interface_to(connection.address), f"launcher-{index}.log")
         try:
-            while True:
+            while node.lost is None:
                 for message in connection.receive():
-                    for answer in node.obey(message):
-                        connection.send(answer)
-                if node.ended:
-                    return 0
+                    node.send(message)
+                for message in node.receive():
+                    connection.send(message)
                 if reason := connection.lost:
                     print(f"the head is lost: {reason}; ending its ranks", file=sys.stderr)
                     return 1
-                for event in node.events():
-                    connection.send({"event": event})
                 if signals and node.started:
                     connection.send({"event": Event("signal", signals[0])})
                     signals.clear()
@@ -65,55 +61,60 @@ def agent() -> int:
         finally:
             node.end()
             connection.close()
+        return 0
 
 
 class NodeProcesses:
-    """What the head has had this node start. `started` has the programs, and the ranks of the attempt that runs.
+    """What the head has had this node start, and what it is told and tells, as through a `Connection`.
 
-    `interface` names the network interface of the ranks, None if gloo is to choose. The launcher's lines go to the file
-    `log` in the directory of the logs. `ended`: the head has asked to end.
+    `started` has the programs, and the ranks of the attempt that runs. `interface` names the network interface of the
+    ranks, None if gloo is to choose. The launcher's lines go to the file `log` in the directory of the logs.
     """
 
-    def __init__(self, interface: Callable[[], str | None], log: str):
+    address, quiet = "127.0.0.1", False
+
+    def __init__(self, interface: str | None, log: str):
         self.started: list[RankProcesses] = []
-        self.ended = False
-        self._interface, self._log = interface, log
+        self.lost: str | None = None  # why nothing more is told, once the head has dismissed this node
+        self._answers: list[dict[str, Any]] = []
+        # by default gloo takes the address of the host's name, which is often a loopback one
+        self._network = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+        self._log = log
         self._run: Path | None = None  # the directory of the run whose ranks it has started
 
-    def obey(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """Does what a message asks for; returns the answer."""
+    def send(self, message: dict[str, Any]) -> None:
+        """Does what a message of the head asks for."""
         if "start" in message:
             asked = Start(**message["start"])
             try:
                 self.started.append(self._ranks(asked) if asked.ranks else self._program(asked))
             except FileNotFoundError as error:
-                return [{"event": Event("refused", lines=(str(error),))}]
-        elif "end_ranks" in message:
-            shown = {rank: asdict(heartbeat) for rank, heartbeat in self.end().items()}
-            return [{"ended": shown, "port": free_port()}]
-        elif "end" in message:
-            self.end()
-            self.ended = True
+                self._answers.append({"event": Event("refused", lines=(str(error),))})
+            return
+        heartbeats = {rank: asdict(heartbeat) for rank, heartbeat in self.end().items()}
+        kept = None
+        if message["dismissed"]:
+            self.lost = "it has ended"
             # the run's last state stays in this node's memory if it is newer than what the disk has
-            if self._run and not message["run_goes_on"] and (kept := release_memory(self._run)):
-                return [{"kept": kept}]
-        return []
+            kept = release_memory(self._run) if self._run and not message["run_goes_on"] else None
+        self._answers.append({"ended": heartbeats, "port": free_port(), "kept": kept})
 
-    def events(self) -> list[Event]:
-        """The events since the last call."""
-        return [event for processes in self.started for event in processes.events()]
+    def receive(self) -> list[dict[str, Any]]:
+        """The answers and events since the last call."""
+        answers, self._answers = self._answers, []
+        return [*answers, *({"event": event} for processes in self.started for event in processes.events())]
+
+    def close(self) -> None:
+        pass
 
     def end(self) -> dict[int, Heartbeat]:
         """Ends all processes; returns the last heartbeats of ranks."""
-        heartbeats: dict[int, Heartbeat] = {}
-        for processes in self.started:
-            processes.end()
-            heartbeats |= processes.heartbeats
+        heartbeats = {rank: one for processes in self.started for rank, one in processes.end().items()}
         self.started.clear()
         return heartbeats
 
     def _program(self, asked: Start) -> RankProcesses:
-        return RankProcesses(asked.command, {**self._network(), **os.environ, **asked.environment}, number=asked.number)
+        return RankProcesses(asked.command, {**self._network, **os.environ, **asked.environment}, number=asked.number)
 
     def _ranks(self, asked: Start) -> RankProcesses:
         """Raises FileNotFoundError if the directory of the logs isn't there."""
@@ -121,30 +122,18 @@ class NodeProcesses:
         if self._run is None:
             self._run = logs.parent.parent
             remove_left_in_memory()
-        _wait_for(logs)
-        environment = self._network() | ranks_environment(count_gpus(), asked.local_ranks)
+        if not until(logs.is_dir, _SECONDS_TO_SEE_THE_LOGS):
+            host = socket.gethostname()
+            raise FileNotFoundError(
+                f"run.directory: {host} doesn't see {logs}; it must be on a file system of all nodes"
+            )
+        environment = self._network | ranks_environment(count_gpus(), asked.local_ranks)
         environment |= {**asked.environment, rank_logs.SUPERVISED: str(logs)}
         if not asked.launcher:
             environment |= slurm.rank_environment(environment) or _ALONE
         # the wrapper is a file of this node, or of its container
         command, log = [*asked.launcher, *wrapped(asked.command)], logs / self._log
         return RankProcesses(command, environment, asked.ranks, log, run=self._run, hang_seconds=asked.hang_seconds)
-
-    def _network(self) -> dict[str, str]:
-        # by default gloo takes the address of the host's name, which is often a loopback one
-        interface = self._interface()
-        return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
-
-
-def _wait_for(logs: Path) -> None:
-    deadline = time.monotonic() + _SECONDS_TO_SEE_THE_LOGS
-    while not logs.is_dir():
-        if time.monotonic() > deadline:
-            host = socket.gethostname()
-            raise FileNotFoundError(
-                f"run.directory: {host} doesn't see {logs}; it must be on a file system of all nodes"
-            )
-        time.sleep(_POLL_SECONDS)
 
 
 def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:

@@ -12,10 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.processes import Process, ProcessGroup
+from data_pipeline.foundation.processes import Process, ProcessGroup, until
 from launch.agent import NodeProcesses
 from launch.protocol import Connection, Event, Handshake, Start, handshake
 from pretrain.hardware.machine import count_gpus, free_port
@@ -26,40 +25,14 @@ _UNKNOWN = 64  # connections without the token, beside those of agents; of more,
 _LINES_OF_ERRORS = 3
 
 
-class _Here:
-    """The connection to `node`, whose processes this process itself starts: what it is asked for is done at once."""
-
-    address, quiet = "127.0.0.1", False
-
-    def __init__(self, node: NodeProcesses):
-        self._node = node
-        self._answers: list[dict[str, Any]] = []
-
-    def send(self, message: dict[str, Any]) -> None:
-        self._answers += self._node.obey(message)
-
-    def receive(self) -> list[dict[str, Any]]:
-        answers, self._answers = self._answers, []
-        return [*answers, *({"event": event} for event in self._node.events())]
-
-    @property
-    def lost(self) -> str | None:
-        return "it has ended" if self._node.ended else None
-
-    def close(self) -> None:
-        pass
-
-
 class Agent:
-    """One agent, with the `ranks` of its node once they have been started.
+    """One agent, with the `ranks` of its node once they have been started, and their last `heartbeats` once they have
+    been ended."""
 
-    `heartbeats` has the ranks' last ones, once they have been ended.
-    """
-
-    def __init__(self, connection: Connection | _Here, handshake: Handshake, name: str):
+    def __init__(self, connection: Connection | NodeProcesses, handshake: Handshake, name: str):
         self.name, self.handshake, self.ranks = name, handshake, 0
         self.heartbeats: dict[int, Heartbeat] = {}
-        self.connection, self._ends = connection, False  # whether it was asked to end its ranks
+        self.connection, self._ends = connection, False  # whether it was asked to end its processes
         self._events: list[Event] = []
 
     def start(self, asked: Start) -> None:
@@ -72,46 +45,38 @@ class Agent:
         events, self._events = self._events, []
         return events
 
-    def end(self) -> None:
-        """Asks it to kill every process of its ranks."""
+    def end(self, dismissed: bool = False, run_goes_on: bool = True) -> None:
+        """Asks it to kill all that it has started, and if it is `dismissed` to end itself.
+
+        If the run goes on, its state stays in the node's memory.
+        """
+        self.heartbeats.clear()
         if self.connection.lost is None:
             self._ends = True
-            self.connection.send({"end_ranks": True})
+            self.connection.send({"dismissed": dismissed, "run_goes_on": run_goes_on})
 
     def wait(self) -> None:
-        """Waits until they have ended, or the node is lost."""
-        self._receive_while(lambda: self._ends)
-        self._events.clear()
+        """Waits until it has done so, or the node is lost."""
 
-    def dismiss(self, run_goes_on: bool) -> None:
-        """Asks it to end, with all that it has started; if the run goes on, its state stays in the node's memory."""
-        if self.connection.lost is None:
-            self.connection.send({"end": True, "run_goes_on": run_goes_on})
-
-    def gone(self) -> None:
-        """Waits until it has ended, or is lost."""
-        self._receive_while(lambda: True)
-        self.connection.close()
-
-    def _receive_while(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _SECONDS_TO_END
-        self._receive()
-        while true() and self.connection.lost is None and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+        def over() -> bool:
             self._receive()
+            return not self._ends or self.connection.lost is not None
+
+        until(over, _SECONDS_TO_END)
+        self._events.clear()
 
     def _receive(self) -> None:
         for message in self.connection.receive():
             if "event" in message:
                 event = Event(*message["event"])
                 self._events.append(event._replace(lines=tuple(event.lines)))
-            elif "ended" in message:
+            else:
                 self._ends = False
                 self.heartbeats = {int(rank): Heartbeat(**one) for rank, one in message["ended"].items()}
                 self.handshake = replace(self.handshake, port=message["port"])
-            elif "kept" in message:
-                where = f"{self.handshake.host}: " if self.handshake.host else ""
-                print(f"{where}{message['kept']}", file=sys.stderr, flush=True)
+                if message["kept"]:
+                    where = f"{self.handshake.host}: " if self.handshake.host else ""
+                    print(f"{where}{message['kept']}", file=sys.stderr, flush=True)
 
 
 class AgentPool:
@@ -134,8 +99,8 @@ class AgentPool:
 
     def start_here(self) -> None:
         """Has this process do what the only agent would. Its ranks meet on the loopback interface."""
-        node = NodeProcesses(lambda: "lo", "launcher.log")
-        self.agents[0] = Agent(_Here(node), Handshake("", 0, "", count_gpus(), free_port()), self._names[0])
+        shown = Handshake("", 0, "", count_gpus(), free_port())
+        self.agents[0] = Agent(NodeProcesses("lo", "launcher.log"), shown, self._names[0])
 
     def start(self, command: list[str], names: list[str], index: int | str, environment: dict[str, str]) -> None:
         """Runs `command`, ssh or srun, which starts the agents `names`.
@@ -209,9 +174,10 @@ class AgentPool:
     def close(self, run_goes_on: bool = False) -> None:
         """Ends the agents, and with them what they have started."""
         for agent in self.agents.values():
-            agent.dismiss(run_goes_on)
+            agent.end(dismissed=True, run_goes_on=run_goes_on)
         for agent in self.agents.values():
-            agent.gone()
+            agent.wait()
+            agent.connection.close()
         self._group.end(number=None)
         for connected in (*self._unknown, *([self._server] if self._server else [])):
             connected.close()

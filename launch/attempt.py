@@ -26,64 +26,83 @@ _SILENT = 3.0  # s without a heartbeat, more than of the other ranks
 
 @dataclass
 class Attempt:
-    """How one attempt went. `codes` maps ranks to exit codes; it and `failed` are in the order of arrival, and so is
-    `signs`: the ranks that have shown in any way that they fail.
+    """How one attempt went. `told` has the events of its nodes in the order of arrival.
 
-    `last_lines` has those of ranks that ended with an error. `lost` maps the names of nodes that no longer answer to
-    the reason. `gone` has the ranks that just left, or whose wrapper was killed, `errors` what others have told of
-    theirs. `hung` has the ranks that made no progress, `heartbeats` the last ones of all ranks. `faulty` is the rank
-    whose arithmetic was found wrong, on `faulty_node`. `training` counts the nodes whose ranks have taken a step.
-    `shown` counts the bytes of rank 0's log that the terminal has shown. Times are in seconds since 1970: when it
-    `began`, when it `ended` or first failed, and when the heartbeats were `read`.
+    `nodes` has the name of each rank's node. `lost` maps the names of nodes that no longer answer to the reason.
+    `heartbeats` has the last ones of all ranks. `shown` counts the bytes of rank 0's log that the terminal has shown.
+    Times are in seconds since 1970: when it `began`, when it `ended` or first failed, and when the heartbeats were
+    `read`.
     """
 
     before: Status
     logs: Path
-    ranks: int = 0
-    codes: dict[int, int] = field(default_factory=dict)
-    failed: list[int] = field(default_factory=list)
-    signs: list[int] = field(default_factory=list)
-    last_lines: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    nodes: Sequence[str] = ()
+    told: list[Event] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
-    gone: dict[int, Event] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
-    hung: list[int] = field(default_factory=list)
-    faulty: int | None = None
-    faulty_node: str = ""
     heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
-    launcher: Event | None = None  # the first one to end before its ranks
-    refused: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.time)
     ended: float = 0.0
     read: float = 0.0
-    training: int = 0
     shown: int = 0
 
+    def events(self, *kinds: str) -> dict[int, Event]:
+        """The first event of these kinds of each rank, in the order of arrival."""
+        found: dict[int, Event] = {}
+        for event in self.told:
+            if event.kind in kinds:
+                found.setdefault(event.number, event)
+        return found
+
     @property
-    def began_training(self) -> bool:
-        """Whether any rank has begun a step."""
-        return any(heartbeat.step for heartbeat in self.heartbeats.values())
+    def codes(self) -> dict[int, int]:
+        """The exit codes of the ranks that have ended, in the order of arrival."""
+        return {event.number: event.code for event in self.told if event.kind == "rank ended"}
+
+    @property
+    def signs(self) -> list[int]:
+        """The ranks that have shown in any way that they fail, in the order of arrival."""
+        return [event.number for event in self.told if event.fails]
+
+    @property
+    def failed(self) -> list[int]:
+        """Those that did so before they ended, or whose end nobody has seen."""
+        return [event.number for event in self.told if event.fails and event.kind != "rank ended"]
+
+    @property
+    def gone(self) -> dict[int, Event]:
+        """The ranks that just left, or whose wrapper was killed."""
+        return self.events("rank left", "wrapper killed")
+
+    @property
+    def hung(self) -> dict[int, Event]:
+        """The ranks that made no progress."""
+        return self.events("rank hung")
+
+    @property
+    def faulty(self) -> int | None:
+        """The rank whose arithmetic was found wrong."""
+        return next(iter(self.events("rank faulty")), None)
+
+    @property
+    def launcher(self) -> Event | None:
+        """The end of the first launcher to end before its ranks."""
+        return next(iter(self.events("launcher ended").values()), None)
 
     @property
     def refused_its_configuration(self) -> bool:
         """Whether a rank has ended because something in the run file is wrong, which no other attempt would mend."""
-        return REFUSED in self.codes.values() and not self.began_training
+        return REFUSED in self.codes.values() and not any(one.step for one in self.heartbeats.values())
 
     @property
     def broken(self) -> bool:
         """Whether a rank has failed. One that has saved and stopped hasn't, and others may take a while to follow."""
-        return bool(self.failed or self.lost or self.with_error)
-
-    @property
-    def with_error(self) -> list[int]:
-        """The ranks that ended with an error, in the order of arrival."""
-        return [rank for rank, code in self.codes.items() if code not in (0, STOPPED)]
+        return bool(self.signs or self.lost)
 
     @property
     def was_killed(self) -> bool:
         """Whether something outside has ended a rank: others fail because of it."""
-        ended = (rank for rank, code in self.codes.items() if code < 0)
-        return first_failed(self) in self.gone or any(rank not in self.failed for rank in ended)
+        ended = {rank for rank, code in self.codes.items() if code < 0}
+        return first_failed(self) in self.gone or not ended <= set(self.failed)
 
     @property
     def has_said_why(self) -> bool:
@@ -93,9 +112,11 @@ class Attempt:
 
 def error_of(attempt: Attempt, rank: int) -> str:
     """The error that a rank has told; the last one in its log if it ended without a word, or "" if there is none."""
-    lines = () if attempt.errors.get(rank) else reversed(last_words(attempt, rank))
-    in_log = (line.removeprefix("error: ") for line in lines if _ERROR.match(line))
-    return attempt.errors.get(rank) or next(in_log, "")
+    told = attempt.events("rank failed", "rank hung").get(rank)
+    if told and any(told.lines):
+        return "".join(told.lines)
+    in_log = (line.removeprefix("error: ") for line in reversed(last_words(attempt, rank)) if _ERROR.match(line))
+    return next(in_log, "")
 
 
 def first_failed(attempt: Attempt) -> int | None:
@@ -109,21 +130,19 @@ def first_failed(attempt: Attempt) -> int | None:
     """
     if attempt.faulty is not None:
         return attempt.faulty
-    lost_another = {rank for rank in attempt.signs if rank not in attempt.gone and _lost_another(attempt, rank)}
-    earliest = next((rank for rank in attempt.signs if rank not in lost_another), None)
-    if earliest in attempt.gone:
+    signs, failed, gone = attempt.signs, attempt.failed, attempt.gone
+    lost_another = {rank for rank in signs if rank not in gone and _LOST_CONNECTION.search(error_of(attempt, rank))}
+    earliest = next((rank for rank in signs if rank not in lost_another), None)
+    if earliest in gone:
         return earliest
-    ended = next((rank for rank in attempt.with_error if rank not in lost_another), None)
-    if ended is not None and ended not in attempt.failed:
+    with_error = (event.number for event in attempt.told if event.kind == "rank ended" and event.fails)
+    ended = next((rank for rank in with_error if rank not in lost_another), None)
+    if ended is not None and ended not in failed:
         return ended
-    if attempt.failed and attempt.failed[0] in attempt.hung:
+    if failed and failed[0] in attempt.hung:
         awaited = _awaited(attempt.heartbeats)
-        return attempt.failed[0] if awaited is None else awaited
-    return earliest if earliest is not None else next(iter([*attempt.failed, *attempt.with_error]), None)
-
-
-def _lost_another(attempt: Attempt, rank: int) -> bool:
-    return _LOST_CONNECTION.search(error_of(attempt, rank)) is not None
+        return failed[0] if awaited is None else awaited
+    return earliest if earliest is not None else next(iter(signs), None)
 
 
 def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:
@@ -162,7 +181,8 @@ def how_it_ended(what: str, code: int) -> str:
 
 def last_words(attempt: Attempt, rank: int) -> Sequence[str]:
     """The last lines that a rank wrote."""
-    return attempt.last_lines.get(rank) or rank_logs.last_lines(rank_logs.rank_log(attempt.logs, rank))
+    ended = attempt.events("rank ended").get(rank)
+    return (ended and ended.lines) or rank_logs.last_lines(rank_logs.rank_log(attempt.logs, rank))
 
 
 def record(attempt: Attempt, code: int, run: Path) -> AttemptRecord:
@@ -192,5 +212,5 @@ def record(attempt: Attempt, code: int, run: Path) -> AttemptRecord:
         error=(rank_logs.refusal(attempt.logs) if failed else None) or (words[-1].strip() if words else ""),
         killed=killed,
         checkpoint=max(all_steps(run), default=0),
-        faulty_node=attempt.faulty_node,
+        faulty_node="" if attempt.faulty is None else attempt.nodes[attempt.faulty],
     )

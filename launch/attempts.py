@@ -19,7 +19,7 @@ from pretrain.hardware.machine import count_gpus
 from pretrain.run import restarts, status
 from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
-from pretrain.trainer.preflight import ValidatedRun, is_finished, preflight, unchecked
+from pretrain.trainer.preflight import is_finished, preflight, unchecked
 
 NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 
@@ -33,11 +33,19 @@ class Ended:
     interrupted: bool
 
 
-def launch(run: Run, nodes: list[Node], access: Access) -> Ended:
-    """Makes attempts until the run ends, or loses a node and can't go on with the others."""
+def launch(run: Run, nodes: list[Node], access: Access, here: bool = False) -> Ended:
+    """Makes attempts until the run ends, or loses a node and can't go on with the others.
+
+    `here`: whether this machine is the only node.
+    """
     config = load(run.path, run.overrides, RunConfig)
-    setup = preflight(config, number_of_ranks(nodes), run.fresh, here=False, folder=run.path.parent)
-    return _launch(run, config, setup, nodes, access)
+    setup = preflight(config, number_of_ranks(nodes), run.fresh, here=here, folder=run.path.parent)
+    if is_finished(setup):
+        return Ended(0, False)
+    if run.fresh:
+        status.move_aside(setup.directory)
+    with stop_requests(setup.directory) as requests, Nodes(run, config, nodes, access, requests) as reached:
+        return _Attempts(reached, run, config, requests).until_over()
 
 
 def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
@@ -50,26 +58,15 @@ def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
         has = f"this machine has {counted(gpus, 'GPU')}"
         raise UserError(f"--ranks: {ranks}, but {has}; DS_ACCELERATOR=cpu in the environment trains on the CPU")
     ranks = ranks or gpus or 1
-    config = load(run.path, run.overrides, RunConfig)
-    folder = run.path.parent
-    if dry_run and unchecked(config, ranks, folder):
-        return 0
-    setup = preflight(config, ranks, run.fresh, may_train=dry_run, folder=folder)
-    if dry_run:
+    if not dry_run:
+        return launch(run, *this_machine(ranks), here=True).code
+    config, folder = load(run.path, run.overrides, RunConfig), run.path.parent
+    if not unchecked(config, ranks, folder):
+        setup = preflight(config, ranks, run.fresh, may_train=True, folder=folder)
         step, steps = setup.train_state.step, config.run.max_steps
         where = counted(ranks, "GPU" if gpus else "rank")
         print(f"{run.path} is valid: {where}, {setup.directory}, steps {step:,} to {steps:,}; nothing was started")
-        return 0
-    return _launch(run, config, setup, *this_machine(ranks)).code
-
-
-def _launch(run: Run, config: RunConfig, setup: ValidatedRun, nodes: list[Node], access: Access) -> Ended:
-    if is_finished(setup):
-        return Ended(0, False)
-    if run.fresh:
-        status.move_aside(setup.directory)
-    with stop_requests(setup.directory) as requests, Nodes(run, config, nodes, access, requests) as reached:
-        return _Attempts(reached, run, config, requests).until_over()
+    return 0
 
 
 class _Attempts:
@@ -88,7 +85,10 @@ class _Attempts:
                 if not self._nodes.ready():
                     print(NOTHING_STARTED, file=sys.stderr, flush=True)
                     return Ended(STOPPED, self._requests.by_scheduler)
-                attempt = self._watched()
+                last = self.failures[-1].ended if self.failures else None
+                follows = restarts.left(self.failures, self._faults.restarts, time.time()) > 0
+                patience = self._faults.dead_rank_seconds
+                attempt = watch(self._start, self._directory, self._requests, patience, last, follows)
             except FailedError as error:
                 if not self.failures:
                     raise
@@ -96,17 +96,6 @@ class _Attempts:
                 return Ended(1, True)
             if ended := self.end_after(attempt):
                 return ended
-
-    def _watched(self) -> Attempt:
-        """Makes an attempt, and waits until it has ended. Raises FailedError if a node can't start its ranks."""
-        return watch(
-            self._start,
-            self._directory,
-            self._requests,
-            self._faults.dead_rank_seconds,
-            self.failures[-1].ended if self.failures else None,
-            another_follows=restarts.left(self.failures, self._faults.restarts, time.time()) > 0,
-        )
 
     def _start(self, logs: Path) -> list[Agent]:
         earlier = {restarts.EARLIER: str(time.monotonic() - self._began)} if self.failures else {}

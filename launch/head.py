@@ -8,13 +8,13 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.processes import announce, caught
+from data_pipeline.foundation.processes import announce, caught, until
 from launch.agent_pool import Agent
 from launch.attempt import REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
 from launch.log_follower import Follower, show
@@ -23,7 +23,6 @@ from pretrain.run import node_memory, rank_logs, status
 
 _POLL_SECONDS = 0.1
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
-_SIGNS = ("rank failed", "rank hung", "rank left", "wrapper killed")  # that a rank fails
 _SECONDS_FOR_THE_CAUSE = 0.3  # in which a rank that has died is told from those that failed because of it
 
 
@@ -49,7 +48,7 @@ def watch(
         status.request_stop(run)
     with Follower(rank_logs.rank_log(attempt.logs, 0)) as follower:
         nodes = start(attempt.logs)
-        attempt.ranks = sum(node.ranks for node in nodes)
+        attempt.nodes = [node.name for node in nodes for _ in range(node.ranks)]
         try:
             _until_ended(attempt, nodes, requests, dead_rank_seconds, failed, another_follows, follower)
         finally:
@@ -61,8 +60,8 @@ def watch(
                 node.wait()
                 attempt.heartbeats |= node.heartbeats
     attempt.shown = follower.shown
-    if attempt.refused:
-        raise FailedError("\n".join(attempt.refused))
+    if refused := [line for event in attempt.told if event.kind == "refused" for line in event.lines]:
+        raise FailedError("\n".join(refused))
     return attempt
 
 
@@ -75,83 +74,47 @@ def _until_ended(
     another_follows: bool,
     follower: Follower,
 ) -> None:
-    left = {node: node.ranks for node in nodes}  # ranks that haven't ended
+    owners = [node for node in nodes for _ in range(node.ranks)]  # nodes have their ranks in order
     deadline = float("inf")
     while len(requests.signals) < 2:
         time.sleep(_POLL_SECONDS)
-        signals: list[int] = []
-        over = [node for node in nodes if _record(node, attempt, left, signals, stopping=bool(requests.signals))]
+        news = [(node, event) for node in nodes for event in node.events()]
+        attempt.told += (event for _, event in news)
+        ended = attempt.codes.keys() | attempt.gone
+        at_work = dict.fromkeys(node for rank, node in enumerate(owners) if rank not in ended)
+        if attempt.broken:
+            attempt.ended = attempt.ended or time.time()
         if attempt.signs or attempt.launcher:
             follower.hold()
-        if attempt.faulty is not None:
-            attempt.faulty_node = _node_of(attempt.faulty, nodes)
-        if failed is not None and attempt.training == len(nodes):
+        if failed is not None and sum(event.kind == "training" for event in attempt.told) == len(nodes):
             print(f"training again, {time.time() - failed:.1f} s after the failure", file=sys.stderr, flush=True)
             failed = None
-        if not any(left.values()):  # the launchers themselves would take seconds to notice
+        if not at_work:  # the launchers themselves would take seconds to notice
             break
-        if attempt.refused or any(left[node] for node in over) or _lost(attempt, nodes, left):
+        # a launcher that was killed leaves its ranks behind, which may be saving
+        last = ("all ended",) if requests.signals else ("all ended", "launcher ended")
+        hopeless = any(event.kind == "refused" or (event.kind in last and node in at_work) for node, event in news)
+        if hopeless or _lost(attempt, at_work):
             break
-        if attempt.codes or attempt.failed:
+        if ended or attempt.signs:
             patience = dead_rank_seconds if attempt.broken else _SECONDS_TO_LEAVE
             deadline = min(deadline, time.monotonic() + patience)
-        elif signals:  # only while all ranks live: once one has ended, DeepSpeed's launcher signals the others
+        elif signals := [event.number for _, event in news if event.kind == "signal"]:
+            # only while all ranks live: once one has ended, DeepSpeed's launcher signals the others
             requests.ask(signals[0], "sent to DeepSpeed's launcher; saving and stopping")
         known = attempt.was_killed or (
             attempt.broken and time.time() - attempt.ended > _SECONDS_FOR_THE_CAUSE and attempt.has_said_why
         )
         # ranks fail when they miss those of a lost node, and that node is the one to name
-        quiet = any(left[node] and node.connection.quiet for node in nodes)
+        quiet = any(node.connection.quiet for node in at_work)
         if not quiet and (time.monotonic() > deadline or (another_follows and known)):
             break
 
 
-def _record(node: Agent, attempt: Attempt, left: dict[Agent, int], signals: list[int], stopping: bool) -> bool:
-    """Records what a node reports; returns whether its ranks that are left won't end by themselves."""
-    over = False
-    for event in node.events():
-        if event.kind in _SIGNS or (event.kind == "rank ended" and event.code not in (0, STOPPED)):
-            attempt.signs.append(event.number)
-        if event.kind == "training":
-            attempt.training += 1
-        elif event.kind in ("rank failed", "rank hung"):
-            attempt.failed.append(event.number)
-            attempt.errors.setdefault(event.number, "".join(event.lines))
-            attempt.hung += [event.number] if event.kind == "rank hung" else []
-        elif event.kind == "rank faulty":
-            attempt.faulty = event.number
-        elif event.kind == "rank ended":
-            attempt.codes[event.number] = event.code
-            attempt.last_lines[event.number] = event.lines
-            left[node] -= 1
-        elif event.kind in ("rank left", "wrapper killed"):
-            attempt.gone[event.number] = event
-            attempt.failed.append(event.number)
-            left[node] -= 1
-        elif event.kind == "signal":
-            signals.append(event.number)
-        elif event.kind == "refused":
-            attempt.refused += event.lines
-        elif event.kind == "launcher ended":
-            attempt.launcher = attempt.launcher or event
-            over |= not stopping  # one that was killed leaves its ranks behind, which may be saving
-        elif event.kind == "all ended":
-            over = True
-    if attempt.broken and not attempt.ended:
-        attempt.ended = time.time()
-    return over
-
-
-def _node_of(rank: int, nodes: Sequence[Agent]) -> str:
-    """The name of the node that has `rank`: nodes have their ranks in order."""
-    owners = [node.name for node in nodes for _ in range(node.ranks)]
-    return owners[rank]
-
-
-def _lost(attempt: Attempt, nodes: Sequence[Agent], left: dict[Agent, int]) -> bool:
+def _lost(attempt: Attempt, at_work: Iterable[Agent]) -> bool:
     """Names the nodes that no longer answer although they have ranks."""
-    for node in nodes:
-        if left[node] and (reason := node.connection.lost) and node.name not in attempt.lost:
+    for node in at_work:
+        if (reason := node.connection.lost) and node.name not in attempt.lost:
             attempt.lost[node.name] = reason
             attempt.ended = attempt.ended or time.time()
             print(f"node {node.name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)
@@ -177,7 +140,7 @@ def _result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     if now.attempt == rank_logs.attempt(attempt.logs) and now.state in trusted:
         return STOPPED if now.state == "stopped" else 0
     codes = attempt.codes
-    agreed = set(codes.values()) if len(codes) == attempt.ranks else set()
+    agreed = set(codes.values()) if len(codes) == len(attempt.nodes) else set()
     if agreed in ({0}, {STOPPED}):  # a network file system may show other hosts an older status
         return agreed.pop()
     known = bool(codes) or (attempt.launcher is not None and attempt.launcher.code == 0)
@@ -208,9 +171,7 @@ class StopRequests:
 
     def wait(self, seconds: float) -> None:
         """Waits, at most until the first signal."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self.signals:
-            time.sleep(_POLL_SECONDS)
+        until(lambda: self.signals, seconds)
 
     def on_signal(self, number: int) -> None:
         if self.signals and number == signal.SIGHUP:

@@ -38,7 +38,7 @@ class Follower:
         sizes: deque[tuple[float, int]] = deque()  # of the log, and when they were seen
         looks = 0
         while not self._done.wait(_POLL_SECONDS):
-            sizes.append((time.monotonic(), _size(self._log)))
+            sizes.append((time.monotonic(), self._log.stat().st_size if self._log.exists() else 0))
             while sizes and sizes[0][0] <= time.monotonic() - _DELAY_SECONDS and not self._held.is_set():
                 self.shown = show(self._log, self.shown, sizes.popleft()[1])
             looks += 1
@@ -69,9 +69,3 @@ def show(log: Path, start: int, end: int | None = None) -> int:
         while new := os.pread(file.fileno(), 65536 if end is None else min(65536, end - start), start):
             start += os.write(_STDOUT, new)
     return start
-
-
-def _size(log: Path) -> int:
-    with contextlib.suppress(OSError):
-        return log.stat().st_size
-    return 0

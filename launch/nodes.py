@@ -89,14 +89,6 @@ def deepspeed_launcher(nodes: Sequence[Node], number: int, address: str, port: i
     return [*program, "--no_local_rank", "--quiet", "--no_python"]
 
 
-def _usable(config: RunConfig, left: list[Node], least: int | None) -> list[Node]:
-    """As many of the nodes as can share the run's batches; none if these are fewer than `least`."""
-    for number in range(len(left), (least or len(left) + 1) - 1, -1):
-        if not BatchPlan(config.batch, number_of_ranks(left[:number])).problems():
-            return left[:number]
-    return []
-
-
 class Nodes:
     """The `nodes` of a run, for one attempt after another. No agent outlives the `with` block."""
 
@@ -104,17 +96,13 @@ class Nodes:
         self._run, self._config, self._nodes, self._access = run, config, nodes, access
         self._requests = requests
         self._pool: AgentPool | None = None
+        self._agents: list[Agent] = []
         self._reached = False  # whether all nodes have been reached before
 
     @property
     def _where(self) -> list[Node]:
         """The node of each agent."""
         return [node for node in self._nodes for _ in range(node.ranks if self._access.agent_per_rank else 1)]
-
-    @property
-    def _agents(self) -> list[Agent]:
-        assert self._pool is not None
-        return [self._pool.agents[index] for index in range(len(self._where))]
 
     def ready(self) -> bool:
         """Reaches the nodes; returns False if a signal came before. Raises FailedError if one can't be reached."""
@@ -142,6 +130,7 @@ class Nodes:
         self._access.start(pool, self._nodes)
         pool.connect(give_up=lambda: self._requests.signals or pool.problems)
         if not pool.problems:
+            self._agents = [agent for _, agent in sorted(pool.agents.items())]
             return None
         self._close(run_goes_on=True)
         return "\n".join(f"{name}: {reason}" for name, reason in pool.problems.items())
@@ -172,7 +161,9 @@ class Nodes:
         if self._run.min_nodes is None:
             return self._access.tries_again and self._config.faults.restarts > 0
         left = [node for node in self._nodes if node.name not in lost]
-        self._nodes = _usable(self._config, left, self._run.min_nodes)
+        firsts = (left[:number] for number in range(len(left), self._run.min_nodes - 1, -1))
+        shared = (some for some in firsts if not BatchPlan(self._config.batch, number_of_ranks(some)).problems())
+        self._nodes = next(shared, [])
         if self._nodes:
             names = ", ".join(node.name for node in self._nodes)
             nodes, ranks = counted(len(self._nodes), "node"), counted(number_of_ranks(self._nodes), "rank")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import parse_json
 
@@ -95,6 +96,12 @@ class Event(NamedTuple):
     number: int = 0
     code: int = 0
     lines: tuple[str, ...] = ()
+
+    @property
+    def fails(self) -> bool:
+        """Whether it is a sign that its rank fails."""
+        ended_with_error = self.kind == "rank ended" and self.code not in (0, STOPPED)
+        return ended_with_error or self.kind in ("rank failed", "rank hung", "rank left", "wrapper killed")
 
 
 class Connection:

@@ -4,7 +4,6 @@ import contextlib
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from pretrain.run import heartbeat, node_memory, watchdog
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.rank_logs import SUPERVISED, last_lines, rank_log
 
-_LAST_LINES = 10
+_LAST_LINES, _LONGEST = 10, 2**16  # bytes of them
 
 
 def wrapped(command: list[str]) -> list[str]:
@@ -31,7 +30,7 @@ class RankProcesses:
 
     The launcher's own lines go to `log` if the disk has room. A program's end has its `number`.
     `run` is the directory of the ranks' run. A rank whose process is stopped for `hang_seconds` hangs; all of them may
-    be, so that none would say so. `heartbeats` has the last ones, once the ranks have been ended.
+    be, so that none would say so.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class RankProcesses:
     ):
         self.ranks, self._number = ranks, number
         self._hang_seconds = hang_seconds or watchdog.LEAST_SECONDS
-        self.heartbeats: dict[int, Heartbeat] = {}
         self._silent: dict[int, float] | None = None  # s, of each rank when one was first seen to hang
         self._directory = node_memory.for_ranks(run)
         environment = {**environment, heartbeat.DIRECTORY: str(self._directory)}
@@ -54,7 +52,7 @@ class RankProcesses:
             environment[node_memory.DIRECTORY] = str(node)
         self._group = ProcessGroup()
         self._launcher = self._group.start(command, environment, output="pipe", tied=True, signals_blocked=True)
-        self._output = _Output(log)
+        self._log, self._output = log, b""
         self._above_ranks = {self._launcher.pid}  # the processes that aren't ranks: DeepSpeed's and the wrappers
         self._wrappers: dict[int, int] = {}  # those whose ranks haven't ended, by process
         self._known: set[str] = set()  # files of outcomes
@@ -71,18 +69,23 @@ class RankProcesses:
         killed = [rank for wrapper in gone if (rank := self._wrappers.pop(wrapper, None)) is not None]
         # first, since other ranks end because of it
         events = [*(Event("wrapper killed", rank) for rank in killed), *news]
-        self._output.take(self._launcher.read())
-        events += (Event("rank hung", rank) for rank in self._stopped())
-        if self._silent is None and any(event.kind == "rank hung" for event in events):
-            # DeepSpeed's launcher will signal the others soon, which may wake the one that hangs
-            self._silent = {rank: one.silent for rank, one in heartbeat.read(self._directory).items()}
+        self._take_output()
+        heartbeats = heartbeat.read(self._directory)
+        if self._silent is None:
+            stopped = (rank for rank, one in heartbeats.items() if one.stopped and one.silent > self._hang_seconds)
+            events += (Event("rank hung", rank) for rank in stopped)
+            if any(event.kind == "rank hung" for event in events):
+                # DeepSpeed's launcher will signal the others soon, which may wake the one that hangs
+                self._silent = {rank: one.silent for rank, one in heartbeats.items()}
         events += (Event("signal", number) for number in signals)
-        if not self._trains and self.ranks and self._all_train():
+        training = sum(one.first_step is not None for one in heartbeats.values())
+        if not self._trains and 0 < self.ranks == training:
             self._trains = True
             events.append(Event("training"))
         if code is not None and not self._launcher_ended:
             self._launcher_ended = True
-            events.append(Event("launcher ended", self._number, code, tuple(self._output.last_lines)))
+            words = [line for line in self._output.decode(errors="replace").splitlines() if line]
+            events.append(Event("launcher ended", self._number, code, tuple(words[-_LAST_LINES:])))
         if self._launcher_ended and not self._all_ended and not self._launcher.session_alive:
             self._all_ended = True
             events.append(Event("all ended"))
@@ -105,7 +108,7 @@ class RankProcesses:
             self._above_ranks.discard(wrapper)
             self._wrappers.pop(wrapper, None)
             # read here, since other hosts may see the log's end late
-            words = last_lines(rank_log(self._output.log.parent, rank)) if code and self._output.log else []
+            words = last_lines(rank_log(self._log.parent, rank)) if code and self._log else []
             return Event("rank ended" if code or rank in self._done else "rank left", rank, code, tuple(words))
         elif kind == "faulty":
             return Event("rank faulty", int(text))
@@ -115,22 +118,20 @@ class RankProcesses:
             return Event("rank failed", rank, lines=(text,))
         return None
 
-    def _stopped(self) -> list[int]:
-        """The ranks whose processes have been stopped for too long, the first time."""
-        found = {} if self._silent is not None or not self.ranks else heartbeat.read(self._directory)
-        return [rank for rank, one in found.items() if one.stopped and one.silent > self._hang_seconds]
+    def _take_output(self) -> None:
+        """What the launcher has printed since the last call goes to the log if the disk has room."""
+        if printed := self._launcher.read():
+            self._output = (self._output + printed)[-_LONGEST:]
+            if self._log:
+                with contextlib.suppress(OSError), self._log.open("ab") as log:
+                    log.write(printed)
 
-    def _all_train(self) -> bool:
-        found = heartbeat.read(self._directory)
-        return len(found) == self.ranks and all(one.first_step is not None for one in found.values())
-
-    def end(self) -> None:
+    def end(self) -> dict[int, Heartbeat]:
+        """Ends all processes; returns the last heartbeats of ranks."""
         last, silent = {**self._without_heartbeat(), **heartbeat.read(self._directory)}, self._silent or {}
-        self.heartbeats = {
-            rank: replace(one, silent=max(one.silent, silent.get(rank, 0.0))) for rank, one in last.items()
-        }
         self._group.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
+        return {rank: replace(one, silent=max(one.silent, silent.get(rank, 0.0))) for rank, one in last.items()}
 
     def _without_heartbeat(self) -> dict[int, Heartbeat]:
         """The ranks that run: what is shown for those that had no heartbeat yet, silent since they were started."""
@@ -139,23 +140,6 @@ class RankProcesses:
             rank: Heartbeat(0, 0, silent, silent, None, _below_is_stopped(wrapper))
             for wrapper, rank in self._wrappers.items()
         }
-
-
-class _Output:
-    """What the launcher, or a program, prints. It goes to `log` if the disk has room; `last_lines` has the last."""
-
-    def __init__(self, log: Path | None):
-        self.log, self._unfinished = log, b""
-        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-
-    def take(self, output: bytes) -> None:
-        """Takes what was printed since the last call."""
-        *lines, self._unfinished = (self._unfinished + output).split(b"\n")
-        for line in (line.decode(errors="replace") for line in lines if line):
-            self.last_lines.append(line)
-            if self.log:
-                with contextlib.suppress(OSError), self.log.open("a") as log:
-                    print(line, file=log)
 
 
 def _runs(process: int) -> bool:

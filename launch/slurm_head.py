@@ -22,7 +22,7 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import human_size
-from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
+from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught, until
 from launch.agent_pool import Agent, AgentPool
 from launch.attempts import NOTHING_STARTED, Ended, launch
 from launch.nodes import Access, Node, Run, address_towards
@@ -31,7 +31,7 @@ from pretrain.run import slurm
 
 PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: never a folder `launch` of the working directory
 _SECONDS_TO_BE_REQUEUED = 120.0
-_SECONDS_TO_START, _SECONDS_TO_STOP, _POLL_SECONDS = 180.0, 30.0, 0.2
+_SECONDS_TO_START, _SECONDS_TO_STOP, _SECONDS_TO_ANSWER = 180.0, 30.0, 0.2
 _LAST_LINES = 5
 _RAY = "from ray.scripts.scripts import main; main()"
 _NOT_FOR_TRAINING = ("documents", ".stages")
@@ -177,21 +177,16 @@ def _copy(corpus: Path, copy: Path) -> None:
     for source in sorted(path for path in corpus.rglob("*") if path.is_file()):
         name = source.relative_to(corpus)
         target = copy / name
-        if name.parts[0] in _NOT_FOR_TRAINING or _same(source, target):
+        there, here = source.stat(), target.stat() if target.exists() else None
+        same = here and (there.st_size, there.st_mtime_ns) == (here.st_size, here.st_mtime_ns)
+        if name.parts[0] in _NOT_FOR_TRAINING or same:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.tmp")
         shutil.copy2(source, temporary)
         temporary.replace(target)
-        copied += source.stat().st_size
+        copied += there.st_size
     print(f"{corpus} -> {copy}: {human_size(copied)} copied", flush=True)
-
-
-def _same(source: Path, target: Path) -> bool:
-    if not target.exists():
-        return False
-    there, here = source.stat(), target.stat()
-    return (there.st_size, there.st_mtime_ns) == (here.st_size, here.st_mtime_ns)
 
 
 def _corpora(config: RunConfig) -> list[tuple[str, str]]:
@@ -241,13 +236,14 @@ def _build_corpus(arguments: Sequence[str], names: list[str], job: str, srun: li
 
 def _wait_for_head(ray: Process, host: str, port: int, received: list[int]) -> None:
     """Waits until Ray's head listens, or a signal comes. Raises FailedError if it doesn't start."""
-    deadline = time.monotonic() + _SECONDS_TO_START
-    while not received:
-        with contextlib.suppress(OSError), socket.create_connection((host, port), _POLL_SECONDS):
-            return
-        if ray.code is not None or time.monotonic() > deadline:
-            raise _ended(ray)
-        time.sleep(_POLL_SECONDS)
+
+    def decided() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), _SECONDS_TO_ANSWER):
+            return True
+        return bool(received) or ray.code is not None
+
+    if not until(decided, _SECONDS_TO_START) or (ray.code is not None and not received):
+        raise _ended(ray)
 
 
 def _ended(ray: Process) -> FailedError:

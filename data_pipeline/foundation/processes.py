@@ -64,6 +64,14 @@ def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
 _SECONDS_TO_DIE, _POLL_SECONDS = 60.0, 0.1
 
 
+def until(true: Callable[[], object], seconds: float) -> bool:
+    """Waits until something is true, at most `seconds`; returns whether it is."""
+    deadline = time.monotonic() + seconds
+    while not (found := true()) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return bool(found)
+
+
 class Process:
     """A process of a group, which starts it. It leads a session: all that it starts belongs to it."""
 

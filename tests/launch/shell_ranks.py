@@ -41,7 +41,7 @@ def agent_with(ranks: RankProcesses) -> Agent:
     pool.start_here()
     agent = pool.agents[0]
     agent.ranks = ranks.ranks
-    agent.connection._node.started.append(ranks)
+    agent.connection.started.append(ranks)
     return agent
 
 

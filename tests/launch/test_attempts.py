@@ -45,12 +45,12 @@ def after_findings(folder: Path, found: Sequence[str], min_nodes: int | None) ->
         logs = directory / f"logs/attempt-{number:04d}"
         logs.mkdir(parents=True)
         rank = "abc".index(node)
-        codes = {0: 1, 1: 1, 2: 1}
         now = 100.0 * number
-        attempt = Attempt(Status("running", number), logs, 3, codes, [0, 1, 2], began=now, ended=now + 9, read=now + 9)
+        attempt = Attempt(Status("running", number), logs, "abc", began=now, ended=now + 9, read=now + 9)
         attempt.heartbeats = {0: Heartbeat(10 * number, 0, 0.0, 0.0, 5.0)}
-        attempt.faulty, attempt.faulty_node = rank, node
-        attempt.last_lines = {rank: (f"step {10 * number}: rank {rank} computes wrong",)}
+        attempt.told = [Event("rank failed", 0), Event("rank failed", 1), Event("rank failed", 2)]
+        words = (f"step {10 * number}: rank {rank} computes wrong",)
+        attempt.told += [Event("rank faulty", rank), *(Event("rank ended", one, 1, words) for one in range(3))]
         ends.append(attempts.end_after(attempt))
     return ends, ranks._nodes
 
@@ -81,11 +81,11 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
 def test_a_killed_launcher_and_a_full_disk_are_recorded_as_what_they_are(tmp_path, monkeypatch):
     logs = tmp_path / "logs/attempt-0001"
     logs.mkdir(parents=True)
-    attempt = Attempt(Status(), logs, 2, launcher=Event("launcher ended", 0, -9, ()))
+    attempt = Attempt(Status(), logs, "ab", [Event("launcher ended", 0, -9)])
     recorded = record(attempt, 1, tmp_path)
     assert (recorded.killed, recorded.cause) == (True, "DeepSpeed's launcher was killed by SIGKILL")
     monkeypatch.setattr("pretrain.run.rank_logs.refusal", lambda logs: "No space left on device")
-    recorded = record(Attempt(Status(), logs, 2, codes={0: 1}), 1, tmp_path)
+    recorded = record(Attempt(Status(), logs, "ab", [Event("rank ended", 0, 1)]), 1, tmp_path)
     assert "the disk refuses to be written" in (restarts.refusal([recorded], 3) or "")
 
 

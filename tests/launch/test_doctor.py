@@ -220,7 +220,7 @@ def test_a_deepspeed_that_trains_wrong_is_a_fault():
     assert (wrong.level, wrong.found) == ("fault", f"{trained}: {said}")
     assert wrong.remedy == "install deepspeed 1.2 (constraints.txt)"
     assert ranks.comparison(trained, said, None).remedy == "don't train with these settings, and report this"
-    failed = NUMERICS.failure("rank 1 of 2: ", 1, ["…", "KeyError: torch.bfloat16"])
+    (failed,) = NUMERICS.findings("rank 1 of 2: ", 1, ["…", "KeyError: torch.bfloat16"])
     assert (failed.level, failed.found) == ("fault", "rank 1 of 2: the check failed: KeyError: torch.bfloat16")
     done = run_here("launch", "doctor", "--numerics")
     assert (done.returncode, "--numerics: missing RUN.yaml" in done.stderr) == (2, True)

@@ -22,6 +22,7 @@ from launch.attempt import Attempt, first_failed
 from launch.attempts import Ended
 from launch.head import result, stop_requests
 from launch.nodes import Access, Node, Run, deepspeed_launcher
+from launch.protocol import Event
 from launch.rank_processes import RankProcesses
 from pretrain.run import heartbeat, rank_logs
 from pretrain.run.status import Status
@@ -258,10 +259,10 @@ def test_a_rank_was_silent_though_it_wakes_before_the_end(tmp_path, monkeypatch)
         while heartbeat.read(ranks._directory)[1].silent >= 1:
             time.sleep(0.05)
     finally:
-        ranks.end()
-    assert ranks.heartbeats[1].silent >= 1
-    attempt = Attempt(Status("running", 1), tmp_path, 2, failed=[0], hung=[0])
-    attempt.heartbeats = {rank: replace(ranks.heartbeats[rank], silent=4.0 * rank) for rank in range(2)}
+        heartbeats = ranks.end()
+    assert heartbeats[1].silent >= 1
+    attempt = Attempt(Status("running", 1), tmp_path, "aa", [Event("rank hung", 0)])
+    attempt.heartbeats = {rank: replace(heartbeats[rank], silent=4.0 * rank) for rank in range(2)}
     assert first_failed(attempt) == 1
 
 
@@ -289,7 +290,7 @@ def test_the_cause_of_a_failure_is_shown_before_what_rank_0_says_because_of_it(t
 
 @each("step, code", [(0, 2), (7, 1)])
 def test_exit_code_2_is_a_refusal_only_before_the_first_step(tmp_path, step, code):
-    attempt = Attempt(Status(), tmp_path / "attempt-0001", 1, codes={0: 2})
+    attempt = Attempt(Status(), tmp_path / "attempt-0001", "a", [Event("rank ended", 0, 2)])
     attempt.heartbeats = {0: heartbeat.Heartbeat(step, 0, 0.0, 0.0, None)}
     with stop_requests(tmp_path) as requests:
         assert result(attempt, tmp_path, requests) == code
@@ -331,7 +332,8 @@ def test_ranks_that_agree_say_how_a_run_ended_where_its_status_is_seen_late(tmp_
     write_json(tmp_path / "status.json", {"state": "running", "attempt": 1})
     logs = tmp_path / "logs/attempt-0002"
     logs.mkdir(parents=True)
-    attempt = Attempt(Status("running", 1), logs, ranks=2, codes=codes)
+    told = [Event("rank ended", rank, code) for rank, code in codes.items()]
+    attempt = Attempt(Status("running", 1), logs, "aa", told)
     with stop_requests(tmp_path) as requests:
         assert result(attempt, tmp_path, requests) == expected
 

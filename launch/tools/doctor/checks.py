@@ -71,19 +71,15 @@ class Check:
         """The environment that asks this program for the check."""
         return {_REQUEST: json.dumps([self.module, self.function, self.seconds, asdict(settings)])}
 
-    def findings(self, rank: str, code: int, last_lines: Sequence[str]) -> list[Finding]:
+    def findings(self, rank: str, code: int, last_lines: Sequence[str] = ()) -> list[Finding]:
         """What a process has found, of a `rank` or of nobody, that ended with this exit code and these lines."""
         reports = [line.removeprefix(_REPORT) for line in last_lines if line.startswith(_REPORT)]
         if reports:
             return [Finding(**finding) for finding in json.loads(reports[-1])]
-        return [self.failure(rank, code, last_lines)]
-
-    def failure(self, rank: str, code: int, last_lines: Sequence[str] = ()) -> Finding:
-        """The finding where a process ended with this exit code and these lines before it reported any."""
         error = last_lines[-1] if last_lines else f"exit code {code}"
         late = code == -signal.SIGALRM
         said = f"no answer within {self.seconds:g} s" if late else f"the check failed: {error[:_LONGEST_ERROR]}"
-        return Finding(self.title, "fault", f"{rank}{said}", "", self.remedy)
+        return [Finding(self.title, "fault", f"{rank}{said}", "", self.remedy)]
 
 
 NODE_CHECKS = [

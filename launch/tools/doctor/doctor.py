@@ -167,7 +167,7 @@ def _run(programs: list[Program], agents: dict[int, Agent], problems: dict[str, 
                 problems[agent.name] = reason
                 del running[number]
             elif time.monotonic() - started > program.check.seconds + _SECONDS_TO_START:
-                answers[number] = [program.check.failure(program.rank, -signal.SIGALRM)]
+                answers[number] = program.check.findings(program.rank, -signal.SIGALRM)
                 del running[number]
         time.sleep(_POLL_SECONDS)
     return answers

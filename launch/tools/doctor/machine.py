@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from data_pipeline.foundation.atomic import lock
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.packages import PACKAGE
-from data_pipeline.foundation.processes import available_memory
+from data_pipeline.foundation.processes import available_memory, until
 from launch.tools.doctor.checks import Finding, Level, Settings
 from pretrain.hardware.devices import product_flops
 from pretrain.hardware.machine import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
@@ -172,13 +172,10 @@ def _locks(folder: Path, locked: str | None) -> Finding:
         except OSError as error:
             wrong = f"no file locks here ({error.strerror})"
     if locked and not wrong:
-        deadline = time.monotonic() + _SECONDS_TO_SEE
-        while not Path(locked).exists():
-            if time.monotonic() > deadline:
-                found = f"{locked}, which another node has just created, isn't seen here"
-                remedy = "put run.directory on a file system that every node mounts"
-                return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
-            time.sleep(0.2)
+        if not until(Path(locked).exists, _SECONDS_TO_SEE):
+            found = f"{locked}, which another node has just created, isn't seen here"
+            remedy = "put run.directory on a file system that every node mounts"
+            return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
         with Path(locked).open() as file, contextlib.suppress(BlockingIOError):
             lock(file, None, shared=True)
             wrong = "a lock that another process holds isn't seen here"

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -14,7 +14,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
 from data_pipeline.sources.formats import OPTIONS
 from launch.tools.scaffold.machine import MICRO_BATCH, FirstRun, Machine, model_named, run_of_an_hour, with_vocabulary
-from launch.tools.scaffold.text import Sample, Source, sample_of, sources_of
+from launch.tools.scaffold.text import Source, sample_of, sources_of
 from pretrain.models import outline
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -96,7 +96,7 @@ def write_first_files(
     for path in [run_file] if corpus else [run_file, corpus_file]:
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
-    given = _Text.of(*(sources_of(text, text_format) if text else ([] if corpus else _SHIPPED, [])))
+    given = _Text(*(sources_of(text, text_format) if text else ([] if corpus else _SHIPPED, [])))
     rows = _ROWS.get(config.family if config else "", _OTHER_ROWS)
     row_length = _ROW_LENGTH.get(rows, 512)
     longest = config.longest_sequence if config else None
@@ -154,43 +154,35 @@ def _untried(first_run: FirstRun, machine: Machine) -> list[str]:
     return [reason for reason, applies in reasons.items() if applies]
 
 
-@dataclass(frozen=True)
 class _Text:
     """The sources of a corpus as lines of its file, a sample of them if they exist, and lines and comments about them.
 
     The few files of plain text are cut into `parts` documents, of which the last are held out; 0: none is cut.
     """
 
-    sources: list[str]
-    sample: Sample | None
-    lines: list[str]
-    held_out: float
-    comments: str
-    parts: int
-
-    @classmethod
-    def of(cls, found: list[Source], lines: list[str]) -> "_Text":
-        sample = sample_of(found)
-        sources, comments, parts = [], "", 0
+    def __init__(self, found: list[Source], lines: list[str]):
+        self.sample, self.lines = sample_of(found), lines
+        self.sources: list[str] = []
+        self.comments, self.parts = "", 0
         for source in found:
-            files = source.files() if sample else []
+            files = source.files() if self.sample else []
             size = sum(file.bytes for file in files)
             if source.format == "text":
                 options: dict[str, Any] = {"sample_by": "document"}
-                comments += _TEXT_COMMENT
+                self.comments += _TEXT_COMMENT
                 if 0 < len(files) < _ENOUGH_FILES:
                     part = min(_LARGEST_PART, max(_SMALLEST_PART, size // _PARTS))
-                    options["max_document_bytes"], parts = part, max(1, size // part)
-                    comments += _PARTS_COMMENT
+                    options["max_document_bytes"], self.parts = part, max(1, size // part)
+                    self.comments += _PARTS_COMMENT
                 source = replace(source, options=options)
             own = {"format": source.format, **source.keys, "path": source.path, "options": source.options}
             line = _flow({key: value for key, value in own.items() if value})
-            sources.append(f"  - {line.replace(f'{_SAMPLES}/', '${samples:}/')}")
+            self.sources.append(f"  - {line.replace(f'{_SAMPLES}/', '${samples:}/')}")
             if files:
                 what = source.format + (f" in {source.options['text']!r}" if "text" in source.options else "")
-                lines.append(f"text: {counted(len(files), 'file')}, {size / 1e6:,.1f} MB, format {what}")
-        held_out = 0 if any(source.split for source in found) else sample.held_out(parts) if sample else 0.01
-        return cls(sources, sample, lines, held_out, comments, parts)
+                self.lines.append(f"text: {counted(len(files), 'file')}, {size / 1e6:,.1f} MB, format {what}")
+        has_splits = any("split" in source.keys for source in found)
+        self.held_out = 0 if has_splits else self.sample.held_out(self.parts) if self.sample else 0.01
 
 
 def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, long_spans: bool) -> str:

@@ -57,10 +57,6 @@ class Source:
     options: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def split(self) -> str | None:
-        return self.keys.get("split")
-
     def files(self) -> list[InputFile]:
         return list_files(SourceConfig(format=self.format, path=self.path, name=self.format))
 
@@ -173,7 +169,7 @@ def sample_of(sources: Sequence[Source]) -> Sample | None:
     seen = read = whole = 0
     complete = identified = True
     identities: list[tuple[str, str, int]] = []
-    for source in (one for one in sources if one.split != "validation"):
+    for source in (one for one in sources if one.keys.get("split") != "validation"):
         with suppress(UserError):
             files = source.files()
             whole += sum(file.bytes * (_TEXT_PER_BYTE if file.name.endswith(_PACKED) else 1) for file in files)
@@ -211,9 +207,8 @@ def _texts(source: Source, file: InputFile) -> Iterator[tuple[Record, bytes]]:
 
 def _ending(name: str) -> str:
     """ ".json.gz" of "a/b.json.gz", "" of a name without one."""
-    path = PurePosixPath(name)
-    packed = path.suffix.lower() if path.suffix.lower() in _COMPRESSED else ""
-    return (PurePosixPath(path.stem).suffix if packed else path.suffix).lower() + packed
+    endings = PurePosixPath(name.lower()).suffixes
+    return "".join(endings[-2:] if endings and endings[-1] in _COMPRESSED else endings[-1:])
 
 
 def _glob(files: list[InputFile], ending: str) -> str:
