@@ -15,6 +15,7 @@ from typing import IO, Literal
 import psutil
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_SECONDS_TO_DIE, _POLL_SECONDS = 60.0, 0.1
 
 
 def stop_signals() -> list[signal.Signals]:

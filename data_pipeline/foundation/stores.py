@@ -1,4 +1,7 @@
-"""Files on remote stores: S3, and whatever else fsspec reads. While a store doesn't answer, requests are repeated."""
+"""Files on remote stores: S3, and whatever else fsspec reads. While a store doesn't answer, requests are repeated.
+
+The sha256 of a file is computed while a reader reads it, so that its bytes are read once.
+"""
 
 import contextlib
 import hashlib
@@ -212,9 +215,6 @@ def _code(error: Exception) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-_BYTES_AT_A_TIME = 1 << 20
-
-
 class Checksum:
     """The sha256 of the file at `path`, as far as it has been read without a gap."""
 
@@ -237,7 +237,7 @@ class Checksum:
             if not self._at_end:
                 with open_file(self.path) as file:
                     file.seek(self._size)
-                    while chunk := file.read(_BYTES_AT_A_TIME):
+                    while chunk := file.read(_READ_AHEAD):
                         self.update(self._size, chunk)
         except OSError:
             return self._size, ""  # listed as damaged by then

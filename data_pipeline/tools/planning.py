@@ -138,7 +138,11 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
         core_seconds = grown * one.megabytes / (one.megabytes_per_core_second or math.inf)
         disk = grown * 1e6 * one.written_megabytes / (longer if one.name.startswith(("tokens", "shards")) else 1.0)
         if one.name == "tokenizer":
-            core_seconds, disk = _training(found, one.core_seconds, trained), 1e6 * one.written_megabytes
+            # much of the time that was measured doesn't depend on the bytes of the sample
+            measured_on = found.tokenizer_sample.bytes if found.tokenizer_sample else 0
+            core_seconds = max(0.0, trained - measured_on) / _TRAINING
+            core_seconds += one.core_seconds * min(1.0, trained / max(1, measured_on))
+            disk = 1e6 * one.written_megabytes
         at_once = min(workers, units.get(one.name, max(1, math.ceil(text / config.characters_per_part))))
         stages.append(StageForecast(one.name, grown * one.megabytes, core_seconds, core_seconds / at_once, disk))
     tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())
@@ -175,12 +179,6 @@ def as_text(found: Forecast) -> str:
         f"memory: {human_size(found.worker_memory)} a worker, {human_size(found.tokenizer_memory)} for the tokenizer",
     ]
     return "\n".join([*lines, *(f"warning: {warning}" for warning in found.warnings)])
-
-
-def _training(found: report.Report, seconds: float, trained: float) -> float:
-    """Core-seconds of training on `trained` bytes; much of the `seconds` measured doesn't depend on them."""
-    measured = found.tokenizer_sample.bytes if found.tokenizer_sample else 0
-    return max(0.0, trained - measured) / _TRAINING + seconds * min(1.0, trained / max(1, measured))
 
 
 def _units(file: InputFile, config: CorpusConfig) -> int:
