@@ -224,8 +224,9 @@ def read_backend(file: Path) -> tokenizers.Tokenizer:
 
 
 def _in_transformers(directory: Path) -> Any:
+    kind = transformers.AutoTokenizer
     try:
-        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        return kind.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of several libraries
         raise UserError(f"{directory}: transformers rejects the tokenizer: {' '.join(str(error).split())}") from None
 

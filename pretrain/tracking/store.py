@@ -37,11 +37,12 @@ _NAMES = [
 
 def client(uri: str) -> "tracking.MlflowClient":
     """An MLflow client."""
+    kind = tracking.MlflowClient  # imports MLflow, which sets the level of its logger
     for name, value in _FAIL_FAST.items():
         os.environ.setdefault(name, value)
     # errors are raised and reported in one line; MLflow's own logger would add pages of traceback
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)
-    return tracking.MlflowClient(tracking_uri=uri)
+    return kind(tracking_uri=uri)
 
 
 def create_tables(uri: str) -> None:

@@ -35,9 +35,9 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     """
     compiled = compiles(compute)
     if compiled:
-        torch._dynamo.config.recompile_limit = _GRAPHS
         callback.on_compile_start(lambda _: watchdog.compiling(True))
         callback.on_compile_end(lambda _: watchdog.compiling(False))
+        torch._dynamo.config.recompile_limit = _GRAPHS
         for module in model.modules():
             if isinstance(module, Head):
                 module.compiled = True
