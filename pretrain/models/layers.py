@@ -113,7 +113,7 @@ class RMSNorm(nn.Module):
     `around_one`: the gains are 1 + weight, and the weight starts at zero (Gemma).
     """
 
-    def __init__(self, d_model: int, epsilon: float, around_one: bool):
+    def __init__(self, d_model: int, epsilon: float = 1e-6, around_one: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(d_model) if around_one else torch.ones(d_model))
         self.epsilon, self.around_one = epsilon, around_one

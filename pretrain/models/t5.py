@@ -2,11 +2,10 @@
 
 A pre-norm encoder-decoder without any bias vector, with relative positions. Version 1.0 has ReLU layers and one
 matrix for embedding and output; version 1.1 has gated GELU layers and an output matrix of its own. Other kinds of
-positions are options that T5 didn't have. In transformers it is `T5ForConditionalGeneration`.
+positions are options that T5 didn't have.
 """
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -17,18 +16,7 @@ from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, Stack
-from pretrain.models.state_dict_adapter import (
-    Choice,
-    EncoderAlone,
-    Exported,
-    HFModel,
-    Json,
-    State,
-    drop_tensors,
-    tensors_of,
-    vocabulary,
-    within,
-)
+from pretrain.models.t5_hf import HF_MODELS as HF_MODELS
 
 
 def relative_position_bucket(
@@ -147,117 +135,3 @@ class T5(EncoderDecoder):
 
     def before_head(self, x: Tensor) -> Tensor:
         return x * self.config.d_model**-0.5 if self.config.scale_outputs else x
-
-
-# --- in transformers ---
-
-# In transformers a layer is a numbered list of sublayers, each with its norm.
-_SUBLAYERS = {
-    "encoder": {"self_attention": "SelfAttention", "feed_forward": "DenseReluDense"},
-    "decoder": {
-        "self_attention": "SelfAttention",
-        "cross_attention": "EncDecAttention",
-        "feed_forward": "DenseReluDense",
-    },
-}
-
-
-def _names_of_stack(stack: str) -> dict[str, str]:
-    names = {
-        "relative_attention_bias": "block.0.layer.0.SelfAttention.relative_attention_bias",
-        "final_norm": "final_layer_norm",
-    }
-    for number, (ours, theirs) in enumerate(_SUBLAYERS[stack].items()):
-        names[f"layers.{{}}.{ours}_norm"] = f"block.{{}}.layer.{number}.layer_norm"
-        for matrix in ("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"):
-            names[f"layers.{{}}.{ours}.{matrix}"] = f"block.{{}}.layer.{number}.{theirs}.{matrix}"
-    return within(stack, stack, names)
-
-
-HF_NAMES = tensors_of(
-    {"embedding": "shared", "lm_head": "lm_head", **_names_of_stack("encoder"), **_names_of_stack("decoder")}
-)
-# Cross-attention has no relative positions, but the first T5 models were saved with a table for it.
-_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias."
-_SHARED, _OUTPUT = "shared.weight", "lm_head.weight"
-_SAME = ("d_model", "d_kv", "d_ff", "num_heads", "num_decoder_layers", "dropout_rate", "layer_norm_epsilon")
-_BUCKETS = ("relative_attention_num_buckets", "relative_attention_max_distance")
-_SETTINGS = {
-    **{name: name for name in (*_SAME, *_BUCKETS)},
-    "num_encoder_layers": "num_layers",
-    "scale_outputs": "scale_decoder_outputs",
-}
-# What transformers derives from `feed_forward_proj`; its own name for gated-gelu_new there is gated-gelu.
-_HF_FEED_FORWARD = Choice("feed_forward_proj", {"relu": "relu", "gated-gelu": "gated-gelu_new"})
-
-
-def _config_to_hf(config: T5Config) -> Json:
-    return {
-        "decoder_start_token_id": config.decoder_start_id,
-        "decoder_layers": config.num_decoder_layers,  # what transformers 5 sizes a decoder's cache by
-        "feed_forward_proj": config.feed_forward,
-        "n_positions": 512,  # as in the published files, though T5's positions are relative
-        # transformers 5 takes the first for the second, and unties where it finds two different matrices
-        "tie_word_embeddings": config.scale_outputs,
-    }
-
-
-def _config_from_hf(settings: Json, tensors: State) -> Json:
-    """With both matrices, or with one if embedding and output are equal.
-
-    transformers 5 compares them too: its `tie_word_embeddings` doesn't say whether they are one.
-    """
-    drop_tensors(tensors, lambda name: name.startswith(_UNUSED))
-    if _SHARED not in tensors and _OUTPUT in tensors:
-        tensors[_SHARED] = tensors[_OUTPUT]
-    if _OUTPUT in tensors and torch.equal(tensors[_OUTPUT], tensors[_SHARED]):
-        del tensors[_OUTPUT]
-    feed_forward = ("gated-" if settings["is_gated_act"] else "") + settings["dense_act_fn"]
-    return {
-        **vocabulary(settings, pad_id=0),
-        "feed_forward": _HF_FEED_FORWARD.from_hf(feed_forward),
-        "tie_embeddings": _OUTPUT not in tensors,
-    }
-
-
-def encoder_alone(exported: Exported) -> Exported:
-    """`T5EncoderModel`."""
-    config = {**exported.config, "architectures": ["T5EncoderModel"], "is_encoder_decoder": False, "use_cache": False}
-    decoder = {"num_decoder_layers", "decoder_layers", "decoder_start_token_id"}
-    outputs = {"scale_decoder_outputs", "tie_word_embeddings"}
-    return Exported(
-        {name: tensor for name, tensor in exported.tensors.items() if name.startswith((_SHARED, "encoder."))},
-        {key: value for key, value in config.items() if key not in decoder | outputs},
-    )
-
-
-def for_ctranslate2(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mapping[str, Tensor], T5Config]:
-    """Outputs scaled by d_model^-½, and an output matrix of its own that makes up for it.
-
-    CTranslate2 looks at the flag `tie_word_embeddings`, which transformers 5 sets for every T5, and scales all outputs.
-    """
-    if config.scale_outputs:
-        return state, config
-    changes = {"scale_outputs": True, "tie_embeddings": False}
-    return {**state, _OUTPUT: state[_OUTPUT] * config.d_model**0.5}, config.model_copy(update=changes)
-
-
-HF_MODELS = (
-    HFModel(
-        T5Config,
-        "t5",
-        "T5ForConditionalGeneration",
-        "T5",
-        _SETTINGS,
-        HF_NAMES,
-        _config_to_hf,
-        _config_from_hf,
-        copies={_SHARED: ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]},
-        # without it transformers' two attentions share one cache
-        fixed={"is_encoder_decoder": True},
-        can_be={"positions": ("relative",)},
-        ends=True,
-        encoder=EncoderAlone("T5EncoderModel", encoder_alone),
-        ctranslate2=for_ctranslate2,
-    ),
-)
