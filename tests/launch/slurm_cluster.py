@@ -7,7 +7,6 @@ there already.
 import contextlib
 import os
 import random
-import shutil
 import socket
 import subprocess
 import time
@@ -19,7 +18,6 @@ import psutil
 from tests.ports import free_port
 from tests.processes import processes_with
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 NODES = ("n1", "n2")
 _CORES = 2  # of each node; SLURM is to believe it
 _CONFIGURATION = """
@@ -55,14 +53,6 @@ _NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} Boards=1 SocketsPerBoard=1 "
     f"CoresPerSocket={_CORES} ThreadsPerCore=1 State=UNKNOWN\n"
 )
-
-
-def lacking() -> str | None:
-    """Why a cluster can't be set up here; None where it can."""
-    if os.geteuid():
-        return "SLURM's daemons take root"
-    absent = [name for name in PROGRAMS if shutil.which(name) is None]
-    return f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge)" if absent else None
 
 
 class Cluster:

@@ -13,8 +13,7 @@ from launch.hosts import portable_environment, read, remote_command
 from launch.nodes import Node
 from launch.tools.doctor.checks import Finding
 from tests.in_process import run_here
-from tests.launch import two_hosts
-from tests.launch.conftest import a_run
+from tests.launch.conftest import a_run, takes_hosts
 from tests.launch.started import Started
 from tests.launch.steps import Planned
 from tests.launch.two_hosts import Hosts
@@ -22,7 +21,6 @@ from tests.pretrain.runs import losses
 from tests.processes import processes_with
 
 LAUNCH = str(Path(sys.executable).with_name("launch"))
-takes_hosts = pytest.mark.skipif(two_hosts.lacking() is not None, reason=str(two_hosts.lacking()))
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,11 @@ from data_pipeline.foundation.config_file import load
 from launch.slurm_head import stage
 from pretrain.config import RunConfig
 from tests.conftest import run
-from tests.launch import shared_files
-from tests.launch.conftest import a_run
+from tests.launch.conftest import a_run, takes_fuse
 from tests.launch.jobs import status
 from tests.launch.shared_files import UNPROTECTED, mounted, warnings_in
 
-pytestmark = pytest.mark.skipif(shared_files.lacking() is not None, reason=str(shared_files.lacking()))
+pytestmark = takes_fuse
 
 
 @pytest.mark.slow

@@ -12,14 +12,13 @@ from launch.tools.doctor.checks import Finding
 from pretrain.run import slurm
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import done_here
-from tests.launch import slurm_cluster
-from tests.launch.conftest import a_run
+from tests.launch.conftest import a_run, takes_slurm
 from tests.launch.jobs import inside, said, status, submitted, until
 from tests.launch.slurm_cluster import NODES
 from tests.launch.steps import Planned, environment
 from tests.pretrain.runs import losses
 
-pytestmark = pytest.mark.skipif(slurm_cluster.lacking() is not None, reason=str(slurm_cluster.lacking()))
+pytestmark = takes_slurm
 
 
 def test_a_job_ends_with_the_doctors_findings(cluster, small_corpus, tmp_path):

@@ -1,6 +1,5 @@
 """The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
-import contextlib
 import os
 import pty
 import signal
@@ -23,12 +22,14 @@ from launch.attempts import Ended
 from launch.head import result, stop_requests
 from launch.nodes import Access, Node, Run, deepspeed_launcher
 from launch.rank_processes import RankProcesses
+from launch.slurm_head import _run_before
 from pretrain.run import heartbeat, rank_logs
 from pretrain.run.status import Status
 from tests.launch import shell_ranks
 from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TO_LAUNCHER, WAITS, launcher_of, supervise, supervised, told
 from tests.mounts import mounted
 from tests.pretrain.runs import run_file
+from tests.processes import runs
 from tests.tables import each
 
 STOPS = f"{ASKED}; {STOPPED}"
@@ -40,15 +41,6 @@ def _hang_ups_count() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
-
-
-def statuses(processes: list[psutil.Process]) -> set[str]:
-    """The statuses of those `processes` that still exist."""
-    found = set()
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.add(process.status())
-    return found
 
 
 def supervisor(run: Path, *ranks: str) -> list[str]:
@@ -112,13 +104,14 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path):
     starts_a_worker = f"sleep 3600 & touch {tmp_path}/ready; wait"
     process = subprocess.Popen(supervisor(tmp_path / "run", starts_a_worker, "kill -STOP $$"))
     tree = psutil.Process(process.pid)
-    while not ((tmp_path / "ready").exists() and psutil.STATUS_STOPPED in statuses(tree.children(recursive=True))):
+    below: list[psutil.Process] = []
+    while not ((tmp_path / "ready").exists() and psutil.STATUS_STOPPED in [one.status() for one in below]):
         time.sleep(0.05)
-    below = tree.children(recursive=True)
+        below = tree.children(recursive=True)
     assert len(below) == 6  # the launcher, two wrappers, two ranks, a worker
     process.kill()
     process.wait()
-    while statuses(below) - {psutil.STATUS_ZOMBIE}:
+    while any(runs(one.pid) for one in below):
         time.sleep(0.05)
 
 
@@ -209,15 +202,6 @@ def test_ranks_that_hang_since_another_failed_have_their_time_to_end(tmp_path, c
     assert capfd.readouterr().err == f"rank 1 failed; its log: {log}\n  last words\n"
 
 
-def test_a_rank_whose_wrapper_is_killed_is_named_though_the_others_save(tmp_path, capfd):
-    """DeepSpeed's launcher signals the other ranks, which save and stop."""
-    killed = f"kill -KILL $PPID; touch {tmp_path}/killed; {WAITS}"
-    stops = f"until [ -e {tmp_path}/killed ]; do sleep 0.05; done; {DONE}; {STOPPED}"
-    assert supervised(tmp_path, killed, stops) == 1
-    log = tmp_path / "logs/attempt-0001/rank-00000.log"
-    assert capfd.readouterr().err == f"rank 0 lost its wrapper process, which was killed; its log: {log}\n"
-
-
 def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
     """Though another attempt would follow one: rank 0 has more to write."""
     saves = f"{OVER[1]}; sleep 1; {STOPPED}; exit 75"
@@ -287,14 +271,6 @@ def test_the_cause_of_a_failure_is_shown_before_what_rank_0_says_because_of_it(t
     assert [line.split(";")[0] for line in lines] == ["rank 1 ended with exit code 3", "Traceback of a consequence"]
 
 
-@each("step, code", [(0, 2), (7, 1)])
-def test_exit_code_2_is_a_refusal_only_before_the_first_step(tmp_path, step, code):
-    attempt = Attempt(Status(), tmp_path / "attempt-0001", 1, codes={0: 2})
-    attempt.heartbeats = {0: heartbeat.Heartbeat(step, 0, 0.0, 0.0, None)}
-    with stop_requests(tmp_path) as requests:
-        assert result(attempt, tmp_path, requests) == code
-
-
 def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
     command = ["sh", "-c", "echo no hostfile; exit 1"]
     assert supervise(command, tmp_path, ranks=2, dead_rank_seconds=1) == 1
@@ -325,29 +301,39 @@ def test_a_disk_that_is_full_for_a_while_is_reported_once(tmp_path):
     assert (done.returncode, done.stderr) == (75, f"warning: {disk}/run/logs/attempt-0001: {full}\n")
 
 
-@each("codes, expected", [({1: 75, 0: 75}, 75), ({0: 0, 1: 0}, 0), ({0: 0}, 1), ({0: 75, 1: 1}, 1), ({}, 1)])
-def test_ranks_that_agree_say_how_a_run_ended_where_its_status_is_seen_late(tmp_path, codes, expected):
+@each(
+    "codes, step, expected",
+    [
+        *(({1: 75, 0: 75}, 9, 75), ({0: 0, 1: 0}, 9, 0), ({0: 0}, 9, 1), ({0: 75, 1: 1}, 9, 1), ({}, 9, 1)),
+        *(({0: 2}, 0, 2), ({0: 2}, 7, 1)),  # a refusal, and an error after the first step
+    ],
+)
+def test_exit_codes_say_how_a_run_ended_where_its_status_is_seen_late(tmp_path, codes, step, expected):
     """The status is still that of the attempt before, as another host may see it on a network file system."""
     write_json(tmp_path / "status.json", {"state": "running", "attempt": 1})
     logs = tmp_path / "logs/attempt-0002"
     logs.mkdir(parents=True)
     attempt = Attempt(Status("running", 1), logs, ranks=2, codes=codes)
+    attempt.heartbeats = {0: heartbeat.Heartbeat(step, 0, 0.0, 0.0, None)}
     with stop_requests(tmp_path) as requests:
         assert result(attempt, tmp_path, requests) == expected
 
 
 @each("name, interrupted", [("USR1", True), ("TERM", False)])
 def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_path, capfd, name, interrupted):
-    """Exit code 75: a scheduler may start the run again. The agents never connect."""
+    """Exit code 75: a scheduler may start the run again. The agents never connect, or a job copies corpora first."""
+    signalled, nothing = ["sh", "-c", f"kill -{name} {os.getpid()}; exec sleep 3600"], "nothing was saved, and the same"
     capfd.readouterr()
+    assert _run_before([["true"], signalled]) == Ended(75, interrupted)
+    assert nothing in capfd.readouterr().err
 
     def start(pool: AgentPool, chosen: list[Node]) -> None:
-        pool.start(["sh", "-c", f"kill -{name} {os.getpid()}; exec sleep 3600"], ["host"], 0, {})
+        pool.start(signalled, ["host"], 0, {})
 
     access = Access(start, False, "127.0.0.1", lambda first: ("127.0.0.1", 1))
     path = run_file(tmp_path, small_corpus)
     assert attempts.launch(Run(path, []), [Node("host", 1)], access) == Ended(75, interrupted)
-    assert "nothing was saved, and the same command starts the run again" in capfd.readouterr().err
+    assert f"{nothing} command starts the run again" in capfd.readouterr().err
     assert not (tmp_path / "run/logs").exists()
 
 
