@@ -1,13 +1,11 @@
 """`launch init` writes files that load, fit each other and are never overwritten."""
 
-import csv
 import gzip
 import json
 import random
 import re
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -167,47 +165,30 @@ TEXTS = [
 ]
 
 
-def arrow(path: Path, texts: list[str]) -> None:
-    """As datasets.save_to_disk writes a split."""
-    path.mkdir(parents=True)
-    table = pa.table({"id": range(len(texts)), "title": [text[:9] for text in texts], "body": texts})
-    for part in range(2):
-        with (
-            pa.OSFile(str(path / f"data-0000{part}-of-00002.arrow"), "wb") as file,
-            pa.ipc.new_stream(file, table.schema) as writer,
-        ):
-            writer.write_table(table.slice(part * 30, 30), max_chunksize=10)
-    (path / "state.json").write_text(json.dumps({"_data_files": []}, indent=2))
-    (path / "dataset_info.json").write_text(json.dumps({"features": {}}, indent=2))
-
-
 def make(kind: str) -> None:
-    folder = Path("data")
+    """A folder `data`, written by Hugging Face's library as users do."""
+    from datasets import Dataset, DatasetDict  # takes seconds
+
     rows = [{"id": number, "title": text[:9], "body": text} for number, text in enumerate(TEXTS)]
-    if kind == "saved":
-        arrow(folder, TEXTS)
-        return
-    if kind == "splits":
-        for split in ("train", "validation", "test"):
-            arrow(folder / split, [f"{split} {text}" for text in TEXTS])
-        (folder / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
-        return
-    folder.mkdir()
-    if kind == "csv":
-        with (folder / "a.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, ["id", "title", "body"], delimiter=";")
-            writer.writeheader()
-            writer.writerows(rows)
-    elif kind == "nested":  # a line for each, as Dataset.to_json and pandas write it
-        nested = [{"id": row["id"], "doc": {"title": row["title"], "text": row["body"]}} for row in rows]
-        (folder / "a.json").write_text("\n".join(map(json.dumps, nested)))
-    elif kind == "parquet":
-        (folder / "README.md").write_text("# A data set")
-        pq.write_table(pa.Table.from_pylist(rows), folder / "train-00000-of-00001.parquet")
-    elif kind == "mixed":
-        (folder / "a.json").write_text(json.dumps(rows[:30]))
-        (folder / "b.txt").write_text("\n\n".join(TEXTS[30:]))
-        (folder / "c.txt.xz").write_bytes(b"\xfd7zXZ\0\0")
+    nested = [{"doc": {"title": row["title"], "text": row["body"]}} for row in rows]
+    whole = Dataset.from_list(rows)
+    Path("data").mkdir()
+    match kind:
+        case "csv":
+            whole.to_csv("data/a.csv", sep=";")
+        case "nested":
+            Dataset.from_list(nested).to_json("data/a.json")
+        case "saved":
+            whole.save_to_disk("data", num_shards=2)
+        case "splits":
+            DatasetDict(dict.fromkeys(("train", "validation", "test"), whole)).save_to_disk("data")
+        case "parquet":
+            Path("data/README.md").write_text("# A data set")
+            whole.to_parquet("data/train-00000-of-00001.parquet")
+        case "mixed":
+            Path("data/a.json").write_text(json.dumps(rows[:30]))
+            Path("data/b.txt").write_text("\n\n".join(TEXTS[30:]))
+            Path("data/c.txt.xz").write_bytes(b"\xfd7zXZ\0\0")
 
 
 @each(
