@@ -16,7 +16,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, sha256
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, sha256
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.loading.stream import Stream
@@ -32,7 +32,7 @@ from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.checkpoint.write import header, write_part
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
-from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, trained
+from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, flip, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, train, train_ranks
@@ -82,13 +82,6 @@ def finished(whole, tmp_path) -> Path:
     return path
 
 
-def flip(path: Path) -> None:
-    """Flips a bit of the last tensor's."""
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-
-
 def test_the_launcher_itself_says_that_a_run_is_finished(finished, capsys):
     """It starts ranks only if the last checkpoint is damaged."""
     assert launch_local(Run(finished, []), ranks=2) == 0
@@ -98,21 +91,6 @@ def test_the_launcher_itself_says_that_a_run_is_finished(finished, capsys):
     assert is_valid(last)
     flip(last / "rank-00000.safetensors")
     assert not is_valid(last)
-
-
-def test_a_damaged_or_missing_file_costs_the_checkpoint_alone(finished, whole):
-    """The latest checkpoint has a flipped bit, the previous one lacks a file: the run resumes from the one before and
-    says so."""
-    checkpoints = finished.parent / "run/checkpoints"
-    tensors = checkpoints / "step-00000012/rank-00000.safetensors"
-    flip(tensors)
-    (checkpoints / "step-00000009/rank-00000.json").unlink()
-    done = train(finished, 1)
-    assert done.returncode == 0, done.stderr
-    assert f"{tensors}: damaged: its checksum differs from index.json's" in done.stderr
-    assert "step-00000009/rank-00000.json: missing" in done.stderr
-    assert "steps 6 to 12" in done.stdout
-    assert losses(finished) == losses(whole / "adamw/run.yaml")
 
 
 def test_without_any_sound_checkpoint_a_run_begins_anew_on_request_alone(finished):
@@ -131,22 +109,27 @@ def test_without_any_sound_checkpoint_a_run_begins_anew_on_request_alone(finishe
 
 
 def test_a_run_goes_on_over_junk_in_every_file_that_it_can_do_without(finished, whole):
+    """The latest checkpoint has a flipped bit, and the run resumes from the one before."""
     run = finished.parent / "run"
     for name in ("status.json", "tracking.json", "mlflow.json", "checkpoints/latest"):
         (run / name).write_bytes(b"\x80junk")
     (run / "config.yaml").write_text("- a\n- list\n")
     (run / "logs/attempt-junk").mkdir(parents=True)
     shutil.copytree(run / "checkpoints/step-00000012", run / "checkpoints/step-00000020.keep")
+    tensors = run / "checkpoints/step-00000012/rank-00000.safetensors"
+    flip(tensors)
     done = train(finished, 1, "run.max_steps=13", "checkpoint.keep_last=1")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert f"{run}/checkpoints/latest: names no checkpoint" in done.stderr
     assert "config.yaml: not a valid run file; kept as config.before-attempt-2.yaml" in done.stdout
-    assert "steps 12 to 13" in done.stdout
-    assert losses(finished).keys() == {*range(1, 14)}
+    assert f"{tensors}: damaged: its checksum differs from index.json's" in done.stderr
+    assert "steps 9 to 13" in done.stdout
+    found = losses(finished)
+    assert found == losses(whole / "adamw/run.yaml") | {13: found[13]}
     kept = sorted(path.name for path in (run / "checkpoints").iterdir())
-    # that of step 12 was resumed from, so it is known to be sound
-    assert kept == ["latest", "step-00000012", "step-00000013", "step-00000020.keep"]
+    # that of step 9 was resumed from, so it is known to be sound
+    assert kept == ["latest", "step-00000009", "step-00000013", "step-00000020.keep"]
 
 
 def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished):
@@ -208,10 +191,7 @@ def test_no_pickle_is_read(finished):
     assert train(finished, 1).returncode == 0
     tensors = latest / "rank-00000.safetensors"
     tensors.write_bytes(pickle.dumps(Planted()))
-    index = json.loads((latest / "index.json").read_text())
-    index["files"][tensors.name] = {"bytes": tensors.stat().st_size, "sha256": sha256(tensors)}
-    index["checksum"] = fingerprint({key: value for key, value in index.items() if key != "checksum"})
-    (latest / "index.json").write_text(json.dumps(index))
+    describe(tensors)
     with pytest.raises(FailedError, match=r"rank-00000\.safetensors: damaged"):
         StoredTensors(latest).verify()
     assert not (finished.parent / "planted").exists()

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.config_file import load
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.checkpoint.engine_state import host_memory
@@ -25,6 +24,8 @@ from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
 from pretrain.run import node_memory
 from pretrain.run.metrics_file import read_metrics
+from tests.launch.steps import store_each
+from tests.pretrain.checkpoint_runs import flip, rewrite
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
 
@@ -34,17 +35,12 @@ def trained(path: Path, stop: int | None, node: str = "node") -> Any:
 
     Steps wait until the checkpoint before is stored. Otherwise one that comes too soon after it would have none.
     """
-    from pretrain.checkpoint.memory import MemoryCheckpoints
+    from pretrain.checkpoint import memory
     from pretrain.trainer.train import train_on
 
-    is_due = MemoryCheckpoints.due
-
-    def due(self: MemoryCheckpoints, step: int) -> bool:
-        self.close()
-        return is_due(self, step)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MemoryCheckpoints, "due", due)
+        patch.setattr(memory.MemoryCheckpoints, "due", memory.MemoryCheckpoints.due)  # undone after this run
+        store_each(memory)
         patch.setenv(node_memory.DIRECTORY, str(path.parent / node))
         return train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), stop)
 
@@ -52,12 +48,6 @@ def trained(path: Path, stop: int | None, node: str = "node") -> Any:
 def rank_1(folder: Path, step: int) -> Path:
     """What rank 1 has in memory of a step."""
     return folder / f"node/checkpoints/step-{step:08d}/rank-00001.safetensors"
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 4
-    path.write_bytes(content)
 
 
 def nothing(folder: Path) -> None:
@@ -79,10 +69,8 @@ def weights_that_are_not_finite(folder: Path) -> None:
     (header,) = struct.unpack("<Q", content[:8])
     content[8 + header : 12 + header] = struct.pack("<f", math.nan)
     path.write_bytes(content)
-    index = json.loads(path.with_name("index.json").read_text())
-    index["files"][path.name]["xxh3"] = xxhash.xxh3_128_hexdigest(bytes(content))
-    index["checksum"] = fingerprint({key: value for key, value in index.items() if key != "checksum"})
-    path.with_name("index.json").write_text(json.dumps(index))
+    of_content = {"xxh3": xxhash.xxh3_128_hexdigest(bytes(content))}
+    rewrite(path.with_name("index.json"), lambda values: values["files"][path.name].update(of_content))
 
 
 def a_rank_lost_between_copies(folder: Path) -> None:
@@ -260,6 +248,10 @@ def test_what_is_newer_than_the_disk_outlives_the_run(run):
         assert "step 40 is in memory" in (release_memory(run) or "")
         assert node.exists()
     (run / "checkpoints/step-00000040").mkdir()
+    ranks = node_memory.for_ranks(run)  # the same command has begun again
+    assert release_memory(run) is None
+    assert ranks.is_dir()
+    ranks.rmdir()
     assert release_memory(run) is None
     assert not node.exists()
 
@@ -295,15 +287,6 @@ def test_an_attempt_that_begins_while_its_directory_is_removed_keeps_its_own(run
     assert made[0].is_dir()
 
 
-def test_the_end_of_a_run_leaves_what_the_same_command_has_begun_with(run):
-    node = held(run, 40)
-    (run / "checkpoints/step-00000040").mkdir(parents=True)
-    ranks = node_memory.for_ranks(run)
-    assert release_memory(run) is None
-    assert ranks.is_dir()
-    assert node.exists()
-
-
 # Page-locked memory without a GPU: a stand-in for CUDA's runtime notes what is registered
 
 
@@ -329,19 +312,13 @@ def mapped(address: int) -> bool:
     return any(int(first, 16) <= address < int(last, 16) for first, last in ranges)
 
 
-def test_no_more_is_locked_than_is_needed():
-    """1.5 · 2²⁰ + 1 bytes: a power of two would be 2²¹."""
-    runtime = Runtime()
-    found = host_memory(3 * 2**19 + 1, True, runtime=runtime)
-    assert found.shape == (3 * 2**19 + 1,)
-    assert runtime.registered == {found.data_ptr(): 3 * 2**19 + 1}
-    assert torch.equal(found.fill_(3), torch.full((3 * 2**19 + 1,), 3, dtype=torch.uint8))
-
-
-def test_memory_is_unlocked_before_it_is_given_back():
-    """Not while a view of it lives. The runtime is asked while the pages are still there."""
-    runtime = Runtime()
-    found = host_memory(2**22, True, runtime=runtime)
+def test_no_more_is_locked_than_is_needed_and_it_is_unlocked_before_it_is_given_back():
+    """1.5 · 2²⁰ + 1 bytes: a power of two would be 2²¹. Not while a view lives; the runtime asks for the pages."""
+    runtime, size = Runtime(), 3 * 2**19 + 1
+    found = host_memory(size, True, runtime=runtime)
+    assert found.shape == (size,)
+    assert runtime.registered == {found.data_ptr(): size}
+    assert torch.equal(found.fill_(3), torch.full((size,), 3, dtype=torch.uint8))
     part = found[5:7]
     del found
     gc.collect()
