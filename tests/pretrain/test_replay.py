@@ -13,6 +13,7 @@ from torch import Tensor
 from data_pipeline.loading.batch_layout import BatchLayout
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import error_of, run_file
+from tests.pretrain.small_runs import flip as flip_bit
 from tests.pretrain.small_runs import micro_batches, run_config
 from tests.slow import slow
 
@@ -106,12 +107,9 @@ def flipped(model: torch.nn.Module, step: int, rank: int, bit: int, activation: 
         if step != 1 or passes != replays + 1 or dist.get_rank() != rank:
             return values
         values = values.clone()
-        integers = torch.int16 if values.element_size() == 2 else torch.int32
         found = (values[0, 0] if activation else values).detach().view(-1)  # the first target always counts
         place = int(found.abs().argmax())  # elements that are zero, or that are multiplied by zero, would hide it
-        found[place : place + 1].view(integers).bitwise_xor_(
-            -(2**bit) if bit == 31 else 2**bit if bit != 15 else -(2**15)
-        )
+        flip_bit(found, place, bit)
         return values
 
     handles = [model.register_forward_pre_hook(count)]
