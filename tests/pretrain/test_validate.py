@@ -219,64 +219,53 @@ def test_a_manifest_that_describes_another_tokenizer_is_refused(prepared, small_
 # What the machine can't do
 
 
-def test_bf16_is_refused_on_a_device_without_it(monkeypatch):
-    monkeypatch.setattr(module, "count_gpus", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
-    assert device_problems(run_config(precision="bf16")) == ["precision: Tesla V100 has no bf16; set fp32"]
-    assert device_problems(run_config(precision="fp32")) == []
+@pytest.fixture
+def problems(monkeypatch, tmp_path):
+    """problems(config, gpus=…, …): those of a machine whose CUDA is in `tmp_path` and has no compiler yet."""
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def found(config, gpus=1, usable=True, bf16=True, asynchronous=True):
+        monkeypatch.setattr(module, "count_gpus", lambda: gpus)
+        monkeypatch.setattr(module, "_reads_asynchronously", lambda: asynchronous)
+        answers = {"is_available": usable, "is_bf16_supported": bf16, "get_device_name": "Tesla V100"}
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, lambda answer=answer, **options: answer)
+        return device_problems(config)
+
+    return found
 
 
-def test_nvme_is_refused_where_files_cannot_be_read_asynchronously(monkeypatch):
-    offload = {"offload_param": {"device": "nvme", "nvme_path": "/nvme"}, "offload_optimizer": {"device": "cpu"}}
-    monkeypatch.setattr(module, "_reads_asynchronously", lambda: False)
-    (line,) = device_problems(run_config(3, zero=offload))
-    assert line.startswith("deepspeed.zero_optimization.offload_param.device: nvme needs DeepSpeed's async_io")
-    monkeypatch.setattr(module, "_reads_asynchronously", lambda: True)
-    assert device_problems(run_config(3, zero=offload)) == []
-
-
-def test_the_kernels_of_attention_need_a_gpu(monkeypatch):
-    monkeypatch.setattr(module, "count_gpus", lambda: 0)
-    assert device_problems(run_config(compute={"attention": "triton"})) == [
-        "compute.attention: triton needs a GPU; set auto"
-    ]
-
-
-QUANTIZED = {"zero_quantized_weights": True}
+NVME = run_config(3, zero={"offload_param": {"device": "nvme", "nvme_path": "/nvme"}})
+QUANTIZED = run_config(3, zero={"zero_quantized_weights": True})
 KEY = "deepspeed.zero_optimization.zero_quantized_weights"
+UNUSABLE = f"this machine has GPUs, but PyTorch {torch.__version__} can't use them; it was built "
 
 
-def test_quantized_weights_are_refused_without_a_gpu_or_a_compiler_for_it(monkeypatch, tmp_path):
-    quantized = run_config(3, zero=QUANTIZED)
-    monkeypatch.setattr(module, "count_gpus", lambda: 0)
-    assert device_problems(quantized) == [f"{KEY}: DeepSpeed's quantizer needs a GPU"]
-    monkeypatch.setattr(module, "count_gpus", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (line,) = device_problems(quantized)
-    assert line.startswith(f"{KEY}: DeepSpeed compiles its quantizer at the start, but there is no nvcc")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/nvcc").touch()
-    assert device_problems(quantized) == []
+@each(
+    "config, machine, expected",
+    [
+        (run_config(precision="bf16"), {"bf16": False}, ["precision: Tesla V100 has no bf16; set fp32"]),
+        (run_config(precision="fp32"), {"bf16": False}, []),
+        (NVME, {"asynchronous": False}, ["deepspeed.zero_optimization.offload_param.device: nvme needs DeepSpeed's"]),
+        (NVME, {}, []),
+        (run_config(compute={"attention": "triton"}), {"gpus": 0}, ["compute.attention: triton needs a GPU; set auto"]),
+        (QUANTIZED, {"gpus": 0}, [f"{KEY}: DeepSpeed's quantizer needs a GPU"]),
+        (QUANTIZED, {}, [f"{KEY}: DeepSpeed compiles its quantizer at the start, but there is no nvcc"]),
+        # it would otherwise train on the CPU, as many ranks as there are GPUs, and not say so
+        (run_config(), {"gpus": 8, "usable": False}, [UNUSABLE]),
+    ],
+)
+def test_what_a_machine_cannot_do_is_refused(problems, config, machine, expected):
+    found = problems(config, **machine)
+    assert len(found) == len(expected)
+    assert all(line.startswith(start) for line, start in zip(found, expected, strict=True))
 
 
-def test_no_shipped_run_needs_nvcc(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "count_gpus", lambda: 1)
-    for name, answer in (("is_available", True), ("is_bf16_supported", True)):
-        monkeypatch.setattr(torch.cuda, name, lambda answer=answer, **options: answer)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_no_shipped_run_needs_nvcc_and_quantized_weights_do(problems, tmp_path):
     runs = list((Path(__file__).parents[2] / "configs/runs").glob("*.yaml"))
     assert runs
-    assert [device_problems(load(path, [], RunConfig)) for path in runs] == [[]] * len(runs)
-
-
-def test_gpus_that_pytorch_cannot_use_are_named(monkeypatch):
-    """A run would otherwise train on the CPU, as many ranks as there are GPUs, and not say so."""
-    monkeypatch.setattr(module, "count_gpus", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (line,) = device_problems(run_config())
-    assert line.startswith(f"this machine has GPUs, but PyTorch {torch.__version__} can't use them; it was built ")
+    assert [problems(load(path, [], RunConfig)) for path in runs] == [[]] * len(runs)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").touch()
+    assert problems(QUANTIZED) == []
