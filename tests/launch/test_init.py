@@ -145,15 +145,17 @@ def test_an_existing_file_stays_and_nothing_is_written(tmp_path, monkeypatch, ex
         (["--text", "data"], "--text: data: no such file or folder; for text that comes later, give --format"),
         (["--text", "a.txt.xz"], "--text: a.txt.xz: no reader reads .xz; decompress it with xz -d"),
         (["--text", "a.zip"], "--text: a.zip: no reader reads .zip; unpack it"),
+        (["--text", "a.xml"], "--text: a.xml: XML, but no MediaWiki export; convert it to plain text or JSON Lines"),
         (["--text", "a", "--format", "txt"], "--format: 'txt'; expected one of wet, warc, c4, wikipedia, "),
         (["--text", "a.txt", "--corpus", "b"], "--text and --corpus: a run has its text from one of them"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_nothing_is_written(arguments, said):
+    Path("a.xml").write_text("<rss><item>Text.</item></rss>")
     done = run_here("launch", "init", *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith(f"error: {said}"), done.stderr
-    assert list(Path().iterdir()) == []
+    assert list(Path().iterdir()) == [Path("a.xml")]
 
 
 # --- what users have
@@ -237,13 +239,6 @@ def test_a_format_follows_from_the_name_and_the_first_bytes(tmp_path, monkeypatc
     Path("data", name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     for text in ("data", f"data/{name}"):
         assert [source.format for source in sources_of(text, None)[0]] == [format_]
-
-
-def test_xml_that_is_no_dump_of_a_wiki_is_refused():
-    Path("a.xml").write_text("<rss><item>Text.</item></rss>")
-    done = run_here("launch", "init", "--text", "a.xml")
-    said = "error: --text: a.xml: XML, but no MediaWiki export; convert it to plain text or JSON Lines\n"
-    assert (done.returncode, done.stderr) == (2, said)
 
 
 @each("number", [1, 2, 5])

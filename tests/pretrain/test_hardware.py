@@ -23,36 +23,30 @@ def _nothing_is_asked_for_and_no_driver_is_here(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
 
 
-@each(
-    "chosen",
-    ["", "-1", "0", "0,1", "1,0", "2", "0,2,1", "0,-1,1", "0,,1", " 0, 1", "0,0", "none", "0,GPU-1f", "NoDevFiles"],
-)
-def test_indices_choose_gpus_as_cuda_and_pytorch_read_them(chosen, tmp_path, monkeypatch):
+INDICES = [
+    "",
+    " 0, 1",
+    *["-1", "0", "0,1", "1,0", "2", "0,2,1", "0,-1,1", "0,,1", "0,0", "none", "0,GPU-1f", "NoDevFiles"],
+]
+UUIDS = {
+    "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6": 1,
+    "GPU-8932f937,GPU-1a2b3c4d": 2,
+    "GPU-8932f937,GPU-8932f937": 0,
+    "GPU-8932f937,1": 1,
+    "MIG-GPU-8932f937/1/0,MIG-GPU-8932f937/2/0": 1,  # a process sees one instance
+}
+
+
+@each("chosen", [*INDICES, *UUIDS])
+def test_indices_and_uuids_choose_gpus_as_cuda_and_pytorch_read_them(chosen, tmp_path, monkeypatch):
     """The machine has two GPUs."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert count_gpus(tmp_path) == 0  # none yet
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    expected = list(takewhile(lambda index: index < 2, torch.cuda._parse_visible_devices()))
-    assert count_gpus(tmp_path) == len(expected)
-
-
-@each(
-    "chosen, expected",
-    [
-        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", 1),
-        ("GPU-8932f937,GPU-1a2b3c4d", 2),
-        ("GPU-8932f937,GPU-8932f937", 0),
-        ("GPU-8932f937,1", 1),
-        ("MIG-GPU-8932f937/1/0,MIG-GPU-8932f937/2/0", 1),  # a process sees one instance
-    ],
-)
-def test_uuids_choose_gpus(chosen, expected, tmp_path, monkeypatch):
-    (tmp_path / "nvidia0").touch()
-    (tmp_path / "nvidia1").touch()
     assert count_gpus(tmp_path) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    assert count_gpus(tmp_path) == expected
+    read = takewhile(lambda index: index < 2, torch.cuda._parse_visible_devices() if chosen in INDICES else ())
+    assert count_gpus(tmp_path) == UUIDS.get(chosen, len(list(read)))
 
 
 def test_the_cpu_may_be_asked_for_beside_gpus(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import os
 import shutil
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,6 @@ def rank_1(folder: Path, step: int) -> Path:
     return folder / f"node/checkpoints/step-{step:08d}/rank-00001.safetensors"
 
 
-def nothing(folder: Path) -> None:
-    pass
-
-
-def a_flipped_bit(folder: Path) -> None:
-    flip(rank_1(folder, 6))
-
-
-def a_flipped_bit_in_the_description(folder: Path) -> None:
-    flip(rank_1(folder, 6).with_name("index.json"))
-
-
 def weights_that_are_not_finite(folder: Path) -> None:
     """They were so when they were copied: the checksums agree."""
     path = rank_1(folder, 6)
@@ -73,36 +62,25 @@ def weights_that_are_not_finite(folder: Path) -> None:
     rewrite(path.with_name("index.json"), lambda values: values["files"][path.name].update(of_content))
 
 
-def a_rank_lost_between_copies(folder: Path) -> None:
-    """It had taken its file from the older checkpoint, and had not completed the newer one."""
-    checkpoints = rank_1(folder, 6).parent.rename(folder / "node/checkpoints/.slot-1").parent
-    assert [path.name for path in checkpoints.glob("step-*")] == ["step-00000005"]
-
-
-def a_rank_without_memory(folder: Path) -> None:
-    for step in (5, 6):
-        rank_1(folder, step).unlink()
-
-
-def lost_descriptions(folder: Path) -> None:
+def lose_descriptions(folder: Path) -> None:
     rank_1(folder, 6).with_name("index.json").write_text("{")
     rank_1(folder, 5).with_suffix(".json").unlink()
 
 
-def memory_of_another_run(folder: Path) -> None:
-    (folder / "run/checkpoints/memory.json").unlink()
-
-
-# The first step that is taken after what happened. The checkpoint on disk is of step 4.
-FIRST_STEPS = {
-    nothing: 7,
-    a_flipped_bit: 6,
-    a_flipped_bit_in_the_description: 6,
-    weights_that_are_not_finite: 6,
-    a_rank_lost_between_copies: 6,
-    a_rank_without_memory: 5,
-    lost_descriptions: 5,
-    memory_of_another_run: 5,
+# What happened, and the first step that is taken after it. The checkpoint on disk is of step 4.
+HAPPENED: dict[str, tuple[Callable[[Path], object], int]] = {
+    "nothing": (lambda folder: None, 7),
+    "a flipped bit": (lambda folder: flip(rank_1(folder, 6)), 6),
+    "a flipped bit in the description": (lambda folder: flip(rank_1(folder, 6).with_name("index.json")), 6),
+    "weights that are not finite": (weights_that_are_not_finite, 6),
+    # the rank had taken its file from the older checkpoint, and had not completed the newer one
+    "a rank lost between copies": (
+        lambda folder: rank_1(folder, 6).parent.rename(folder / "node/checkpoints/.slot-1"),
+        6,
+    ),
+    "a rank without memory": (lambda folder: [rank_1(folder, step).unlink() for step in (5, 6)], 5),
+    "lost descriptions": (lose_descriptions, 5),
+    "memory of another run": (lambda folder: (folder / "run/checkpoints/memory.json").unlink(), 5),
 }
 
 
@@ -120,19 +98,19 @@ def test_a_run_goes_on_from_the_newest_sound_step_with_the_same_losses(small_cor
     shutil.rmtree(on_disk.directory)
     (cut.parent / "run/checkpoints/latest").write_text("step-00000004\n")
     copies = {}
-    for happened in FIRST_STEPS:
-        folder = tmp_path / happened.__name__
+    for name, (happen, _) in HAPPENED.items():
+        folder = tmp_path / name
         shutil.copytree(cut.parent, folder)
-        copies[happened] = folder / "run.yaml"
-        copies[happened].write_text(cut.read_text().replace(str(cut.parent), str(folder)))
-        happened(folder)
+        copies[name] = folder / "run.yaml"
+        copies[name].write_text(cut.read_text().replace(str(cut.parent), str(folder)))
+        happen(folder)
     codes = on_ranks(2, each, trained, [(path, None) for path in copies.values()], seconds=280)
     assert codes == [[0] * len(copies)] * 2
-    for happened, path in copies.items():
+    for name, path in copies.items():
         rows = [row for row in read_metrics(path.parent / "run") if "train/loss" in row.metrics]
         first = min(row.step for row in rows if row.attempt == max(row.attempt for row in rows))
-        assert first == FIRST_STEPS[happened], happened.__name__
-        assert losses(path) == losses(whole), happened.__name__
+        assert first == HAPPENED[name][1], name
+        assert losses(path) == losses(whole), name
 
 
 def on_own_node(path: Path, nodes: list[int], stop: int | None) -> int:
