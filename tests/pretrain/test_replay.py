@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ def trained(
     return numbers, weights, found
 
 
+def found_with(
+    plant: Plant, stage: int, precision: str = "fp32", dropout_rate: float = 0.1, steps: int = 2, repeats: bool = True
+) -> list[Any]:
+    return trained(stage, precision, plant=plant, steps=steps, repeats=repeats, dropout_rate=dropout_rate)[2]
+
+
 # stage, precision, micro-batches, and whether layers are computed again in the backward pass
 QUICK = [(2, "bf16", 3, False), (3, "fp32", 1, False)]
 OTHERS = [
@@ -125,14 +132,6 @@ def flipped(model: torch.nn.Module, step: int, rank: int, bit: int, activation: 
             handle.remove()
 
 
-def with_flip(stage: int, precision: str, rank: int, bit: int, activation: bool) -> list[Any]:
-    def plant(model: torch.nn.Module, step: int) -> contextlib.AbstractContextManager[None]:
-        return flipped(model, step, rank, bit, activation)
-
-    dropout_rate = 0.0 if activation else 0.1  # dropout may remove the very element
-    return trained(stage, precision, steps=2, plant=plant, dropout_rate=dropout_rate)[2]
-
-
 # Low and high bits of the mantissa, bits of the exponent, and signs. The lowest bit of an activation may be lost in the
 # next sum, which leaves gradients as they are.
 QUICK_FLIPS = [(2, "bf16", 0, 0, False), (2, "fp32", 1, 31, False), (3, "fp32", 0, 12, False), (3, "fp32", 1, 25, True)]
@@ -146,7 +145,12 @@ OTHER_FLIPS = [
 
 @pytest.mark.parametrize("flips", [QUICK_FLIPS, *slow(OTHER_FLIPS)], ids=["some", "others"])
 def test_a_flipped_bit_is_found_and_its_rank_and_tensor_are_named(flips):
-    told, same = on_ranks(2, each, with_flip, flips)
+    plants = [
+        # dropout may remove the very element
+        (partial(flipped, rank=rank, bit=bit, activation=activation), stage, precision, 0.0 if activation else 0.1)
+        for stage, precision, rank, bit, activation in flips
+    ]
+    told, same = on_ranks(2, each, found_with, plants)
     assert told == same
     for flip, (before, found) in zip(flips, told, strict=True):
         _, _, rank, _, activation = flip
@@ -171,15 +175,12 @@ def scaled(model: torch.nn.Module, step: int, rank: int) -> Iterator[None]:
     handle.remove()
 
 
-def always_wrong(stage: int, rank: int) -> list[Any]:
-    return trained(stage, plant=lambda model, step: scaled(model, step, rank), steps=2)[2]
-
-
 @pytest.mark.parametrize("cases", [[(2, 1)], *slow([(1, 0), (3, 2)])], ids=["some", "others"])
 def test_of_three_ranks_the_one_that_is_always_wrong_is_named_and_of_two_neither(cases):
     for ranks in (3, 2):
         own = [case for case in cases if case[1] < ranks]
-        for told in on_ranks(ranks, each, always_wrong, own):
+        plants = [(partial(scaled, rank=rank), stage) for stage, rank in own]
+        for told in on_ranks(ranks, each, found_with, plants):
             for (_, rank), (before, found) in zip(own, told, strict=True):
                 assert before is None
                 assert found.rank == (rank if ranks == 3 else None)
@@ -204,12 +205,9 @@ def noisy(model: torch.nn.Module, step: int, noise: float, wrong: float) -> Iter
     handle.remove()
 
 
-def through_noise(noise: float, wrong: float) -> list[Any]:
-    return trained(2, plant=lambda model, step: noisy(model, step, noise, wrong), steps=10, repeats=False)[2]
-
-
 def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
-    (clean, found), _ = on_ranks(2, each, through_noise, [(1e-4, 0.0), (1e-4, 0.3)])
+    noises = [(partial(noisy, noise=1e-4, wrong=wrong), 2, "fp32", 0.1, 10, False) for wrong in (0.0, 0.3)]
+    (clean, found), _ = on_ranks(2, each, found_with, noises)
     assert clean == [None] * 10
     assert found[:8] == [None] * 8
     assert (found[8].rank, found[8].what.endswith(f": {TENSOR}")) == (1, True)

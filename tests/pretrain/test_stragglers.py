@@ -123,20 +123,6 @@ def test_the_place_of_a_rank():
     assert [place(rank, hosts) for rank in (1, 3, 4)] == [("a", "GPU 1: H100"), ("b", "GPU 1: A100"), ("c", "Xeon")]
 
 
-def test_watch_shows_the_straggler_while_there_is_one(tmp_path, capsys):
-    table = tmp_path / "artifacts/evaluation/stragglers.json"
-    table.parent.mkdir(parents=True)
-    row = [20, "rank 1 (node-2, H100) is slow"]
-    table.write_text(json.dumps({"columns": ["step", "what"], "data": [row]}))
-    log = MetricLog(tmp_path, attempt=1)
-    log.log(20, {"train/loss": 1.0, "stragglers/factor": 1.3})
-    watch(tmp_path, once=True)
-    assert "rank 1 (node-2, H100) is slow, since step 20" in " ".join(capsys.readouterr().out.split())
-    log.log(40, {"train/loss": 1.0, "stragglers/factor": 1.0})
-    watch(tmp_path, once=True)
-    assert "node-2" not in capsys.readouterr().out
-
-
 def train_slowed(path, cause, first, share):
     """Trains on this rank. From step `first` on, the device or the loader of rank 1 takes longer by `share`.
 
@@ -173,7 +159,8 @@ def train_slowed(path, cause, first, share):
 
 
 @each("cause, stage, share", [("device", 2, 0.6), *slow(("device", 3, 0.6), ("loader", 2, 1.0))])
-def test_a_rank_that_is_slowed_down_is_named_within_twenty_steps(small_corpus, tmp_path, cause, stage, share):
+def test_a_rank_that_is_slowed_down_is_named_within_twenty_steps(small_corpus, tmp_path, capsys, cause, stage, share):
+    """`pretrain watch` names it while it is slow."""
     sections = {"evaluation": [], "checkpoint": {"every_steps": 1000}}
     path, first = run_file(tmp_path, small_corpus, stage, run={"max_steps": 42}, **sections), 21
     assert on_ranks(2, train_slowed, path, cause, first, share, joined=False) == [0, 0]
@@ -185,6 +172,11 @@ def test_a_rank_that_is_slowed_down_is_named_within_twenty_steps(small_corpus, t
     assert last["stragglers/rank"] == 1
     assert last["stragglers/factor"] == last[f"stragglers/{cause}"] > FACTOR
     assert all(math.isfinite(value) for value in last.values())
+    watch(tmp_path / "run", once=True)
+    assert f"{event['what']}, since step {event['step']}" in " ".join(capsys.readouterr().out.split())
+    MetricLog(tmp_path / "run", attempt=1).log(43, {"train/loss": 1.0, "stragglers/factor": 1.0})
+    watch(tmp_path / "run", once=True)
+    assert "since step" not in capsys.readouterr().out
 
 
 COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather", "broadcast", "all_to_all_single")
