@@ -29,25 +29,20 @@ from pretrain.tools.plan.zero_memory import Parameters, Setting, States, states
 from pretrain.zero.layers import layers, recomputed
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.small_runs import engine_of, run_config
 from tests.slow import slow
 
 RUNS = Path(__file__).parents[2] / "configs/runs"
 BASE, LARGEST = RUNS / "t5-v1.1-base-c4.yaml", RUNS / "t5-v1.0-11b-c4.yaml"
 
-SIZE = {"vocab_size": 2048, "d_model": 64, "num_heads": 4}
-STACKS = {**SIZE, "num_encoder_layers": 2, "num_decoder_layers": 2, "d_ff": 256}
-ONE_STACK = {**SIZE, "num_layers": 2, "d_ff": 256, "max_positions": 128}
 LLAMA = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "biases": False, "num_key_value_heads": 2}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "t5": {**STACKS, "family": "t5", "d_kv": 32, "dropout_rate": 0.1},
-    "t5 without bias": {**STACKS, "family": "t5", "d_kv": 32, "positions": "rotary", "feed_forward": "relu"},
-    "bart": {**STACKS, "family": "bart", "max_positions": 128},
-    "t5gemma2": {**SIZE, "family": "t5gemma2", "num_layers": 2, "d_ff": 256, "num_key_value_heads": 2},
-    "autoregressive": {**STACKS, "family": "autoregressive", "max_positions": 128},
-    "double_decoder": {**STACKS, "family": "double_decoder"},
-    "decoder_only": {**SIZE, "family": "decoder_only", "num_layers": 2, "d_ff": 256, **LLAMA},
-    "encoder_only": {**ONE_STACK, "family": "encoder_only", "next_sentence": False},
+MODELS: dict[str, dict[str, Any]] = {
+    **FAMILIES,
+    "t5": {**FAMILIES["t5"], "dropout_rate": 0.1},
+    "t5 without bias": {**FAMILIES["t5"], "positions": "rotary", "feed_forward": "relu"},
+    "decoder_only": {**FAMILIES["decoder_only"], **LLAMA, "max_positions": None},
+    "encoder_only": {**FAMILIES["encoder_only"], "next_sentence": False},
 }
 
 
@@ -90,15 +85,15 @@ def bytes_saved(config: models.ModelConfig, batch: dict[str, torch.Tensor], chec
 
 
 CHECKED = [("t5", True), ("t5gemma2", False), ("autoregressive", False)]
-CHECKED += slow(*((family, False) for family in FAMILIES if (family, False) not in CHECKED))
+CHECKED += slow(*((family, False) for family in MODELS if (family, False) not in CHECKED))
 
 
 @tables.each("family, checkpointing", CHECKED)
 def test_activations_are_those_that_autograd_saves(family, checkpointing):
     """T5's learned bias takes the plain formula on a CPU; elsewhere its fused kernel keeps what CUDA's keep."""
     count, inputs, targets = 5, 96, 40
-    targets = targets if family in ("t5", "t5 without bias", "bart", "t5gemma2") else inputs
-    config = models.parse(FAMILIES[family])
+    config = models.parse({"vocab_size": 2048, **MODELS[family]})
+    targets = targets if config.family in ("t5", "bart", "vanilla", "t5gemma", "t5gemma2") else inputs
     rows = Rows(count, inputs, targets, targets // 4 if family == "encoder_only" else targets)
     with using("sdpa"):
         saved = bytes_saved(config, batch_of(family, rows), checkpointing)
