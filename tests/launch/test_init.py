@@ -69,12 +69,8 @@ def test_the_next_two_commands_are_printed():
         "  data-pipeline build first.corpus.yaml",
         "  launch local first.run.yaml",
     ]
-    found = [path for source in load("first.corpus.yaml", [], CorpusConfig).sources for path in files(source.path)]
-    assert len(found) == 3  # the text that ships
-
-
-def files(pattern: str) -> list[Path]:
-    return list(Path(pattern).parent.glob(Path(pattern).name))
+    patterns = [Path(source.path) for source in load("first.corpus.yaml", [], CorpusConfig).sources]
+    assert len([path for one in patterns for path in one.parent.glob(one.name)]) == 3  # the text that ships
 
 
 @each("files, lines, part", [(2, 400, 256), (5, 7273, 400), (20, 100, 8 << 20)])
