@@ -179,7 +179,8 @@ def make(kind: str) -> None:
         case "saved":
             whole.save_to_disk("data", num_shards=2)
         case "splits":
-            DatasetDict(dict.fromkeys(("train", "validation", "test"), whole)).save_to_disk("data")
+            of = {one: [{"body": f"{one} {text}"} for text in TEXTS] for one in ("train", "validation", "test")}
+            DatasetDict({one: Dataset.from_list(own) for one, own in of.items()}).save_to_disk("data")
         case "parquet":
             Path("data/README.md").write_text("# A data set")
             whole.to_parquet("data/train-00000-of-00001.parquet")

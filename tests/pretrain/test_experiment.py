@@ -28,7 +28,7 @@ from pretrain.tools.experiment.results import Result
 from pretrain.tools.experiment.run_experiment import experiment
 from pretrain.tools.experiment.statistics import compare, holm
 from pretrain.trainer.validate import validate
-from tests.pretrain.forked import ForkedLauncher
+from tests.pretrain.forked import Forked
 from tests.pretrain.runs import MODEL, mlflow, run_file
 from tests.tables import each
 
@@ -398,7 +398,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
         if run.name in ("wide-seed-1", "wrong-seed-0"):
             return real(group, run, changes)
         cut = ["--stop-at-step", "2"] if started.count("narrow-seed-1") == 1 and run.name == "narrow-seed-1" else []
-        return group.add(ForkedLauncher("train", run.file, *run.overrides, *cut))
+        return group.add(Forked("train", run.file, *run.overrides, *cut))
 
     monkeypatch.setattr(launches, "start", start)
     out = tmp_path / "out"
