@@ -32,7 +32,6 @@ def config(folder: Path, corpus: Path, optimizer: str, stage: int) -> RunConfig:
         optimizer={"name": optimizer, "gradient_clipping": 0.5, **OPTIMIZERS[optimizer]},
         checkpoint={"every_steps": 3, "keep_last": 9},
         evaluation=[],
-        tracking={"mlflow": None, "log_every_steps": 1},
     )
     return RunConfig.model_validate(json.loads(path.read_text()))
 

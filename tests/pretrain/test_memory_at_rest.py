@@ -63,7 +63,6 @@ def test_a_bit_that_flips_between_updates_is_found_before_the_second(stage, prec
             small_corpus,
             stage,
             precision=precision,
-            batch={"global_batch_size": 16, "micro_batch_size": 4},
             faults={"checksum_every_steps": 1, "replay_every_steps": None},
             checkpoint={"every_steps": 2, "keep_last": 9, "memory_every_steps": 1},
         )
