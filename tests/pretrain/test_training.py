@@ -56,16 +56,13 @@ def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_cor
     """Two micro-batches on one rank or two, with fixed threads and without clipping, whose norm depends on the
     shards."""
     exact = {
-        "run": {"name": "test", "directory": "run", "max_steps": 8, "cpu_threads": 1},
         "model": {**MODEL, "dropout_rate": 0.0, "num_decoder_layers": 3},
         "batch": {"global_batch_size": 16, "micro_batch_size": 8},
         "optimizer": {"learning_rate": 1e-2, "gradient_clipping": 0},
     }
     found = []
     for stage, ranks in ((1, 1), (3, 2)):
-        folder = tmp_path / f"{stage}-{ranks}"
-        exact["run"]["directory"] = str(folder / "run")
-        path = run_file(folder, small_corpus, stage, **exact)
+        path = run_file(tmp_path / f"{stage}-{ranks}", small_corpus, stage, **exact)
         assert train_ranks(path, ranks) == [0] * ranks
         found.append(losses(path))
     assert found[0] == found[1]
@@ -230,26 +227,16 @@ def store():
         yield from serving(patch)
 
 
-def sections(corpus: str | Path, cache: Path, workers: int) -> dict[str, object]:
-    return {
-        "data": {
-            "train": [{"corpus": str(corpus)}],
-            "lanes": 1,  # so that a run meets new blocks until its end
-            "workers": workers,
-            "prefetch": 1,
-            "cache": {"directory": str(cache), "wait_seconds": 10.0},
-        },
-        "batch": {"global_batch_size": 64, "micro_batch_size": 32},
-        "evaluation": [],
-    }
-
-
 @pytest.mark.slow
 def test_a_store_that_goes_away_stops_the_run_saved_and_it_goes_on_to_the_same_losses(small_corpus, store, tmp_path):
     url = "s3://bucket/corpus"
     publish(open_corpus(small_corpus), url)
-    local = run_file(tmp_path / "local", small_corpus, **sections(small_corpus, tmp_path / "none", 0))
-    remote = run_file(tmp_path / "remote", small_corpus, **sections(url, tmp_path / "cache", 2))
+    many_rows = {"batch": {"global_batch_size": 64, "micro_batch_size": 32}, "evaluation": []}
+    data = {"train": [{"corpus": str(small_corpus)}], "lanes": 1, "workers": 0}  # a run meets new blocks until its end
+    cached = {"workers": 2, "prefetch": 1, "cache": {"directory": str(tmp_path / "cache"), "wait_seconds": 10.0}}
+    local = run_file(tmp_path / "local", small_corpus, data=data, **many_rows)
+    data |= {"train": [{"corpus": url}], **cached}
+    remote = run_file(tmp_path / "remote", small_corpus, data=data, **many_rows)
     train(local)
     store.calm()
     store.blocks_left = 6  # of 8 or more, each read by one worker or by both
