@@ -3,7 +3,6 @@
 import gc
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,19 +65,15 @@ def bytes_saved(config: models.ModelConfig, batch: dict[str, torch.Tensor], chec
             kept[storage.data_ptr()] = storage  # held here, so that no other gets its address
         return tensor
 
-    def keeping(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def hold(_: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """A layer that is computed again holds what it was called with, which passes by the hooks."""
-
-        def called(*args: Any, **kwargs: Any) -> torch.Tensor:
-            for one in tree_leaves((args, kwargs)):
-                if isinstance(one, torch.Tensor):
-                    keep(one)
-            return forward(*args, **kwargs)
-
-        return called
+        for one in tree_leaves((args, kwargs)):
+            if isinstance(one, torch.Tensor):
+                keep(one)
 
     for layer in layers(model).values() if checkpointing else ():
-        layer.forward = keeping(recomputed(layer.forward))  # type: ignore[method-assign]
+        layer.forward = recomputed(layer.forward)  # type: ignore[method-assign]
+        layer.register_forward_pre_hook(hold, with_kwargs=True)
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         model(**batch)
     return sum(storage.nbytes() for storage in kept.values())
