@@ -17,8 +17,7 @@ from typing import Any
 
 import psutil
 
-from tests.ports import free_port
-from tests.pretrain.rank_processes import PROCESSES
+from tests.pretrain.rank_processes import PROCESSES, environments
 
 
 class Forked:
@@ -89,12 +88,8 @@ class Forked:
 @contextlib.contextmanager
 def forked_ranks(ranks: int, *arguments: str | Path) -> Iterator[list[Forked]]:
     """`pretrain ARGUMENTS` as each of several ranks, without a launcher and a supervisor."""
-    group = {"WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(Forked(*arguments, **{name: str(value) for name, value in (group | own).items()}))
-            for own in ({"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks))
-        ]
+        yield [stack.enter_context(Forked(*arguments, **own)) for own in environments(ranks)]
 
 
 def run_forked(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

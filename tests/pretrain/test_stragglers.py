@@ -1,7 +1,6 @@
 """Stragglers: the judgement over made-up times, and real ranks of which one is slowed down."""
 
 import itertools
-import json
 import math
 import os
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
+from pretrain.evaluation import record
 from pretrain.faults.stragglers import COMPUTE, DATA, WHOLE, WINDOW, Stragglers, compared, named, waiting
 from pretrain.run.environment import machines, place
 from pretrain.run.metrics_file import MetricLog, read_metrics
@@ -164,8 +164,7 @@ def test_a_rank_that_is_slowed_down_is_named_within_twenty_steps(small_corpus, t
     sections = {"evaluation": [], "checkpoint": {"every_steps": 1000}}
     path, first = run_file(tmp_path, small_corpus, stage, run={"max_steps": 42}, **sections), 21
     assert on_ranks(2, train_slowed, path, cause, first, share, joined=False) == [0, 0]
-    table = json.loads((tmp_path / "run/artifacts/evaluation/stragglers.json").read_text())
-    (event,) = (dict(zip(table["columns"], values, strict=True)) for values in table["data"])
+    (event,) = record.table(record.directory(tmp_path / "run") / "stragglers.json")
     assert first < event["step"] < first + 20
     assert (event["rank"], event["slow"]) == (1, cause)
     last = [row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics][-1]
