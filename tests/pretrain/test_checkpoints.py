@@ -6,9 +6,11 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,12 +28,10 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.checkpoint.directory import checkpoint_directory
-from pretrain.checkpoint.engine_state import Copy
 from pretrain.checkpoint.index import Origin, Table
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.checkpoint.write import header, write_part
 from pretrain.run import watchdog
-from pretrain.run.train_state import TrainState
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, flip, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
@@ -147,27 +147,15 @@ def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, moves, monkeypatch):
+def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(moves, monkeypatch):
     """A save that writes is no hang, however long it takes."""
-
-    class InRounds(save._Writing):
-        """Does a part of its work whenever it is waited for, five times."""
-
-        rounds = 0
-
-        def join(self, seconds):
-            self.rounds += 1
-            if moves:
-                self.advanced.set()
-
-        def is_alive(self):
-            return self.rounds < 5
-
     alone = Origin(Path(), 0, 1, 2, {}, "", None, None, None)
     monkeypatch.setattr(save, "from_rank_0", lambda value: value)
     monkeypatch.setattr(save.dist, "all_reduce", lambda tensor: None)
     saver = save.Saver(SimpleNamespace(device="cpu"), alone)
-    saver._writing = InRounds(alone, TrainState(), tmp_path, tmp_path / "final", Copy(), {})
+    saver._writing = writing = Mock(told=True, error=None, parts_ended=0, advanced=threading.Event())
+    writing.join.side_effect = lambda seconds: writing.advanced.set() if moves else None
+    writing.is_alive.side_effect = [True] * 4 + [False]
     noted: list[None] = []
     monkeypatch.setattr(watchdog, "alive", lambda: noted.append(None))
     saver.wait()
