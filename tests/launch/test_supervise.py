@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -386,37 +387,6 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
 # What follows an attempt
 
 
-class Pool:
-    """Agents that are sent away."""
-
-    def close(self, run_goes_on: bool) -> None:
-        assert run_goes_on
-
-
-def after_findings(folder: Path, found: Sequence[str], min_nodes: int | None) -> tuple[list[Ended | None], list[Node]]:
-    """How the run has ended after each attempt, of which each has found the arithmetic of one of its nodes wrong, and
-    the nodes that are left of a, b and c, each with a rank."""
-    path = run_file(folder, folder / "corpus", batch={"global_batch_size": 12, "micro_batch_size": 2})
-    config, run = load(path, [], RunConfig), Run(path, [], min_nodes=min_nodes)
-    nodes, directory = [Node(name, 1) for name in "abc"], Path(config.run.directory)
-    requests = StopRequests(directory)
-    access = Access(lambda pool, chosen: None, False, "", lambda agent: ("", 0), tries_again=True)
-    ranks = Nodes(run, config, nodes, access, requests)
-    ranks._pool = Pool()  # type: ignore[assignment]
-    attempts = _Attempts(ranks, run, config, requests)
-    ends = []
-    for number, node in enumerate(found, 1):
-        logs = directory / f"logs/attempt-{number:04d}"
-        logs.mkdir(parents=True)
-        rank, now, codes = "abc".index(node), 100.0 * number, dict.fromkeys(range(3), 1)
-        attempt = Attempt(Status("running", number), logs, 3, codes, [0, 1, 2], began=now, ended=now + 9, read=now + 9)
-        attempt.heartbeats = {0: heartbeat.Heartbeat(10 * number, 0, 0.0, 0.0, 5.0)}
-        attempt.faulty, attempt.faulty_node = rank, node
-        attempt.last_lines = {rank: (f"step {10 * number}: rank {rank} computes wrong",)}
-        ends.append(attempts.end_after(attempt))
-    return ends, ranks._nodes
-
-
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch) -> None:
     monkeypatch.setattr("launch.attempts.restarts.seconds_to_wait", lambda failures: 0.0)
@@ -433,8 +403,26 @@ def _at_once(monkeypatch) -> None:
 def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_on(
     tmp_path, capsys, found, min_nodes, last, left, said
 ):
-    ends, nodes = after_findings(tmp_path, found, min_nodes)
-    assert (ends, "".join(node.name for node in nodes)) == ([None, last], left)
+    """Of nodes a, b and c, each with a rank. Each attempt finds the arithmetic of one of them wrong."""
+    path = run_file(tmp_path, tmp_path / "corpus", batch={"global_batch_size": 12, "micro_batch_size": 2})
+    config, run = load(path, [], RunConfig), Run(path, [], min_nodes=min_nodes)
+    requests = StopRequests(tmp_path / "run")
+    access = Access(lambda pool, chosen: None, False, "", lambda agent: ("", 0), tries_again=True)
+    nodes = Nodes(run, config, [Node(name, 1) for name in "abc"], access, requests)
+    nodes._pool = pool = Mock()  # of agents that are sent away
+    attempts = _Attempts(nodes, run, config, requests)
+    ends = []
+    for number, node in enumerate(found, 1):
+        logs = tmp_path / f"run/logs/attempt-{number:04d}"
+        logs.mkdir(parents=True)
+        rank, now, codes = "abc".index(node), 100.0 * number, dict.fromkeys(range(3), 1)
+        attempt = Attempt(Status("running", number), logs, 3, codes, [0, 1, 2], began=now, ended=now + 9, read=now + 9)
+        attempt.heartbeats = {0: heartbeat.Heartbeat(10 * number, 0, 0.0, 0.0, 5.0)}
+        attempt.faulty, attempt.faulty_node = rank, node
+        attempt.last_lines = {rank: (f"step {10 * number}: rank {rank} computes wrong",)}
+        ends.append(attempts.end_after(attempt))
+    assert (ends, "".join(node.name for node in nodes._nodes)) == ([None, last], left)
+    assert all(call.args == (True,) for call in pool.close.call_args_list)  # the run goes on
     assert said in capsys.readouterr().err
     ranks = [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")]
     assert ranks == [("abc".index(node), node) for node in found]
