@@ -70,20 +70,14 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
     engine = Engine(construct(run.config, run.model), run.config)
     tried: list[int] = []
 
-    class Memory:
-        def __init__(self, device: object):
-            pass
+    def peak(passes: partial[None]) -> int:
+        tried.append(len(passes.args[1]["labels"]))
+        passes()
+        return 500 + 100 * tried[-1]
 
-        def free(self) -> int:
-            return free * (1 + dist.get_rank())  # the second rank has more
-
-        def peak(self, passes: partial[None]) -> int:
-            tried.append(len(passes.args[1]["labels"]))
-            passes()
-            return 500 + 100 * tried[-1]
-
+    memory = SimpleNamespace(free=lambda: free * (1 + dist.get_rank()), peak=peak)  # the second rank has more
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(micro_batch, "DeviceMemory", Memory)
+        patch.setattr(micro_batch, "DeviceMemory", lambda device: memory)
         patch.setattr(micro_batch, "_MOMENTS", 0)
         layout = micro_batch.choose(run, engine).layout
     assert layout.micro_batch * layout.accumulation == 12

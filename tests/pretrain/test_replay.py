@@ -119,17 +119,13 @@ def flipped(model: torch.nn.Module, step: int, rank: int, bit: int, activation: 
         flip_bit(found, place, bit)
         return values
 
-    handles = [model.register_forward_pre_hook(count)]
     if activation:
         layer = model.get_submodule(TENSOR.removesuffix(".weight"))
-        handles.append(layer.register_forward_hook(lambda module, inputs, output: flip(output)))
+        planted = layer.register_forward_hook(lambda module, inputs, output: flip(output))
     else:
-        handles.append(model.get_parameter(TENSOR).register_hook(flip))
-    try:
+        planted = model.get_parameter(TENSOR).register_hook(flip)
+    with model.register_forward_pre_hook(count), planted:
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # Low and high bits of the mantissa, bits of the exponent, and signs. The lowest bit of an activation may be lost in the
@@ -170,9 +166,8 @@ def scaled(model: torch.nn.Module, step: int, rank: int) -> Iterator[None]:
     def more(module: torch.nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output * (1 + 2**-20) if step and dist.get_rank() == rank else output
 
-    handle = model.get_submodule(TENSOR.removesuffix(".weight")).register_forward_hook(more)
-    yield
-    handle.remove()
+    with model.get_submodule(TENSOR.removesuffix(".weight")).register_forward_hook(more):
+        yield
 
 
 @pytest.mark.parametrize("cases", [[(2, 1)], *slow([(1, 0), (3, 2)])], ids=["some", "others"])
@@ -200,9 +195,8 @@ def noisy(model: torch.nn.Module, step: int, noise: float, wrong: float) -> Iter
         more = 1 + wrong if step >= 8 and passes % 3 == 0 and dist.get_rank() == 1 else 1
         return gradient * more + noise * gradient.norm() * torch.randn(gradient.shape, generator=draws)
 
-    handle = model.get_parameter(TENSOR).register_hook(hook)
-    yield
-    handle.remove()
+    with model.get_parameter(TENSOR).register_hook(hook):
+        yield
 
 
 def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
@@ -245,11 +239,8 @@ def broken_off(path: Path, node: Path, wrong_at: int) -> str:
             factor = 1 + 2**-10 if step + 1 == wrong_at and dist.get_rank() == 1 else 1
             return {name: values * factor for name, values in losses.items()}
 
-        handle = self.deepspeed.module.register_forward_hook(more)
-        try:
+        with self.deepspeed.module.register_forward_hook(more):
             return right(self, step, *arguments)
-        finally:
-            handle.remove()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(node_memory.DIRECTORY, str(node))

@@ -45,15 +45,13 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
         if isinstance(engine.deepspeed.module, ExactModel):  # that of the comparison at a start
             return take_step(engine, step, position, batches, *arguments)
         taken.append((step, [digest for batch in batches for digest in digests(batch)]))
-        hook = engine.deepspeed.module.register_forward_hook(
+        with engine.deepspeed.module.register_forward_hook(
             lambda _, __, losses: {name: spoil(loss, position) if spoil else loss for name, loss in losses.items()}
-        )
-        try:
-            return take_step(engine, step, position, batches, *arguments)
-        finally:
-            hook.remove()
-            if step + 1 == huge:
-                make_huge(engine.deepspeed)
+        ):
+            outcome = take_step(engine, step, position, batches, *arguments)
+        if step + 1 == huge:
+            make_huge(engine.deepspeed)
+        return outcome
 
     Engine.step = step
     try:
