@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from data_pipeline.foundation.errors import FailedError
@@ -22,16 +21,10 @@ from pretrain.run.train_state import rewinds
 from tests.pretrain.checkpoint_runs import describe, rewrite
 from tests.tables import each
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 JUNK = [b"", b"junk", b"\x80\xff\x00", b"null", b"[]", b'"text"', b"12", b"{}", b"{", b"[" * 100_000]
 HUGE = 10**30
 INDEX, TABLE, TENSORS = "index.json", "rank-00000.json", "rank-00000.safetensors"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture

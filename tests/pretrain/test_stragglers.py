@@ -190,10 +190,9 @@ def collectives_of_a_step(stage, optimizer):
     def waiting(_, call):
         def timed(*arguments, **options):
             inside[0] += 1
-            try:
-                return call(*arguments, **options)
-            finally:
-                inside[0] -= 1
+            result = call(*arguments, **options)
+            inside[0] -= 1
+            return result
 
         return timed
 
