@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -265,24 +266,7 @@ def test_an_attempt_that_begins_while_its_directory_is_removed_keeps_its_own(run
     assert made[0].is_dir()
 
 
-# Page-locked memory without a GPU: a stand-in for CUDA's runtime notes what is registered
-
-
-class Runtime:
-    def __init__(self, error: int = 0):
-        self.error = error
-        self.registered: dict[int, int] = {}
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        assert address % mmap.PAGESIZE == 0
-        assert flags == 0
-        if not self.error:
-            self.registered[address] = size
-        return self.error
-
-    def cudaHostUnregister(self, address: int) -> None:
-        assert mapped(address)
-        del self.registered[address]
+# Page-locked memory without a GPU: stand-ins for CUDA's runtime
 
 
 def mapped(address: int) -> bool:
@@ -292,27 +276,33 @@ def mapped(address: int) -> bool:
 
 def test_no_more_is_locked_than_is_needed_and_it_is_unlocked_before_it_is_given_back():
     """1.5 · 2²⁰ + 1 bytes: a power of two would be 2²¹. Not while a view lives; the runtime asks for the pages."""
-    runtime, size = Runtime(), 3 * 2**19 + 1
+    size, unlocked = 3 * 2**19 + 1, []
+    runtime = Mock(cudaHostUnregister=lambda address: unlocked.append(mapped(address)))
+    runtime.cudaHostRegister.return_value = 0
     found = host_memory(size, True, runtime=runtime)
     assert found.shape == (size,)
-    assert runtime.registered == {found.data_ptr(): size}
+    assert found.data_ptr() % mmap.PAGESIZE == 0
+    runtime.cudaHostRegister.assert_called_once_with(found.data_ptr(), size, 0)
     assert torch.equal(found.fill_(3), torch.full((size,), 3, dtype=torch.uint8))
     part = found[5:7]
     del found
     gc.collect()
-    assert len(runtime.registered) == 1
+    assert unlocked == []
     part.fill_(1)
     del part
     gc.collect()
-    assert runtime.registered == {}
+    assert unlocked == [True]
+
+
+REFUSES = Mock(cudaHostRegister=lambda address, size, flags: 2)
 
 
 def test_a_refusal_says_how_much_was_asked_for():
     with pytest.raises(MemoryError, match="4,194,304 bytes"):
-        host_memory(2**22, True, runtime=Runtime(error=2))
+        host_memory(2**22, True, runtime=REFUSES)
 
 
 def test_a_file_in_memory_is_used_even_if_its_pages_can_not_be_locked(tmp_path):
-    found = host_memory(5000, True, tmp_path / "file", Runtime(error=2))
+    found = host_memory(5000, True, tmp_path / "file", REFUSES)
     found.fill_(7)
     assert (tmp_path / "file").read_bytes() == bytes([7]) * 5000
