@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -214,44 +213,19 @@ def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
     assert supervised(tmp_path, saves, "exit 75", another_follows=True) == 75
 
 
-BEATS = """
-import os, time
-from pathlib import Path
-from pretrain.run import heartbeat, outcome
-rank = int(os.environ["RANK"])
-with heartbeat.beating(rank):
-    Path(f"new-{rank}").write_text(str(os.getpid()))
-    os.rename(f"new-{rank}", f"beats-{rank}")
-    while rank == 1 or not Path("hangs").exists():
-        time.sleep(0.05)
-    outcome.hung(rank)
-    time.sleep(3600)
-"""
-
-
 def test_a_rank_was_silent_though_it_wakes_before_the_end(tmp_path, monkeypatch):
     """DeepSpeed's launcher signals the others when one has ended, which interrupts native code that hangs."""
-    monkeypatch.chdir(tmp_path)
-    launcher = launcher_of(*[[sys.executable, "-c", BEATS]] * 2)
+    read = {rank: heartbeat.Heartbeat(9, 9, 5.0 * rank, 0.0, 9.0) for rank in range(2)}
+    monkeypatch.setattr(heartbeat, "read", lambda directory: read)
+    launcher = launcher_of(*[["sh", "-c", f"[ $RANK = 1 ] || {{ {told('hung', '')}; }}; {WAITS}"]] * 2)
     ranks = RankProcesses(launcher, {**os.environ, rank_logs.SUPERVISED: str(tmp_path)}, 2, tmp_path / "log")
     try:
-        while not all(Path(f"beats-{rank}").exists() for rank in range(2)):
-            time.sleep(0.05)
-        silent = psutil.Process(int(Path("beats-1").read_text()))
-        silent.suspend()
-        while heartbeat.read(ranks._directory)[1].silent < 1:
-            time.sleep(0.05)
-        Path("hangs").touch()
         while not any(event.kind == "rank hung" for event in ranks.events()):
             time.sleep(0.05)
-        silent.resume()
-        while heartbeat.read(ranks._directory)[1].silent >= 1:
-            time.sleep(0.05)
+        read[1] = read[0]  # it wakes
     finally:
         ranks.end()
-    assert ranks.heartbeats[1].silent >= 1
-    attempt = Attempt(Status("running", 1), tmp_path, 2, failed=[0], hung=[0])
-    attempt.heartbeats = {rank: replace(ranks.heartbeats[rank], silent=4.0 * rank) for rank in range(2)}
+    attempt = Attempt(Status("running", 1), tmp_path, 2, failed=[0], hung=[0], heartbeats=ranks.heartbeats)
     assert first_failed(attempt) == 1
 
 
