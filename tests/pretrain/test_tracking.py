@@ -262,28 +262,17 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
         assert points(client, tmp_path / str(number), "loss") == [(step, step) for step in range(1, 301)]
 
 
-CREATES = """
-import os, signal, sys
-from sqlalchemy import Engine, event
-from pretrain.tracking.store import create_tables
-
-created = []
-
-@event.listens_for(Engine, "after_cursor_execute")
-def count(connection, cursor, statement, *_):
-    created.extend(["table"] * ("CREATE TABLE" in statement))
-    if len(created) == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-create_tables(sys.argv[1])
-"""
-
-
 @pytest.mark.slow
-def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_created(tmp_path):
+def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_created(tmp_path, monkeypatch):
     database = tmp_path / "mlflow.db"
-    done = subprocess.run([sys.executable, "-c", CREATES, f"sqlite:///{database}"])
-    assert done.returncode == -signal.SIGKILL
+
+    def killed(uri):
+        store.sqlite_file(uri).touch()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(store, "client", killed)
+        store.create_tables(f"sqlite:///{database}")
     assert not database.exists()
     store.create_tables(f"sqlite:///{database}")
     assert MlflowClient(f"sqlite:///{database}").search_experiments()
