@@ -264,15 +264,16 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
 
 @pytest.mark.slow
 def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_created(tmp_path, monkeypatch):
-    database = tmp_path / "mlflow.db"
+    database, connect = tmp_path / "mlflow.db", store.client
 
     def killed(uri):
         store.sqlite_file(uri).touch()
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(store, "client", killed)
+    monkeypatch.setattr(store, "client", killed)
+    with pytest.raises(KeyboardInterrupt):
         store.create_tables(f"sqlite:///{database}")
+    monkeypatch.setattr(store, "client", connect)
     assert not database.exists()
     store.create_tables(f"sqlite:///{database}")
     assert MlflowClient(f"sqlite:///{database}").search_experiments()
