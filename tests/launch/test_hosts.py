@@ -18,8 +18,8 @@ from pretrain.config import RunConfig
 from tests.conftest import run
 from tests.in_process import done_here, run_here
 from tests.launch.conftest import a_run, takes_fuse, takes_hosts
-from tests.launch.jobs import status
 from tests.launch.shared_files import UNPROTECTED, mounted, warnings_in
+from tests.launch.slurm_cluster import status
 from tests.launch.started import Started
 from tests.launch.steps import Planned
 from tests.launch.two_hosts import Hosts

@@ -13,8 +13,7 @@ from pretrain.run import slurm
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import done_here
 from tests.launch.conftest import a_run, takes_slurm
-from tests.launch.jobs import inside, said, status, submitted, until
-from tests.launch.slurm_cluster import NODES
+from tests.launch.slurm_cluster import NODES, inside, said, status, submitted, until
 from tests.launch.steps import Planned, environment
 from tests.pretrain.runs import losses
 
