@@ -354,7 +354,6 @@ def test_what_nobody_has_tried_is_said(tmp_path, monkeypatch, model, gpus, said)
 
 
 def test_the_first_metrics_come_within_a_minute_and_two_thirds_of_the_steps_have_long_spans():
-    """In rows of the same text."""
     run_here("launch", "init")
     corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
     first_run = run_of_an_hour(Machine.this(), 32_000, 100, (512, 114), INF)

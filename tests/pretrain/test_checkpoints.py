@@ -148,7 +148,6 @@ def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished
 
 @pytest.mark.parametrize("moves", [True, False])
 def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(moves, monkeypatch):
-    """A save that writes is no hang, however long it takes."""
     alone = Origin(Path(), 0, 1, 2, {}, "", None, None, None)
     monkeypatch.setattr(save, "from_rank_0", lambda value: value)
     monkeypatch.setattr(save.dist, "all_reduce", lambda tensor: None)

@@ -117,7 +117,6 @@ OUTSIDE = ("/etc/hostname", "../step-00000009/index.json", "tokenizer/../../late
     ],
 )
 def test_an_edit_with_the_right_checksums_is_refused(run, caplog, file, change, said):
-    """Of the index, or of the table of a tensor's pieces."""
     with restored(run):
         rewrite(last(run) / file, change)
         the_one_before(run, caplog, said)

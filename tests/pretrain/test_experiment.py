@@ -199,7 +199,6 @@ RESULTS += [made_up("mse", *one) for one in ((1, 3.38, 4.138e-9), (2, 3.39, 4.2e
 
 
 def test_the_table_has_means_spreads_and_p_values_beside_what_is_published(tmp_path):
-    """In all of its forms."""
     lines = report.lines(experiment_file.read(PUBLISHED), RESULTS)
     text = report.text(lines)
     assert max(map(len, text.splitlines())) <= 80
