@@ -100,8 +100,4 @@ def test_a_job_goes_on_by_itself_after_its_warning_and_after_a_lost_node(
     assert cluster.until(job, "COMPLETED", "FAILED") == "COMPLETED", said(tmp_path, job)
     assert losses(path) == undisturbed
     assert status(tmp_path)["state"] == "finished"
-    logs = tmp_path / "run/logs/attempt-0003"
-    assert {file.name: file.read_text() for file in logs.glob("*.exit")} == {
-        "rank-00000.exit": "0\n",
-        "rank-00001.exit": "0\n",
-    }
+    assert [file.read_text() for file in (tmp_path / "run/logs/attempt-0003").glob("*.exit")] == ["0\n"] * 2
