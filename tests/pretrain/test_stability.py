@@ -110,7 +110,7 @@ def schedule(small_corpus) -> list[list[str]]:
 
 
 def taken_by_both(found: list[tuple[Any, list[tuple[int, list[str]]]]]) -> list[tuple[int, list[str]]]:
-    """The step and the rows of both ranks, in the order in which steps were taken, of what `train_with` has returned."""
+    """The step and the rows of both ranks, in the order in which steps were taken, of results of `train_with`."""
     ours, theirs = (taken for _, taken in found)
     assert [step for step, _ in ours] == [step for step, _ in theirs]
     return [(step, rows + others) for (step, rows), (_, others) in zip(ours, theirs, strict=True)]
