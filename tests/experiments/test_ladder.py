@@ -22,7 +22,7 @@ from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import run_experiment
 from pretrain.tools.experiment.results import Result
-from tests.pretrain.forked import ForkedLauncher
+from tests.pretrain.forked import Forked
 from tests.pretrain.runs import MODEL, run_file
 from tests.tables import each
 
@@ -248,7 +248,7 @@ def test_a_ladder_from_runs_to_prediction(small_corpus, tmp_path, monkeypatch, c
 
     def start(group, run, changes):
         started.append(run.name)
-        return group.add(ForkedLauncher("train", run.file, *run.overrides))
+        return group.add(Forked("train", run.file, *run.overrides))
 
     monkeypatch.setattr(run_experiment, "start", start)
     assert ladder(path, 1, 2, out, [], train_next=True) == 0

@@ -1,5 +1,8 @@
-"""Runs that several tests of launching share, and a SLURM for them."""
+"""Runs that several tests of launching share, a SLURM for them, and what tests need of a machine."""
 
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,24 @@ from tests.launch.slurm_cluster import Cluster
 from tests.pretrain.runs import losses, run_file, train_ranks
 
 STEPS = 100
+
+
+def takes(*programs: str, of: str, unless: str = "") -> pytest.MarkDecorator:
+    """Skips tests without root, without one of the `programs` `of` Debian's packages, or for the reason `unless`."""
+    absent = [name for name in programs if shutil.which(name) is None]
+    missing = f"not installed: {', '.join(absent)} (apt-get install {of})" if absent else unless
+    reason = "it takes root" if os.geteuid() else missing
+    return pytest.mark.skipif(bool(reason), reason=reason)
+
+
+_namespaces = subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
+takes_slurm = takes("munged", "slurmctld", "slurmd", "sbatch", of="slurm-wlm munge")
+takes_fuse = takes("fusermount3", of="fuse3", unless="" if Path("/dev/fuse").exists() else "no /dev/fuse here")
+takes_hosts = takes(
+    *("ip", "sshd", "ssh", "ssh-keygen"),
+    of="iproute2 openssh-server",
+    unless="" if _namespaces else "no network namespaces here",
+)
 
 
 def a_run(folder: Path, corpus: Path, steps: int = STEPS) -> Path:

@@ -11,7 +11,6 @@ import contextlib
 import ctypes.util
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,17 +21,6 @@ from pathlib import Path
 UNPROTECTED = "nothing prevents a second run in this directory; make sure that only one trains there"
 _NOW = 2**30 - 1  # UTIME_NOW, as utimensat(2) writes it
 OPTIONS = {"foreground": True, "nothreads": True, "allow_other": True, "default_permissions": True, "fsname": "shared"}
-
-
-def lacking() -> str | None:
-    """Why nothing can be mounted here; None where it can."""
-    if os.geteuid():
-        return "mounting takes root"
-    if not Path("/dev/fuse").exists():
-        return "no /dev/fuse here"
-    if shutil.which("fusermount3") is None:
-        return "not installed: fusermount3 (apt-get install fuse3)"
-    return None
 
 
 class Mount:

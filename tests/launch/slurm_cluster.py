@@ -1,13 +1,13 @@
-"""A SLURM of two nodes on this machine: munge, one controller and two node daemons in a directory of its own.
+"""A SLURM of two nodes on this machine: munge, one controller and two node daemons in a directory of its own; its jobs.
 
 It needs root and Debian's packages slurm-wlm and munge, and has a key, ports and state of its own, whatever SLURM is
 there already.
 """
 
 import contextlib
+import json
 import os
 import random
-import shutil
 import socket
 import subprocess
 import time
@@ -16,10 +16,11 @@ from pathlib import Path
 
 import psutil
 
+from pretrain.run.metrics_file import read_metrics
+from tests.in_process import done_here
 from tests.ports import free_port
 from tests.processes import processes_with
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 NODES = ("n1", "n2")
 _CORES = 2  # of each node; SLURM is to believe it
 _CONFIGURATION = """
@@ -55,14 +56,6 @@ _NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} Boards=1 SocketsPerBoard=1 "
     f"CoresPerSocket={_CORES} ThreadsPerCore=1 State=UNKNOWN\n"
 )
-
-
-def lacking() -> str | None:
-    """Why a cluster can't be set up here; None where it can."""
-    if os.geteuid():
-        return "SLURM's daemons take root"
-    absent = [name for name in PROGRAMS if shutil.which(name) is None]
-    return f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge)" if absent else None
 
 
 class Cluster:
@@ -176,3 +169,48 @@ def _kill(*processes: psutil.Process) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+# Runs and builds as jobs
+
+
+def submitted(path: Path, *options: str, **cluster: object) -> list[str]:
+    """The ids of the jobs."""
+    on_cpu = path.with_name("cluster.yaml")
+    on_cpu.write_text(json.dumps({"device": "cpu", **cluster}))
+    printed = done_here("launch", "slurm", path, "--nodes", "2", "--cluster", on_cpu, "--submit", *options)
+    first, *_ = printed.splitlines()
+    return first.partition(":")[0].removeprefix("submitted jobs ").removeprefix("submitted job ").split(", ")
+
+
+def until(true: Callable[[], bool], cluster: Cluster, job: str, folder: Path) -> None:
+    """Until something is true, which is to happen while a job runs."""
+    while not true():
+        if cluster.state(job) in ("FAILED", "COMPLETED", "CANCELLED", "TIMEOUT"):
+            assert true(), said(folder, job)
+            return
+        time.sleep(0.1)
+
+
+def until_steps(cluster: Cluster, job: str, folder: Path, attempt: int) -> None:
+    """Until an attempt of a job has made two steps."""
+
+    def made() -> bool:
+        rows = read_metrics(folder / "run")
+        return sum(row.attempt == attempt and "train/loss" in row.metrics for row in rows) >= 2
+
+    until(made, cluster, job, folder)
+
+
+def status(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "run/status.json").read_text())
+
+
+def said(folder: Path, job: str) -> str:
+    output = folder / f"run/slurm/{job}.out"
+    return output.read_text() if output.exists() else ""
+
+
+def inside(when: str, script: str) -> list[str]:
+    """A container that runs `script` before commands that contain the word `when`."""
+    return ["sh", "-c", f'case " $* " in *" {when} "*) {script};; esac; exec "$@"', "container"]

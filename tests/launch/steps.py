@@ -42,7 +42,8 @@ def environment(*planned: Planned) -> dict[str, str]:
     return {"STEPS": json.dumps([asdict(one) for one in planned]), "PYTHONPATH": os.pathsep.join(filter(None, search))}
 
 
-def _store_each(module: Any) -> None:
+def store_each(module: Any) -> None:
+    """Has steps wait until the checkpoint in memory of the step before is stored."""
     is_due = module.MemoryCheckpoints.due
 
     def due(self: Any, step: int) -> Any:
@@ -100,4 +101,4 @@ def _attempt() -> int:
     return int(Path(os.environ["PRETRAIN_SUPERVISED"]).name.rpartition("-")[2])
 
 
-CHANGES = {"pretrain.zero.engine": _plan_steps, "pretrain.checkpoint.memory": _store_each}  # what is done to modules
+CHANGES = {"pretrain.zero.engine": _plan_steps, "pretrain.checkpoint.memory": store_each}  # what is done to modules

@@ -78,7 +78,12 @@ PLANTED: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "echo $$ > {folder}/new; mv {folder}/new {folder}/pid; kill -STOP $$",
         WITHOUT_HOSTS,
     ),
-    "a rank's wrapper is killed": (WAITS, f"kill -KILL $PPID; {WAITS}", WITHOUT_HOSTS),
+    # DeepSpeed's launcher signals the other rank, which saves and stops
+    "a rank's wrapper is killed": (
+        f"trap '' TERM; until [ -e {{folder}}/killed ]; do sleep 0.05; done; {DONE}; {STOPPED}",
+        f"kill -KILL $PPID; touch {{folder}}/killed; {WAITS}",
+        WITHOUT_HOSTS,
+    ),
     "DeepSpeed's launcher is killed": (WAITS, f"{TO_LAUNCHER.replace('TERM', 'KILL')}; {WAITS}", WITHOUT_HOSTS),
     "a node computes wrong": (
         WAITS,

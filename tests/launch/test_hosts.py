@@ -8,21 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from launch.hosts import portable_environment, read, remote_command
 from launch.nodes import Node
+from launch.slurm_head import stage
 from launch.tools.doctor.checks import Finding
-from tests.in_process import run_here
-from tests.launch import two_hosts
-from tests.launch.conftest import a_run
+from pretrain.config import RunConfig
+from tests.conftest import run
+from tests.in_process import done_here, run_here
+from tests.launch.conftest import a_run, takes_fuse, takes_hosts
+from tests.launch.shared_files import UNPROTECTED, mounted, warnings_in
+from tests.launch.slurm_cluster import status
 from tests.launch.started import Started
 from tests.launch.steps import Planned
 from tests.launch.two_hosts import Hosts
 from tests.pretrain.runs import losses
 from tests.processes import processes_with
-
-LAUNCH = str(Path(sys.executable).with_name("launch"))
-takes_hosts = pytest.mark.skipif(two_hosts.lacking() is not None, reason=str(two_hosts.lacking()))
 
 
 @pytest.fixture(scope="module")
@@ -79,24 +81,14 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_to_the_same_losses_
 
 @pytest.mark.slow
 @takes_hosts
-def test_hosts_are_checked_through_ssh_and_one_that_is_cut_off_is_named(hosts, small_corpus, tmp_path):
+def test_hosts_are_checked_through_ssh(hosts, small_corpus, tmp_path):
     path = a_run(tmp_path, small_corpus)
-    doctor = [LAUNCH, "doctor", str(path), *hosts_of(hosts, path), "--json"]
-    done = subprocess.run(doctor, capture_output=True, text=True)
-    hosts.cut_off(1)
-    try:
-        cut = subprocess.run(doctor, capture_output=True, text=True)
-    finally:
-        hosts.connect(1)
-    assert done.returncode == 0, done.stdout + done.stderr
-    findings = [Finding(**one) for one in json.loads(done.stdout)]
+    findings = [
+        Finding(**one) for one in json.loads(done_here("launch", "doctor", path, *hosts_of(hosts, path), "--json"))
+    ]
     locks = {one.node: one.found for one in findings if one.check == "file locks"}
     assert locks == dict.fromkeys(hosts.addresses, "flock works, also against other processes")
     assert next(one.found for one in findings if one.check == "all-reduce").startswith("2 ranks, ")
-    assert cut.returncode == 1, cut.stdout + cut.stderr
-    (fault,) = (Finding(**one) for one in json.loads(cut.stdout) if one["level"] == "fault")
-    assert (fault.check, fault.node) == ("node", hosts.addresses[1])
-    assert fault.found.startswith("ssh ended with exit code 255: ssh: connect to host")
 
 
 def test_a_hostfile_has_deepspeeds_format_and_every_wrong_line_is_named(tmp_path):
@@ -141,3 +133,34 @@ def test_what_belongs_to_this_machine_is_not_handed_over(monkeypatch):
         monkeypatch.setenv(name, value)
     handed = portable_environment()
     assert {name: value for name, value in handed.items() if name in here | given} == given
+
+
+# File systems as clusters have them. Hosts that see files late: `test_slurm_chain`
+
+
+@pytest.mark.slow
+@takes_fuse
+def test_a_run_without_file_locks_warns_once_and_ends_well(small_corpus, tmp_path):
+    with mounted(tmp_path, "--no-locks") as mount:
+        path = a_run(mount.mountpoint, small_corpus, steps=4)
+        stage(load(path, [], RunConfig), mount.mountpoint / "copies")
+        done = run("launch", "local", path, "--ranks", "2")
+        assert done.returncode == 0, done.stderr
+        assert status(mount.mountpoint)["state"] == "finished"
+        directory = mount.mountpoint / "run"
+        assert warnings_in(done.stdout + done.stderr) == [
+            f"warning: no file locks here (Function not implemented): {directory}: {UNPROTECTED}"
+        ]
+
+
+@takes_fuse
+def test_the_mount_does_what_it_says(tmp_path):
+    """Without this, tests on such mounts would show nothing."""
+    with mounted(tmp_path, "--no-locks", "--cached", "1000000") as mount:
+        file, other = mount.mountpoint / "file", mount.mountpoint / "other"
+        file.write_text("one")
+        seen = (file.stat().st_size, other.exists())
+        (mount.directory / "other").touch()
+        (mount.directory / "file").write_text("longer")
+        assert (file.stat().st_size, other.exists()) == seen == (3, False)
+        assert sorted(path.name for path in mount.mountpoint.iterdir()) == ["file", "other"]

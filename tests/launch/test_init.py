@@ -1,13 +1,11 @@
 """`launch init` writes files that load, fit each other and are never overwritten."""
 
-import csv
 import gzip
 import json
 import random
 import re
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -71,12 +69,8 @@ def test_the_next_two_commands_are_printed():
         "  data-pipeline build first.corpus.yaml",
         "  launch local first.run.yaml",
     ]
-    found = [path for source in load("first.corpus.yaml", [], CorpusConfig).sources for path in files(source.path)]
-    assert len(found) == 3  # the text that ships
-
-
-def files(pattern: str) -> list[Path]:
-    return list(Path(pattern).parent.glob(Path(pattern).name))
+    patterns = [Path(source.path) for source in load("first.corpus.yaml", [], CorpusConfig).sources]
+    assert len([path for one in patterns for path in one.parent.glob(one.name)]) == 3  # the text that ships
 
 
 @each("files, lines, part", [(2, 400, 256), (5, 7273, 400), (20, 100, 8 << 20)])
@@ -147,15 +141,17 @@ def test_an_existing_file_stays_and_nothing_is_written(tmp_path, monkeypatch, ex
         (["--text", "data"], "--text: data: no such file or folder; for text that comes later, give --format"),
         (["--text", "a.txt.xz"], "--text: a.txt.xz: no reader reads .xz; decompress it with xz -d"),
         (["--text", "a.zip"], "--text: a.zip: no reader reads .zip; unpack it"),
+        (["--text", "a.xml"], "--text: a.xml: XML, but no MediaWiki export; convert it to plain text or JSON Lines"),
         (["--text", "a", "--format", "txt"], "--format: 'txt'; expected one of wet, warc, c4, wikipedia, "),
         (["--text", "a.txt", "--corpus", "b"], "--text and --corpus: a run has its text from one of them"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_nothing_is_written(arguments, said):
+    Path("a.xml").write_text("<rss><item>Text.</item></rss>")
     done = run_here("launch", "init", *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith(f"error: {said}"), done.stderr
-    assert list(Path().iterdir()) == []
+    assert list(Path().iterdir()) == [Path("a.xml")]
 
 
 # --- what users have
@@ -167,47 +163,31 @@ TEXTS = [
 ]
 
 
-def arrow(path: Path, texts: list[str]) -> None:
-    """As datasets.save_to_disk writes a split."""
-    path.mkdir(parents=True)
-    table = pa.table({"id": range(len(texts)), "title": [text[:9] for text in texts], "body": texts})
-    for part in range(2):
-        with (
-            pa.OSFile(str(path / f"data-0000{part}-of-00002.arrow"), "wb") as file,
-            pa.ipc.new_stream(file, table.schema) as writer,
-        ):
-            writer.write_table(table.slice(part * 30, 30), max_chunksize=10)
-    (path / "state.json").write_text(json.dumps({"_data_files": []}, indent=2))
-    (path / "dataset_info.json").write_text(json.dumps({"features": {}}, indent=2))
-
-
 def make(kind: str) -> None:
-    folder = Path("data")
+    """A folder `data`, written by Hugging Face's library as users do."""
+    from datasets import Dataset, DatasetDict  # takes seconds
+
     rows = [{"id": number, "title": text[:9], "body": text} for number, text in enumerate(TEXTS)]
-    if kind == "saved":
-        arrow(folder, TEXTS)
-        return
-    if kind == "splits":
-        for split in ("train", "validation", "test"):
-            arrow(folder / split, [f"{split} {text}" for text in TEXTS])
-        (folder / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
-        return
-    folder.mkdir()
-    if kind == "csv":
-        with (folder / "a.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, ["id", "title", "body"], delimiter=";")
-            writer.writeheader()
-            writer.writerows(rows)
-    elif kind == "nested":  # a line for each, as Dataset.to_json and pandas write it
-        nested = [{"id": row["id"], "doc": {"title": row["title"], "text": row["body"]}} for row in rows]
-        (folder / "a.json").write_text("\n".join(map(json.dumps, nested)))
-    elif kind == "parquet":
-        (folder / "README.md").write_text("# A data set")
-        pq.write_table(pa.Table.from_pylist(rows), folder / "train-00000-of-00001.parquet")
-    elif kind == "mixed":
-        (folder / "a.json").write_text(json.dumps(rows[:30]))
-        (folder / "b.txt").write_text("\n\n".join(TEXTS[30:]))
-        (folder / "c.txt.xz").write_bytes(b"\xfd7zXZ\0\0")
+    nested = [{"doc": {"title": row["title"], "text": row["body"]}} for row in rows]
+    whole = Dataset.from_list(rows)
+    Path("data").mkdir()
+    match kind:
+        case "csv":
+            whole.to_csv("data/a.csv", sep=";")
+        case "nested":
+            Dataset.from_list(nested).to_json("data/a.json")
+        case "saved":
+            whole.save_to_disk("data", num_shards=2)
+        case "splits":
+            of = {one: [{"body": f"{one} {text}"} for text in TEXTS] for one in ("train", "validation", "test")}
+            DatasetDict({one: Dataset.from_list(own) for one, own in of.items()}).save_to_disk("data")
+        case "parquet":
+            Path("data/README.md").write_text("# A data set")
+            whole.to_parquet("data/train-00000-of-00001.parquet")
+        case "mixed":
+            Path("data/a.json").write_text(json.dumps(rows[:30]))
+            Path("data/b.txt").write_text("\n\n".join(TEXTS[30:]))
+            Path("data/c.txt.xz").write_bytes(b"\xfd7zXZ\0\0")
 
 
 @each(
@@ -256,13 +236,6 @@ def test_a_format_follows_from_the_name_and_the_first_bytes(tmp_path, monkeypatc
     Path("data", name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     for text in ("data", f"data/{name}"):
         assert [source.format for source in sources_of(text, None)[0]] == [format_]
-
-
-def test_xml_that_is_no_dump_of_a_wiki_is_refused():
-    Path("a.xml").write_text("<rss><item>Text.</item></rss>")
-    done = run_here("launch", "init", "--text", "a.xml")
-    said = "error: --text: a.xml: XML, but no MediaWiki export; convert it to plain text or JSON Lines\n"
-    assert (done.returncode, done.stderr) == (2, said)
 
 
 @each("number", [1, 2, 5])
@@ -381,7 +354,6 @@ def test_what_nobody_has_tried_is_said(tmp_path, monkeypatch, model, gpus, said)
 
 
 def test_the_first_metrics_come_within_a_minute_and_two_thirds_of_the_steps_have_long_spans():
-    """In rows of the same text."""
     run_here("launch", "init")
     corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
     first_run = run_of_an_hour(Machine.this(), 32_000, 100, (512, 114), INF)

@@ -1,4 +1,4 @@
-"""Runs under a real SLURM of two nodes that outlast their jobs: time limits, cancelled jobs, early warnings.
+"""Runs under a real SLURM of two nodes that outlast their jobs: time limits, cancelled jobs, warnings.
 
 Each node, and this machine, has a view of its own of a file system without locks, as clusters have them.
 """
@@ -8,18 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from pretrain.run.metrics_file import read_metrics
-from tests.launch import shared_files, slurm_cluster
-from tests.launch.conftest import a_run
-from tests.launch.jobs import inside, said, status, submitted, until, until_steps
+from tests.launch.conftest import a_run, takes_fuse, takes_slurm
 from tests.launch.shared_files import UNPROTECTED, Mount, mounted, warnings_in
+from tests.launch.slurm_cluster import said, status, submitted, until, until_steps
 
-pytestmark = [
-    pytest.mark.slow,
-    *(
-        pytest.mark.skipif(one.lacking() is not None, reason=str(one.lacking()))
-        for one in (slurm_cluster, shared_files)
-    ),
-]
+pytestmark = [pytest.mark.slow, takes_slurm, takes_fuse]
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +51,6 @@ def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, tmp_path
     used = (tmp_path / "run/config.yaml").read_text()
     assert f"corpus: {tmp_path}/local/" in used
     assert str(small_corpus) not in used
-
-
-@pytest.mark.soak
-def test_a_job_goes_back_into_the_queue_if_its_warning_comes_before_the_ranks(cluster, small_corpus, tmp_path):
-    """While the nodes copy corpora: the first time, that takes as long as the test."""
-    path, copying = a_run(tmp_path, small_corpus, steps=2), tmp_path / "copying"
-    slow = inside("stage", f"[ -e {copying} ] || {{ touch {copying}; exec sleep 3600; }}")
-    (job,) = submitted(path, "--requeue", stage=str(tmp_path / "local"), container=slow)
-    until(copying.exists, cluster, job, tmp_path)
-    cluster.run("scancel", "--batch", "--signal=USR1", job)
-    cluster.until(job, "COMPLETED", "FAILED", "CANCELLED")
-    assert f"requeueing job {job}" in said(tmp_path, job)
-    assert status(tmp_path) == {"state": "finished", "attempt": 1, "step": 2, "stop_file": False, "reason": ""}
-    assert "nothing was saved, and the same command starts the run again" in said(tmp_path, job)
 
 
 @pytest.mark.soak

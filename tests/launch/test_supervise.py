@@ -1,6 +1,5 @@
 """The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
-import contextlib
 import os
 import pty
 import signal
@@ -8,28 +7,33 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from data_pipeline.foundation.atomic import write_json
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.processes import STOP_SIGNALS
 from launch import attempts, head
 from launch.agent_pool import AgentPool
-from launch.attempt import Attempt, first_failed
-from launch.attempts import Ended
-from launch.head import result, stop_requests
-from launch.nodes import Access, Node, Run, deepspeed_launcher
+from launch.attempt import Attempt, first_failed, record
+from launch.attempts import Ended, _Attempts
+from launch.head import StopRequests, result, stop_requests
+from launch.nodes import Access, Node, Nodes, Run, deepspeed_launcher
 from launch.protocol import Event
 from launch.rank_processes import RankProcesses
-from pretrain.run import heartbeat, rank_logs
+from launch.slurm_head import _run_before
+from pretrain.config import RunConfig
+from pretrain.run import heartbeat, rank_logs, restarts
 from pretrain.run.status import Status
 from tests.launch import shell_ranks
 from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TO_LAUNCHER, WAITS, launcher_of, supervise, supervised, told
 from tests.mounts import mounted
 from tests.pretrain.runs import run_file
+from tests.processes import runs
 from tests.tables import each
 
 STOPS = f"{ASKED}; {STOPPED}"
@@ -41,15 +45,6 @@ def _hang_ups_count() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
-
-
-def statuses(processes: list[psutil.Process]) -> set[str]:
-    """The statuses of those `processes` that still exist."""
-    found = set()
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.add(process.status())
-    return found
 
 
 def supervisor(run: Path, *ranks: str) -> list[str]:
@@ -113,13 +108,14 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path):
     starts_a_worker = f"sleep 3600 & touch {tmp_path}/ready; wait"
     process = subprocess.Popen(supervisor(tmp_path / "run", starts_a_worker, "kill -STOP $$"))
     tree = psutil.Process(process.pid)
-    while not ((tmp_path / "ready").exists() and psutil.STATUS_STOPPED in statuses(tree.children(recursive=True))):
+    below: list[psutil.Process] = []
+    while not ((tmp_path / "ready").exists() and psutil.STATUS_STOPPED in [one.status() for one in below]):
         time.sleep(0.05)
-    below = tree.children(recursive=True)
+        below = tree.children(recursive=True)
     assert len(below) == 6  # the launcher, two wrappers, two ranks, a worker
     process.kill()
     process.wait()
-    while statuses(below) - {psutil.STATUS_ZOMBIE}:
+    while any(runs(one.pid) for one in below):
         time.sleep(0.05)
 
 
@@ -210,59 +206,25 @@ def test_ranks_that_hang_since_another_failed_have_their_time_to_end(tmp_path, c
     assert capfd.readouterr().err == f"rank 1 failed; its log: {log}\n  last words\n"
 
 
-def test_a_rank_whose_wrapper_is_killed_is_named_though_the_others_save(tmp_path, capfd):
-    """DeepSpeed's launcher signals the other ranks, which save and stop."""
-    killed = f"kill -KILL $PPID; touch {tmp_path}/killed; {WAITS}"
-    stops = f"until [ -e {tmp_path}/killed ]; do sleep 0.05; done; {DONE}; {STOPPED}"
-    assert supervised(tmp_path, killed, stops) == 1
-    log = tmp_path / "logs/attempt-0001/rank-00000.log"
-    assert capfd.readouterr().err == f"rank 0 lost its wrapper process, which was killed; its log: {log}\n"
-
-
 def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
     """Though another attempt would follow one: rank 0 has more to write."""
     saves = f"{OVER[1]}; sleep 1; {STOPPED}; exit 75"
     assert supervised(tmp_path, saves, "exit 75", another_follows=True) == 75
 
 
-BEATS = """
-import os, time
-from pathlib import Path
-from pretrain.run import heartbeat
-rank = int(os.environ["RANK"])
-with heartbeat.beating(rank):
-    Path(f"new-{rank}").write_text(str(os.getpid()))
-    os.rename(f"new-{rank}", f"beats-{rank}")
-    while rank == 1 or not Path("hangs").exists():
-        time.sleep(0.05)
-    heartbeat.tell(rank, "hung")
-    time.sleep(3600)
-"""
-
-
 def test_a_rank_was_silent_though_it_wakes_before_the_end(tmp_path, monkeypatch):
     """DeepSpeed's launcher signals the others when one has ended, which interrupts native code that hangs."""
-    monkeypatch.chdir(tmp_path)
-    launcher = launcher_of(*[[sys.executable, "-c", BEATS]] * 2)
+    read = {rank: heartbeat.Heartbeat(9, 9, 5.0 * rank, 0.0, 9.0) for rank in range(2)}
+    monkeypatch.setattr(heartbeat, "read", lambda directory: read)
+    launcher = launcher_of(*[["sh", "-c", f"[ $RANK = 1 ] || {{ {told('hung', '')}; }}; {WAITS}"]] * 2)
     ranks = RankProcesses(launcher, {**os.environ, rank_logs.SUPERVISED: str(tmp_path)}, 2, tmp_path / "log")
     try:
-        while not all(Path(f"beats-{rank}").exists() for rank in range(2)):
-            time.sleep(0.05)
-        silent = psutil.Process(int(Path("beats-1").read_text()))
-        silent.suspend()
-        while heartbeat.read(ranks._directory)[1].silent < 1:
-            time.sleep(0.05)
-        Path("hangs").touch()
         while not any(event.kind == "rank hung" for event in ranks.events()):
             time.sleep(0.05)
-        silent.resume()
-        while heartbeat.read(ranks._directory)[1].silent >= 1:
-            time.sleep(0.05)
+        read[1] = read[0]  # it wakes
     finally:
         heartbeats = ranks.end()
-    assert heartbeats[1].silent >= 1
-    attempt = Attempt(Status("running", 1), tmp_path, "aa", [Event("rank hung", 0)])
-    attempt.heartbeats = {rank: replace(heartbeats[rank], silent=4.0 * rank) for rank in range(2)}
+    attempt = Attempt(Status("running", 1), tmp_path, "aa", [Event("rank hung", 0)], heartbeats=heartbeats)
     assert first_failed(attempt) == 1
 
 
@@ -286,14 +248,6 @@ def test_the_cause_of_a_failure_is_shown_before_what_rank_0_says_because_of_it(t
     done = subprocess.run(supervisor(tmp_path, *ranks), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = [line for line in done.stdout.splitlines() if line != "at work"]
     assert [line.split(";")[0] for line in lines] == ["rank 1 ended with exit code 3", "Traceback of a consequence"]
-
-
-@each("step, code", [(0, 2), (7, 1)])
-def test_exit_code_2_is_a_refusal_only_before_the_first_step(tmp_path, step, code):
-    attempt = Attempt(Status(), tmp_path / "attempt-0001", "a", [Event("rank ended", 0, 2)])
-    attempt.heartbeats = {0: heartbeat.Heartbeat(step, 0, 0.0, 0.0, None)}
-    with stop_requests(tmp_path) as requests:
-        assert result(attempt, tmp_path, requests) == code
 
 
 def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
@@ -326,30 +280,40 @@ def test_a_disk_that_is_full_for_a_while_is_reported_once(tmp_path):
     assert (done.returncode, done.stderr) == (75, f"warning: {disk}/run/logs/attempt-0001: {full}\n")
 
 
-@each("codes, expected", [({1: 75, 0: 75}, 75), ({0: 0, 1: 0}, 0), ({0: 0}, 1), ({0: 75, 1: 1}, 1), ({}, 1)])
-def test_ranks_that_agree_say_how_a_run_ended_where_its_status_is_seen_late(tmp_path, codes, expected):
+@each(
+    "codes, step, expected",
+    [
+        *(({1: 75, 0: 75}, 9, 75), ({0: 0, 1: 0}, 9, 0), ({0: 0}, 9, 1), ({0: 75, 1: 1}, 9, 1), ({}, 9, 1)),
+        *(({0: 2}, 0, 2), ({0: 2}, 7, 1)),  # a refusal, and an error after the first step
+    ],
+)
+def test_exit_codes_say_how_a_run_ended_where_its_status_is_seen_late(tmp_path, codes, step, expected):
     """The status is still that of the attempt before, as another host may see it on a network file system."""
     write_json(tmp_path / "status.json", {"state": "running", "attempt": 1})
     logs = tmp_path / "logs/attempt-0002"
     logs.mkdir(parents=True)
     told = [Event("rank ended", rank, code) for rank, code in codes.items()]
     attempt = Attempt(Status("running", 1), logs, "aa", told)
+    attempt.heartbeats = {0: heartbeat.Heartbeat(step, 0, 0.0, 0.0, None)}
     with stop_requests(tmp_path) as requests:
         assert result(attempt, tmp_path, requests) == expected
 
 
 @each("name, interrupted", [("USR1", True), ("TERM", False)])
 def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_path, capfd, name, interrupted):
-    """Exit code 75: a scheduler may start the run again. The agents never connect."""
+    """Exit code 75: a scheduler may start the run again. The agents never connect, or a job copies corpora first."""
+    signalled, nothing = ["sh", "-c", f"kill -{name} {os.getpid()}; exec sleep 3600"], "nothing was saved, and the same"
     capfd.readouterr()
+    assert _run_before([["true"], signalled]) == Ended(75, interrupted)
+    assert nothing in capfd.readouterr().err
 
     def start(pool: AgentPool, chosen: list[Node]) -> None:
-        pool.start(["sh", "-c", f"kill -{name} {os.getpid()}; exec sleep 3600"], ["host"], 0, {})
+        pool.start(signalled, ["host"], 0, {})
 
     access = Access(start, False, "127.0.0.1", lambda first: ("127.0.0.1", 1))
     path = run_file(tmp_path, small_corpus)
     assert attempts.launch(Run(path, []), [Node("host", 1)], access) == Ended(75, interrupted)
-    assert "nothing was saved, and the same command starts the run again" in capfd.readouterr().err
+    assert f"{nothing} command starts the run again" in capfd.readouterr().err
     assert not (tmp_path / "run/logs").exists()
 
 
@@ -392,3 +356,86 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
     assert sorted(done.stdout.splitlines()) == [
         f"{2 + local} {local} 2 4 10.0.0.1 29 GPU-8932f937,5" for local in range(2)
     ], done.stderr
+
+
+# What follows an attempt
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch) -> None:
+    monkeypatch.setattr("launch.attempts.restarts.seconds_to_wait", lambda failures: 0.0)
+
+
+@each(
+    "found, min_nodes, last, left, said",
+    [
+        ("bb", 1, None, "ac", "going on with 2 nodes (a, c), 2 ranks"),
+        ("ba", 1, None, "abc", "starting attempt 3"),
+        ("bb", None, Ended(1, False), "abc", "the arithmetic of b was found wrong twice. Take the node away"),
+    ],
+)
+def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_on(
+    tmp_path, capsys, found, min_nodes, last, left, said
+):
+    """Of nodes a, b and c, each with a rank. Each attempt finds the arithmetic of one of them wrong."""
+    path = run_file(tmp_path, tmp_path / "corpus", batch={"global_batch_size": 12, "micro_batch_size": 2})
+    config, run = load(path, [], RunConfig), Run(path, [], min_nodes=min_nodes)
+    requests = StopRequests(tmp_path / "run")
+    access = Access(lambda pool, chosen: None, False, "", lambda agent: ("", 0), tries_again=True)
+    nodes = Nodes(run, config, [Node(name, 1) for name in "abc"], access, requests)
+    nodes._pool = pool = Mock()  # of agents that are sent away
+    attempts = _Attempts(nodes, run, config, requests)
+    ends = []
+    for number, node in enumerate(found, 1):
+        logs = tmp_path / f"run/logs/attempt-{number:04d}"
+        logs.mkdir(parents=True)
+        rank, now = "abc".index(node), 100.0 * number
+        attempt = Attempt(Status("running", number), logs, "abc", began=now, ended=now + 9, read=now + 9)
+        attempt.heartbeats = {0: heartbeat.Heartbeat(10 * number, 0, 0.0, 0.0, 5.0)}
+        attempt.told = [Event("rank failed", 0), Event("rank failed", 1), Event("rank failed", 2)]
+        words = (f"step {10 * number}: rank {rank} computes wrong",)
+        attempt.told += [Event("rank faulty", rank), *(Event("rank ended", one, 1, words) for one in range(3))]
+        ends.append(attempts.end_after(attempt))
+    assert (ends, "".join(node.name for node in nodes._nodes)) == ([None, last], left)
+    assert all(call.args == (True,) for call in pool.close.call_args_list)  # the run goes on
+    assert said in capsys.readouterr().err
+    ranks = [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")]
+    assert ranks == [("abc".index(node), node) for node in found]
+
+
+def test_a_killed_launcher_and_a_full_disk_are_recorded_as_what_they_are(tmp_path, monkeypatch):
+    logs = tmp_path / "logs/attempt-0001"
+    logs.mkdir(parents=True)
+    attempt = Attempt(Status(), logs, "ab", [Event("launcher ended", 0, -9)])
+    recorded = record(attempt, 1, tmp_path)
+    assert (recorded.killed, recorded.cause) == (True, "DeepSpeed's launcher was killed by SIGKILL")
+    monkeypatch.setattr("pretrain.run.rank_logs.refusal", lambda logs: "No space left on device")
+    recorded = record(Attempt(Status(), logs, "ab", [Event("rank ended", 0, 1)]), 1, tmp_path)
+    assert "the disk refuses to be written" in (restarts.refusal([recorded], 3) or "")
+
+
+def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monkeypatch):
+    """The first time it can't be reached, a run ends: its name may be wrong."""
+    monkeypatch.setattr("launch.nodes._WAITS", (0.1, 0.2))
+    path = run_file(tmp_path, tmp_path / "corpus")
+    config, run, left = load(path, [], RunConfig), Run(path, []), ["works", "fails", "fails", "works", *["fails"] * 4]
+
+    def start(pool: AgentPool, _: list[Node]) -> None:
+        agent = [sys.executable, "-P", "-m", "launch", "agent"]
+        broken = ["sh", "-c", "echo No route to host; exit 255"]
+        pool.start(agent if left.pop(0) == "works" else broken, ["a"], 0, {})
+
+    access = Access(start, False, "127.0.0.1", lambda agent: ("", 0), tries_again=True)
+    with Nodes(run, config, [Node("a", 1)], access, StopRequests(Path(config.run.directory))) as ranks:
+        assert ranks.ready()
+        assert ranks.leave_out(["a"])
+        assert ranks.ready()
+        said = "a: sh ended with exit code 255: No route to host"
+        assert capsys.readouterr().err == f"{said}; trying again in 0.1 s\n{said}; trying again in 0.2 s\n"
+        assert ranks.leave_out(["a"])
+        with pytest.raises(FailedError, match="No route to host"):
+            ranks.ready()
+    again = Nodes(run, config, [Node("a", 1)], access, StopRequests(Path(config.run.directory)))
+    with again, pytest.raises(FailedError, match="No route to host"):
+        again.ready()
+    assert left == []

@@ -11,7 +11,6 @@ import pty
 import re
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import forkserver
@@ -138,39 +137,18 @@ def test_a_run_goes_on_by_itself_with_the_same_losses_and_loses_a_step_or_two(sm
 # ---- ranks and commands that are forked
 
 
-def train_with_output(path: Path, to_rank_1: list[signal.Signals]) -> int:
-    """The exit code; what the rank prints goes to a file. After two steps rank 1 sends itself these signals."""
-    rank = int(os.environ["RANK"])
-    output = os.open(path.parent / f"output-{rank}", os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-
-    def send() -> None:
-        while len(losses(path)) < 2:
-            time.sleep(0.02)
-        for number in to_rank_1:
-            os.kill(os.getpid(), number)
-            time.sleep(0.03)
-
-    if rank == 1 and to_rank_1:
-        threading.Thread(target=send, daemon=True).start()
-    from pretrain.trainer.train import train  # in ranks alone: DeepSpeed chooses its accelerator at once
-
-    try:
-        return train(load(path, [], RunConfig))
-    except SystemExit as end:
-        return end.code
-
-
 def test_signals_to_one_rank_stop_all(small_corpus, folder):
     path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
-    signals = [signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
-    assert on_ranks(2, train_with_output, path, signals, joined=False) == [75, 75]
-    is_whole(folder)
-    first, second = ((folder / f"output-{rank}").read_text() for rank in range(2))
-    assert "stopped on request" in first
-    assert second.count("saving and stopping after this step") == 1  # whichever Python saw first
-    assert "step 2/" not in second
+    with forked_ranks(2, "train", path) as (first, second):
+        first.until("step 2/")
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(second.pid, number)
+            time.sleep(0.03)
+        assert [one.wait() for one in (first, second)] == [75, 75]
+        is_whole(folder)
+        assert "stopped on request" in first.stdout
+        assert second.stderr.count("saving and stopping after this step") == 1  # whichever Python saw first
+        assert "step 2/" not in second.stdout
 
 
 def test_of_ranks_that_raise_the_first_is_noted(small_corpus, folder):
@@ -180,20 +158,22 @@ def test_of_ranks_that_raise_the_first_is_noted(small_corpus, folder):
     told = heartbeat.messages(logs, set())
     assert told[0] == (1, "failed", "ValueError: on purpose")
     assert [one.rank for one in told] == [1, 0]
-    assert "ValueError: on purpose" in (folder / "output-1").read_text()
 
 
-def fail_on_rank_1(path: Path, logs: Path) -> int:
+def fail_on_rank_1(path: Path, logs: Path) -> object:
+    from pretrain.trainer.train import train  # in ranks alone: DeepSpeed chooses its accelerator at once
     from pretrain.zero.engine import Engine
 
     def fail(*_: object) -> None:
         raise ValueError("on purpose")
 
-    os.environ[rank_logs.SUPERVISED] = str(logs)
-    os.environ[heartbeat.DIRECTORY] = str(logs)
+    os.environ[rank_logs.SUPERVISED] = os.environ[heartbeat.DIRECTORY] = str(logs)
     if os.environ["RANK"] == "1":
         Engine.step = fail
-    return train_with_output(path, [])
+    try:
+        return train(load(path, [], RunConfig))
+    except SystemExit as end:
+        return end.code
 
 
 def typed_and_shown(path: Path, typed: list[bytes], *overrides: str) -> tuple[int, str, list[psutil.Process]]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tests.ports import free_port
 
-PROGRAMS = ("ip", "sshd", "ssh", "ssh-keygen")
 PREFIX = 29  # bits of the addresses that both hosts have in common
 _SSHD = """
 Port 22
@@ -23,15 +22,6 @@ StrictModes no
 UsePAM no
 PidFile none
 """
-
-
-def lacking() -> str | None:
-    """Why hosts can't be set up here; None where they can."""
-    if os.geteuid():
-        return "network namespaces and sshd take root"
-    if absent := [name for name in PROGRAMS if shutil.which(name) is None]:
-        return f"not installed: {', '.join(absent)} (apt-get install iproute2 openssh-server)"
-    return None if subprocess.run(["unshare", "--net", "true"]).returncode == 0 else "no network namespaces here"
 
 
 class Hosts:

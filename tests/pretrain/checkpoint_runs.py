@@ -1,12 +1,14 @@
-"""Runs with each optimizer that write checkpoints."""
+"""Runs with each optimizer that write checkpoints, and damage to the files of those."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from data_pipeline.foundation.atomic import fingerprint, sha256
 from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
@@ -30,7 +32,6 @@ def config(folder: Path, corpus: Path, optimizer: str, stage: int) -> RunConfig:
         optimizer={"name": optimizer, "gradient_clipping": 0.5, **OPTIMIZERS[optimizer]},
         checkpoint={"every_steps": 3, "keep_last": 9},
         evaluation=[],
-        tracking={"mlflow": None, "log_every_steps": 1},
     )
     return RunConfig.model_validate(json.loads(path.read_text()))
 
@@ -52,3 +53,28 @@ def _recorded_training(folder: Path, settings: RunConfig, stop: int | None) -> i
         patch.setattr(Engine, "step", Engine.step)  # so that it is as before after this run
         record_steps(Engine)
         return train_on(dist.get_rank(), dist.get_world_size(), settings, stop)
+
+
+def flip(path: Path) -> None:
+    """Flips a bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+
+
+def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    """Changes a JSON file of a checkpoint and corrects every checksum, so that no sha256 reveals the change."""
+    values = json.loads(path.read_text())
+    change(values)
+    values.pop("checksum", None)
+    if path.name == "index.json":
+        values["checksum"] = fingerprint(values)
+    path.write_text(json.dumps(values))
+    if path.name != "index.json":
+        describe(path)
+
+
+def describe(path: Path) -> None:
+    """Puts a file's size and checksum into the index."""
+    content = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    rewrite(path.with_name("index.json"), lambda values: values["files"].update({path.name: content}))

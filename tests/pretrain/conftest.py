@@ -2,11 +2,12 @@
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import sentencepiece
+import torch.distributed as dist
 
 from pretrain.tracking import tracker
 from pretrain.tracking.store import create_tables
@@ -22,6 +23,14 @@ def whole(small_corpus) -> Path:
         assert trained(1, folder, small_corpus, 1, None) == [[0] * len(OPTIMIZERS)]
 
     return made_once("whole", make)
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[None]:
+    """This process is the only rank of a group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"

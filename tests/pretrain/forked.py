@@ -13,17 +13,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from tests.ports import free_port
-from tests.pretrain.rank_processes import PROCESSES
+from tests.pretrain.rank_processes import PROCESSES, environments
 
 
 class Forked:
     """`pretrain ARGUMENTS` in the background, in a session of its own, on `terminal` if one is given.
 
-    `variables`: what its environment has besides that of this process.
+    `variables`: what its environment has besides that of this process. A `ProcessGroup` can take charge of it.
     """
 
     def __init__(self, *arguments: str | Path, terminal: str | None = None, **variables: str):
@@ -36,7 +36,7 @@ class Forked:
         )
         self._process.start()
         assert self._process.pid
-        self.pid = self._process.pid
+        self.pid, self.started = self._process.pid, time.monotonic()
 
     @property
     def stdout(self) -> str:
@@ -52,22 +52,26 @@ class Forked:
             assert self._process.is_alive(), self.stderr
             time.sleep(0.02)
 
-    def wait(self) -> int:
-        """The exit code, negative for a signal."""
-        self._process.join()
-        assert self._process.exitcode is not None
+    def wait(self, seconds: float | None = None) -> Any:
+        """The exit code, negative for a signal; None if it still runs after some seconds."""
+        self._process.join(seconds)
         return self._process.exitcode
+
+    @property
+    def code(self) -> Any:
+        return self.wait(0)
+
+    def close(self) -> None:
+        self._process.join()
 
     def others(self) -> list[psutil.Process]:
         """The processes that it has started and that still run."""
         found = []
         for process in psutil.process_iter():
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 in_session = os.getsid(process.pid) == self.pid and process.pid != self.pid
                 if in_session and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-            except (psutil.NoSuchProcess, ProcessLookupError):
-                continue
         return found
 
     def __enter__(self) -> "Forked":
@@ -84,31 +88,8 @@ class Forked:
 @contextlib.contextmanager
 def forked_ranks(ranks: int, *arguments: str | Path) -> Iterator[list[Forked]]:
     """`pretrain ARGUMENTS` as each of several ranks, without a launcher and a supervisor."""
-    group = {"WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(Forked(*arguments, **{name: str(value) for name, value in (group | own).items()}))
-            for own in ({"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks))
-        ]
-
-
-class ForkedLauncher:
-    """`pretrain ARGUMENTS` without a launcher, which a `ProcessGroup` can take charge of."""
-
-    def __init__(self, *arguments: str | Path):
-        self._forked = Forked(*arguments)
-        self.pid, self.started = self._forked.pid, time.monotonic()
-
-    @property
-    def code(self) -> int | None:
-        return self.wait(0)
-
-    def wait(self, seconds: float) -> int | None:
-        self._forked._process.join(seconds)
-        return self._forked._process.exitcode
-
-    def close(self) -> None:
-        pass
+        yield [stack.enter_context(Forked(*arguments, **own)) for own in environments(ranks)]
 
 
 def run_forked(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

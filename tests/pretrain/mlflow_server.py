@@ -1,5 +1,6 @@
 """A real MLflow server."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -32,15 +33,20 @@ class Server:
                 command, env={**os.environ, **settings}, stdout=log, stderr=log, start_new_session=True
             )
         self.uri = f"http://127.0.0.1:{port}"
-        while True:
+        while not answers(self.uri):
             assert self._process.poll() is None, (folder / "server.log").read_text()
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=120):
-                    return
-            except OSError:
-                time.sleep(0.1)
+            time.sleep(0.1)
 
     def kill(self) -> None:
         """Ends it at once, as a crash does."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has been killed before
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def answers(uri: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{uri}/health", timeout=120):
+            return True
+    except OSError:
+        return False

@@ -57,13 +57,12 @@ def on_ranks(
         pytest.skip(f"needs {ranks} GPUs; this machine has {gpus}")
     # a process that is forked can't use CUDA if the server did
     processes = PROCESSES if device == "cpu" else mp.get_context("spawn")
-    port = free_port()
     pipes = [processes.Pipe(duplex=False) for _ in range(ranks)]
     started = [
         processes.Process(
-            target=_on_rank, args=(rank, ranks, port, pipes[rank][1], function, arguments, joined, seconds), daemon=True
+            target=_on_rank, args=(environment, sender, function, arguments, joined, seconds), daemon=True
         )
-        for rank in range(ranks)
+        for environment, (_, sender) in zip(environments(ranks), pipes, strict=True)
     ]
     try:
         with _computing_on(device):
@@ -79,6 +78,13 @@ def on_ranks(
     if failures := [f"rank {rank}: {result}" for rank, (succeeded, result) in enumerate(received) if not succeeded]:
         raise RuntimeError("\n".join(failures))
     return [result for _, result in received]
+
+
+def environments(ranks: int) -> list[dict[str, str]]:
+    """The variables of each of the ranks of a group on this machine."""
+    group = {"WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    own = [{**group, "RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
+    return [{name: str(value) for name, value in one.items()} for one in own]
 
 
 @contextlib.contextmanager
@@ -119,18 +125,14 @@ def _received(receivers: list[Connection], seconds: float) -> list[tuple[bool, A
 
 
 def _on_rank(
-    rank: int,
-    ranks: int,
-    port: int,
+    environment: dict[str, str],
     sender: Connection,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     join: bool,
     seconds: float,
 ) -> None:
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
-    os.environ |= {**{name: str(value) for name, value in own.items()}, "MASTER_ADDR": "127.0.0.1"}
-    os.environ["MASTER_PORT"] = str(port)
+    os.environ |= environment
     gc.freeze()  # of what the server has imported there is no garbage to collect, which DeepSpeed does a few times
     from pretrain.zero.ranks import process_group
 

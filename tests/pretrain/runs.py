@@ -17,7 +17,6 @@ from data_pipeline.foundation.errors import FailedError
 from pretrain.config import RunConfig
 from pretrain.run.metrics_file import FILE_NAME, read_metrics, rows_from
 from tests.conftest import TOP
-from tests.conftest import run as run_command
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 
@@ -96,11 +95,11 @@ def error_of(path: Path) -> str:
     return ""
 
 
-def train(path: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Starts a run as users do. One rank is forked, which saves the time of its imports."""
-    if ranks == 1:
-        return run_forked("train", path, *arguments)
-    return run_command("launch", "local", path, "--ranks", str(ranks), *arguments)
+def train(path: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Starts a run of one rank as users do; it must end with this exit code."""
+    done = run_forked("train", path, *arguments)
+    assert done.returncode == code, done.stderr
+    return done
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, offered: dict[str, dict[str, str]]) -> None:

@@ -76,3 +76,8 @@ def own_rows(layout: BatchLayout, rows: Batch) -> list[Batch]:
     """A rank's micro-batches of the rows of a step."""
     firsts = layout.firsts(0, layout.accumulation)
     return [{name: tensor[first : first + layout.micro_batch] for name, tensor in rows.items()} for first in firsts]
+
+
+def flip(values: torch.Tensor, element: int, bit: int) -> None:
+    integers = values.view(-1)[element : element + 1].view(torch.uint8)
+    integers[bit // 8] ^= 1 << bit % 8

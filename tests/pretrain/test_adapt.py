@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from pretrain import cli, huggingface
+from pretrain import huggingface
 from pretrain.checkpoint.trained import TrainedModel, save_weights
 from pretrain.config import RunConfig
 from pretrain.models import DecoderOnlyConfig, build, stacks
 from pretrain.models.attention import LayerMasks, before_only
 from pretrain.tools.adapt import adapted, crosses_like_self, target
+from tests.in_process import done_here, run_here
 from tests.pretrain.exported import randomise
 from tests.pretrain.test_agreement import ROTARY_DECODERS, ids
 from tests.tables import each
@@ -125,10 +125,6 @@ def test_what_a_style_cannot_be_is_refused(style, decoder, encoder, expected):
 # ---- as users do
 
 
-def adapt(*arguments):
-    return CliRunner().invoke(cli.app, ["adapt", *map(str, arguments)])
-
-
 @pytest.fixture(scope="module")
 def gemma(small_corpus, tmp_path_factory):
     """(a decoder with Gemma 2's layers and the corpus's tokenizer, its directory for transformers)"""
@@ -146,25 +142,25 @@ def test_a_checkpoint_of_ours_and_another_encoder(gemma, tmp_path):
     tokenizer = huggingface.read(directory)[2]
     small = randomise(build(decoder.config.model_copy(update={"d_model": 32, "num_layers": 1})))
     save_weights(small.config, small.state_dict(), tokenizer, tmp_path / "small")
-    told = adapt(directory, tmp_path / "out", "--style", "t5gemma", "--encoder", tmp_path / "small")
-    assert told.exit_code == 0, told.exception
+    told = done_here(
+        "pretrain", "adapt", directory, tmp_path / "out", "--style", "t5gemma", "--encoder", tmp_path / "small"
+    )
     model = TrainedModel.open(tmp_path / "out").model
     assert torch.equal(model.encoder.final_norm.weight, small.decoder.final_norm.weight)
     new = sum(tensor.numel() for name, tensor in model.named_parameters() if "cross_attention" in name)
-    assert f"{model.num_parameters() - new:,} parameters copied, {new:,} new" in told.output
+    assert f"{model.num_parameters() - new:,} parameters copied, {new:,} new" in told
 
 
 def test_wrong_arguments_get_one_line(gemma, tmp_path, small_corpus):
     _, directory = gemma
-    made = adapt(directory, tmp_path / "made", "--style", "modern")
-    assert made.exit_code == 0, made.exception
+    done_here("pretrain", "adapt", directory, tmp_path / "made", "--style", "modern")
     for source, options, line in (
         (directory, ["--style", "bert"], "expected t5gemma, t5gemma2, modern, got 'bert'"),
         (small_corpus, ["--style", "modern"], "not a checkpoint"),
-        (directory, ["--style", "modern", "--sentinels", 50], "--sentinels: the tokenizer has 20"),
+        (directory, ["--style", "modern", "--sentinels", "50"], "--sentinels: the tokenizer has 20"),
         (tmp_path / "made", ["--style", "modern"], "expected a decoder_only model"),
     ):
-        assert line in str(adapt(source, tmp_path / "out", *options).exception)
+        assert line in run_here("pretrain", "adapt", source, tmp_path / "out", *options).stderr
 
 
 def test_the_experiments_decoder_becomes_its_encoder_decoder():

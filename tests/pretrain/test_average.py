@@ -17,8 +17,6 @@ from pretrain.optimizers import AVERAGE
 from tests.in_process import done_here, run_here
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file, train_each
-from tests.slow import slow
-from tests.tables import each
 
 DECAY, STEPS = 0.75, 4
 OPTIMIZERS = {  # each with a stage of ZeRO
@@ -51,27 +49,22 @@ def runs(small_corpus, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def of_each_optimizer(small_corpus, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("optimizers")
-    train_each(2, [(average_file(folder / name, small_corpus, name), None) for name in OPTIMIZERS])
-    return folder
-
-
 def stored(runs, name, step):
     return StoredTensors(checkpoint_directory(runs / name / "run", step))
 
 
-@each("name", slow(*OPTIMIZERS))
-def test_the_moving_average_is_that_of_the_parameters_after_each_step(name, of_each_optimizer):
-    saved = [stored(of_each_optimizer, name, step) for step in range(1, STEPS + 1)]
-    for parameter in saved[0].shapes:
-        expected = saved[0].whole(PARAMETER, parameter)
-        for one in saved:
-            values = one.whole(PARAMETER, parameter)
-            expected = DECAY * expected + (1 - DECAY) * values
-            torch.testing.assert_close(one.whole(AVERAGE, parameter), expected, rtol=1e-6, atol=1e-8)
-        assert not torch.equal(expected, values)
+@pytest.mark.slow
+def test_the_moving_average_is_that_of_the_parameters_after_each_step(small_corpus, tmp_path):
+    train_each(2, [(average_file(tmp_path / name, small_corpus, name), None) for name in OPTIMIZERS])
+    for name in OPTIMIZERS:
+        saved = [stored(tmp_path, name, step) for step in range(1, STEPS + 1)]
+        for parameter in saved[0].shapes:
+            expected = saved[0].whole(PARAMETER, parameter)
+            for one in saved:
+                values = one.whole(PARAMETER, parameter)
+                expected = DECAY * expected + (1 - DECAY) * values
+                torch.testing.assert_close(one.whole(AVERAGE, parameter), expected, rtol=1e-6, atol=1e-8)
+            assert not torch.equal(expected, values), (name, parameter)
 
 
 def test_a_resumed_run_has_the_same_moving_average_to_the_bit(runs):

@@ -6,9 +6,11 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, sha256
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, sha256
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.loading.stream import Stream
@@ -26,12 +28,10 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.choose import is_valid, newest
 from pretrain.checkpoint.directory import checkpoint_directory
-from pretrain.checkpoint.engine_state import Copy
 from pretrain.checkpoint.index import Origin, Table
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, write_part
 from pretrain.run import watchdog
-from pretrain.run.train_state import TrainState
-from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, trained
+from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, flip, trained
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, train, train_ranks
@@ -81,13 +81,6 @@ def finished(whole, tmp_path) -> Path:
     return path
 
 
-def flip(path: Path) -> None:
-    """Flips a bit of the last tensor's."""
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-
-
 def test_the_launcher_itself_says_that_a_run_is_finished(finished, capsys):
     """It starts ranks only if the last checkpoint is damaged."""
     assert launch_local(Run(finished, []), ranks=2) == 0
@@ -99,28 +92,12 @@ def test_the_launcher_itself_says_that_a_run_is_finished(finished, capsys):
     assert not is_valid(last)
 
 
-def test_a_damaged_or_missing_file_costs_the_checkpoint_alone(finished, whole):
-    """The latest checkpoint has a flipped bit, the previous one lacks a file: the run resumes from the one before and
-    says so."""
-    checkpoints = finished.parent / "run/checkpoints"
-    tensors = checkpoints / "step-00000012/rank-00000.safetensors"
-    flip(tensors)
-    (checkpoints / "step-00000009/rank-00000.json").unlink()
-    done = train(finished, 1)
-    assert done.returncode == 0, done.stderr
-    assert f"{tensors}: damaged: its checksum differs from index.json's" in done.stderr
-    assert "step-00000009/rank-00000.json: missing" in done.stderr
-    assert "steps 6 to 12" in done.stdout
-    assert losses(finished) == losses(whole / "adamw/run.yaml")
-
-
 def test_without_any_sound_checkpoint_a_run_begins_anew_on_request_alone(finished):
     """The existing run is then moved aside; on two ranks."""
     run = finished.parent / "run"
     for index in (run / "checkpoints").glob("*/index.json"):
         index.write_text("{}")
-    done = train(finished, 1)
-    assert done.returncode == 1
+    done = train(finished, code=1)
     assert "no checkpoint is valid; --fresh starts a new run in its place" in done.stderr
     assert len(list((run / "checkpoints").glob("step-*"))) == 4
     assert train_ranks(finished, 2, "run.max_steps=1", fresh=True) == [0, 0]
@@ -130,22 +107,26 @@ def test_without_any_sound_checkpoint_a_run_begins_anew_on_request_alone(finishe
 
 
 def test_a_run_goes_on_over_junk_in_every_file_that_it_can_do_without(finished, whole):
+    """The latest checkpoint has a flipped bit, and the run resumes from the one before."""
     run = finished.parent / "run"
     for name in ("status.json", "tracking.json", "mlflow.json", "checkpoints/latest"):
         (run / name).write_bytes(b"\x80junk")
     (run / "config.yaml").write_text("- a\n- list\n")
     (run / "logs/attempt-junk").mkdir(parents=True)
     shutil.copytree(run / "checkpoints/step-00000012", run / "checkpoints/step-00000020.keep")
-    done = train(finished, 1, "run.max_steps=13", "checkpoint.keep_last=1")
-    assert done.returncode == 0, done.stderr
+    tensors = run / "checkpoints/step-00000012/rank-00000.safetensors"
+    flip(tensors)
+    done = train(finished, "run.max_steps=13", "checkpoint.keep_last=1")
     assert "Traceback" not in done.stderr
     assert f"{run}/checkpoints/latest: names no checkpoint" in done.stderr
     assert "config.yaml: not a valid run file; kept as config.before-attempt-2.yaml" in done.stdout
-    assert "steps 12 to 13" in done.stdout
-    assert losses(finished).keys() == {*range(1, 14)}
+    assert f"{tensors}: damaged: its checksum differs from index.json's" in done.stderr
+    assert "steps 9 to 13" in done.stdout
+    found = losses(finished)
+    assert found == losses(whole / "adamw/run.yaml") | {13: found[13]}
     kept = sorted(path.name for path in (run / "checkpoints").iterdir())
-    # that of step 12 was resumed from, so it is known to be sound
-    assert kept == ["latest", "step-00000012", "step-00000013", "step-00000020.keep"]
+    # that of step 9 was resumed from, so it is known to be sound
+    assert kept == ["latest", "step-00000009", "step-00000013", "step-00000020.keep"]
 
 
 def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished):
@@ -153,40 +134,26 @@ def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished
     checkpoints = finished.parent / "run/checkpoints"
     (checkpoints / "latest").unlink()
     (checkpoints / "latest").mkdir()
-    done = train(finished, 1, "run.max_steps=13", "checkpoint.on_failure=stop")
-    assert done.returncode == 0, done.stderr
+    done = train(finished, "run.max_steps=13", "checkpoint.on_failure=stop")
     assert f"warning: {checkpoints}/latest: can't be written: Is a directory" in done.stderr
     assert len(list(checkpoints.glob("step-*"))) == 5
     (checkpoints / "latest").rmdir()
     elsewhere = (checkpoints / "step-00000003").rename(finished.parent / "elsewhere")
     (checkpoints / "step-00000003").symlink_to(elsewhere)
-    done = train(finished, 1, "run.max_steps=14", "checkpoint.on_failure=stop", "checkpoint.keep_last=1")
-    assert done.returncode == 0, done.stderr
+    train(finished, "run.max_steps=14", "checkpoint.on_failure=stop", "checkpoint.keep_last=1")
     assert sorted(path.name for path in checkpoints.glob("step-*")) == ["step-00000013", "step-00000014"]
     assert (elsewhere / "index.json").exists()
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(tmp_path, moves, monkeypatch):
-    """A save that writes is no hang, however long it takes."""
-
-    class InRounds(save._Writing):
-        """Does a part of its work whenever it is waited for, five times."""
-
-        rounds = 0
-
-        def join(self, seconds):
-            self.rounds += 1
-            if moves:
-                self.advanced.set()
-
-        def is_alive(self):
-            return self.rounds < 5
-
-    alone = Origin(tmp_path, 0, 1, 2, {}, "", None, None, None)
+def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(moves, monkeypatch):
+    alone = Origin(Path(), 0, 1, 2, {}, "", None, None, None)
+    monkeypatch.setattr(save, "from_rank_0", lambda value: value)
     monkeypatch.setattr(save.dist, "all_reduce", lambda tensor: None)
     saver = save.Saver(SimpleNamespace(device="cpu"), alone)
-    saver._writing = InRounds(alone, TrainState(), "token", Copy(), {}, None)
+    saver._writing = writing = Mock(told=True, error=None, parts_ended=0, advanced=threading.Event())
+    writing.join.side_effect = lambda seconds: writing.advanced.set() if moves else None
+    writing.is_alive.side_effect = [True] * 4 + [False]
     noted: list[None] = []
     monkeypatch.setattr(watchdog, "alive", lambda: noted.append(None))
     saver.wait()
@@ -203,13 +170,10 @@ def test_no_pickle_is_read(finished):
     latest = newest(finished.parent / "run")
     for name in ("pytorch_model.bin", "mp_rank_00_model_states.pt"):
         (latest / name).write_bytes(pickle.dumps(Planted()))
-    assert train(finished, 1).returncode == 0
+    train(finished)
     tensors = latest / "rank-00000.safetensors"
     tensors.write_bytes(pickle.dumps(Planted()))
-    index = json.loads((latest / "index.json").read_text())
-    index["files"][tensors.name] = {"bytes": tensors.stat().st_size, "sha256": sha256(tensors)}
-    index["checksum"] = fingerprint({key: value for key, value in index.items() if key != "checksum"})
-    (latest / "index.json").write_text(json.dumps(index))
+    describe(tensors)
     with pytest.raises(FailedError, match=r"rank-00000\.safetensors: damaged"):
         StoredTensors(latest).verify()
     assert not (finished.parent / "planted").exists()
@@ -223,8 +187,7 @@ def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finis
         "deepspeed.zero_optimization.stage=3",
         "checkpoint.keep_last=2",
     )
-    done = train(finished, 1, *changed)
-    assert done.returncode == 0, done.stderr
+    done = train(finished, *changed)
     told = [line for line in done.stdout.splitlines() if line.startswith("changed since the last start: ")]
     keys = {line.split(": ")[1] for line in told}
     assert keys == {*(change.partition("=")[0] for change in changed), "run.directory"}  # it was moved as well
@@ -235,9 +198,7 @@ def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finis
         ("run.seed=1", "data.seed is 0 there, 1 here"),
         ("optimizer={name: adafactor, learning_rate: 1e-2}", "optimizer is 'adamw' there, 'adafactor' here"),
     ):
-        refused = train(finished, 1, "run.max_steps=14", change)
-        assert refused.returncode == 2
-        assert expected in refused.stderr
+        assert expected in train(finished, "run.max_steps=14", change, code=2).stderr
 
 
 def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finished):
@@ -247,11 +208,10 @@ def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finish
     shutil.copytree(checkpoints / "step-00000009", checkpoints / f".step-00000009.0123abcd-1{TEMPORARY_SUFFIX}")
     (checkpoints / "latest").write_text("step-00000006\n")
     settings = ("checkpoint.every_steps=1", "checkpoint.keep_last=2", "checkpoint.keep_every_steps=3")
-    stopped = train(finished, 1, *settings, "--stop-at-step", "8")
-    assert stopped.returncode == 75, stopped.stderr
+    train(finished, *settings, "--stop-at-step", "8", code=75)
     kept = sorted(path.name for path in checkpoints.glob("step-*"))
     assert kept == [f"step-{step:08d}" for step in (3, 6, 7, 8, 9, 12)]
-    assert train(finished, 1, *settings).returncode == 0
+    train(finished, *settings)
     # that of step 8 was resumed from
     assert sorted(path.name for path in checkpoints.glob("step-*")) == [
         f"step-{step:08d}" for step in (3, 6, 8, 9, 11, 12)

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import shutil
@@ -12,27 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from data_pipeline.foundation.atomic import fingerprint, sha256
 from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint.resume import newest_verified
 from pretrain.run import rank_logs
 from pretrain.run.metrics_file import FILE_NAME
 from pretrain.run.train_state import rewinds
+from tests.pretrain.checkpoint_runs import describe, rewrite
 from tests.tables import each
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 JUNK = [b"", b"junk", b"\x80\xff\x00", b"null", b"[]", b'"text"', b"12", b"{}", b"{", b"[" * 100_000]
 HUGE = 10**30
 INDEX, TABLE, TENSORS = "index.json", "rank-00000.json", "rank-00000.safetensors"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -73,30 +65,13 @@ def the_one_before(run: Path, caplog: pytest.LogCaptureFixture, *said: str) -> N
     assert line.endswith(f"resuming from {run}/checkpoints/step-00000009")
 
 
-@each("file, content", itertools.product((INDEX, TABLE, TENSORS), JUNK))
-def test_a_file_of_junk_costs_its_checkpoint(run, caplog, file, content):
+@each("file, content", itertools.product((INDEX, TABLE, TENSORS), [*JUNK, None]))
+def test_a_file_of_junk_or_a_missing_one_costs_its_checkpoint(run, caplog, file, content):
     with restored(run):
-        (last(run) / file).write_bytes(content)
+        (last(run) / file).unlink()
+        if content is not None:
+            (last(run) / file).write_bytes(content)
         the_one_before(run, caplog, file)
-
-
-def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
-    """Changes a JSON file and corrects every checksum, so that no sha256 reveals the change."""
-    values = json.loads(path.read_text())
-    change(values)
-    path.write_text(json.dumps(values))
-    index = path.parent / INDEX
-    if path != index:
-        describe(path)
-        return
-    values.pop("checksum", None)
-    index.write_text(json.dumps({**values, "checksum": fingerprint(values)}))
-
-
-def describe(path: Path) -> None:
-    """Puts a file's size and checksum into the index."""
-    content = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    rewrite(path.parent / INDEX, lambda values: values["files"].update({path.name: content}))
 
 
 def in_table(key: str, wrong: Any) -> Callable[[Any], Any]:
@@ -142,7 +117,6 @@ OUTSIDE = ("/etc/hostname", "../step-00000009/index.json", "tokenizer/../../late
     ],
 )
 def test_an_edit_with_the_right_checksums_is_refused(run, caplog, file, change, said):
-    """Of the index, or of the table of a tensor's pieces."""
     with restored(run):
         rewrite(last(run) / file, change)
         the_one_before(run, caplog, said)

@@ -23,11 +23,11 @@ from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import experiment_file, report, results, run_experiment
-from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment, shortened
+from pretrain.tools.experiment.planned_runs import plan_experiment, shortened
 from pretrain.tools.experiment.results import Result, compare, holm
 from pretrain.tools.experiment.run_experiment import experiment
 from pretrain.trainer.validate import validate
-from tests.pretrain.forked import ForkedLauncher
+from tests.pretrain.forked import Forked
 from tests.pretrain.runs import MODEL, mlflow, run_file
 from tests.tables import each
 
@@ -141,19 +141,6 @@ def test_a_budget_of_flops_gives_each_model_its_steps(small_corpus, tmp_path):
 # Folders.
 
 
-def test_the_published_rows_have_the_published_sizes():
-    """Yan counts no positions, and where there is no embedding loss a layer norm that isn't used (2 · 150)."""
-    found = experiment_file.read(PUBLISHED)
-    assert len(found.published) == 8
-    for row, published in found.published.items():
-        config = load(found.rows[row], [], RunConfig)
-        model = outline(config.model)
-        positions = sum(one.numel() for name, one in model.named_parameters() if "position" in name)
-        unused = 300 if config.model.family == "autoregressive" and config.model.embedding_loss is None else 0
-        assert model.num_parameters() - positions + unused == published.parameters, row
-        assert (config.run.max_steps, config.batch.global_batch_size) == (9000, 800)
-
-
 @each("name, rows", [("autoregressive", 15), ("autoregressive-small", 15), ("autoregressive-options", 23)])
 def test_every_shipped_row_is_a_run(name, rows):
     found = experiment_file.read(CONFIGS / name)
@@ -211,7 +198,6 @@ RESULTS += [made_up("mse", *one) for one in ((1, 3.38, 4.138e-9), (2, 3.39, 4.2e
 
 
 def test_the_table_has_means_spreads_and_p_values_beside_what_is_published(tmp_path):
-    """In all of its forms."""
     lines = report.lines(experiment_file.read(PUBLISHED), RESULTS)
     text = report.text(lines)
     assert max(map(len, text.splitlines())) <= 80
@@ -291,56 +277,53 @@ def test_gpus_are_divided_among_runs(monkeypatch):
     assert shares(2, 2) == ["4", "7"]
 
 
-def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
-    runs = planned(
-        tmp_path, monkeypatch, "abc", "import sys; print('why', end='\\n\\n'); sys.exit(3 * (sys.argv[1] == 'b'))"
-    )
-    failed = [f"failed: b (exit code 3), {tmp_path}/b.log: why"]
-    assert run_experiment.train_all(runs, [{}, {}], "three") == (1, failed)
-    title, *ended = capsys.readouterr().out.splitlines()
-    assert title == "three, 0 of 3 runs finished"
-    assert sorted(line.split(" (")[0][5:] for line in ended) == [
-        "a: finished",
-        f"b: failed, {tmp_path}/b.log: why",
-        "c: finished",
-    ]
-    assert ended[-1].startswith("2/3  ")
+def three_runs(folder, corpus, **of_b):
+    """Of rows a, b and c; `of_b` are sections of b."""
+    (folder / "rows").mkdir()
+    for name in "abc":
+        run_file(folder, corpus, **(of_b if name == "b" else {})).rename(folder / f"rows/{name}.yaml")
+    return plan_experiment(experiment_file.read(folder / "rows"), 1, None, [], folder / "out", 1)
 
 
-def planned(tmp_path, monkeypatch, names, script):
-    """Runs that are processes with a `script`, which gets the name of the row, in the place of a launcher."""
+def train_with(script, runs, folder, monkeypatch):
+    """What comes of runs, two at once, each a process with a `script` in the place of a launcher: it gets the row and a
+    folder. Also the rows in the order of their starts, each with what the folder had by then."""
+    started = []
+    folder.mkdir()
 
     def start(group, run, changes):
-        with run.log.open("ab") as log:
-            return group.start([sys.executable, "-c", script, run.row], output=log)
+        started.append((run.row, sorted(path.name for path in folder.iterdir())))
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        with run.log.open("wb") as log:
+            return group.start([sys.executable, "-c", script, run.row, folder], output=log)
 
     monkeypatch.setattr(run_experiment, "start", start)
-    file = run_file(tmp_path, tmp_path / "corpus")
-    configs = [load(file, [f"run.directory={tmp_path / name}", f"run.name={name}"], RunConfig) for name in names]
-    return [PlannedRun(name, 0, file, (), config) for name, config in zip(names, configs, strict=True)]
+    return run_experiment.train_all(runs, [{}, {}], "three"), started
 
 
-def test_a_signal_reaches_the_runs_that_train_and_no_other_is_started(tmp_path, monkeypatch, capfd):
+def test_a_signal_reaches_the_runs_that_train_and_no_other_is_started(small_corpus, tmp_path, monkeypatch, capfd):
     """The second sends it once both are ready for it."""
     script = f"""
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 signal.alarm(200)
+ready = pathlib.Path(sys.argv[2], "ready")
 if sys.argv[1] == "a":
-    pathlib.Path({str(tmp_path)!r}, "ready").touch()
+    ready.touch()
 elif sys.argv[1] == "b":
-    while not pathlib.Path({str(tmp_path)!r}, "ready").exists():
+    while not ready.exists():
         time.sleep(0.02)
     os.kill({os.getpid()}, signal.SIGTERM)
 while True:
     time.sleep(0.1)
 """
     before = signal.getsignal(signal.SIGTERM)
-    assert run_experiment.train_all(planned(tmp_path, monkeypatch, "abc", script), [{}, {}], "three") == (75, [])
+    ended, _ = train_with(script, three_runs(tmp_path, small_corpus), tmp_path / "shared", monkeypatch)
+    assert ended == (75, [])
     assert signal.getsignal(signal.SIGTERM) is before
     printed = capfd.readouterr()
     assert sorted(line.split(" (")[0] for line in printed.out.splitlines()[1:]) == [
-        f"0/3  {row}: stopped after saving" for row in "ab"
+        f"0/3  {row}-seed-0: stopped after saving" for row in "ab"
     ]
     assert "SIGTERM: the runs that train save and stop" in printed.err
 
@@ -363,41 +346,32 @@ def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path)
         plan_experiment(found, 2, None, [], out, 1)
 
 
-def test_a_run_waits_for_the_one_whose_weights_it_starts_from(small_corpus, tmp_path, monkeypatch):
-    """Two at once: the second row waits, the third doesn't. Where the first fails, the second isn't started."""
-    rows, out = tmp_path / "rows", tmp_path / "out"
-    rows.mkdir()
-    start = {"init_from": f"{out}/a-first/seed-0"}
-    for name, changes in (("a-first", {}), ("b-then", {"checkpoint": start}), ("c-other", {})):
-        run_file(tmp_path, small_corpus, **changes).rename(rows / f"{name}.yaml")
-    runs = plan_experiment(experiment_file.read(rows), 1, None, [], out, 1)
-    assert [run.row for run in runs if run.follows(runs[0])] == ["b-then"]
-    program = """
+def test_a_run_waits_for_the_one_whose_weights_it_starts_from(small_corpus, tmp_path, monkeypatch, capsys):
+    """The third row doesn't. Where the first fails, the second isn't started, and the third finishes."""
+    start = {"init_from": f"{tmp_path}/out/a/seed-0"}
+    runs = three_runs(tmp_path, small_corpus, checkpoint=start)
+    assert [run.row for run in runs if run.follows(runs[0])] == ["b"]
+    script = """
 import pathlib, signal, sys, time
 signal.alarm(200)
-ended, row, code = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-while row == "a-first" and not (ended / "c-other").exists():
+row, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+while row == "a" and not (folder / "c").exists():
     time.sleep(0.02)
-(ended / row).touch()
-sys.exit(code)
+(folder / row).touch()
+print("why", end="\\n\\n")
+sys.exit(3 * (row == "a" and folder.name == "fails"))
 """
-
-    def started(code):
-        """The rows in the order of their starts, each with those that had ended by then."""
-        ended, found = tmp_path / f"ended-{code}", []
-        ended.mkdir()
-
-        def start(group, run, environment):
-            found.append((run.row, sorted(path.name for path in ended.iterdir())))
-            return group.start([sys.executable, "-c", program, ended, run.row, str(code)])
-
-        monkeypatch.setattr(run_experiment, "start", start)
-        run_experiment.train_all(runs, [{}, {}], "three")
-        return found
-
-    first = ["a-first", "c-other"]
-    assert started(0) == [("a-first", []), ("c-other", []), ("b-then", first)]
-    assert [row for row, _ in started(1)] == first
+    (_, failed), started = train_with(script, runs, tmp_path / "works", monkeypatch)
+    assert (failed, started) == ([], [("a", []), ("c", []), ("b", ["a", "c"])])
+    capsys.readouterr()
+    ended, started = train_with(script, runs, tmp_path / "fails", monkeypatch)
+    assert [row for row, _ in started] == ["a", "c"]
+    log = runs[0].log
+    assert ended == (1, [f"failed: a-seed-0 (exit code 3), {log}: why"])
+    title, *lines = [line.split(" (")[0] for line in capsys.readouterr().out.splitlines()]
+    assert title == "three, 0 of 3 runs finished"
+    assert sorted(line[5:] for line in lines) == [f"a-seed-0: failed, {log}: why", "c-seed-0: finished"]
+    assert lines[-1].startswith("1/3  ")
 
 
 @pytest.mark.slow
@@ -422,7 +396,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
         if run.name in ("wide-seed-1", "wrong-seed-0"):
             return real(group, run, changes)
         cut = ["--stop-at-step", "2"] if started.count("narrow-seed-1") == 1 and run.name == "narrow-seed-1" else []
-        return group.add(ForkedLauncher("train", run.file, *run.overrides, *cut))
+        return group.add(Forked("train", run.file, *run.overrides, *cut))
 
     monkeypatch.setattr(run_experiment, "start", start)
     out = tmp_path / "out"

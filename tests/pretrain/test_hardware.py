@@ -10,6 +10,7 @@ from data_pipeline.foundation.errors import UserError
 from launch.agent import ranks_environment
 from pretrain.hardware import machine as hardware
 from pretrain.hardware.machine import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, local_ranks
+from pretrain.run import environment
 from tests.tables import each
 
 
@@ -23,36 +24,30 @@ def _nothing_is_asked_for_and_no_driver_is_here(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
 
 
-@each(
-    "chosen",
-    ["", "-1", "0", "0,1", "1,0", "2", "0,2,1", "0,-1,1", "0,,1", " 0, 1", "0,0", "none", "0,GPU-1f", "NoDevFiles"],
-)
-def test_indices_choose_gpus_as_cuda_and_pytorch_read_them(chosen, tmp_path, monkeypatch):
+INDICES = [
+    "",
+    " 0, 1",
+    *["-1", "0", "0,1", "1,0", "2", "0,2,1", "0,-1,1", "0,,1", "0,0", "none", "0,GPU-1f", "NoDevFiles"],
+]
+UUIDS = {
+    "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6": 1,
+    "GPU-8932f937,GPU-1a2b3c4d": 2,
+    "GPU-8932f937,GPU-8932f937": 0,
+    "GPU-8932f937,1": 1,
+    "MIG-GPU-8932f937/1/0,MIG-GPU-8932f937/2/0": 1,  # a process sees one instance
+}
+
+
+@each("chosen", [*INDICES, *UUIDS])
+def test_indices_and_uuids_choose_gpus_as_cuda_and_pytorch_read_them(chosen, tmp_path, monkeypatch):
     """The machine has two GPUs."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert count_gpus(tmp_path) == 0  # none yet
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    expected = list(takewhile(lambda index: index < 2, torch.cuda._parse_visible_devices()))
-    assert count_gpus(tmp_path) == len(expected)
-
-
-@each(
-    "chosen, expected",
-    [
-        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", 1),
-        ("GPU-8932f937,GPU-1a2b3c4d", 2),
-        ("GPU-8932f937,GPU-8932f937", 0),
-        ("GPU-8932f937,1", 1),
-        ("MIG-GPU-8932f937/1/0,MIG-GPU-8932f937/2/0", 1),  # a process sees one instance
-    ],
-)
-def test_uuids_choose_gpus(chosen, expected, tmp_path, monkeypatch):
-    (tmp_path / "nvidia0").touch()
-    (tmp_path / "nvidia1").touch()
     assert count_gpus(tmp_path) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    assert count_gpus(tmp_path) == expected
+    read = takewhile(lambda index: index < 2, torch.cuda._parse_visible_devices() if chosen in INDICES else ())
+    assert count_gpus(tmp_path) == UUIDS.get(chosen, len(list(read)))
 
 
 def test_the_cpu_may_be_asked_for_beside_gpus(tmp_path, monkeypatch):
@@ -143,3 +138,41 @@ def test_a_cpu_has_bf16_if_it_has_instructions_for_its_products(line, expected, 
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: bf16 in its name\n{line}\nbogomips\t: 1\n")
     assert cpu_multiplies_bf16(tmp_path / "cpuinfo") == expected
     assert not cpu_multiplies_bf16(tmp_path / "absent")
+
+
+# What a run records of the machines that it runs on
+
+
+def test_every_host_is_recorded_with_the_versions_that_differ():
+    here = environment.this_machine()
+    other = {**here, "host": "other", "versions": {**here["versions"], "torch": "0.1", "ray": ""}}
+    described = environment.describe([{**here, "ranks": [0, 1]}, {**other, "ranks": [2]}])
+    assert described["ranks"] == 3
+    assert described["versions"] == here["versions"]
+    assert [(host["host"], host["ranks"], host["versions"]) for host in described["hosts"]] == [
+        (here["host"], [0, 1], {}),
+        ("other", [2], {"torch": "0.1", "ray": ""}),
+    ]
+
+
+def test_a_password_in_uncommitted_changes_is_not_recorded(monkeypatch):
+    monkeypatch.setattr(environment, "git", lambda *_: "+uri: https://me:hunter2@host\n")
+    assert environment.describe([environment.this_machine()])["git"]["diff"] == "+uri: https://me:***@host\n"
+
+
+def test_the_state_of_the_source_tree_is_what_mlflow_calls_it(monkeypatch):
+    answers = {
+        "rev-parse": "c0ffee\n",
+        "symbolic-ref": "main\n",
+        "remote": "https://me:pw@host/x.git\n",
+        "diff": "a.py\n",
+    }
+    monkeypatch.setattr(environment, "git", lambda command, *_: answers[command])
+    assert environment.git_tags() == {
+        "mlflow.source.git.commit": "c0ffee",
+        "mlflow.source.git.branch": "main",
+        "mlflow.source.git.repoURL": "https://host/x.git",
+        "mlflow.source.git.dirty": "true",
+    }
+    monkeypatch.setattr(environment, "git", lambda *_: "")
+    assert environment.git_tags() == {}  # an installed package

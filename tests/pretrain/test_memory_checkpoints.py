@@ -9,15 +9,16 @@ import os
 import shutil
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 import xxhash
 
-from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.config_file import load
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.checkpoint.engine_state import host_memory
@@ -25,6 +26,8 @@ from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
 from pretrain.run import node_memory
 from pretrain.run.metrics_file import read_metrics
+from tests.launch.steps import store_each
+from tests.pretrain.checkpoint_runs import flip, rewrite
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
 
@@ -34,17 +37,12 @@ def trained(path: Path, stop: int | None, node: str = "node") -> Any:
 
     Steps wait until the checkpoint before is stored. Otherwise one that comes too soon after it would have none.
     """
-    from pretrain.checkpoint.memory import MemoryCheckpoints
+    from pretrain.checkpoint import memory
     from pretrain.trainer.train import train_on
 
-    is_due = MemoryCheckpoints.due
-
-    def due(self: MemoryCheckpoints, step: int) -> bool:
-        self.close()
-        return is_due(self, step)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MemoryCheckpoints, "due", due)
+        patch.setattr(memory.MemoryCheckpoints, "due", memory.MemoryCheckpoints.due)  # undone after this run
+        store_each(memory)
         patch.setenv(node_memory.DIRECTORY, str(path.parent / node))
         return train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), stop)
 
@@ -54,24 +52,6 @@ def rank_1(folder: Path, step: int) -> Path:
     return folder / f"node/checkpoints/step-{step:08d}/rank-00001.safetensors"
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 4
-    path.write_bytes(content)
-
-
-def nothing(folder: Path) -> None:
-    pass
-
-
-def a_flipped_bit(folder: Path) -> None:
-    flip(rank_1(folder, 6))
-
-
-def a_flipped_bit_in_the_description(folder: Path) -> None:
-    flip(rank_1(folder, 6).with_name("index.json"))
-
-
 def weights_that_are_not_finite(folder: Path) -> None:
     """They were so when they were copied: the checksums agree."""
     path = rank_1(folder, 6)
@@ -79,42 +59,29 @@ def weights_that_are_not_finite(folder: Path) -> None:
     (header,) = struct.unpack("<Q", content[:8])
     content[8 + header : 12 + header] = struct.pack("<f", math.nan)
     path.write_bytes(content)
-    index = json.loads(path.with_name("index.json").read_text())
-    index["files"][path.name]["xxh3"] = xxhash.xxh3_128_hexdigest(bytes(content))
-    index["checksum"] = fingerprint({key: value for key, value in index.items() if key != "checksum"})
-    path.with_name("index.json").write_text(json.dumps(index))
+    of_content = {"xxh3": xxhash.xxh3_128_hexdigest(bytes(content))}
+    rewrite(path.with_name("index.json"), lambda values: values["files"][path.name].update(of_content))
 
 
-def a_rank_lost_between_copies(folder: Path) -> None:
-    """It had taken its file from the older checkpoint, and had not completed the newer one."""
-    checkpoints = rank_1(folder, 6).parent.rename(folder / "node/checkpoints/.slot-1").parent
-    assert [path.name for path in checkpoints.glob("step-*")] == ["step-00000005"]
-
-
-def a_rank_without_memory(folder: Path) -> None:
-    for step in (5, 6):
-        rank_1(folder, step).unlink()
-
-
-def lost_descriptions(folder: Path) -> None:
+def lose_descriptions(folder: Path) -> None:
     rank_1(folder, 6).with_name("index.json").write_text("{")
     rank_1(folder, 5).with_suffix(".json").unlink()
 
 
-def memory_of_another_run(folder: Path) -> None:
-    (folder / "run/checkpoints/memory.json").unlink()
-
-
-# The first step that is taken after what happened. The checkpoint on disk is of step 4.
-FIRST_STEPS = {
-    nothing: 7,
-    a_flipped_bit: 6,
-    a_flipped_bit_in_the_description: 6,
-    weights_that_are_not_finite: 6,
-    a_rank_lost_between_copies: 6,
-    a_rank_without_memory: 5,
-    lost_descriptions: 5,
-    memory_of_another_run: 5,
+# What happened, and the first step that is taken after it. The checkpoint on disk is of step 4.
+HAPPENED: dict[str, tuple[Callable[[Path], object], int]] = {
+    "nothing": (lambda folder: None, 7),
+    "a flipped bit": (lambda folder: flip(rank_1(folder, 6)), 6),
+    "a flipped bit in the description": (lambda folder: flip(rank_1(folder, 6).with_name("index.json")), 6),
+    "weights that are not finite": (weights_that_are_not_finite, 6),
+    # the rank had taken its file from the older checkpoint, and had not completed the newer one
+    "a rank lost between copies": (
+        lambda folder: rank_1(folder, 6).parent.rename(folder / "node/checkpoints/.slot-1"),
+        6,
+    ),
+    "a rank without memory": (lambda folder: [rank_1(folder, step).unlink() for step in (5, 6)], 5),
+    "lost descriptions": (lose_descriptions, 5),
+    "memory of another run": (lambda folder: (folder / "run/checkpoints/memory.json").unlink(), 5),
 }
 
 
@@ -132,19 +99,19 @@ def test_a_run_goes_on_from_the_newest_sound_step_with_the_same_losses(small_cor
     shutil.rmtree(on_disk.directory)
     (cut.parent / "run/checkpoints/latest").write_text("step-00000004\n")
     copies = {}
-    for happened in FIRST_STEPS:
-        folder = tmp_path / happened.__name__
+    for name, (happen, _) in HAPPENED.items():
+        folder = tmp_path / name
         shutil.copytree(cut.parent, folder)
-        copies[happened] = folder / "run.yaml"
-        copies[happened].write_text(cut.read_text().replace(str(cut.parent), str(folder)))
-        happened(folder)
+        copies[name] = folder / "run.yaml"
+        copies[name].write_text(cut.read_text().replace(str(cut.parent), str(folder)))
+        happen(folder)
     codes = on_ranks(2, each, trained, [(path, None) for path in copies.values()], seconds=280)
     assert codes == [[0] * len(copies)] * 2
-    for happened, path in copies.items():
+    for name, path in copies.items():
         rows = [row for row in read_metrics(path.parent / "run") if "train/loss" in row.metrics]
         first = min(row.step for row in rows if row.attempt == max(row.attempt for row in rows))
-        assert first == FIRST_STEPS[happened], happened.__name__
-        assert losses(path) == losses(whole), happened.__name__
+        assert first == HAPPENED[name][1], name
+        assert losses(path) == losses(whole), name
 
 
 def on_own_node(path: Path, nodes: list[int], stop: int | None) -> int:
@@ -260,6 +227,10 @@ def test_what_is_newer_than_the_disk_outlives_the_run(run):
         assert "step 40 is in memory" in (release_memory(run) or "")
         assert node.exists()
     (run / "checkpoints/step-00000040").mkdir()
+    ranks = node_memory.for_ranks(run)  # the same command has begun again
+    assert release_memory(run) is None
+    assert ranks.is_dir()
+    ranks.rmdir()
     assert release_memory(run) is None
     assert not node.exists()
 
@@ -295,33 +266,7 @@ def test_an_attempt_that_begins_while_its_directory_is_removed_keeps_its_own(run
     assert made[0].is_dir()
 
 
-def test_the_end_of_a_run_leaves_what_the_same_command_has_begun_with(run):
-    node = held(run, 40)
-    (run / "checkpoints/step-00000040").mkdir(parents=True)
-    ranks = node_memory.for_ranks(run)
-    assert release_memory(run) is None
-    assert ranks.is_dir()
-    assert node.exists()
-
-
-# Page-locked memory without a GPU: a stand-in for CUDA's runtime notes what is registered
-
-
-class Runtime:
-    def __init__(self, error: int = 0):
-        self.error = error
-        self.registered: dict[int, int] = {}
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        assert address % mmap.PAGESIZE == 0
-        assert flags == 0
-        if not self.error:
-            self.registered[address] = size
-        return self.error
-
-    def cudaHostUnregister(self, address: int) -> None:
-        assert mapped(address)
-        del self.registered[address]
+# Page-locked memory without a GPU: stand-ins for CUDA's runtime
 
 
 def mapped(address: int) -> bool:
@@ -329,35 +274,35 @@ def mapped(address: int) -> bool:
     return any(int(first, 16) <= address < int(last, 16) for first, last in ranges)
 
 
-def test_no_more_is_locked_than_is_needed():
-    """1.5 · 2²⁰ + 1 bytes: a power of two would be 2²¹."""
-    runtime = Runtime()
-    found = host_memory(3 * 2**19 + 1, True, runtime=runtime)
-    assert found.shape == (3 * 2**19 + 1,)
-    assert runtime.registered == {found.data_ptr(): 3 * 2**19 + 1}
-    assert torch.equal(found.fill_(3), torch.full((3 * 2**19 + 1,), 3, dtype=torch.uint8))
-
-
-def test_memory_is_unlocked_before_it_is_given_back():
-    """Not while a view of it lives. The runtime is asked while the pages are still there."""
-    runtime = Runtime()
-    found = host_memory(2**22, True, runtime=runtime)
+def test_no_more_is_locked_than_is_needed_and_it_is_unlocked_before_it_is_given_back():
+    """1.5 · 2²⁰ + 1 bytes: a power of two would be 2²¹. Not while a view lives; the runtime asks for the pages."""
+    size, unlocked = 3 * 2**19 + 1, []
+    runtime = Mock(cudaHostUnregister=lambda address: unlocked.append(mapped(address)))
+    runtime.cudaHostRegister.return_value = 0
+    found = host_memory(size, True, runtime=runtime)
+    assert found.shape == (size,)
+    assert found.data_ptr() % mmap.PAGESIZE == 0
+    runtime.cudaHostRegister.assert_called_once_with(found.data_ptr(), size, 0)
+    assert torch.equal(found.fill_(3), torch.full((size,), 3, dtype=torch.uint8))
     part = found[5:7]
     del found
     gc.collect()
-    assert len(runtime.registered) == 1
+    assert unlocked == []
     part.fill_(1)
     del part
     gc.collect()
-    assert runtime.registered == {}
+    assert unlocked == [True]
+
+
+REFUSES = Mock(cudaHostRegister=lambda address, size, flags: 2)
 
 
 def test_a_refusal_says_how_much_was_asked_for():
     with pytest.raises(MemoryError, match="4,194,304 bytes"):
-        host_memory(2**22, True, runtime=Runtime(error=2))
+        host_memory(2**22, True, runtime=REFUSES)
 
 
 def test_a_file_in_memory_is_used_even_if_its_pages_can_not_be_locked(tmp_path):
-    found = host_memory(5000, True, tmp_path / "file", Runtime(error=2))
+    found = host_memory(5000, True, tmp_path / "file", REFUSES)
     found.fill_(7)
     assert (tmp_path / "file").read_bytes() == bytes([7]) * 5000

@@ -20,26 +20,23 @@ from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
 
 
-def auto_file(folder: Path, corpus: Path, micro: object, stage: int = 2, precision: str = "fp32") -> Path:
-    return run_file(
-        folder,
-        corpus,
-        stage,
-        batch={"global_batch_size": 16, "micro_batch_size": micro},
-        precision=precision,
-        evaluation=[],
-        tracking={"mlflow": None, "log_every_steps": 1},
-    )
-
-
 @pytest.mark.slow
 def test_losses_are_those_of_a_run_that_measured_nothing(small_corpus, tmp_path):
     """And the choice is kept: what was measured under the same conditions isn't measured again."""
-    settings = [(1, "bf16"), (2, "fp32"), (3, "bf16")]
-    auto = [
-        auto_file(tmp_path / f"auto-{stage}", small_corpus, "auto", stage, precision) for stage, precision in settings
-    ]
-    fixed = [auto_file(tmp_path / f"fixed-{stage}", small_corpus, 8, stage, precision) for stage, precision in settings]
+    auto, fixed = (
+        [
+            run_file(
+                tmp_path / f"{micro}-{stage}",
+                small_corpus,
+                stage,
+                batch={"global_batch_size": 16, "micro_batch_size": micro},
+                precision=precision,
+                evaluation=[],
+            )
+            for stage, precision in ((1, "bf16"), (2, "fp32"), (3, "bf16"))
+        ]
+        for micro in ("auto", 8)
+    )
     assert on_ranks(2, trained_with_memory, [(path, 4) for path in auto], seconds=600) == [[75] * 3] * 2
     kept = [path.parent / "run/micro_batch.json" for path in auto]
     chosen = [json.loads(path.read_text()) for path in kept]
@@ -73,20 +70,14 @@ def chosen_with(path: Path, free: int) -> tuple[int, int]:
     engine = Engine(construct(run.config, run.model), run.config)
     tried: list[int] = []
 
-    class Memory:
-        def __init__(self, device: object):
-            pass
+    def peak(passes: partial[None]) -> int:
+        tried.append(len(passes.args[1]["labels"]))
+        passes()
+        return 500 + 100 * tried[-1]
 
-        def free(self) -> int:
-            return free * (1 + dist.get_rank())  # the second rank has more
-
-        def peak(self, passes: partial[None]) -> int:
-            tried.append(len(passes.args[1]["labels"]))
-            passes()
-            return 500 + 100 * tried[-1]
-
+    memory = SimpleNamespace(free=lambda: free * (1 + dist.get_rank()), peak=peak)  # the second rank has more
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(micro_batch, "DeviceMemory", Memory)
+        patch.setattr(micro_batch, "DeviceMemory", lambda device: memory)
         patch.setattr(micro_batch, "_MOMENTS", 0)
         layout = micro_batch.choose(run, engine).layout
     assert layout.micro_batch * layout.accumulation == 12

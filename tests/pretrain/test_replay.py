@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from data_pipeline.loading.batch_layout import BatchLayout
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import error_of, run_file
+from tests.pretrain.small_runs import flip as flip_bit
 from tests.pretrain.small_runs import micro_batches, run_config
 from tests.slow import slow
 
@@ -76,6 +78,12 @@ def trained(
     return numbers, weights, found
 
 
+def found_with(
+    plant: Plant, stage: int, precision: str = "fp32", dropout_rate: float = 0.1, steps: int = 2, repeats: bool = True
+) -> list[Any]:
+    return trained(stage, precision, plant=plant, steps=steps, repeats=repeats, dropout_rate=dropout_rate)[2]
+
+
 # stage, precision, micro-batches, and whether layers are computed again in the backward pass
 QUICK = [(2, "bf16", 3, False), (3, "fp32", 1, False)]
 OTHERS = [
@@ -114,33 +122,18 @@ def flipped(model: torch.nn.Module, step: int, rank: int, bit: int, activation: 
         if step != 1 or passes != replays + 1 or dist.get_rank() != rank:
             return values
         values = values.clone()
-        integers = torch.int16 if values.element_size() == 2 else torch.int32
         found = (values[0, 0] if activation else values).detach().view(-1)  # the first target always counts
         place = int(found.abs().argmax())  # elements that are zero, or that are multiplied by zero, would hide it
-        found[place : place + 1].view(integers).bitwise_xor_(
-            -(2**bit) if bit == 31 else 2**bit if bit != 15 else -(2**15)
-        )
+        flip_bit(found, place, bit)
         return values
 
-    handles = [model.register_forward_pre_hook(count)]
     if activation:
         layer = model.get_submodule(TENSOR.removesuffix(".weight"))
-        handles.append(layer.register_forward_hook(lambda module, inputs, output: flip(output)))
+        planted = layer.register_forward_hook(lambda module, inputs, output: flip(output))
     else:
-        handles.append(model.get_parameter(TENSOR).register_hook(flip))
-    try:
+        planted = model.get_parameter(TENSOR).register_hook(flip)
+    with model.register_forward_pre_hook(count), planted:
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def with_flip(stage: int, precision: str, rank: int, bit: int, activation: bool) -> list[Any]:
-    def plant(model: torch.nn.Module, step: int) -> contextlib.AbstractContextManager[None]:
-        return flipped(model, step, rank, bit, activation)
-
-    dropout_rate = 0.0 if activation else 0.1  # dropout may remove the very element
-    return trained(stage, precision, steps=2, plant=plant, dropout_rate=dropout_rate)[2]
 
 
 # Low and high bits of the mantissa, bits of the exponent, and signs. The lowest bit of an activation may be lost in the
@@ -156,7 +149,12 @@ OTHER_FLIPS = [
 
 @pytest.mark.parametrize("flips", [QUICK_FLIPS, *slow(OTHER_FLIPS)], ids=["some", "others"])
 def test_a_flipped_bit_is_found_and_its_rank_and_tensor_are_named(flips):
-    told, same = on_ranks(2, each, with_flip, flips)
+    plants = [
+        # dropout may remove the very element
+        (partial(flipped, rank=rank, bit=bit, activation=activation), stage, precision, 0.0 if activation else 0.1)
+        for stage, precision, rank, bit, activation in flips
+    ]
+    told, same = on_ranks(2, each, found_with, plants)
     assert told == same
     for flip, (before, found) in zip(flips, told, strict=True):
         _, _, rank, _, activation = flip
@@ -176,20 +174,16 @@ def scaled(model: torch.nn.Module, step: int, rank: int) -> Iterator[None]:
     def more(module: torch.nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output * (1 + 2**-20) if step and dist.get_rank() == rank else output
 
-    handle = model.get_submodule(TENSOR.removesuffix(".weight")).register_forward_hook(more)
-    yield
-    handle.remove()
-
-
-def always_wrong(stage: int, rank: int) -> list[Any]:
-    return trained(stage, plant=lambda model, step: scaled(model, step, rank), steps=2)[2]
+    with model.get_submodule(TENSOR.removesuffix(".weight")).register_forward_hook(more):
+        yield
 
 
 @pytest.mark.parametrize("cases", [[(2, 1)], *slow([(1, 0), (3, 2)])], ids=["some", "others"])
 def test_of_three_ranks_the_one_that_is_always_wrong_is_named_and_of_two_neither(cases):
     for ranks in (3, 2):
         own = [case for case in cases if case[1] < ranks]
-        for told in on_ranks(ranks, each, always_wrong, own):
+        plants = [(partial(scaled, rank=rank), stage) for stage, rank in own]
+        for told in on_ranks(ranks, each, found_with, plants):
             for (_, rank), (before, found) in zip(own, told, strict=True):
                 assert before is None
                 assert found.rank == (rank if ranks == 3 else None)
@@ -209,17 +203,13 @@ def noisy(model: torch.nn.Module, step: int, noise: float, wrong: float) -> Iter
         more = 1 + wrong if step >= 8 and passes % 3 == 0 and dist.get_rank() == 1 else 1
         return gradient * more + noise * gradient.norm() * torch.randn(gradient.shape, generator=draws)
 
-    handle = model.get_parameter(TENSOR).register_hook(hook)
-    yield
-    handle.remove()
-
-
-def through_noise(noise: float, wrong: float) -> list[Any]:
-    return trained(2, plant=lambda model, step: noisy(model, step, noise, wrong), steps=10, repeats=False)[2]
+    with model.get_parameter(TENSOR).register_hook(hook):
+        yield
 
 
 def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
-    (clean, found), _ = on_ranks(2, each, through_noise, [(1e-4, 0.0), (1e-4, 0.3)])
+    noises = [(partial(noisy, noise=1e-4, wrong=wrong), 2, "fp32", 0.1, 10, False) for wrong in (0.0, 0.3)]
+    (clean, found), _ = on_ranks(2, each, found_with, noises)
     assert clean == [None] * 10
     assert found[:8] == [None] * 8
     assert (found[8].rank, found[8].what.endswith(f": {TENSOR}")) == (1, True)
@@ -257,11 +247,8 @@ def broken_off(path: Path, node: Path, wrong_at: int) -> str:
             factor = 1 + 2**-10 if step + 1 == wrong_at and dist.get_rank() == 1 else 1
             return {name: values * factor for name, values in losses.items()}
 
-        handle = self.deepspeed.module.register_forward_hook(more)
-        try:
+        with self.deepspeed.module.register_forward_hook(more):
             return right(self, step, *arguments)
-        finally:
-            handle.remove()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(node_memory.DIRECTORY, str(node))

@@ -45,15 +45,13 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
         if isinstance(engine.deepspeed.module, ExactModel):  # that of the comparison at a start
             return take_step(engine, step, position, batches, *arguments)
         taken.append((step, [digest for batch in batches for digest in digests(batch)]))
-        hook = engine.deepspeed.module.register_forward_hook(
+        with engine.deepspeed.module.register_forward_hook(
             lambda _, __, losses: {name: spoil(loss, position) if spoil else loss for name, loss in losses.items()}
-        )
-        try:
-            return take_step(engine, step, position, batches, *arguments)
-        finally:
-            hook.remove()
-            if step + 1 == huge:
-                make_huge(engine.deepspeed)
+        ):
+            outcome = take_step(engine, step, position, batches, *arguments)
+        if step + 1 == huge:
+            make_huge(engine.deepspeed)
+        return outcome
 
     Engine.step = step
     try:
@@ -93,26 +91,6 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     }
 
 
-def poisoned(folder: Path, corpus: Path) -> dict[str, Any]:
-    every_4th = {"every_steps": 4, "keep_last": 9}
-    run = settings(folder / "poisoned", corpus, 12, faults={"max_skipped_steps": 3}, checkpoint=every_4th)
-    return {
-        "poisoned": train_with(run, lambda loss, at: loss * (float("nan") if at >= 96 else 1)),
-        "healed": train_with(run),
-    }
-
-
-def huge_weights(folder: Path, corpus: Path) -> dict[str, Any]:
-    every_4th = {"every_steps": 4, "keep_last": 9}
-    run = settings(folder / "huge", corpus, 13, faults={"max_skipped_steps": 4}, checkpoint=every_4th)
-    failed = train_with(run, huge=8)
-    named = (folder / "huge/run/checkpoints/latest").read_text()
-    dist.barrier()
-    (folder / "huge/run/checkpoints/latest").write_text("step-00000008\n")  # as if it had been moved there
-    dist.barrier()
-    return {"failed": failed, "latest": named, "mended": train_with(run)}
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("trouble")
@@ -131,26 +109,33 @@ def schedule(small_corpus) -> list[list[str]]:
     return list(scheduled_rows(stream, ROWS, 24).values())
 
 
-def taken_by_both(told: list[dict[str, Any]], name: str) -> list[tuple[int, list[str]]]:
-    """The step and the rows of both ranks, in the order in which steps were taken."""
-    ours, theirs = (of_rank[name][1] for of_rank in told)
+def taken_by_both(found: list[tuple[Any, list[tuple[int, list[str]]]]]) -> list[tuple[int, list[str]]]:
+    """The step and the rows of both ranks, in the order in which steps were taken, of results of `train_with`."""
+    ours, theirs = (taken for _, taken in found)
     assert [step for step, _ in ours] == [step for step, _ in theirs]
     return [(step, rows + others) for (step, rows), (_, others) in zip(ours, theirs, strict=True)]
+
+
+EVERY_4TH = {"every_steps": 4, "keep_last": 9}
+
+
+def poison(loss: Any, position: int) -> Any:
+    return loss * (float("nan") if position >= 96 else 1)
 
 
 @pytest.mark.slow
 def test_too_many_steps_without_a_finite_gradient_end_the_run(folder, small_corpus, schedule):
     """The trouble begins with step 7. No finite loss came from the state after step 6: the run resumes from step 4."""
-    told = on_ranks(2, poisoned, folder, small_corpus)
-    run = folder / "poisoned/run"
-    for of_rank in told:
-        error, taken = of_rank["poisoned"]
+    faults = {"max_skipped_steps": 3}
+    run = settings(folder / "poisoned", small_corpus, 12, faults=faults, checkpoint=EVERY_4TH)
+    for error, taken in on_ranks(2, train_with, run, poison):
         assert "step 9: the loss or its gradient isn't finite" in error
         assert "3 steps in a row (faults.max_skipped_steps)" in error
         assert len(taken) == 9
-        assert of_rank["healed"][0] == 0
-    assert taken_by_both(told, "healed") == [(step, schedule[step]) for step in range(4, 12)]
-    rows = {row.step: row for row in read_metrics(run)}
+    healed = on_ranks(2, train_with, run)
+    assert [code for code, _ in healed] == [0, 0]
+    assert taken_by_both(healed) == [(step, schedule[step]) for step in range(4, 12)]
+    rows = {row.step: row for row in read_metrics(folder / "poisoned/run")}
     assert rows[12].metrics["train/skipped_steps"] == 0
 
 
@@ -158,21 +143,23 @@ def test_too_many_steps_without_a_finite_gradient_end_the_run(folder, small_corp
 def test_a_state_from_which_no_loss_is_finite_is_neither_the_latest_nor_trained_from(folder, small_corpus, schedule):
     """Weights are huge after step 8, whose checkpoint is finite and whole. `latest` keeps naming that of step 4. Where
     it names step 8 all the same, three steps show it, and the run goes back."""
-    told = on_ranks(2, huge_weights, folder, small_corpus)
-    checkpoints = folder / "huge/run/checkpoints"
-    for of_rank in told:
-        assert "for 4 steps in a row" in of_rank["failed"][0]
-        assert of_rank["latest"] == "step-00000004\n"
-        assert of_rank["mended"][0] == 0
-    assert taken_by_both(told, "failed") == [(step, schedule[step]) for step in range(12)]
-    assert taken_by_both(told, "mended") == [(step, schedule[step]) for step in (8, 9, 10, *range(4, 13))]
+    faults, checkpoints = {"max_skipped_steps": 4}, folder / "huge/run/checkpoints"
+    run = settings(folder / "huge", small_corpus, 13, faults=faults, checkpoint=EVERY_4TH)
+    failed = on_ranks(2, train_with, run, None, None, 8)
+    assert all("for 4 steps in a row" in error for error, _ in failed)
+    assert taken_by_both(failed) == [(step, schedule[step]) for step in range(12)]
+    assert (checkpoints / "latest").read_text() == "step-00000004\n"
+    (checkpoints / "latest").write_text("step-00000008\n")  # as if it had been moved there
+    mended = on_ranks(2, train_with, run)
+    assert [code for code, _ in mended] == [0, 0]
+    assert taken_by_both(mended) == [(step, schedule[step]) for step in (8, 9, 10, *range(4, 13))]
     assert (checkpoints / "unsound-step-00000008").is_dir()
     assert (checkpoints / "latest").read_text() == "step-00000013\n"
 
 
 def test_a_spike_sends_the_run_back_and_past_the_offending_rows(folder, told, schedule):
     """After the rewind, step 13 takes the rows of step 14, and so on."""
-    taken = taken_by_both(told, "spiking")
+    taken = taken_by_both([of_rank["spiking"] for of_rank in told])
     expected = [(step, schedule[step]) for step in range(13)]
     expected += [(step, schedule[step + 1]) for step in range(12, 16)]
     assert taken == expected
@@ -189,13 +176,12 @@ def test_a_run_that_was_sent_back_and_killed_goes_on_past_the_offending_rows(fol
     (run / "checkpoints/latest").write_text("step-00000012\n")
     gone_on = on_ranks(2, train_with, settings(folder / "spiking", small_corpus, 16))
     assert [code for code, _ in gone_on] == [0, 0]
-    taken = taken_by_both([{"spiking": of_rank} for of_rank in gone_on], "spiking")
-    assert taken == [(step, schedule[step + 1]) for step in range(12, 16)]
+    assert taken_by_both(gone_on) == [(step, schedule[step + 1]) for step in range(12, 16)]
     assert losses(run.parent / "run.yaml") == before
 
 
 def test_a_run_whose_losses_stay_high_is_not_sent_back_for_ever(folder, told):
-    taken = taken_by_both(told, "hopeless")
+    taken = taken_by_both([of_rank["hopeless"] for of_rank in told])
     assert [step for step, _ in taken] == [*range(13), 12, 12, 13, 14, 15]
     rows = {row.step: row.metrics for row in read_metrics(folder / "hopeless/run")}
     assert len(json.loads((folder / "hopeless/run/rewinds.json").read_text())) == 2
@@ -206,7 +192,7 @@ def test_growing_batches_take_the_rows_in_their_order(folder, told, schedule):
     """2 steps of 8 rows, 1 of 16 and 3 of 32, with a stop and resume in between."""
     assert {of_rank["growing"][0] for of_rank in told} == {75}
     assert {of_rank["grown"][0] for of_rank in told} == {0}
-    taken = taken_by_both(told, "growing") + taken_by_both(told, "grown")
+    taken = [one for name in ("growing", "grown") for one in taken_by_both([of_rank[name] for of_rank in told])]
     assert [len(rows) for _, rows in taken] == [8, 8, 16, 32, 32, 32]
     assert [row for _, rows in taken for row in rows] == [row for rows in schedule[:8] for row in rows]
     assert checkpoint_index.read(folder / "growing/run/checkpoints/step-00000006").position == 128

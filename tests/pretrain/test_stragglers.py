@@ -1,7 +1,6 @@
 """Stragglers: the judgement over made-up times, and real ranks of which one is slowed down."""
 
 import itertools
-import json
 import math
 import os
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
+from pretrain.evaluation import record
 from pretrain.run.environment import machines, place
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
@@ -100,16 +100,11 @@ def test_of_two_slow_ranks_the_slowest_is_named_and_kept_while_it_is_slow():
     assert [one.rank for one in judged(together(made)).values()][-1] == 6
 
 
-def test_two_long_waits_are_no_slow_loader():
-    made = times(100, 4, seed=0)
-    made[[30, 37], 1, DATA] += 20.0
-    assert judged(together(made)) == {}
-
-
-def test_a_difference_without_weight_is_not_named():
-    made = times(100, 2, seed=0) * 1e-4
-    made[:, 1, COMPUTE] *= 3
-    assert judged(together(made)) == {}
+def test_two_long_waits_and_a_difference_without_weight_are_not_named():
+    waits, short = times(100, 4, seed=0), times(100, 2, seed=0) * 1e-4
+    waits[[30, 37], 1, DATA] += 20.0
+    short[:, 1, COMPUTE] *= 3
+    assert [judged(together(made)) for made in (waits, short)] == [{}, {}]
 
 
 def test_the_share_of_waiting():
@@ -119,29 +114,13 @@ def test_the_share_of_waiting():
     assert waiting(made) == pytest.approx(0.25)
 
 
-def machine(host, ranks, gpus=()):
-    return {"host": host, "cpu": {"model": "Xeon"}, "gpus": list(gpus), "ranks": ranks}
-
-
 def test_the_place_of_a_rank():
-    hosts = [machine("a", [0, 1], ["H100", "H100"]), machine("b", [2, 3], ["A100"]), machine("c", [4])]
-    assert place(1, hosts) == ("a", "GPU 1: H100")
-    assert place(3, hosts) == ("b", "GPU 1: A100")
-    assert place(4, hosts) == ("c", "Xeon")
-
-
-def test_watch_shows_the_straggler_while_there_is_one(tmp_path, capsys):
-    table = tmp_path / "artifacts/evaluation/stragglers.json"
-    table.parent.mkdir(parents=True)
-    row = [20, "rank 1 (node-2, H100) is slow"]
-    table.write_text(json.dumps({"columns": ["step", "what"], "data": [row]}))
-    log = MetricLog(tmp_path, attempt=1)
-    log.log(20, {"train/loss": 1.0, "stragglers/factor": 1.3})
-    watch(tmp_path, once=True)
-    assert "rank 1 (node-2, H100) is slow, since step 20" in " ".join(capsys.readouterr().out.split())
-    log.log(40, {"train/loss": 1.0, "stragglers/factor": 1.0})
-    watch(tmp_path, once=True)
-    assert "node-2" not in capsys.readouterr().out
+    gpus = {"a": ["H100", "H100"], "b": ["A100"], "c": []}
+    hosts = [
+        {"host": host, "cpu": {"model": "Xeon"}, "gpus": gpus[host], "ranks": ranks}
+        for host, ranks in (("a", [0, 1]), ("b", [2, 3]), ("c", [4]))
+    ]
+    assert [place(rank, hosts) for rank in (1, 3, 4)] == [("a", "GPU 1: H100"), ("b", "GPU 1: A100"), ("c", "Xeon")]
 
 
 def train_slowed(path, cause, first, share):
@@ -179,28 +158,24 @@ def train_slowed(path, cause, first, share):
     return train(load(path, [], RunConfig))
 
 
-def events(path):
-    """[(step, rank, what is slow)] as the run has recorded them."""
-    table = path.parent / "run/artifacts/evaluation/stragglers.json"
-    if not table.exists():
-        return []
-    found = json.loads(table.read_text())
-    rows = [dict(zip(found["columns"], values, strict=True)) for values in found["data"]]
-    return [(row["step"], row["rank"], row["slow"]) for row in rows]
-
-
 @each("cause, stage, share", [("device", 2, 0.6), *slow(("device", 3, 0.6), ("loader", 2, 1.0))])
-def test_a_rank_that_is_slowed_down_is_named_within_twenty_steps(small_corpus, tmp_path, cause, stage, share):
+def test_a_rank_that_is_slowed_down_is_named_within_twenty_steps(small_corpus, tmp_path, capsys, cause, stage, share):
+    """`pretrain watch` names it while it is slow."""
     sections = {"evaluation": [], "checkpoint": {"every_steps": 1000}}
     path, first = run_file(tmp_path, small_corpus, stage, run={"max_steps": 42}, **sections), 21
     assert on_ranks(2, train_slowed, path, cause, first, share, joined=False) == [0, 0]
-    ((step, rank, what),) = events(path)
-    assert first < step < first + 20
-    assert (rank, what) == (1, cause)
+    (event,) = record.table(record.directory(tmp_path / "run") / "stragglers.json")
+    assert first < event["step"] < first + 20
+    assert (event["rank"], event["slow"]) == (1, cause)
     last = [row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics][-1]
     assert last["stragglers/rank"] == 1
     assert last["stragglers/factor"] == last[f"stragglers/{cause}"] > FACTOR
     assert all(math.isfinite(value) for value in last.values())
+    watch(tmp_path / "run", once=True)
+    assert f"{event['what']}, since step {event['step']}" in " ".join(capsys.readouterr().out.split())
+    MetricLog(tmp_path / "run", attempt=1).log(43, {"train/loss": 1.0, "stragglers/factor": 1.0})
+    watch(tmp_path / "run", once=True)
+    assert "since step" not in capsys.readouterr().out
 
 
 COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather", "broadcast", "all_to_all_single")
@@ -215,10 +190,9 @@ def collectives_of_a_step(stage, optimizer):
     def waiting(_, call):
         def timed(*arguments, **options):
             inside[0] += 1
-            try:
-                return call(*arguments, **options)
-            finally:
-                inside[0] -= 1
+            result = call(*arguments, **options)
+            inside[0] -= 1
+            return result
 
         return timed
 
@@ -306,29 +280,21 @@ def clock(monkeypatch):
 
 
 def test_what_a_rank_waits_in_collectives_is_not_its_compute(clock):
-    times = HostTimes()
-    reduce = times.waiting(clock.does(3.0))
-    for compute in (5.0, 7.0):
-        with times.step():
-            clock.does(compute)()
-            reduce()
-            reduce()
-        clock.does(100.0)()  # a save
-        assert (times.compute, times.whole) == (compute, compute + 6.0)
-
-
-def test_nor_is_what_it_waits_for_an_asynchronous_one(clock):
     class Work:
         wait = staticmethod(clock.does(3.0, True))
         other = 4
 
     times = HostTimes()
-    with times.step():
-        handle = times.waiting(clock.does(0.5, Work()))("tensor")
-        clock.does(5.0)()
-        assert handle.wait() is True
-        assert handle.other == 4
-    assert times.compute == 5.0
+    reduce, begin_to_reduce = times.waiting(clock.does(3.0)), times.waiting(clock.does(0.5, Work()))
+    for compute in (5.0, 7.0):
+        with times.step():
+            handle = begin_to_reduce("tensor")
+            clock.does(compute)()
+            reduce()
+            assert handle.wait() is True
+            assert handle.other == 4
+        clock.does(100.0)()  # a save
+        assert (times.compute, times.whole) == (compute, compute + 6.5)
 
 
 def test_what_a_rank_waits_for_its_rows(clock):

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -54,13 +53,6 @@ def test_flops_are_those_that_torch_counts(name):
     if isinstance(model, EncoderDecoder):
         together = packed(examples_of(model, [LENGTHS]))
         assert count_flops(model, Sizes(*sizes(together).tolist())) == sum(alone)
-
-
-@pytest.fixture
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @each("name, tokens", [("t5", 20 + 9 + 12 + 5), ("decoder_only", 20 + 9)])

@@ -25,6 +25,8 @@ from pretrain.tracking.dashboard import dashboard
 from pretrain.tracking.mlflow_run import NOTE, DatasetInfo, FeedState, TrackedRun
 from pretrain.tracking.store import in_mlflow
 from pretrain.tracking.tracker import Tracker, sync
+from tests.ports import free_port
+from tests.pretrain.mlflow_server import Server, answers
 from tests.tables import each
 
 pytestmark = pytest.mark.usefixtures("feed_often")
@@ -260,28 +262,18 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
         assert points(client, tmp_path / str(number), "loss") == [(step, step) for step in range(1, 301)]
 
 
-CREATES = """
-import os, signal, sys
-from sqlalchemy import Engine, event
-from pretrain.tracking.store import create_tables
-
-created = []
-
-@event.listens_for(Engine, "after_cursor_execute")
-def count(connection, cursor, statement, *_):
-    created.extend(["table"] * ("CREATE TABLE" in statement))
-    if len(created) == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-create_tables(sys.argv[1])
-"""
-
-
 @pytest.mark.slow
-def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_created(tmp_path):
-    database = tmp_path / "mlflow.db"
-    done = subprocess.run([sys.executable, "-c", CREATES, f"sqlite:///{database}"])
-    assert done.returncode == -signal.SIGKILL
+def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_created(tmp_path, monkeypatch):
+    database, connect = tmp_path / "mlflow.db", store.client
+
+    def killed(uri):
+        store.sqlite_file(uri).touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "client", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.create_tables(f"sqlite:///{database}")
+    monkeypatch.setattr(store, "client", connect)
     assert not database.exists()
     store.create_tables(f"sqlite:///{database}")
     assert MlflowClient(f"sqlite:///{database}").search_experiments()
@@ -337,6 +329,90 @@ def test_a_password_is_used_but_neither_recorded_nor_logged(tmp_path, uri, clien
         sync(tmp_path / "two")
 
 
+# ---- a server that dies and comes back
+
+
+@pytest.fixture
+def serve(tmp_path, empty_mlflow):
+    """Starts a server, always at the same address and with the same database."""
+    empty_mlflow(tmp_path)
+    port, started = free_port(), []
+
+    def again():
+        started.append(Server(tmp_path, port))
+        return started[-1]
+
+    again.uri = f"http://127.0.0.1:{port}"
+    yield again
+    for server in started:
+        server.kill()
+
+
+def wait_for_failure(caplog):
+    """Until the log says that MLflow can't be reached."""
+    while not any("training goes on, will try again" in message for message in caplog.messages):
+        time.sleep(0.05)
+
+
+def wait_for_feed(folder):
+    """Until MLflow has metrics of the run."""
+    while not (state := FeedState.load(folder)) or not state.offsets:
+        time.sleep(0.05)
+
+
+def is_in_mlflow(uri, folder, losses):
+    client = MlflowClient(tracking_uri=uri)
+    assert client.get_run(run_id(folder)).info.status == "FINISHED"
+    assert points(client, folder, "loss") == losses
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_comes_back_lacks_nothing(tmp_path, serve, caplog):
+    server, run = serve(), tmp_path / "run"
+    tracker = start(run, server.uri)
+    for step in range(1, 61):
+        tracker.log(step, {"loss": 1 / step})
+        if step == 20:
+            wait_for_feed(run)
+            server.kill()
+        elif step == 21:
+            wait_for_failure(caplog)
+        elif step == 40:
+            serve()
+    tracker.close("FINISHED")
+    is_in_mlflow(server.uri, run, [(step, 1 / step) for step in range(1, 61)])
+    said = [message.partition(": ")[0].partition(" at ")[0] for message in caplog.messages]
+    assert said == ["MLflow", "MLflow"], caplog.messages  # one line for the outage, one for its end
+    assert "accepts metrics again" in caplog.messages[1]
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_as_its_server_returns_leaves_no_gap(tmp_path, serve, monkeypatch, caplog):
+    """The feed that succeeds takes longer than a run waits for a server that is away."""
+    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 3600.0)
+    monkeypatch.setattr(tracking, "SECONDS_FOR_A_RETURN", 0.01)
+    tracker = start(tmp_path / "run", serve.uri)
+    tracker.log(1, {"loss": 1.0})
+    wait_for_failure(caplog)
+    serve()
+    tracker.log(2, {"loss": 0.5})
+    tracker.close("FINISHED")
+    is_in_mlflow(serve.uri, tmp_path / "run", [(1, 1.0), (2, 0.5)])
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_is_gone_at_its_end_does_not_wait_for_the_rest(tmp_path, serve, monkeypatch, caplog):
+    """Though it was there at the last feed: it gets as long as one that has been away."""
+    monkeypatch.setattr(tracking, "SECONDS_FOR_A_RETURN", 0.5)
+    server = serve()
+    tracker = start(tmp_path / "run", server.uri)
+    tracker.log(1, {"loss": 1.0})
+    wait_for_feed(tmp_path / "run")
+    server.kill()
+    tracker.close("FINISHED")  # the rest would have an hour
+    assert "MLflow lacks the end of this run" in caplog.messages[-1]
+
+
 # ---- names and places
 
 
@@ -376,18 +452,6 @@ def test_the_sections_of_a_page_begin_with_losses_then_evaluations_and_end_with_
 # ---- the dashboard
 
 
-def answers(address):
-    try:
-        return get(f"{address}/health") == "OK"
-    except OSError:
-        return False
-
-
-def get(url):
-    with urllib.request.urlopen(url) as response:
-        return response.read().decode()
-
-
 DASHBOARD = """
 import sys
 from pathlib import Path
@@ -413,15 +477,14 @@ def test_dashboard_serves_the_run_and_ends_with_its_server(tmp_path, uri):
                 assert process.poll() is None, process.stderr.read()
                 time.sleep(0.1)
             servers = psutil.Process(process.pid).children(recursive=True)
-            assert "<title>MLflow</title>" in get(address)
-            run = json.loads(get(f"{address}/api/2.0/mlflow/runs/get?run_id={state.run_id}"))["run"]
-            assert run["info"]["run_name"] == "t5-small"
+            with urllib.request.urlopen(address) as main_page:
+                assert b"<title>MLflow</title>" in main_page.read()
+            assert MlflowClient(address).get_run(state.run_id).info.run_name == "t5-small"
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate()
     assert len(servers) >= 1
-    while any(server.is_running() for server in servers):  # the kernel takes a moment
-        time.sleep(0.02)
+    psutil.wait_procs(servers)  # the kernel takes a moment
 
 
 def test_dashboard_of_nothing_is_one_line(tmp_path):

@@ -1,4 +1,4 @@
-"""Runs that are refused at the start because the model can't take the rows, or the machine can't do what they ask."""
+"""Run files that are wrong, and runs that are refused because of the rows that they get or the machine they are on."""
 
 import json
 import re
@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
+from pretrain.models import FAMILIES
 from pretrain.trainer import preflight as module
 from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.validate import validate
@@ -219,64 +221,140 @@ def test_a_manifest_that_describes_another_tokenizer_is_refused(prepared, small_
 # What the machine can't do
 
 
-def test_bf16_is_refused_on_a_device_without_it(monkeypatch):
-    monkeypatch.setattr(module, "count_gpus", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
-    assert device_problems(run_config(precision="bf16")) == ["precision: Tesla V100 has no bf16; set fp32"]
-    assert device_problems(run_config(precision="fp32")) == []
+@pytest.fixture
+def problems(monkeypatch, tmp_path):
+    """problems(config, gpus=…, …): those of a machine whose CUDA is in `tmp_path` and has no compiler yet."""
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def found(config, gpus=1, usable=True, bf16=True, asynchronous=True):
+        monkeypatch.setattr(module, "count_gpus", lambda: gpus)
+        monkeypatch.setattr(module, "_reads_asynchronously", lambda: asynchronous)
+        answers = {"is_available": usable, "is_bf16_supported": bf16, "get_device_name": "Tesla V100"}
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, lambda answer=answer, **options: answer)
+        return device_problems(config)
+
+    return found
 
 
-def test_nvme_is_refused_where_files_cannot_be_read_asynchronously(monkeypatch):
-    offload = {"offload_param": {"device": "nvme", "nvme_path": "/nvme"}, "offload_optimizer": {"device": "cpu"}}
-    monkeypatch.setattr(module, "_reads_asynchronously", lambda: False)
-    (line,) = device_problems(run_config(3, zero=offload))
-    assert line.startswith("deepspeed.zero_optimization.offload_param.device: nvme needs DeepSpeed's async_io")
-    monkeypatch.setattr(module, "_reads_asynchronously", lambda: True)
-    assert device_problems(run_config(3, zero=offload)) == []
-
-
-def test_the_kernels_of_attention_need_a_gpu(monkeypatch):
-    monkeypatch.setattr(module, "count_gpus", lambda: 0)
-    assert device_problems(run_config(compute={"attention": "triton"})) == [
-        "compute.attention: triton needs a GPU; set auto"
-    ]
-
-
-QUANTIZED = {"zero_quantized_weights": True}
+NVME = run_config(3, zero={"offload_param": {"device": "nvme", "nvme_path": "/nvme"}})
+QUANTIZED = run_config(3, zero={"zero_quantized_weights": True})
 KEY = "deepspeed.zero_optimization.zero_quantized_weights"
+UNUSABLE = f"this machine has GPUs, but PyTorch {torch.__version__} can't use them; it was built "
 
 
-def test_quantized_weights_are_refused_without_a_gpu_or_a_compiler_for_it(monkeypatch, tmp_path):
-    quantized = run_config(3, zero=QUANTIZED)
-    monkeypatch.setattr(module, "count_gpus", lambda: 0)
-    assert device_problems(quantized) == [f"{KEY}: DeepSpeed's quantizer needs a GPU"]
-    monkeypatch.setattr(module, "count_gpus", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (line,) = device_problems(quantized)
-    assert line.startswith(f"{KEY}: DeepSpeed compiles its quantizer at the start, but there is no nvcc")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/nvcc").touch()
-    assert device_problems(quantized) == []
+@each(
+    "config, machine, expected",
+    [
+        (run_config(precision="bf16"), {"bf16": False}, ["precision: Tesla V100 has no bf16; set fp32"]),
+        (run_config(precision="fp32"), {"bf16": False}, []),
+        (NVME, {"asynchronous": False}, ["deepspeed.zero_optimization.offload_param.device: nvme needs DeepSpeed's"]),
+        (NVME, {}, []),
+        (run_config(compute={"attention": "triton"}), {"gpus": 0}, ["compute.attention: triton needs a GPU; set auto"]),
+        (QUANTIZED, {"gpus": 0}, [f"{KEY}: DeepSpeed's quantizer needs a GPU"]),
+        (QUANTIZED, {}, [f"{KEY}: DeepSpeed compiles its quantizer at the start, but there is no nvcc"]),
+        # it would otherwise train on the CPU, as many ranks as there are GPUs, and not say so
+        (run_config(), {"gpus": 8, "usable": False}, [UNUSABLE]),
+    ],
+)
+def test_what_a_machine_cannot_do_is_refused(problems, config, machine, expected):
+    found = problems(config, **machine)
+    assert len(found) == len(expected)
+    assert all(line.startswith(start) for line, start in zip(found, expected, strict=True))
 
 
-def test_no_shipped_run_needs_nvcc(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "count_gpus", lambda: 1)
-    for name, answer in (("is_available", True), ("is_bf16_supported", True)):
-        monkeypatch.setattr(torch.cuda, name, lambda answer=answer, **options: answer)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_no_shipped_run_needs_nvcc_and_quantized_weights_do(problems, tmp_path):
     runs = list((Path(__file__).parents[2] / "configs/runs").glob("*.yaml"))
     assert runs
-    assert [device_problems(load(path, [], RunConfig)) for path in runs] == [[]] * len(runs)
+    assert [problems(load(path, [], RunConfig)) for path in runs] == [[]] * len(runs)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").touch()
+    assert problems(QUANTIZED) == []
 
 
-def test_gpus_that_pytorch_cannot_use_are_named(monkeypatch):
-    """A run would otherwise train on the CPU, as many ranks as there are GPUs, and not say so."""
-    monkeypatch.setattr(module, "count_gpus", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (line,) = device_problems(run_config())
-    assert line.startswith(f"this machine has GPUs, but PyTorch {torch.__version__} can't use them; it was built ")
+# Run files
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        """
+run: {name: a, directory: a, max_steps: 1000}
+model: {family: t5, d_model: 8, d_kv: 4, d_ff: 8, num_heads: 2, num_encoder_layers: 1, num_decoder_layers: 1}
+data: {train: [{corpus: a}]}
+batch: {global_batch_size: 8}
+optimizer: {learning_rate: 1.0e-2}
+"""
+    )
+    return lambda *overrides: load(path, overrides, RunConfig)
+
+
+def test_a_key_of_a_family_is_named_as_in_the_file(config):
+    """The suggested key is of the same family: T5 has no cross_attention_bias."""
+    with pytest.raises(UserError, match=r"model\.num_head: unknown key; nearest valid key: model\.num_heads$"):
+        config("model.num_head=3")
+    with pytest.raises(UserError, match=r"model\.cross_attention_bias: unknown key") as error:
+        config("model.cross_attention_bias=true")
+    assert "nearest valid key: model.cross" not in str(error.value)
+
+
+@each(
+    "override, line",
+    [
+        ("model.d_ff=0", "model.d_ff: expected integer > 0, got 0 (width of the feed-forward layers)"),
+        (
+            "batch.micro_batch_size=x",  # one line, not one for each type that it may have
+            "batch.micro_batch_size: expected integer > 0, auto or null, got 'x' (rows per forward pass on a rank)",
+        ),
+        (
+            "deepspeed.train_batch_size=4",
+            "deepspeed.train_batch_size: set batch.global_batch_size and batch.micro_batch_size instead",
+        ),
+        ("data.train=[]", "data.train: expected non-empty list of keys and values, got [] (the corpora to train on)"),
+        ("faults.spikes=7", "faults.spikes: expected keys and values or null, got 7 (detection of loss spikes)"),
+        ("optimizer.name=sgd", "optimizer.name: expected one of adamw, adamw_scale, adafactor, muon, got 'sgd'"),
+        ("data.objective={length: 3}", "data.objective.name: missing"),
+        ("evaluation=[{every_steps: 5}]", "evaluation.0.hook: missing"),
+        (
+            "data.objective={name: ul2, mode_tokens: {Q: '[Q]'}}",
+            "data.objective.mode_tokens.Q: input should be 'R', 'S' or 'X', got 'Q' "
+            "(the special token before the inputs for each mode; tokenizer.special_tokens must list them)",
+        ),
+    ],
+)
+def test_a_wrong_value_has_one_line_with_what_is_expected_and_what_the_key_means(config, override, line):
+    with pytest.raises(UserError) as error:
+        config(override)
+    (found,) = str(error.value).splitlines()
+    assert found.partition("run.yaml: ")[2] == line
+
+
+def test_shipped_runs_for_gpus_choose_their_micro_batch():
+    """Runs in bf16 are for GPUs, and what fits differs between them."""
+    files = [*Path("configs/runs").glob("*.yaml"), *Path("configs/speedrun/gpu").glob("*.yaml")]
+    runs = [load(path, [], RunConfig) for path in files if path.name != "experiment.yaml"]
+    chosen = [run.batch.micro_batch_size for run in runs if run.precision == "bf16"]
+    assert chosen == ["auto"] * 18
+
+
+def test_every_shipped_run_file_is_valid_and_fits_its_corpus_file():
+    """The kind and length of rows and the tokenizer's ids fit, as far as the corpus file determines them."""
+    corpora = {}
+    for path in Path("configs/corpora").glob("*.yaml"):
+        corpus = load(path, [], CorpusConfig)
+        corpora[corpus.output] = corpus
+    files = sorted(Path("configs/runs").glob("*.yaml"))
+    assert files
+    for path in files:
+        run = load(path, [], RunConfig)
+        model = run.model
+        for entry in run.data.train:
+            corpus = corpora[entry.corpus]
+            objective, tokenizer = corpus.rows.objective, corpus.tokenizer
+            assert objective.name in FAMILIES[model.family].objectives, path
+            assert model.longest_sequence is None or model.longest_sequence >= max(objective.shape), path
+            if tokenizer.kind == "sentencepiece" and model.vocab_size is not None:
+                ids = tokenizer.vocab_size + len(tokenizer.special_tokens) + tokenizer.sentinels
+                assert (model.vocab_size, model.pad_id, model.eos_id) == (ids, 0, 1), path

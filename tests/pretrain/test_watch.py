@@ -6,8 +6,6 @@ import math
 import os
 import pty
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.run.metrics_file import MetricLog
 from pretrain.tools.watch import Curves, bars, plot, watch
 from pretrain.trainer import picture
+from tests.pretrain.forked import Forked
 from tests.tables import each
 
 BRAILLE = {chr(code) for code in range(0x2801, 0x2900)}
@@ -83,30 +82,23 @@ def test_what_is_no_run_is_one_line(tmp_path):
         watch(tmp_path, once=True)
 
 
-@pytest.mark.slow
 def test_a_terminal_follows_the_run_until_ctrl_c(run_dir):
-    terminal, other_end = pty.openpty()
-    command = "from pretrain.cli import main; main()"
-    environment = {**os.environ, "COLUMNS": "80", "LINES": "40", "TERM": "xterm"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", command, "watch", str(run_dir)],
-        stdin=other_end, stdout=other_end, stderr=other_end, env=environment, start_new_session=True,
-    )  # fmt: skip
-    os.close(other_end)
+    terminal, inside = pty.openpty()
 
     def until(text):
         seen = b""
         while text not in seen:
             seen += os.read(terminal, 65536)
 
-    until(b"0.1000 at step 100")
-    MetricLog(run_dir, attempt=1).log(101, {"train/loss": 0.0625})
-    until(b"0.0625 at step 101")
-    process.send_signal(signal.SIGINT)
-    with contextlib.suppress(OSError):  # the other end is closed
-        while process.poll() is None:
-            os.read(terminal, 65536)
-    assert process.wait() == 0
+    with Forked("watch", run_dir, terminal=os.ttyname(inside), COLUMNS="80", LINES="40", TERM="xterm") as one:
+        until(b"0.1000 at step 100")
+        os.close(inside)  # from here on the command alone has the terminal
+        MetricLog(run_dir, attempt=1).log(101, {"train/loss": 0.0625})
+        until(b"0.0625 at step 101")
+        os.kill(one.pid, signal.SIGINT)
+        with contextlib.suppress(OSError):  # nobody has it any more
+            until(b"nothing")
+        assert one.wait() == 0
 
 
 # The picture of a run

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config.run_config import ComputeSection
@@ -136,6 +135,7 @@ ERRORS = {
     FailedError("a loader's worker died"): 1,
     UserError("data.train: wrong"): 2,
     SystemExit(3): 1,
+    None: 0,
 }
 
 
@@ -146,7 +146,7 @@ def wait_for_ever() -> None:
 @each("error, code", ERRORS.items())
 def test_the_exit_code_is_that_of_the_error_and_no_process_is_left(tmp_path, error, code):
     output, child = tmp_path / "output", tmp_path / "child"
-    process = PROCESSES.Process(target=fail, args=(error, output, child))
+    process = PROCESSES.Process(target=end_with, args=(error, output, child))
     process.start()
     process.join()
     assert process.exitcode == code
@@ -154,13 +154,14 @@ def test_the_exit_code_is_that_of_the_error_and_no_process_is_left(tmp_path, err
     if isinstance(error, UserError):
         assert (tmp_path / "rank-0.failed").read_text() == str(error)
         assert f"error: {error}" in shown
-    elif not isinstance(error, SystemExit):
+    elif error and not isinstance(error, SystemExit):
         assert str(error) in shown
     while psutil.pid_exists(int(child.read_text())):  # the kernel takes a moment
         time.sleep(0.02)
 
 
-def fail(error: BaseException, output: Path, child: Path) -> None:
+def end_with(error: BaseException | None, output: Path, child: Path) -> None:
+    """A rank without an error leaves its group."""
     from pretrain.zero import ranks
 
     opened = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -168,28 +169,15 @@ def fail(error: BaseException, output: Path, child: Path) -> None:
     os.dup2(opened, 2)
     os.environ[heartbeat.DIRECTORY] = str(output.parent)
     ranks._exit_may_block = lambda: True
-    dist.destroy_process_group = wait_for_ever
+    if error:
+        dist.destroy_process_group = wait_for_ever
     worker = mp.get_context("fork").Process(target=wait_for_ever, daemon=True)  # like a loader's, without a server
     worker.start()
     child.write_text(str(worker.pid))
     with ranks.process_group(1, 600.0):
-        raise error
-
-
-def test_a_rank_that_succeeds_leaves_its_group():
-    process = PROCESSES.Process(target=succeed)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-
-
-def succeed() -> None:
-    from pretrain.zero import ranks
-
-    ranks._exit_may_block = lambda: True
-    with ranks.process_group(1, 600.0):
-        ones: Tensor = torch.ones(2)
-        dist.all_reduce(ones)
+        dist.all_reduce(torch.ones(2))
+        if error:
+            raise error
     assert not dist.is_initialized()
 
 
