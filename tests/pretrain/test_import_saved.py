@@ -19,6 +19,7 @@ from pretrain.models.state_dict_adapter import hf_models
 from tests.in_process import run_here
 from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import as_at_the_start
+from tests.slow import slow
 from tests.tables import each
 
 transformers = pytest.importorskip("transformers")
@@ -58,17 +59,17 @@ KINDS = {
 }
 
 
-def theirs(kind):
+def theirs(kind, std=0.15, **changes):
     name, settings, _ = KINDS[kind]
     model = getattr(transformers, name)
-    return randomise(model(model.config_class(**settings)))
+    return randomise(model(model.config_class(**{**settings, **changes})), std)
 
 
 def logits(config, state, reference):
-    """(ours, theirs) for 30 inputs, which exceed the windows, and for 20 targets where there are any."""
+    """(ours, theirs) for 32 inputs, which exceed the windows, and for 20 targets where there are any."""
     model = build(config).eval()
     model.load_state_dict(state)
-    inputs, targets = torch.randint(3, 96, (2, 50), generator=torch.Generator().manual_seed(0)).split([30, 20], dim=1)
+    inputs, targets = torch.randint(3, 96, (2, 52), generator=torch.Generator().manual_seed(0)).split([32, 20], dim=1)
     with torch.no_grad():
         if config.family in ("decoder_only", "encoder_only"):
             found = reference(input_ids=inputs)
@@ -137,6 +138,66 @@ def test_the_names_of_other_files_are_known(kind, change, tmp_path):
     save_file(changed, file, metadata={"format": "pt"})
     _, found = load_state(tmp_path)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+# Every setting of a config is followed, or refused by its name
+
+
+# Settings beside those that the config's class declares.
+BESIDE = {
+    "T5 v1.0": {"decoder_start_token_id": 0, "tie_word_embeddings": True, "scale_decoder_outputs": True}
+    | {"dense_act_fn": "relu", "is_gated_act": False},
+    "BART": {},
+    "GPT-2": {"hidden_size": 16, "num_attention_heads": 4},
+    "BERT": {"chunk_size_feed_forward": 0},
+}
+# Keys that no model is built from.
+OF_FILES = {"quantization_config": {"quant_method": "fp8"}, "transformers_weights": "model.ema.safetensors"}
+# Settings that appear in two places.
+DERIVED = {"dense_act_fn": "feed_forward_proj", "is_gated_act": "feed_forward_proj"}
+# Settings that transformers, or our model, needs in addition to a changed one.
+NEEDS = {
+    ("T5 v1.0", "pad_token_id"): {"decoder_start_token_id": 4},
+    ("BART", "eos_token_id"): {"decoder_start_token_id": 2},
+    ("BERT", "add_cross_attention"): {"is_decoder": True},
+}
+
+
+def another(value):
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return {"relu": "gelu", "gelu": "relu"}.get(value, "relu")
+    return value + 0.25 if isinstance(value, float) else 2 * value or 4
+
+
+def every_setting():
+    for kind, beside in BESIDE.items():
+        config = getattr(transformers, KINDS[kind][0]).config_class
+        example = config(**KINDS[kind][1])
+        known = {key: getattr(example, key) for key in config.__annotations__ if key != "model_type"} | beside
+        changed = {key: another(value) for key, value in known.items() if isinstance(value, bool | int | float | str)}
+        cases = [(kind, key, value) for key, value in (changed | OF_FILES).items()]
+        yield from cases if kind == "T5 v1.0" else slow(*cases)
+
+
+@each("kind, key, value", every_setting())
+def test_a_setting_is_followed_or_refused_by_name(kind, key, value, tmp_path):
+    """Compares transformers' model, with random weights that fit the setting, with ours from the same files."""
+    reference = theirs(kind, 0.5, **({} if key in OF_FILES else {key: value, **NEEDS.get((kind, key), {})}))
+    reference.save_pretrained(tmp_path)
+    if key in OF_FILES:
+        saved = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**saved, key: value}))
+    try:
+        config, state = load_state(tmp_path)
+    except UserError as refused:
+        said = str(refused)
+        assert f"{DERIVED.get(key, key)} is " in said
+        return
+    found, expected = logits(config, state, reference)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 # Changed so that they can't be imported: one line says why
