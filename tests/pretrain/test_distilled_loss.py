@@ -14,7 +14,7 @@ from pretrain.functional.cross_entropy import token_losses
 from pretrain.functional.numerics import soft_capped
 from pretrain.models.model import Head
 from pretrain.trainer import distillation
-from tests.pretrain.loss_cases import LargeTensors
+from tests.pretrain.test_loss_head import LargeTensors
 from tests.tables import each
 
 VOCABULARY, OF_TEACHER = 300, 280  # the student has more ids, and the teacher rows of padding

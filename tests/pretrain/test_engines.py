@@ -16,7 +16,8 @@ from pretrain.generation.ctranslate2_engine import ctranslate2_engine
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import answer_texts
 from pretrain.huggingface import export, load_state
-from pretrain.models import BartConfig, DecoderOnlyConfig, T5Config, VanillaConfig, build
+from pretrain.models import DecoderOnlyConfig, VanillaConfig, build, parse
+from tests.pretrain.exported import randomise
 from tests.tables import each
 
 TEXTS = ["Unless required by <extra_id_0> law", "You may add Your own notice", "a"]
@@ -25,21 +26,17 @@ SIZES = {"d_model": 40, "d_ff": 48, "num_heads": 4, "num_encoder_layers": 2, "nu
 STEPS = 8
 
 
+KINDS = {
+    "v1.0": {"family": "t5", "d_kv": 8, "feed_forward": "relu", "tie_embeddings": True},
+    "v1.1": {"family": "t5", "d_kv": 8},
+    "bart": {"family": "bart", "max_positions": 64},
+}
+
+
 def model_of(tokenizer, kind, **changes):
     """A model whose logits matter: large enough that an output scaled by √40 shows."""
-    torch.manual_seed(0)
     ids = {"vocab_size": tokenizer.size, "pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
-    if kind == "bart":
-        config = BartConfig(**ids, **SIZES, max_positions=64, **changes)
-    else:
-        proj = "relu" if kind == "v1.0" else "gated-gelu"
-        own = {"d_kv": 8, "feed_forward": proj, "tie_embeddings": kind == "v1.0"}
-        config = T5Config(**{**ids, **SIZES, **own, **changes})
-    model = build(config).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" not in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model
+    return randomise(build(parse({**SIZES, **KINDS[kind], **ids, **changes})), std=0.3)
 
 
 def tokenizer_of(spiece, kind):

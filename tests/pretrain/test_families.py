@@ -77,6 +77,15 @@ def test_first_losses_with_the_published_deviations():
         assert above == pytest.approx(0.5, abs=0.1) if name == "t5" else above > {"t5, tied": 0.6, "vanilla": 0.4}[name]
 
 
+@each("std, tied, scaled", itertools.product([1.0, 0.5], [True, False], [True, False]))
+@torch.no_grad()
+def test_first_logits_of_t5_have_the_deviation_asked_for_however_they_are_tied_and_scaled(std, tied, scaled):
+    kind = {"tie_embeddings": tied, "scale_outputs": scaled, "init_output_std": std}
+    model = as_at_the_start("t5", d_model=64, d_kv=16, vocab_size=2_000, **kind)
+    rows = ids(4, 30, vocabulary=2_000)
+    assert logits_of(model, rows, rows).std().item() == pytest.approx(std, rel=0.1)
+
+
 # The branches of a layer, whose ends are drawn smaller.
 BRANCHES = {"modern": (2, 3), "decoder_only": (2, 2), "autoregressive": (2, 2), "double_decoder": (2, 2)}
 
