@@ -89,11 +89,8 @@ def a_run(asked: str) -> Any:
 
 def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False) -> tuple[str | None, str | None]:
     """On a GPU where the check finds `problem`, and perhaps one on another rank: the line for the log, the backend."""
-    for name, value in {
-        "find_problem": lambda *_: problem,
-        "least": lambda value, _: 0 if elsewhere else value,
-    }.items():
-        monkeypatch.setattr(attention_check, name, value)
+    monkeypatch.setattr(attention_check, "find_problem", lambda *_: problem)
+    monkeypatch.setattr(attention_check, "least", lambda value, _: 0 if elsewhere else value)
     return choose_attention(a_run(asked), CUDA), attention._backend
 
 
