@@ -22,6 +22,8 @@ ROTARY_DECODERS = {
     name: {**CASES[name][1], **SIZES}
     for name in ("Llama", "Llama, biases", "Qwen3", "Qwen3, windows", "Gemma 2", "Gemma 3")
 }
+for name in ("Qwen3, windows", "Gemma 3"):
+    ROTARY_DECODERS[name]["full_attention_every"] = 3
 KINDS = {
     "GPT-2": {**CASES["GPT-2"][1], **SIZES},
     "T5Gemma": {**STACKS_OF_TODAY["t5gemma"], "bos_id": 2},

@@ -61,7 +61,7 @@ GEMMA |= {"activation": "geglu"}
 LOCAL = {"sliding_window": 5, "full_attention_every": 2, "head_dim": 16}
 CAPS = {"output_softcap": 3.0, "query_pre_attn_scalar": 24}
 GEMMA2 = {**GEMMA, **LOCAL, **CAPS, "attention_softcap": 5.0}
-GEMMA3 = {**GEMMA, **LOCAL, "full_attention_every": 3, "qk_norm": True, "rope_base": 1e6, "window_rope_base": 1e4}
+GEMMA3 = {**GEMMA, **LOCAL, "qk_norm": True, "rope_base": 1e6, "window_rope_base": 1e4}
 T5GEMMA = {"encoder": STACK, "decoder": STACK, "sliding_window": 5, "attention_softcap": 5.0, "output_softcap": 3.0}
 T5GEMMA2 = {**STACK, "sliding_window": 5, "full_attention_every": 2}
 MODERN = {"encoder": STACK, "decoder": STACK}
@@ -107,7 +107,7 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
         "Llama, biases": RMS | {"biases": True, "num_key_value_heads": None, "activation": "geglu"} | MUP,
         "Llama, head_dim": RMS | {"head_dim": 16} | MULTIPLE,
         "Qwen3": RMS | {"qk_norm": True, "head_dim": 16, "rope_base": 1e6},
-        "Qwen3, windows": RMS | LOCAL | {"qk_norm": True, "full_attention_every": 3, "tie_embeddings": False},
+        "Qwen3, windows": RMS | LOCAL | {"qk_norm": True, "tie_embeddings": False},
         "Qwen3, all local": RMS | ALL_LOCAL | {"qk_norm": True, "activation": "geglu"} | MULTIPLE,
         "Gemma 2": GEMMA2,
         "Gemma 2, all local": GEMMA2 | ALL_LOCAL | MULTIPLE,
