@@ -17,6 +17,7 @@ from torch import Tensor
 from pretrain import models
 from pretrain.functional.attention import attend, eager, flash, using
 from pretrain.functional.attention_bias import MASKED, Pattern, Window, labels
+from tests.pretrain.small_models import VOCABULARY, examples_of, gradients, packed
 
 BATCH, HEADS = 2, 2
 
@@ -212,27 +213,14 @@ MODELS: dict[str, dict[str, Any]] = {
 def of_model(family: str, device: str) -> dict[str, float]:
     """For each parameter, the relative difference of gradients with the kernel and without it, on a packed row."""
     torch.manual_seed(0)
-    settings = {"family": family, "vocab_size": 50, "dropout_rate": 0.0, **MODELS[family]}
+    settings = {"family": family, "vocab_size": VOCABULARY, "dropout_rate": 0.0, **MODELS[family]}
     settings |= {} if family == "t5gemma" else {"d_model": 32}
     model = models.build(models.parse(settings)).to(device)
-    segments = torch.tensor([[1] * 9 + [2] * 11 + [3] * 4 + [0] * 6, [1] * 30])
-    positions = (segments[:, :, None] == segments[:, None]).tril().sum(dim=-1) - 1
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, 50, (2, 30), generator=generator)
-    batch = {
-        "encoder_input_ids": ids,
-        "labels": torch.where(segments > 0, torch.randint(5, 50, ids.shape, generator=generator), -100),
-        "encoder_attention_mask": (segments > 0).long(),
-        **{f"{side}_segment_ids": segments for side in ("encoder", "decoder")},
-        **{f"{side}_positions": positions for side in ("encoder", "decoder")},
-    }
-    batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    gradients = []
+    rows = examples_of(model, [[(9, 9), (11, 11), (4, 4)], [(30, 30)]])
+    batch = {name: tensor.to(device) for name, tensor in packed(rows, padding=0).items()}
+    found = []
     for backend in ("triton", None):
         with using(backend):
-            loss = model(**batch)["labels"].sum()
-        model.zero_grad()
-        loss.backward()
-        gradients.append({name: one.grad for name, one in model.named_parameters() if one.grad is not None})
-    kernel, plain = gradients
+            found.append(gradients(model, model(**batch)["labels"].sum()))
+    kernel, plain = found
     return {name: float((kernel[name] - plain[name]).norm() / plain[name].norm().clamp(min=1e-3)) for name in plain}

@@ -30,25 +30,14 @@ STACKS_OF_TODAY: dict[str, dict[str, Any]] = {
     "t5gemma, unbalanced": {**T5GEMMA, "encoder": WIDER, "sliding_window": 4},
     "t5gemma2": {"family": "t5gemma2", **STACK, "sliding_window": 5, "full_attention_every": 3},
     "modern": MODERN,
-    "modern, local and global": {
-        **MODERN,
-        "encoder": WIDER,
-        "tie_embeddings": "output",
-        "sliding_window": 4,
-        "full_attention_every": 3,
-        "window_rope_base": 1e3,
-        "norm_after": True,
-    },
-    "modern, plain": {
-        **MODERN,
-        "tie_embeddings": "none",
-        "cross_rotation": False,
-        "qk_norm": False,
-        "activation": "relu",
-        "attention_softcap": 5.0,
-        "output_softcap": 3.0,
-        "scale_embedding": True,
-    },
+    "modern, local and global": MODERN
+    | {"encoder": WIDER, "tie_embeddings": "output", "attention_softcap": 5.0, "scale_embedding": True}
+    | {"sliding_window": 4, "full_attention_every": 3, "window_rope_base": 1e3, "rope_base": 1e5}
+    | {"norm": "rms_around_one", "norm_after": True, "activation": "geglu"},
+    "modern, plain": MODERN
+    | {"decoder": WIDER, "tie_embeddings": "none", "cross_rotation": False, "qk_norm": False, "biases": True}
+    | {"positions": "learned", **LEARNED, "norm": "layer", "layer_norm_epsilon": 1e-3, "activation": "gelu"}
+    | {"output_softcap": 3.0},
 }
 DECODER = {"family": "decoder_only", **WIDTHS, "num_layers": 2}
 LLAMA = {**DECODER, **ROTARY, "num_key_value_heads": 2, "norm": "rms", "activation": "swiglu", "biases": False}
@@ -123,13 +112,15 @@ def ids(*shape: int, seed: int = 0, vocabulary: int = VOCABULARY) -> Tensor:
     return torch.randint(5, vocabulary, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def logits_of(model: Any, inputs: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+def logits_of(
+    model: Any, inputs: Tensor, labels: Tensor, mask: Tensor | None = None, token_types: Tensor | None = None
+) -> Tensor:
     """What the model predicts `labels` from."""
     if isinstance(model, EncoderDecoder):
         read = shift_right(labels, model.config.decoder_start_id, pad_id=model.config.pad_id)
         return model.decode(read, model.encode(inputs, mask), mask)
     if isinstance(model, EncoderOnly):
-        return model.masked_lm_logits(model.encode(inputs, mask))
+        return model.masked_lm_logits(model.encode(inputs, mask, token_types))
     logits: Tensor = model.decode(inputs, attention_mask=mask)
     return logits
 

@@ -11,28 +11,21 @@ from pretrain.huggingface import hf_model_of
 from pretrain.models import build, parse
 from pretrain.models.positions import rotary_embedding
 from tests.pretrain.exported import in_transformers, randomise
-from tests.pretrain.small_models import STACKS_OF_TODAY
+from tests.pretrain.small_models import STACKS_OF_TODAY, ids
+from tests.pretrain.test_exports import CASES
 from tests.tables import each
 
 transformers = pytest.importorskip("transformers")
 
-SIZES = {"family": "decoder_only", "pad_id": 0, "eos_id": 1, "d_model": 48, "d_ff": 96, "num_heads": 4}
-DECODER = {**SIZES, "num_layers": 4, "positions": "rotary", "biases": False}
-GROUPED = {**DECODER, "num_key_value_heads": 2, "norm": "rms", "activation": "swiglu", "layer_norm_epsilon": 1e-6}
-GEMMA = {**GROUPED, "norm": "rms_around_one", "activation": "geglu", "norm_after": True, "scale_embedding": True}
-LOCAL = {"sliding_window": 5, "full_attention_every": 2, "head_dim": 16}
-CAPS = {"query_pre_attn_scalar": 24, "attention_softcap": 5.0, "output_softcap": 3.0}
-TWO_BASES = {"rope_base": 1e6, "window_rope_base": 1e4}
+SIZES = {"family": "decoder_only", "pad_id": 0, "eos_id": 1, "d_model": 48, "d_ff": 96, "num_layers": 4, "mup": None}
 ROTARY_DECODERS = {
-    "Llama": {**GROUPED, "rope_base": 500_000.0, "tie_embeddings": False},
-    "Llama, biases": {**GROUPED, "biases": True, "num_key_value_heads": None},
-    "Qwen3": {**GROUPED, "qk_norm": True, "head_dim": 16, "rope_base": 1e6},
-    "Qwen3, windows": {**GROUPED, **LOCAL, "qk_norm": True, "full_attention_every": 3},
-    "Gemma 2": {**GEMMA, **LOCAL, **CAPS},
-    "Gemma 3": {**GEMMA, **LOCAL, **TWO_BASES, "qk_norm": True, "full_attention_every": 3},
+    name: {**CASES[name][1], **SIZES}
+    for name in ("Llama", "Llama, biases", "Qwen3", "Qwen3, windows", "Gemma 2", "Gemma 3")
 }
+for name in ("Qwen3, windows", "Gemma 3"):
+    ROTARY_DECODERS[name]["full_attention_every"] = 3
 KINDS = {
-    "GPT-2": {**SIZES, "num_layers": 3, "max_positions": 40},
+    "GPT-2": {**CASES["GPT-2"][1], **SIZES},
     "T5Gemma": {**STACKS_OF_TODAY["t5gemma"], "bos_id": 2},
     "T5Gemma 2": {**STACKS_OF_TODAY["t5gemma2"], "bos_id": 2},
     **ROTARY_DECODERS,
@@ -41,10 +34,6 @@ KINDS = {
 
 def config(kind, **changes):
     return parse({"vocab_size": 500, **KINDS[kind], **changes})
-
-
-def ids(*shape, seed=0):
-    return torch.randint(3, 500, shape, generator=torch.Generator().manual_seed(seed))
 
 
 @each("d_kv, base", [(64, 1e4), (128, 5e5), (256, 1e6)])

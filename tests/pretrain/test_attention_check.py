@@ -16,7 +16,7 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
 from pretrain.functional import attention, kernel_check
-from pretrain.functional.attention import attend, eager, using
+from pretrain.functional.attention import attend, using
 from pretrain.functional.attention_bias import Pattern
 from pretrain.functional.kernel_check import Form
 from pretrain.models.attention import logit_bias
@@ -25,6 +25,7 @@ from pretrain.trainer.attention_check import choose_attention, forms
 from pretrain.trainer.validate import validate
 from tests.pretrain import runs
 from tests.pretrain.attention_cases import MODELS
+from tests.pretrain.attention_cases import by_definition as defined
 from tests.pretrain.rank_processes import each as each_of
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file
@@ -88,11 +89,8 @@ def a_run(asked: str) -> Any:
 
 def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False) -> tuple[str | None, str | None]:
     """On a GPU where the check finds `problem`, and perhaps one on another rank: the line for the log, the backend."""
-    for name, value in {
-        "find_problem": lambda *_: problem,
-        "least": lambda value, _: 0 if elsewhere else value,
-    }.items():
-        monkeypatch.setattr(attention_check, name, value)
+    monkeypatch.setattr(attention_check, "find_problem", lambda *_: problem)
+    monkeypatch.setattr(attention_check, "least", lambda value, _: 0 if elsewhere else value)
     return choose_attention(a_run(asked), CUDA), attention._backend
 
 
@@ -210,11 +208,6 @@ def kernel(monkeypatch):
         monkeypatch.setattr(attention, "flash", called)
 
     return put
-
-
-def defined(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, *settings: Any) -> Tensor:
-    bias = pattern.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
-    return eager(queries, keys, values, bias, False, *settings)
 
 
 def test_a_wrong_output_is_found(kernel):

@@ -29,45 +29,35 @@ from tests.tables import each
 STAGE_3 = {"stage": 3}
 
 
+WRONG = [
+    ({"zero_optimisation": STAGE_3}, "zero_optimisation: unknown key; nearest valid key: zero_optimization"),
+    ({"fp16": {"enabled": True}}, "fp16: not supported: T5 diverges in fp16; set precision: bf16"),
+    ({"elasticity": {}}, "elasticity: DeepSpeed has removed it"),
+    ({"wall_clock_breakdown": True}, "wall_clock_breakdown: goes to DeepSpeed's log"),
+]
+NEAREST = "unknown key; nearest valid key: zero_optimization"
+WRONG_ZERO = [
+    ({"stage": 0}, ".stage: 0 is refused: with it, DeepSpeed gives no"),
+    ({"stage": 4}, ".stage: expected 1, 2 or 3, got 4"),
+    ({"round_robin_gradients": True}, ".round_robin_gradients: DeepSpeed's"),
+    ({"reduce_bucket_sise": 1}, f".reduce_bucket_sise: {NEAREST}.reduce_bucket_"),
+    ({"offload_param": {"device": "cpu"}}, ": offload_param: only stage 3 shards parameters"),
+    (
+        {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}},
+        ": offload_optimizer.device: nvme needs stage 3, got stage 2; set cpu",
+    ),
+    ({**STAGE_3, "offload_optimizer": {"device": "nvme"}}, ".offload_optimizer: nvme_path: missing"),
+    (
+        {**STAGE_3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+        ".offload_optimizer.ratio: DeepSpeed updates what isn't offloaded with an AdamW of",
+    ),
+    ({"offload_optimizer": {"devise": "cpu"}}, f".offload_optimizer.devise: {NEAREST}.offload_optimizer.device"),
+]
+
+
 @each(
     "given, expected",
-    [
-        ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage: 0 is refused: with it, DeepSpeed gives no"),
-        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: expected 1, 2 or 3, got 4"),
-        ({"zero_optimisation": STAGE_3}, "zero_optimisation: unknown key; nearest valid key: zero_optimization"),
-        ({"fp16": {"enabled": True}}, "fp16: not supported: T5 diverges in fp16; set precision: bf16"),
-        ({"elasticity": {}}, "elasticity: DeepSpeed has removed it"),
-        ({"wall_clock_breakdown": True}, "wall_clock_breakdown: goes to DeepSpeed's log"),
-        (
-            {"zero_optimization": {"round_robin_gradients": True}},
-            "zero_optimization.round_robin_gradients: DeepSpeed's",
-        ),
-        (
-            {"zero_optimization": {"reduce_bucket_sise": 1}},
-            "zero_optimization.reduce_bucket_sise: unknown key; nearest valid key: zero_optimization.reduce_bucket_",
-        ),
-        (
-            {"zero_optimization": {"offload_param": {"device": "cpu"}}},
-            "zero_optimization: offload_param: only stage 3 shards parameters",
-        ),
-        (
-            {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}},
-            "zero_optimization: offload_optimizer.device: nvme needs stage 3, got stage 2; set cpu",
-        ),
-        (
-            {"zero_optimization": {**STAGE_3, "offload_optimizer": {"device": "nvme"}}},
-            "zero_optimization.offload_optimizer: nvme_path: missing",
-        ),
-        (
-            {"zero_optimization": {**STAGE_3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
-            "zero_optimization.offload_optimizer.ratio: DeepSpeed updates what isn't offloaded with an AdamW of",
-        ),
-        (
-            {"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}},
-            "zero_optimization.offload_optimizer.devise: unknown key; "
-            "nearest valid key: zero_optimization.offload_optimizer.device",
-        ),
-    ],
+    [*WRONG, *(({"zero_optimization": zero}, f"zero_optimization{said}") for zero, said in WRONG_ZERO)],
 )
 def test_a_key_that_contradicts_or_does_nothing_is_refused(given, expected):
     with pytest.raises(UserError) as error:

@@ -7,30 +7,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.models import DoubleDecoderConfig, build
 from pretrain.models.double_decoder import visible_in_blocks
 from pretrain.models.flops import Sizes, count_flops, matrices
-from tests.pretrain.exported import randomise
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.small_models import MODELS, as_at_the_start, ids, made
 from tests.pretrain.small_runs import engine_of, micro_batches, run_config
 from tests.tables import each
 
-SIZES = {"vocab_size": 50, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
-
-
-def model_of(**changes):
-    """A model in fp64 whose weights all matter."""
-    return randomise(build(DoubleDecoderConfig(**{**SIZES, **changes})), std=0.4).double()
-
-
-def ids(*shape, seed=0):
-    return torch.randint(3, 50, shape, generator=torch.Generator().manual_seed(seed))
+NAME = "double_decoder"
 
 
 def test_who_sees_whom_worked_by_hand():
     """Six tokens, blocks 0 0 1 1 2 2. The first token's state is a sink."""
-    row = model_of().row(ids(1, 6), boundaries=torch.tensor([[2, 4]]))
+    row = made(NAME).row(ids(1, 6), boundaries=torch.tensor([[2, 4]]))
     assert row.blocks.tolist() == [[0, 0, 1, 1, 2, 2]]
     own, across = ([query.nonzero().flatten().tolist() for query in mask[0, 0]] for mask in visible_in_blocks(row))
     assert own == [[0], [0, 1], [2], [2, 3], [4], [4, 5]]
@@ -40,7 +30,7 @@ def test_who_sees_whom_worked_by_hand():
 @torch.no_grad()
 @each("prompt", [1, 2, 7])
 def test_a_cache_changes_no_logits_and_the_encoder_reads_a_block_once_it_is_full(prompt):
-    model, row = model_of(block_length=3, num_key_value_heads=2, activation="swiglu"), ids(2, 18)
+    model, row = made(NAME, block_length=3, num_key_value_heads=2, activation="swiglu"), ids(2, 18)
     boundaries = torch.arange(prompt - 1, 18, 3).expand(2, -1)
     expected = model.decode(row, boundaries=boundaries)[:, prompt - 1 :]
     read = []
@@ -55,7 +45,7 @@ def test_a_cache_changes_no_logits_and_the_encoder_reads_a_block_once_it_is_full
 
 
 def test_boundaries_follow_from_seed_and_step_and_each_texts_length():
-    model = model_of().train()
+    model = made(NAME).train()
     counts, places = set(), set()
     for step in range(300):
         model.begin_step(5, step)
@@ -80,7 +70,7 @@ def test_boundaries_follow_from_seed_and_step_and_each_texts_length():
 
 def test_flops_are_those_of_products_and_of_pairs_that_a_mask_shows():
     """torch's products are over all pairs, twice as many as the convention counts in the decoder."""
-    model = build(DoubleDecoderConfig(**SIZES))
+    model = as_at_the_start(NAME)
     row = ids(1, 20)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(row, row)["labels"].sum().backward()
@@ -94,7 +84,7 @@ def test_flops_are_those_of_products_and_of_pairs_that_a_mask_shows():
 
 
 def losses_of_steps(stage, micro_batch):
-    config = run_config(stage, {"family": "double_decoder", **SIZES, "vocab_size": 100})
+    config = run_config(stage, {**MODELS[NAME], "vocab_size": 100})
     layout = BatchLayout(dist.get_rank(), dist.get_world_size(), micro_batch, 8 // dist.get_world_size() // micro_batch)
     engine = engine_of(config)
     return [engine.step(step, 0, micro_batches(layout, step, 16, 16)).loss for step in range(4)]

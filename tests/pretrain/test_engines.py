@@ -16,30 +16,23 @@ from pretrain.generation.ctranslate2_engine import ctranslate2_engine
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import answer_texts
 from pretrain.huggingface import export, load_state
-from pretrain.models import BartConfig, DecoderOnlyConfig, T5Config, VanillaConfig, build
+from pretrain.models import build
+from tests.pretrain.exported import randomise
+from tests.pretrain.small_models import as_at_the_start
 from tests.tables import each
 
 TEXTS = ["Unless required by <extra_id_0> law", "You may add Your own notice", "a"]
 SENTINELS = 20
-SIZES = {"d_model": 40, "d_ff": 48, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 STEPS = 8
 
 
+KINDS = {"v1.0": "t5, tied", "v1.1": "t5", "bart": "bart"}
+
+
 def model_of(tokenizer, kind, **changes):
-    """A model whose logits matter: large enough that an output scaled by √40 shows."""
-    torch.manual_seed(0)
+    """A model whose logits matter: large enough that an output scaled by √32 shows."""
     ids = {"vocab_size": tokenizer.size, "pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
-    if kind == "bart":
-        config = BartConfig(**ids, **SIZES, max_positions=64, **changes)
-    else:
-        proj = "relu" if kind == "v1.0" else "gated-gelu"
-        own = {"d_kv": 8, "feed_forward": proj, "tie_embeddings": kind == "v1.0"}
-        config = T5Config(**{**ids, **SIZES, **own, **changes})
-    model = build(config).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" not in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model
+    return randomise(as_at_the_start(KINDS[kind], **ids, **changes), std=0.3)
 
 
 def tokenizer_of(spiece, kind):
@@ -112,10 +105,7 @@ def test_the_mark_at_an_answers_beginning_is_no_text(spiece):
 def test_what_ctranslate2_can_not_answer_is_refused_in_one_line(spiece):
     tokenizer = tokenizer_of(spiece, "v1.1")
     trained = TrainedModel(model_of(tokenizer, "v1.1"), tokenizer)
-    decoder = TrainedModel(
-        build(DecoderOnlyConfig(vocab_size=50, d_model=8, d_ff=8, num_heads=2, num_layers=1, max_positions=8)),
-        tokenizer,
-    )
+    decoder = TrainedModel(as_at_the_start("decoder_only"), tokenizer)
     refused = {
         "samples aren't": (trained, GenerationSettings(temperature=1.0)),
         "ends beam search": (trained, GenerationSettings(num_beams=2, early_stopping=True)),
@@ -156,7 +146,7 @@ def test_an_engine_that_can_not_run_the_model_is_refused(spiece, tmp_path):
         with pytest.raises(UserError, match=why):
             exported(tmp_path, spiece, kind, engine)
     tokenizer = tokenizer_of(spiece, "v1.0")
-    model = build(VanillaConfig(vocab_size=tokenizer.size, **SIZES))
+    model = as_at_the_start("vanilla", vocab_size=tokenizer.size)
     with pytest.raises(UserError, match=r"can be exported for transformers, not for 'ctranslate2'"):
         export(model.state_dict(), model.config, tokenizer, tmp_path / "out", engine="ctranslate2")
     assert not any(tmp_path.iterdir())
@@ -186,11 +176,12 @@ def test_an_encoder_alone_gives_the_same_states(kind, spiece, tmp_path):
     assert f"import {name}" in (tmp_path / "out/README.md").read_text().replace("AutoTokenizer, ", "")
 
 
-def test_other_families_have_no_encoder_to_export(spiece, tmp_path):
+def test_other_families_and_engines_have_no_encoder_to_export(spiece, tmp_path):
     tokenizer = tokenizer_of(spiece, "v1.0")
-    sizes = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_layers": 1, "max_positions": 8}
-    model = build(DecoderOnlyConfig(vocab_size=tokenizer.size, **sizes))
-    with pytest.raises(UserError, match=r"--encoder-only: transformers can't load the encoder of a decoder_only"):
-        export(model.state_dict(), model.config, tokenizer, tmp_path / "out", encoder_only=True)
-    with pytest.raises(UserError, match="--encoder-only: ctranslate2 can't run an encoder by itself"):
-        export(model.state_dict(), model.config, tokenizer, tmp_path / "out", encoder_only=True, engine="ctranslate2")
+    model = as_at_the_start("decoder_only", vocab_size=tokenizer.size)
+    for engine, why in (
+        ("transformers", "transformers can't load the encoder of a decoder_only"),
+        ("ctranslate2", "ctranslate2 can't run an encoder by itself"),
+    ):
+        with pytest.raises(UserError, match=f"--encoder-only: {why}"):
+            export(model.state_dict(), model.config, tokenizer, tmp_path / "out", engine=engine, encoder_only=True)

@@ -19,6 +19,7 @@ from data_pipeline.pipeline import build as build_corpus
 from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.decoding import Decoder
+from pretrain.huggingface import import_
 from pretrain.models import FAMILIES as EVERY_FAMILY
 from pretrain.models import build, parse
 from pretrain.models.encoder_only import EncoderOnly
@@ -65,16 +66,13 @@ def test_first_loss_is_that_of_a_uniform_guess(name):
         assert found["labels"].mean().item() == pytest.approx(math.log(vocabulary), abs=0.3)
 
 
-def test_first_losses_with_the_published_deviations():
-    """Unit normal logits of T5 v1.1 give ln V + 1/2. A tied matrix makes the decoder predict its own input: that costs
-    more."""
-    for name, width, vocabulary in itertools.product(("t5", "t5, tied", "vanilla"), (128, 512), (1100, 8000)):
-        heads = {"d_kv": 32} if "t5" in name else {}
-        model = as_at_the_start(name, d_model=width, **heads, d_ff=2 * width, vocab_size=vocabulary)
-        with torch.no_grad():
-            found = model(ids(8, 40, vocabulary=vocabulary), ids(8, 20, seed=1, vocabulary=vocabulary))
-        above = found["labels"].mean().item() - math.log(vocabulary)
-        assert above == pytest.approx(0.5, abs=0.1) if name == "t5" else above > {"t5, tied": 0.6, "vanilla": 0.4}[name]
+@each("std, tied, scaled", itertools.product([1.0, 0.5], [True, False], [True, False]))
+@torch.no_grad()
+def test_first_logits_of_t5_have_the_deviation_asked_for_however_they_are_tied_and_scaled(std, tied, scaled):
+    kind = {"tie_embeddings": tied, "scale_outputs": scaled, "init_output_std": std}
+    model = as_at_the_start("t5", d_model=64, d_kv=16, vocab_size=2_000, **kind)
+    rows = ids(4, 30, vocabulary=2_000)
+    assert logits_of(model, rows, rows).std().item() == pytest.approx(std, rel=0.1)
 
 
 # The branches of a layer, whose ends are drawn smaller.
@@ -386,9 +384,6 @@ REFUSED = [
     ("t5", {"positions": "rotary", "d_kv": 15}, "15 is odd"),
     ("t5", {"positions": "alibi", "relative_attention_num_buckets": 16}, "for relative positions, not for alibi ones"),
     ("bart", {"num_heads": 5}, "5 doesn't divide d_model 32"),
-    ("bart", {"activation": "swish"}, "gelu"),
-    ("bart", {"max_positions": 0}, "greater than 0"),
-    ("bart", {"attention_dropout_rate": 1.0}, "less than 1"),
     ("vanilla", {"d_model": 63, "num_heads": 3}, "63 is odd"),
     ("vanilla", {"max_positions": 10}, "Extra inputs"),
     ("t5gemma", {"decoder": {**STACK, "head_dim": 7}}, "7 is odd"),
@@ -396,14 +391,12 @@ REFUSED = [
     ("t5gemma2", {"num_key_value_heads": 3}, "3 doesn't divide num_heads 4"),
     ("t5gemma2", {"output_softcap": 30.0}, "output_softcap"),
     ("modern", {"encoder": small.WIDER}, "tie_embeddings: one matrix can't be 48 wide in the encoder and 32 in the"),
-    ("modern", {"positions": "relative"}, "positions"),
     ("decoder_only", {"num_heads": 5}, "5 doesn't divide d_model 32"),
     ("decoder_only", {"max_positions": None}, "max_positions is missing"),
     ("decoder_only", {"positions": "rotary"}, "rotary positions have no limit"),
     ("decoder_only, rotary", {"num_heads": 32}, "heads of even width"),
     ("decoder_only, alibi", {"subtract_positions": "with_norm"}, "needs learned positions"),
     ("decoder_only", {"rope_base": 1e6}, "rope_base: needs rotary positions"),
-    ("decoder_only", {"activation": "silu"}, "activation"),
     ("llama", {"prefix_attention": "bidirectional", "sliding_window": 4}, "prefix_attention"),
     ("decoder_only, alibi", {"prefix_attention": "bidirectional"}, "prefix_attention"),
     ("autoregressive, plain", {"num_heads": 3}, "num_heads 3 doesn't divide d_model 32; num_cross_heads 6 doesn't div"),
@@ -416,12 +409,9 @@ REFUSED = [
     ("autoregressive, plain", {"embedding_loss": {"kind": "l1", "aggregation": "convolution"}}, "kernel_size is None"),
     ("autoregressive, plain", {"embedding_loss": {"kind": "l1", "kernel_size": 3}}, "kernel_size is 3"),
     ("autoregressive, plain", {"embedding_loss": {"kind": "mse", "coefficient": 0}}, "greater than 0"),
-    ("autoregressive, plain", {"embedding_loss": {"kind": "mae"}}, "'mse', 'l1', 'cosine', 'log_cosine', 'kl' or"),
-    ("autoregressive, plain", {"order": "ALT"}, "'original' or 'alternate'"),
     ("double_decoder", {"num_heads": 32}, "1 is odd"),
     ("double_decoder", {"least_boundaries": 8}, "8 is above most_boundaries"),
     ("bert", {"num_token_types": 1}, "next_sentence needs two token types"),
-    ("bert", {"biases": False}, "biases"),
 ]
 
 
@@ -441,11 +431,6 @@ OBJECTIVES = {
 }  # others learn from spans
 FIRST = ("t5gemma2", "autoregressive, plain")
 OTHERS = tuple(name for name in ONE_OF_EACH_FAMILY if name not in FIRST)
-AUTO_CLASSES = {
-    "answers": "AutoModelForSeq2SeqLM",
-    "continuations": "AutoModelForCausalLM",
-    None: "AutoModelForMaskedLM",
-}
 
 
 def test_every_family_is_here():
@@ -485,7 +470,7 @@ def pretrain(*arguments):
 
 
 @pytest.mark.parametrize("names", [FIRST, *slow((OTHERS[:4],), (OTHERS[4:],))], ids=" ".join)
-def test_a_family_trains_generates_and_is_exported(names, corpora, tmp_path, modules_of_transformers, subtests):
+def test_a_family_trains_generates_and_is_exported(names, corpora, tmp_path, subtests):
     models = {MODELS[name]["family"]: MODELS[name] for name in names}
     if "vanilla" in models:  # the logits of its paper's tied matrix are large
         models["vanilla"] = {**models["vanilla"], "init_output_std": 0.5}
@@ -520,18 +505,8 @@ def check_trained(family, folder):
     exported = pretrain("export", folder / "run", folder / "out")
     assert exported.exit_code == 0, exported.exception
 
-    transformers = pytest.importorskip("transformers")
-    kind = getattr(transformers, AUTO_CLASSES[EVERY_FAMILY[family].generates])
-    loaded, report = kind.from_pretrained(folder / "out", trust_remote_code=True, output_loading_info=True)
-    assert not report["missing_keys"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "out", trust_remote_code=True)
-    assert len(tokenizer) == trained.tokenizer.size
-    tokens = torch.tensor([[5, 9, 14, 3, 8, 40, 7]])
-    with torch.no_grad():
-        if EVERY_FAMILY[family].generates == "answers":
-            found = loaded(input_ids=tokens, decoder_input_ids=tokens).logits
-            expected = trained.model.decode(tokens, trained.model.encode(tokens))
-        else:
-            found = loaded(input_ids=tokens).logits
-            expected = logits_of(trained.model, tokens, tokens)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert import_(folder / "out", folder / "imported").family == family
+    again = TrainedModel.open(folder / "imported")
+    assert again.tokenizer.describe() == trained.tokenizer.describe()
+    for name, weight in again.model.state_dict().items():
+        assert torch.equal(weight, trained.model.state_dict()[name]), name

@@ -68,7 +68,7 @@ def any_settings(rng):
     chosen = {
         "max_new_tokens": rng.choice([1, 4, 25]),
         "num_beams": beams,
-        "no_repeat_ngram_size": rng.choice([0, 2, 3]),
+        "no_repeat_ngram_size": rng.choice([0, 1, 2, 3]),
     }
     chosen["min_new_tokens"] = min(rng.choice([0, 0, 3, 8]), chosen["max_new_tokens"])
     if beams > 1:
@@ -133,55 +133,31 @@ def test_greedy_and_beam_search_equal_transformers(family, seed, padding, tmp_pa
     assert not all(endings)  # others reached the maximum length
 
 
-class Script(Model):
-    """A model whose tokens have the same probabilities at a step, whatever came before."""
+class AfterEachToken(Model):
+    """A model whose logits are those of the row of the token before them."""
 
-    def __init__(self, *probabilities):
+    def __init__(self, logits):
         super().__init__()
-        self.config = ModelConfig(family="script", vocab_size=5)
-        self.probabilities = probabilities
+        self.config = ModelConfig(family="after each token", vocab_size=len(logits))
+        self.logits = logits
 
     def new_cache(self):
         return []
 
     def decode(self, tokens, cache, mask):
-        found, *self.probabilities = self.probabilities
-        return torch.tensor([[found]]).clamp(min=1e-9).log().expand(len(tokens), -1, -1)
+        return self.logits[tokens]
 
 
-END, A = 1, 2  # tokens
-
-
-@each(
-    "probabilities, most, expected",
-    [
-        # two have ended after step 2, at -0.47 and -0.69; "A A" is worth -2.00 / 2² and, ended, -2.00 / 3² = -0.22
-        (
-            [[0, 0.5, 0.3, 0.2, 0], [0, 0.5, 0.45, 0.05, 0], [0, 1, 0, 0, 0]],
-            3,
-            {True: [A, END], False: [A, A, END], "never": [A, A, END]},
-        ),
-        # two have ended after step 2, at -0.33 and -0.43; "A A" is worth -3.51 / 2², but -3.51 / 10² if it gets there
-        (
-            [[0, 0.5, 0.3, 0.2, 0], [0, 0.9, 0.1, 0, 0], *8 * [[0, 0, 1, 0, 0]]],
-            10,
-            {True: [A, END], False: [A, END], "never": 10 * [A]},
-        ),
-    ],
-)
-def test_when_beam_search_stops(probabilities, most, expected):
-    for early_stopping, tokens in expected.items():
-        chosen = settings(max_new_tokens=most, num_beams=2, length_penalty=2.0, early_stopping=early_stopping)
+def test_when_beam_search_stops():
+    """Two have ended after step 2, at -0.33 and -0.43; "2 4" is worth -3.51 / 2², but -3.51 / 10² if it gets there."""
+    after_2 = [0, 0.9, 0, 0, 0.1]
+    probabilities = torch.tensor([[0, 0.5, 0.3, 0.2, 0], [0, 1, 0, 0, 0], after_2, after_2, [0, 0, 0, 0, 1]])
+    model = AfterEachToken(probabilities.clamp(min=1e-9).log())
+    for early_stopping, tokens in {True: [2, 1], False: [2, 1], "never": [2, *9 * [4]]}.items():
+        chosen = settings(max_new_tokens=10, num_beams=2, length_penalty=2.0, early_stopping=early_stopping)
         for stop_early in (True, False):
-            found = generate(Script(*probabilities), torch.zeros(1, 1).long(), None, chosen, stop_early=stop_early)
-            assert found.tolist() == [tokens]
-
-
-class AfterEachToken(Script):
-    """A model whose logits are those of the row of the token before them."""
-
-    def decode(self, tokens, cache, mask):
-        return self.probabilities[0][tokens]
+            found = generate(model, torch.zeros(1, 1).long(), None, chosen, stop_early=stop_early)
+            assert until_eos(found[0].tolist()) == tokens
 
 
 def test_hypotheses_of_a_model_in_bf16_are_compared_in_fp32():
@@ -277,17 +253,8 @@ def test_draws_are_uniform_and_those_of_a_longer_run_begin_with_those_of_a_short
     assert torch.equal(uniform_draws(settings(), [5, 2])[1], uniform_draws(settings(), [2])[0])
 
 
-@each("size", [1, 2, 3])
-def test_what_would_repeat_an_ngram(size):
-    """Compares with a list of all n-grams of each row; none of them reaches into padding."""
-    histories = torch.randint(0, 4, (30, 12), generator=torch.Generator().manual_seed(size))
-    histories[5, :4] = histories[6, :11] = -1
-    found = repeating(histories, size, 6)
-    for row, history in zip(found.tolist(), histories.tolist(), strict=True):
-        ngrams = {tuple(history[i : i + size]) for i in range(12 - size + 1)}
-        begin = tuple(history[12 - size + 1 :])
-        assert row == [(*begin, token) in ngrams for token in range(6)]
-    assert not repeating(histories[:, :2], 3, 6).any()
+def test_padding_before_a_prompt_repeats_nothing():
+    assert repeating(torch.tensor([[-1, -1, 3, 2]]), 1, 5).tolist() == [[False, False, True, True, False]]
 
 
 @each(
@@ -394,7 +361,10 @@ def test_texts_are_answered_in_order_whatever_the_batches(trained):
 
 
 def test_the_likeliest_fillings_of_a_blank_come_first(trained, monkeypatch):
-    """None of the empty filling and those of one token is likelier than what is found in its place."""
+    """None of the empty filling and those of one token is likelier than what is found in its place. None is listed
+    twice, though the empty filling and a lone mark of a word's beginning are both shown as []."""
+    for fillings in likeliest_fillings(trained, LINES[2], 40):
+        assert len({filling.text for filling in fillings}) == 40
     found = likeliest_fillings(trained, LINES[2], 3)
     assert [len(fillings) for fillings in found] == [3, 3]
     first = [filling.probability for filling in found[0]]
@@ -421,12 +391,6 @@ def test_the_likeliest_fillings_of_a_blank_come_first(trained, monkeypatch):
     assert shown[6].startswith("blank 1   [")
     one = json.loads(invoke(monkeypatch, trained, LINES[2], "--likeliest", 2, "--max-new-tokens", 9, "--jsonl").stdout)
     assert one["likeliest"][0][0] == {"text": found[0][0].text, "probability": pytest.approx(first[0])}
-
-
-def test_no_filling_is_listed_twice(trained):
-    """The empty filling and a lone mark of a word's beginning are both shown as []."""
-    for fillings in likeliest_fillings(trained, LINES[2], 40):
-        assert len({filling.text for filling in fillings}) == 40
 
 
 def test_a_causal_model_goes_on_with_a_text(tokenizer):

@@ -16,12 +16,12 @@ from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.huggingface import export, import_, load_state, tokenizer_files
-from pretrain.models import BartConfig, T5Config, build, parse
 from pretrain.models.state_dict_adapter import hf_models
 from pretrain.trainer.validate import validate
 from tests.pretrain.exported import randomise
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file
+from tests.pretrain.small_models import MODELS, as_at_the_start
 from tests.pretrain.test_huggingface_import import TEXTS
 from tests.slow import slow
 from tests.tables import each
@@ -35,20 +35,15 @@ def tokenizer_of(spiece, sentinels=100, special_tokens=()):
     return Tokenizer(SentencePiece.read(spiece), special_tokens, sentinels)
 
 
-SIZES = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
-
-
 def new_model(tied=False, multiple=1):
-    torch.manual_seed(0)
-    feed_forward = "relu" if tied else "gated-gelu"
     ids = {"vocab_size": PIECES + 100, "pad_vocab_to_multiple_of": multiple}
-    return build(T5Config(**SIZES, **ids, d_kv=8, feed_forward=feed_forward, tie_embeddings=tied)).eval()
+    return as_at_the_start("t5, tied" if tied else "t5", **ids)
 
 
-def new_bart(tokenizer, **changes):
+def new_bart(tokenizer):
     vocabulary = tokenizer.vocabulary
     marks = {"vocab_size": tokenizer.size, "pad_id": vocabulary.pad, "eos_id": vocabulary.eos}
-    return randomise(build(BartConfig(**{**SIZES, **marks, "max_positions": 64, **changes})), std=0.3)
+    return randomise(as_at_the_start("bart", **marks), std=0.3)
 
 
 @pytest.fixture
@@ -105,8 +100,7 @@ def test_the_mask_token_is_the_blank_that_the_model_has_learnt_to_fill(
 
 
 def test_a_program_that_asks_for_a_processor_gets_the_tokenizer_of_a_t5gemma2(spiece, tmp_path):
-    sizes = {"d_model": 32, "d_ff": 64, "num_heads": 2, "num_layers": 2, "full_attention_every": 2}
-    model = build(parse({"family": "t5gemma2", "vocab_size": PIECES + 20, "pad_vocab_to_multiple_of": 64, **sizes}))
+    model = as_at_the_start("t5gemma2", vocab_size=PIECES + 20, pad_vocab_to_multiple_of=64)
     export(model.state_dict(), model.config, tokenizer_of(spiece, 20), tmp_path / "out")
     processor = transformers.AutoProcessor.from_pretrained(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -262,7 +256,7 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
         tmp_path,
         small_corpus,
         run={"max_steps": 2},
-        model={"family": "bart", **SIZES, "max_positions": 64, "dropout_rate": 0.3},  # which may differ
+        model={**MODELS["bart"], "dropout_rate": 0.3},  # which may differ
         batch={"global_batch_size": 4},
         optimizer={"learning_rate": 1e-10},
         checkpoint={"every_steps": 1, "init_from": str(tmp_path / "imported")},
@@ -270,9 +264,9 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     )
     with pytest.raises(UserError) as refused:
         validate(load_run(path, ["model.d_ff=32", "model.pad_vocab_to_multiple_of=128"], RunConfig), 0, 1)
-    assert f"checkpoint.init_from: {tmp_path}/imported: d_ff is 24 there, 32 here" in str(refused.value)
+    assert f"checkpoint.init_from: {tmp_path}/imported: d_ff is 48 there, 32 here" in str(refused.value)
     assert "rows of the embedding matrix is 520 there, 640 here" in str(refused.value)
-    t5 = {**json.loads(path.read_text()), "model": {"family": "t5", **SIZES, "d_kv": 8}}
+    t5 = {**json.loads(path.read_text()), "model": MODELS["t5"]}
     with pytest.raises(UserError, match="family is 'bart' there, 't5' here"):
         validate(RunConfig.model_validate(t5), 0, 1)
     takes = r"model: takes sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"

@@ -19,6 +19,7 @@ from pretrain.models.state_dict_adapter import hf_models
 from tests.in_process import run_here
 from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import as_at_the_start
+from tests.slow import slow
 from tests.tables import each
 
 transformers = pytest.importorskip("transformers")
@@ -58,17 +59,17 @@ KINDS = {
 }
 
 
-def theirs(kind):
+def theirs(kind, std=0.15, **changes):
     name, settings, _ = KINDS[kind]
     model = getattr(transformers, name)
-    return randomise(model(model.config_class(**settings)))
+    return randomise(model(model.config_class(**{**settings, **changes})), std)
 
 
 def logits(config, state, reference):
-    """(ours, theirs) for 30 inputs, which exceed the windows, and for 20 targets where there are any."""
+    """(ours, theirs) for 32 inputs, which exceed the windows, and for 20 targets where there are any."""
     model = build(config).eval()
     model.load_state_dict(state)
-    inputs, targets = torch.randint(3, 96, (2, 50), generator=torch.Generator().manual_seed(0)).split([30, 20], dim=1)
+    inputs, targets = torch.randint(3, 96, (2, 52), generator=torch.Generator().manual_seed(0)).split([32, 20], dim=1)
     with torch.no_grad():
         if config.family in ("decoder_only", "encoder_only"):
             found = reference(input_ids=inputs)
@@ -139,6 +140,66 @@ def test_the_names_of_other_files_are_known(kind, change, tmp_path):
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+# Every setting of a config is followed, or refused by its name
+
+
+# Settings beside those that the config's class declares.
+BESIDE = {
+    "T5 v1.0": {"decoder_start_token_id": 0, "tie_word_embeddings": True, "scale_decoder_outputs": True}
+    | {"dense_act_fn": "relu", "is_gated_act": False},
+    "BART": {},
+    "GPT-2": {"hidden_size": 16, "num_attention_heads": 4},
+    "BERT": {"chunk_size_feed_forward": 0},
+}
+# Keys that no model is built from.
+OF_FILES = {"quantization_config": {"quant_method": "fp8"}, "transformers_weights": "model.ema.safetensors"}
+# Settings that appear in two places.
+DERIVED = {"dense_act_fn": "feed_forward_proj", "is_gated_act": "feed_forward_proj"}
+# Settings that transformers, or our model, needs in addition to a changed one.
+NEEDS = {
+    ("T5 v1.0", "pad_token_id"): {"decoder_start_token_id": 4},
+    ("BART", "eos_token_id"): {"decoder_start_token_id": 2},
+    ("BERT", "add_cross_attention"): {"is_decoder": True},
+}
+
+
+def another(value):
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return {"relu": "gelu", "gelu": "relu"}.get(value, "relu")
+    return value + 0.25 if isinstance(value, float) else 2 * value or 4
+
+
+def every_setting():
+    for kind, beside in BESIDE.items():
+        config = getattr(transformers, KINDS[kind][0]).config_class
+        example = config(**KINDS[kind][1])
+        known = {key: getattr(example, key) for key in config.__annotations__ if key != "model_type"} | beside
+        changed = {key: another(value) for key, value in known.items() if isinstance(value, bool | int | float | str)}
+        cases = [(kind, key, value) for key, value in (changed | OF_FILES).items()]
+        yield from cases if kind == "T5 v1.0" else slow(*cases)
+
+
+@each("kind, key, value", every_setting())
+def test_a_setting_is_followed_or_refused_by_name(kind, key, value, tmp_path):
+    """Compares transformers' model, with random weights that fit the setting, with ours from the same files."""
+    reference = theirs(kind, 0.5, **({} if key in OF_FILES else {key: value, **NEEDS.get((kind, key), {})}))
+    reference.save_pretrained(tmp_path)
+    if key in OF_FILES:
+        saved = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**saved, key: value}))
+    try:
+        config, state = load_state(tmp_path)
+    except UserError as refused:
+        said = str(refused)
+        assert f"{DERIVED.get(key, key)} is " in said
+        return
+    found, expected = logits(config, state, reference)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 # Changed so that they can't be imported: one line says why
 
 
@@ -180,7 +241,8 @@ def written(saved, kind, folder, settings=None, tensors=None):
         if value is ...:
             del section[key]
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({**weights, **(tensors or {})}, folder / "model.safetensors", metadata={"format": "pt"})
+    kept = {name: tensor for name, tensor in {**weights, **(tensors or {})}.items() if tensor is not ...}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -189,11 +251,9 @@ def written(saved, kind, folder, settings=None, tensors=None):
     [
         ("T5 v1.1", "num_layers", DEEP, "but there are weights of 3 layers"),
         ("T5 v1.1", "num_hidden_layers", DEEP, "but there are weights of 3 layers"),  # another name of it
-        ("GPT-2", "n_layer", DEEP, LAYERS),
         ("T5Gemma", "encoder.num_hidden_layers", DEEP, LAYERS),
         ("T5Gemma 2", "decoder.num_hidden_layers", DEEP, LAYERS),
         ("BART", "encoder_ffn_dim", WIDE, LARGEST),
-        ("GPT-2", "n_embd", WIDE, LARGEST),
         ("Qwen3", "head_dim", WIDE, LARGEST),
         ("T5Gemma 2", "encoder.text_config.hidden_size", 1e300, LARGEST),
         ("Llama", "eos_token_id", 10**6, ROWS),
@@ -237,7 +297,6 @@ def written(saved, kind, folder, settings=None, tensors=None):
         ("vanilla", "num_encoder_layers", MANY, f"…num_encoder_layers is {MANY}, but there are weights of 2"),
         ("vanilla", "tie_word_embeddings", False, "…tie_word_embeddings is False, but must be True"),
         ("autoregressive, plain", "num_decoder_layers", MANY, f"…num_decoder_layers is {MANY}, but there are weights"),
-        ("double_decoder", "num_decoder_layers", MANY, f"…num_decoder_layers is {MANY}, but there are weights"),
         ("double_decoder", "block_length", 0, "block_length: input should be greater than 0, got 0"),
     ],
 )  # fmt: skip
@@ -305,59 +364,34 @@ def test_names_with_control_characters_are_escaped(saved, tmp_path):
         load_state(tmp_path)
 
 
-def cast(name, dtype, factor=1.0):
-    def change(tensors):
-        tensors[name] = (tensors[name].double() * factor).to(dtype)
-
-    return change
-
-
-def filled(name, value, dtype=None):
-    def change(tensors):
-        like = tensors.get(name, torch.zeros(16))
-        tensors[name] = torch.full_like(like, value, dtype=dtype)
-
-    return change
-
-
-def renamed_bias(tensors):
-    tensors["transformer.h.1.mlp.c_fd.bias"] = tensors.pop("transformer.h.1.mlp.c_fc.bias")
-
-
-def three_mistakes(tensors):
-    del tensors["model.encoder.layers.0.fc1.bias"]
-    tensors["model.encoder.layers.7.fc1.bias"] = torch.zeros(3)
-    tensors["model.decoder.layers.1.fc2.weight"] = torch.zeros(5, 4)
-
-
-def another_output_matrix(embedding):
-    def change(tensors):
-        tensors[HEAD] = tensors[embedding] + 1
-
-    return change
+FC1, FC2 = "model.encoder.layers.{}.fc1.bias", "model.decoder.layers.1.fc2.weight"
+THREE_MISTAKES = {FC1.format(0): ..., FC1.format(7): torch.zeros(3), FC2: torch.zeros(5, 4)}
+C_FC, C_FD = "transformer.h.1.mlp.c_fc.bias", "transformer.h.1.mlp.c_fd.bias"
+F8, F8_WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 @each(
     "kind, change, why",
     [
-        ("Llama", cast(HEAD, torch.float8_e4m3fn), r"lm_head\.weight is of F8_E4M3, expected .*, BF16: quantized"),
-        ("T5 v1.1", cast(SHARED, torch.float8_e5m2), r"shared\.weight is of F8_E5M2, expected .*, BF16: quantized"),
-        ("Llama", cast(HEAD, torch.float64, 1e300), r"numbers beyond the range of fp32 in lm_head\.weight"),
-        ("T5 v1.1", cast(SHARED, torch.float64, 1e300), r"numbers beyond the range of fp32 in shared\.weight"),
-        ("T5 v1.1", filled(SHARED, 1, torch.int8), r"shared\.weight is of int8, not of floating-point numbers"),
-        ("T5 v1.1", filled(SHARED, float("nan")), r"infinite numbers or NaN in shared\.weight"),
-        ("T5Gemma 2", filled(TWICE, 0.0), r"text_model\.embed_tokens\.weight is missing"),
-        ("GPT-2", renamed_bias, r"c_fc\.bias is missing; .*c_fd\.bias is not of the"),
-        ("BART", three_mistakes, r"0\.fc1\.bias is missing; .*7\.fc1\.bias .*1\.fc2\.w.* be \(16, 24\), is \(5, 4\)"),
-        ("BART", another_output_matrix("model.shared.weight"), r"lm_head\.weight differs from model\.shared\.weight"),
-        ("vanilla", another_output_matrix("embedding.weight"), r"lm_head\.weight differs from embedding\.weight"),
+        ("Llama", lambda t: {HEAD: t[HEAD].to(F8)}, r"lm_head\.weight is of F8_E4M3, expected .*, BF16: quantized"),
+        ("T5 v1.1", lambda t: {SHARED: t[SHARED].to(F8_WIDE)}, r"shared\.weight is of F8_E5M2, expected .*: quantized"),
+        ("Llama", lambda t: {HEAD: 1e300 * t[HEAD].double()}, r"numbers beyond the range of fp32 in lm_head\.weight"),
+        ("T5 v1.1", lambda t: {SHARED: 1e300 * t[SHARED].double()}, r"beyond the range of fp32 in shared\.weight"),
+        ("T5 v1.1", lambda t: {SHARED: t[SHARED].char()}, r"shared\.weight is of int8, not of floating-point numbers"),
+        ("T5 v1.1", lambda t: {SHARED: t[SHARED] * torch.nan}, r"infinite numbers or NaN in shared\.weight"),
+        ("T5Gemma 2", lambda _: {TWICE: torch.zeros(16)}, r"text_model\.embed_tokens\.weight is missing"),
+        ("GPT-2", lambda t: {C_FC: ..., C_FD: t[C_FC]}, r"c_fc\.bias is missing; .*c_fd\.bias is not of the"),
+        (
+            "BART",
+            lambda _: THREE_MISTAKES,
+            r"0\.fc1\.bias is missing; .*7\.fc1\.bias .*fc2\.w.* \(16, 24\), is \(5, 4\)",
+        ),
+        ("BART", lambda t: {HEAD: t["model.shared.weight"] + 1}, r"lm_head\.weight differs from model\.shared\.weight"),
+        ("vanilla", lambda t: {HEAD: t["embedding.weight"] + 1}, r"lm_head\.weight differs from embedding\.weight"),
     ],
-)  # fmt: skip
+)
 def test_weights_that_are_not_of_the_model_are_refused_in_a_line(kind, change, why, saved, tmp_path):
-    folder = written(saved, kind, tmp_path)
-    tensors = dict(saved(kind)[1])
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    folder = written(saved, kind, tmp_path, tensors=change(saved(kind)[1]))
     with pytest.raises((UserError, FailedError), match=why) as refused:
         load_state(folder)
     assert str(refused.value).startswith(f"{folder}")

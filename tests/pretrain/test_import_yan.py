@@ -4,6 +4,7 @@ import enum
 import os
 import sys
 import types
+from itertools import product
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.huggingface import import_yan
+from pretrain.huggingface import import_yan, yan
 from pretrain.models import AutoregressiveConfig, build
 from tests.in_process import run_here
 from tests.slow import slow
@@ -27,6 +28,7 @@ DEFAULTS = {
     "order_type": "ORIGINAL", "embedding_loss_type": "MSE", "detach_type": "ENCODER_OUT", "embedding_loss_coeff": 8.0,
     "embedding_ln_type": "INIT",
 }  # fmt: skip
+TRIL = torch.ones(1, 1, LENGTH, LENGTH).tril()
 NO_LOSS = dict.fromkeys(["use_ln_on_encoder_out", "detach_type", "embedding_loss_coeff", "embedding_ln_type"])
 VARIANTS = {
     "best": {},
@@ -38,46 +40,33 @@ VARIANTS = {
 
 def weights(settings: dict) -> dict[str, torch.Tensor]:
     """Random weights under the author's names and in the author's shapes."""
-    draws = torch.Generator().manual_seed(0)
-    found: dict[str, torch.Tensor] = {}
-
-    def draw(name: str, *shape: int, bias: bool, around: float = 0.0) -> None:
-        found[f"{name}.weight"] = torch.randn(shape, generator=draws) * 0.3 + around
-        if bias:
-            found[f"{name}.bias"] = torch.randn(shape[0], generator=draws)
-
-    def norm(name: str, bias: bool) -> None:
-        draw(name, WIDTH, bias=bias, around=1.0)
-
-    bias, across = settings["use_bias"], settings["cross_attn_config"]["use_bias"]
-    added = settings["add_pos_embed_to_decoder"] or settings["sub_pos_embed_to_decoder"] != "NO"
-    found["token_embedding.weight"] = torch.randn(IDS, WIDTH, generator=draws)
-    found["positional_embedding.weight"] = torch.randn(LENGTH + added, WIDTH, generator=draws)
-    draw("decoder_feed_forward", WIDTH, WIDTH, bias=bias)
+    matrices, norms = {"decoder_feed_forward": (WIDTH, WIDTH)}, ["ln"]
     for number in range(LAYERS):
         encoder, decoder = f"encoder_transformer_blocks.{number}", f"decoder_transformer_blocks.{number}"
         for name in (f"{encoder}.multi_attn_head", f"{decoder}.decoder_multi_attn_head"):
-            draw(f"{name}.batch_attn_weights", 3 * WIDTH, WIDTH, bias=bias)
-            draw(f"{name}.residual_proj", WIDTH, WIDTH, bias=bias)
+            matrices |= {f"{name}.batch_attn_weights": (3 * WIDTH, WIDTH), f"{name}.residual_proj": (WIDTH, WIDTH)}
         for name in (f"{encoder}.feed_forward", f"{decoder}.decoder_feed_forward"):
-            draw(f"{name}.linear", 4 * WIDTH, WIDTH, bias=bias)
-            draw(f"{name}.residual_proj", WIDTH, 4 * WIDTH, bias=bias)
+            matrices |= {f"{name}.linear": (4 * WIDTH, WIDTH), f"{name}.residual_proj": (WIDTH, 4 * WIDTH)}
         for name, outputs in (("k_v_weights", 2 * WIDTH), ("q_weights", WIDTH), ("residual_proj", WIDTH)):
-            draw(f"{decoder}.cross_multi_attn_head.{name}", outputs, WIDTH, bias=across)
-        for name in ("encoder_cross_ln", "decoder_cross_ln", "decoder_ln1", "decoder_ln2"):
-            norm(f"{decoder}.{name}", bias)
-        norm(f"{encoder}.ln1", bias)
-        norm(f"{encoder}.ln2", bias)
-        found[f"{encoder}.multi_attn_head.tril"] = torch.ones(1, 1, LENGTH, LENGTH).tril()
-    if settings["add_ln_before_decoder_ff"]:
-        norm("ffd_ln", bias)
-    norm("ln", bias)
-    if settings["sub_pos_embed_to_decoder"] == "YES_LN":
-        norm("post_sub_pos_ln", bias)
-    if settings["use_ln_on_encoder_out"]:
-        norm("encoder_out_ln", True)
-    norm("embeddings_ln", True)  # there even without a loss
+            matrices[f"{decoder}.cross_multi_attn_head.{name}"] = outputs, WIDTH
+        norms += [f"{encoder}.ln1", f"{encoder}.ln2", f"{decoder}.decoder_ln1", f"{decoder}.decoder_ln2"]
+        norms += [f"{decoder}.encoder_cross_ln", f"{decoder}.decoder_cross_ln"]
+    norms += ["ffd_ln"] * settings["add_ln_before_decoder_ff"]
+    norms += ["post_sub_pos_ln"] * (settings["sub_pos_embed_to_decoder"] == "YES_LN")
+    of_loss = ["embeddings_ln"]  # there even without a loss
+    of_loss += ["encoder_out_ln"] * bool(settings["use_ln_on_encoder_out"])
+
+    draws = torch.Generator().manual_seed(0)
+    found = {f"encoder_transformer_blocks.{number}.multi_attn_head.tril": TRIL for number in range(LAYERS)}
+    added = settings["add_pos_embed_to_decoder"] or settings["sub_pos_embed_to_decoder"] != "NO"
+    found["token_embedding.weight"] = torch.randn(settings["alphabet_size"], WIDTH, generator=draws)
     found["output_layer.weight"] = found["token_embedding.weight"]
+    found["positional_embedding.weight"] = torch.randn(LENGTH + added, WIDTH, generator=draws)
+    for name, shape in {**matrices, **dict.fromkeys([*norms, *of_loss], (WIDTH,))}.items():
+        found[f"{name}.weight"] = torch.randn(shape, generator=draws) * 0.3 + (name not in matrices)
+        biases = settings["cross_attn_config"] if "cross_multi_attn_head" in name else settings
+        if biases["use_bias"] or name in of_loss:
+            found[f"{name}.bias"] = torch.randn(shape[0], generator=draws)
     return found
 
 
@@ -178,6 +167,22 @@ def test_the_logits_are_those_of_the_authors_model(variant, pickled, byte_level_
     loss = trained.model.config.embedding_loss
     assert (loss is None) == (settings["embedding_loss_type"] == "NONE")
     assert loss is None or (loss.kind, loss.coefficient, loss.detach) == ("mse", 8.0, "encoder_out")
+
+
+@each("order, subtracted", product(("ORIGINAL", "ALT"), ("NO", "YES_NO_LN", "YES_LN")))
+def test_logits_are_the_authors_with_any_options(order, subtracted, tmp_path):
+    """To many digits, without a tokenizer."""
+    keys = ("add_pos_embed_to_decoder", "add_ln_before_decoder_ff", "use_bias")
+    for others in product((False, True), repeat=3):
+        settings = {**DEFAULTS, "alphabet_size": 19, "order_type": order, "sub_pos_embed_to_decoder": subtracted}
+        settings |= dict(zip(keys, others, strict=True))
+        held = {name: tensor.double() for name, tensor in weights(settings).items()}
+        torch.save({"model": held, "model_config": settings}, tmp_path / "ckpt.pt")
+        config, state = yan._read(tmp_path / "ckpt.pt", 1)
+        model = build(config).double().eval()
+        model.load_state_dict(state)
+        ids = torch.randint(19, (2, LENGTH))
+        torch.testing.assert_close(model.decode(ids), logits(settings, held, ids), rtol=0, atol=1e-9)
 
 
 class Payload:

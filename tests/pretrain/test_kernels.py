@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from pretrain.functional.attention_bias import Window, labels
-from pretrain.kernels import GRANULE
 from tests.pretrain import attention_cases, compiled_kernels
 from tests.pretrain.attention_cases import Case, interpreted
 from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW
@@ -93,21 +92,6 @@ def test_dropout_keeps_its_share_of_weights_and_drops_the_same_in_the_backward_p
     assert len(set(found["kept"])) > 1
     assert found["alike"] == pytest.approx(0.75**2 + 0.25**2, abs=0.04)  # each head draws its own
     assert max(found["errors"]) < TOLERANCE[torch.float32]
-
-
-@each("queries, keys", [(1, 1), (64, 64), (130, 200)])
-def test_ranges_hold_every_pair_that_meets(queries, keys):
-    generator = torch.Generator().manual_seed(0)
-    query_segments, key_segments = (
-        torch.randint(0, 90, (3, n), generator=generator).sort()[0] for n in (queries, keys)
-    )
-    mask = torch.rand(3, keys, generator=generator) < 0.8
-    found = labels(queries, mask, query_segments, key_segments)
-    meet = (query_segments[:, :, None] == key_segments[:, None, :]) & mask[:, None]
-    assert torch.equal(found.queries[:, :, None] == found.keys[:, None, :], meet)
-    for batch, i, j in meet.nonzero().tolist():
-        assert found.key_ranges[batch, 0, i // GRANULE] <= j < found.key_ranges[batch, 1, i // GRANULE]
-        assert found.query_ranges[batch, 0, j // GRANULE] <= i < found.query_ranges[batch, 1, j // GRANULE]
 
 
 def test_ranges_spare_padding_and_other_examples():

@@ -1,48 +1,83 @@
-"""The loss of each target, with its logits in hand or of states in chunks, as GPUs compute it."""
+"""The loss of each target: with its logits in hand, of states in chunks as GPUs compute it, and beside a teacher's."""
 
 import itertools
 from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.config.models import ModelConfig
+from pretrain.config.run_config import DistillationSection
 from pretrain.functional import cross_entropy
-from pretrain.functional.cross_entropy import indices_of_targets, token_losses
+from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, indices_of_targets, token_losses
+from pretrain.functional.numerics import soft_capped
 from pretrain.models.model import Head, shift_right
-from tests.pretrain import loss_cases
-from tests.pretrain.loss_cases import LargeTensors
+from pretrain.trainer import distillation
 from tests.tables import each
 
 SETTINGS = [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]
+
+
+class LargeTensors(TorchDispatchMode):
+    """Records the storages of at least `size` bytes that operations make."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size, self.made = size, dict[int, torch.Tensor]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {x.untyped_storage().data_ptr() for x in [*args, *(kwargs or {}).values()] if torch.is_tensor(x)}
+        results = function(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else [results]:
+            if torch.is_tensor(result):
+                storage = result.untyped_storage()
+                if storage.nbytes() >= self.size and storage.data_ptr() not in given:
+                    self.made[storage.data_ptr()] = result  # kept, so that no address is used twice
+        return results
 
 
 MOST = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2.5e-2}
 
 
 @each(
-    "dtype, z_loss, smoothing, softcap",
+    "dtype, z_loss, smoothing, softcap, compiled",
     [
-        *((dtype, *settings, None) for dtype in MOST for settings in SETTINGS),
-        *((dtype, 0.05, 0.1, 3.0) for dtype in (torch.float64, torch.float32)),
+        *((dtype, *settings, None, False) for dtype in MOST for settings in SETTINGS),
+        *((dtype, 0.05, 0.1, 3.0, False) for dtype in (torch.float64, torch.float32)),
+        *((dtype, *settings, None, True) for dtype in (torch.float64, torch.float32) for settings in SETTINGS),
     ],
 )
-def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, z_loss, smoothing, softcap):
-    assert max(loss_cases.errors("cpu", dtype, z_loss, smoothing, False, softcap)) < MOST[dtype]
-
-
-@each("z_loss, smoothing", SETTINGS)
-def test_compiled_chunks_give_the_losses_and_gradients_of_all_logits(z_loss, smoothing, monkeypatch):
-    """What the compiler is given; the code that it makes is its own."""
+def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, z_loss, smoothing, softcap, compiled, monkeypatch):
+    """9 targets in chunks of 4. Compiled is what the compiler is given; the code that it makes is its own."""
+    torch._dynamo.reset()
     graphs = cache(partial(torch.compile, dynamic=True, fullgraph=True, backend="aot_eager"))
     monkeypatch.setattr(cross_entropy, "_compiled", graphs)
-    torch._dynamo.reset()
-    for dtype in (torch.float64, torch.float32):
-        assert max(loss_cases.errors("cpu", dtype, z_loss, smoothing, True)) < MOST[dtype]
+    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 4 * 5000)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
+
+    inputs = draw(3, 5, 24), draw(5000, 24), draw(5000)
+    labels = torch.randint(0, 5000, (3, 5), generator=generator)
+    labels[0, 2:] = labels[2, :3] = IGNORE_INDEX
+    along = torch.rand(3, 5, generator=generator, dtype=torch.float64)
+    found = chunked_cross_entropy(*inputs, labels, CrossEntropy(z_loss, smoothing, softcap, compiled))
+    gradients = torch.autograd.grad((found * along).sum(), inputs)
+    assert not found[labels == IGNORE_INDEX].any()
+    exact = [one.detach().double().requires_grad_() for one in inputs]
+    logits = F.linear(*exact)
+    defined = token_losses(logits if softcap is None else soft_capped(logits, softcap), labels, z_loss, smoothing)
+    expected = torch.autograd.grad((defined * along).sum(), exact)
+    for one, other in zip([found, *gradients], [defined, *expected], strict=True):
+        assert (one.double() - other).norm() / other.norm() < MOST[dtype]
 
 
 @each("counted, softcap", itertools.product((0, 2, 11, 12), (None, 3.0)))
@@ -74,8 +109,13 @@ def test_positions_without_a_target_take_no_time_in_the_output_matrix():
     assert counted.get_total_flops() == 2 * 10 * 8 * 50
 
 
-def test_no_tensor_holds_the_logits_of_more_than_a_chunk():
-    assert loss_cases.largest_tensor("cpu") == 8 * 1000
+def test_no_tensor_holds_the_logits_of_more_than_a_chunk(monkeypatch):
+    """Forward and backward for 64 targets."""
+    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 8 * 1000)
+    x, weight = torch.randn(64, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
+    with LargeTensors(1) as watched:
+        chunked_cross_entropy(x, weight, None, torch.arange(64), CrossEntropy()).sum().backward()
+    assert max(one.numel() for one in watched.made.values()) == 8 * 1000
 
 
 def test_a_batch_knows_the_places_of_its_targets_before_it_is_on_the_device():
@@ -89,8 +129,9 @@ def test_a_batch_knows_the_places_of_its_targets_before_it_is_on_the_device():
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
-    """Makes even small batches take several parts, of which the last is not full."""
+    """Makes even small batches take several parts, of four targets; the last is not full."""
     monkeypatch.setattr(cross_entropy, "_rows_at_a_time", lambda logits: 4)
+    monkeypatch.setattr(distillation, "LOGITS_PER_CHUNK", 4 * VOCABULARY)
 
 
 def batch(rows=3, length=5, vocabulary=17, dtype=torch.float32, scale=3.0, device="cpu"):
@@ -113,7 +154,7 @@ def reference(logits, labels, z_loss, smoothing):
     [
         (*dtype, *settings)
         for dtype in [(torch.float64, 1e-12, 1e-12), (torch.float32, 1e-5, 1e-6), (torch.bfloat16, 1e-5, 2**-8)]
-        for settings in [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]
+        for settings in SETTINGS
     ],
 )
 def test_losses_and_gradients_are_pytorchs(dtype, most, rounding, z_loss, smoothing, device):
@@ -158,3 +199,129 @@ def test_each_example_of_a_packed_row_starts_anew():
     labels = torch.tensor([[5, 1, 6, 7, 1, IGNORE_INDEX]])
     segments = torch.tensor([[1, 1, 2, 2, 2, 0]])
     assert shift_right(labels, 0, segments).tolist() == [[0, 5, 0, 6, 7, 0]]
+
+
+# The loss that a teacher weighs, compared with its formula in fp64, and its gradients with autograd's
+
+
+VOCABULARY, OF_TEACHER = 300, 280  # the student has more ids, and the teacher rows of padding
+CASES = [
+    {},
+    {"weight": 1.0, "temperature": 2.5},
+    {"top_k": 7},
+    {"top_k": 7, "temperature": 0.7, "z_loss": 0.05, "smoothing": 0.1},
+    {"temperature": 2.0, "z_loss": 0.05, "smoothing": 0.1, "softcap": 3.0},
+]
+
+
+class OnlyHead(nn.Module):
+    """In place of the student and of the teacher."""
+
+    def __init__(self, head, config=None):
+        super().__init__()
+        self.lm_head, self.config = head, config
+
+    def forward(self, x, labels):
+        return {"labels": self.lm_head(x, labels, self.config)}
+
+
+class Distillation(distillation.Distillation):
+    """Of a teacher that has read the texts before: its states (batch, targets, width), and which targets are text."""
+
+    states, in_text = torch.empty(0), torch.empty(0)
+
+    def read(self, batch):
+        return self.states, self.in_text
+
+
+def losses_of(case, student, teacher, vocabulary, **settings):
+    section = DistillationSection(name="distillation", teacher="t", **settings)
+    wrapper = Distillation(student, teacher, vocabulary, section)
+    wrapper.states, wrapper.in_text = case.states, case.in_text
+    return student(x=case.x, labels=case.labels)
+
+
+class Case:
+    """11 targets of 15 labels, three of which the teacher has nothing to say about."""
+
+    def __init__(self, dtype, device="cpu", weight=0.4, temperature=1.0, top_k=None):
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(*shape):
+            return torch.randn(*shape, generator=generator).to(device, dtype)
+
+        self.x, self.weight, self.bias = (
+            one.requires_grad_() for one in (draw(3, 5, 24), draw(VOCABULARY, 24), draw(VOCABULARY))
+        )
+        self.labels = torch.randint(0, VOCABULARY, (3, 5), generator=generator).to(device)
+        self.labels[0, 3:] = self.labels[2, :2] = IGNORE_INDEX
+        self.along = torch.rand(3, 5, generator=generator, dtype=torch.float64).to(device)
+        self.settings = {"weight": weight, "temperature": temperature, "top_k": top_k}
+        self.states, self.in_text = draw(3, 5, 16), torch.ones(3, 5, dtype=torch.bool, device=device)
+        self.in_text[0, 2] = self.in_text[1, 4] = self.in_text[2, 4] = False
+        torch.manual_seed(0)
+        self.teacher = OnlyHead(Head(16, OF_TEACHER + 4, 1.0).to(device, dtype))
+
+    def found(self, z_loss, smoothing, softcap):
+        head = Head(24, VOCABULARY, 1.0, bias=True, softcap=softcap).to(self.x)
+        head.weight, head.bias = nn.Parameter(self.weight.detach()), nn.Parameter(self.bias.detach())
+        student = OnlyHead(head, ModelConfig(family="none", z_loss=z_loss, label_smoothing=smoothing))
+        losses = losses_of(self, student, self.teacher, OF_TEACHER, **self.settings)
+        gradients = torch.autograd.grad((losses["labels"] * self.along).sum(), (self.x, head.weight, head.bias))
+        return [*losses.values(), *gradients]
+
+    def defined(self, z_loss, smoothing, softcap):
+        """The same in fp64, without chunks and functions of our own but the cross-entropy."""
+        exact = [one.detach().double().requires_grad_() for one in (self.x, self.weight, self.bias)]
+        t, top_k = self.settings["temperature"], self.settings["top_k"]
+        logits = F.linear(*exact)
+        logits = logits if softcap is None else soft_capped(logits, softcap)
+        of_teacher = self.teacher.lm_head(self.states).detach()[..., :OF_TEACHER].double()
+        p = torch.softmax(of_teacher / t, dim=-1)
+        if top_k is not None:
+            p = p * (p >= p.topk(top_k).values[..., -1:])
+            p = p / p.sum(dim=-1, keepdim=True)
+        p = F.pad(p, (0, VOCABULARY - OF_TEACHER))
+        counted = (self.labels != IGNORE_INDEX) & self.in_text
+        log_q = torch.log_softmax(logits / t, dim=-1)
+        divergence = t**2 * F.kl_div(log_q, p, reduction="none").sum(dim=-1) * counted
+        shares = self.settings["weight"] * counted.double()
+        own = token_losses(logits, self.labels, z_loss, smoothing)
+        regular = own - token_losses(logits, self.labels, 0.0, smoothing)
+        loss = regular + (1 - shares) * (own - regular) + shares * divergence
+        return [loss, own, divergence, *torch.autograd.grad((loss * self.along).sum(), exact)]
+
+
+@each("settings, dtype", itertools.product(CASES, MOST))
+def test_losses_and_gradients_are_those_of_the_formula(settings, dtype, device):
+    of_student = {name: settings.get(name, 0.0) for name in ("z_loss", "smoothing")} | {
+        "softcap": settings.get("softcap")
+    }
+    case = Case(dtype, device, **{name: value for name, value in settings.items() if name not in of_student})
+    for one, other in zip(case.found(**of_student), case.defined(**of_student), strict=True):
+        assert float(((one.double() - other).norm() / other.norm()).detach()) < MOST[dtype]
+
+
+def test_the_teacher_gets_no_gradient_and_evaluation_knows_none():
+    case = Case(torch.float32)
+    case.states.requires_grad_()
+    student = OnlyHead(Head(24, VOCABULARY, 1.0), ModelConfig(family="none"))
+    losses = losses_of(case, student, case.teacher, OF_TEACHER)
+    losses["labels"].sum().backward()
+    assert case.teacher.lm_head.weight.grad is case.states.grad is None
+    assert not losses["cross_entropy"].requires_grad
+    of_text = student.eval()(x=case.x, labels=case.labels)
+    assert of_text.keys() == {"labels"}
+    torch.testing.assert_close(of_text["labels"], losses["cross_entropy"], check_stride=False)
+
+
+def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
+    """Neither the student's nor the teacher's, forward and backward."""
+    monkeypatch.setattr(distillation, "LOGITS_PER_CHUNK", 8 * 1000)
+    student = OnlyHead(Head(4, 1000, 1.0), ModelConfig(family="none"))
+    case = Case(torch.float32)
+    case.x, case.labels = torch.randn(2, 32, 4), torch.arange(64).view(2, 32)
+    case.states, case.in_text = torch.randn(2, 32, 5), torch.ones(2, 32, dtype=torch.bool)
+    with LargeTensors(1) as watched:
+        losses_of(case, student, OnlyHead(Head(5, 1000, 1.0)), 1000)["labels"].sum().backward()
+    assert max(one.numel() for one in watched.made.values()) == 8 * 1000

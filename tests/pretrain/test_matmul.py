@@ -25,10 +25,20 @@ def draw(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).to(torch.bfloat16).requires_grad_()
 
 
-def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor, terms: torch.Tensor) -> None:
-    """`found` is `exact`, rounded to bf16 after a sum in fp32 of numbers whose magnitudes add up to `terms`."""
-    assert found.dtype == torch.bfloat16
-    assert ((found.double() - exact).abs() <= HALF_A_STEP * exact.abs() + 2.0**-18 * terms).all()
+def assert_rounded_once(function, exact, *inputs):
+    """Outputs and gradients are those of `exact`, rounded to bf16 after a sum in fp32 of some terms."""
+
+    def results(form, inputs, along):
+        output = form(*inputs)
+        return [output.detach(), *torch.autograd.grad(output, inputs, along)]
+
+    along = draw(*function(*inputs).shape, seed=9).detach()
+    wide = [one.detach().double().requires_grad_() for one in inputs]
+    sizes = [one.detach().abs().double().requires_grad_() for one in inputs]
+    expected, magnitudes = results(exact, wide, along.double()), results(exact, sizes, along.abs().double())
+    for one, other, terms in zip(results(function, inputs, along), expected, magnitudes, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert ((one.double() - other).abs() <= HALF_A_STEP * other.abs() + 2.0**-18 * terms).all()
 
 
 def test_a_cpu_that_multiplies_bf16_does_so_by_itself(monkeypatch):
@@ -48,29 +58,13 @@ def test_a_cpu_that_multiplies_bf16_does_so_by_itself(monkeypatch):
 
 @each("biased", [False, True])
 def test_outputs_and_gradients_of_a_linear_map_are_rounded_once(biased):
-    x, weight, bias, along = draw(3, 70, 48, seed=0), draw(40, 48, seed=1), draw(40, seed=2), draw(3, 70, 40, seed=3)
-    inputs = [x, weight, bias] if biased else [x, weight]
-    found = on_cpu.linear(*inputs)
-    exact = x.double() @ weight.double().T + (bias.double() if biased else 0.0)
-    assert_rounded_once(found, exact, x.abs().double() @ weight.abs().double().T + 5)
-    gradients = torch.autograd.grad(found, inputs, along)
-    wide = [one.detach().double().requires_grad_() for one in inputs]
-    sizes = [one.detach().abs().double().requires_grad_() for one in inputs]
-    expected = torch.autograd.grad(torch.nn.functional.linear(*wide), wide, along.double())
-    terms = torch.autograd.grad(torch.nn.functional.linear(*sizes), sizes, along.abs().double())
-    for one, other, of_terms in zip(gradients, expected, terms, strict=True):
-        assert_rounded_once(one, other, of_terms)
+    bias = [draw(40, seed=2)] if biased else []
+    assert_rounded_once(on_cpu.linear, torch.nn.functional.linear, draw(3, 70, 48, seed=0), draw(40, 48, seed=1), *bias)
 
 
 def test_products_of_heads_are_rounded_once():
     left, right = draw(2, 33, 3, 16, seed=0).transpose(1, 2), draw(2, 3, 16, 21, seed=1)
-    along = draw(2, 3, 33, 21, seed=2)
-    found = on_cpu.matmul(left, right)
-    assert_rounded_once(found, left.double() @ right.double(), left.abs().double() @ right.abs().double())
-    of_left, of_right = torch.autograd.grad(found, (left, right), along)
-    wide, across = along.double(), right.double()
-    assert_rounded_once(of_left, wide @ across.mT, wide.abs() @ across.abs().mT)
-    assert_rounded_once(of_right, left.double().mT @ wide, left.abs().double().mT @ wide.abs())
+    assert_rounded_once(on_cpu.matmul, torch.matmul, left, right)
 
 
 def test_a_matrix_for_all_rows_gets_the_sum_of_their_gradients():

@@ -14,6 +14,8 @@ from pretrain.huggingface import hf_model_of
 from pretrain.huggingface.export import without_mup
 from pretrain.models.layers import Embedding, Linear
 from pretrain.optimizers.groups import kinds, parameter_groups
+from tests.pretrain.exported import randomise
+from tests.pretrain.small_models import ids, logits_of
 from tests.pretrain.small_runs import run_config
 from tests.tables import each
 
@@ -69,10 +71,9 @@ def built(family, width, base=None, **changes):
     return models.build(config(family, width, base, **changes))
 
 
-def batch(family):
-    draws = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, 90, (3, 12), generator=draws)
-    return {"encoder_input_ids": ids, "labels": ids.roll(-1, 1)}
+def batch():
+    row = ids(3, 12, vocabulary=90)
+    return {"encoder_input_ids": row, "labels": row.roll(-1, 1)}
 
 
 @each("family", FAMILIES)
@@ -85,7 +86,7 @@ def test_at_the_base_width_it_is_the_standard_model_to_the_bit(family):
     for model in (standard, same):
         optimizer = optimizers.build(model, settings)
         for _ in range(2):
-            found = model(**batch(family))
+            found = model(**batch())
             loss = sum(values.sum() for values in found.values())
             loss.backward()
             optimizer.step()
@@ -179,35 +180,18 @@ def test_a_base_without_whole_heads_is_refused_in_a_line(family, changes, said):
 # Exports.
 
 
-def randomised(model):
-    """Weights that all matter: norms have gains and biases of their own."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.normal_(mean=float("norm" in name and name.endswith("weight")), std=0.2)
-    return model.eval()
-
-
-def outputs(model, family):
-    ids = batch(family)["encoder_input_ids"]
-    if family == "encoder_only":
-        states = model.encode(ids)
-        return model.masked_lm_logits(states), model.next_sentence(states)
-    if hasattr(model, "encode"):
-        return (model.decode(ids, model.encode(ids)),)
-    return (model.decode(ids),)
-
-
 @each("family", FAMILIES)
 def test_an_export_computes_the_same_without_mup(family):
-    model = randomised(built(family, WIDE, BASE))
+    """In fp64, which also holds 1 + a weight of fp32 to the bit. m and its root are powers of two."""
+    model, row = randomise(built(family, WIDE, BASE), std=0.2).double(), batch()["encoder_input_ids"]
     weights, plain = without_mup(hf_model_of(model.config), model.state_dict(), model.config)
     assert plain == model.config.model_copy(update={"mup": None})
-    same = models.build(plain).eval()
+    same = models.build(plain).eval().double()
     same.load_state_dict(weights)
     with torch.no_grad():
-        for one, other in zip(outputs(model, family), outputs(same, family), strict=True):
-            assert torch.equal(one, other)  # m and its root are powers of two
+        assert torch.equal(logits_of(model, row, row), logits_of(same, row, row))
+        if family == "encoder_only":
+            assert torch.equal(*(one.next_sentence(one.encode(row)) for one in (model, same)))
 
 
 def test_what_transformers_cannot_express_is_refused_in_a_line():

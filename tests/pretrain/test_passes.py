@@ -1,7 +1,11 @@
 """How often the engine and the optimizers touch memory and launch operations, besides the model's own work."""
 
+import argparse
 import subprocess
 import threading
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain import models, optimizers
 from pretrain.optimizers import flat_buffers
-from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment
 from pretrain.zero.construction import deepspeed_config
 from tests import tables
+from tests.conftest import TOP
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 from tests.slow import slow
@@ -123,46 +127,48 @@ class Layers(nn.Module):
             self.add_module(f"wo{layer}", nn.Linear(256, 128, bias=False))
 
 
-def as_one_flat(model: nn.Module) -> FlatBuffer:
-    """Its parameters in one flat buffer, as one rank has them at stage 1."""
-    parameters = dict(model.named_parameters())
-    tensor = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters.values()]))
-    fragments, offset = [], 0
-    for name, parameter in parameters.items():
-        fragments.append(Fragment(name, tuple(parameter.shape), 0, parameter.numel(), tensor, offset))
-        offset += parameter.numel()
-    return FlatBuffer(tensor, fragments)
+@pytest.fixture
+def benchmark(monkeypatch) -> ModuleType:
+    """benchmarks/optimizers.py, which gives optimizers flat tensors as ZeRO does."""
+    monkeypatch.syspath_prepend(str(TOP / "benchmarks"))
+    return import_module("optimizers")
 
 
-def stepped(name: str, device: torch.device) -> tuple[Tensor, int]:
-    """The parameters after three steps on one flat buffer, and the operations of the last step."""
+def stepped(name: str, flattened: Callable[[Any], Any]) -> tuple[Tensor, int]:
+    """The parameters after three steps of what `flattened` makes of the optimizer, and the operations of the last."""
     torch.manual_seed(0)
-    buffer = as_one_flat(Layers().to(device))
     settings = {"name": name, "learning_rate": 1e-2, "weight_decay": 0.1}
     settings |= {"newton_schulz_dtype": "fp32"} if name == "muon" else {}
-    config = run_config(optimizer=settings).optimizer
-    optimizer = optimizers.build(Layers().to(device), config)
-    optimizer.param_groups = [{**optimizer.param_groups[0], "params": [buffer.tensor]}]
-    if name == "muon":  # all but the embeddings, which is to say all matrices
-        optimizer.param_groups[0]["algorithm"] = "muon"
-    optimizer.attach([buffer], device=device)
+    model = Layers()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = flattened(optimizers.build(model, run_config(optimizer=settings).optimizer))
     for _ in range(3):
-        buffer.tensor.grad = torch.randn(len(buffer.tensor), device=device)
         counted = Moved()
         with counted:
             optimizer.step()
-    return buffer.tensor.detach(), counted.operations
+    found = [parameter.detach().flatten() for group in optimizer.param_groups for parameter in group["params"]]
+    return torch.cat(found), counted.operations
 
 
 @tables.each("name, most", [("adamw_scale", 40), ("adafactor", 150), ("muon", 120)])
-def test_optimizers_take_whole_flat_buffers_in_few_operations(name, most, monkeypatch):
+def test_optimizers_take_whole_flat_buffers_in_few_operations(name, most, benchmark, monkeypatch):
     """73 matrices of four shapes; one tensor at a time, Adafactor would take a thousand. The steps are the same."""
-    device = torch.device("cpu")
-    in_parts, _ = stepped(name, device)
+    plain, _ = stepped(name, lambda optimizer: optimizer)
+    in_parts, _ = stepped(name, benchmark.flattened)
     monkeypatch.setattr(flat_buffers, "IN_PARTS", frozenset())
-    in_whole, operations = stepped(name, device)
+    in_whole, operations = stepped(name, benchmark.flattened)
     assert operations <= most
-    assert (in_whole - in_parts).norm() / in_parts.norm() < 1e-5
+    for found in (in_parts, in_whole):
+        assert (found - plain).norm() / plain.norm() < 1e-5
+
+
+def test_the_benchmark_measures_every_optimizer(benchmark, monkeypatch):
+    harness = import_module("harness")
+    monkeypatch.setattr(benchmark, "our_model", lambda *_: models.build(run_config().model))
+    monkeypatch.setattr(harness, "MULTIPLIES_BF16", True)  # else Muon is left out
+    (table,) = benchmark.measure(harness.Options("cpu", (1,), ("fp32",), 0.0, argparse.Namespace()))
+    assert [row[0] for row in table.rows] == list(benchmark.PEERS)
 
 
 def test_one_rank_shards_nothing_unless_it_offloads():

@@ -6,7 +6,7 @@ from torch import nn
 
 from pretrain.models.attention import AttentionInputs
 from pretrain.models.flops import Sizes, flops_by_part
-from pretrain.models.modern import ends_of_inputs, positions_in_segments
+from pretrain.models.modern import ends_of_inputs
 from tests.pretrain.exported import randomise
 from tests.pretrain.placed import placed
 from tests.pretrain.small_models import VOCABULARY, as_at_the_start, ids, made
@@ -73,10 +73,7 @@ def test_padding_learns_as_an_output_and_not_as_an_input():
     assert not model.embedding.weight.grad[1].any()
     assert model.embedding.weight.grad[5].any()
     assert not as_at_the_start("bart", pad_id=1, eos_id=2).embedding.weight[1].any()
-
-
-def test_a_mark_that_pads_too_is_learnt():
-    assert as_at_the_start("bart", pad_id=2, eos_id=2).embedding.weight[2].any()
+    assert as_at_the_start("bart", pad_id=2, eos_id=2).embedding.weight[2].any()  # a mark that pads too is learnt
 
 
 # A decoder with subtracted positions
@@ -120,14 +117,9 @@ def test_flops_of_unequal_stacks():
 # The modern T5
 
 
-def test_positions_of_packed_inputs_worked_by_hand():
-    segments, targets = torch.tensor([[1, 1, 1, 2, 0, 0]]), torch.tensor([[1, 1, 2, 2, 2, 0]])
-    assert positions_in_segments(segments).tolist() == [[0, 1, 2, 0, 0, 1]]
-    packed = AttentionInputs(encoder_segment_ids=segments, decoder_segment_ids=targets)
-    assert ends_of_inputs(6, packed).tolist() == [[3, 3, 1, 1, 1, 2]]
+def test_targets_stand_after_the_last_token_of_their_input():
     mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
     assert ends_of_inputs(4, AttentionInputs(mask)).tolist() == [[3], [4], [0]]
-    assert ends_of_inputs(4, AttentionInputs()) == 4
 
 
 def turned(x, first, base=1e4):
