@@ -172,16 +172,6 @@ def test_random_tokens_are_independent():
     assert (same * 256 - 16) / (2 * pairs) == pytest.approx(share, abs=error)
 
 
-@each("replace_length, expected", [(1, [MASK]), (0, []), (-1, [MASK, MASK, MASK])])
-def test_a_span_is_a_whole_word_and_never_what_comes_before_one(replace_length, expected):
-    for span_length in ("word", "span_poisson"):
-        objective = Denoising(span_length=span_length, replace_length=replace_length, random_ratio=0, poisson_lambda=16)
-        inputs = noised(objective, [[300, 301, 10, 302, 303], [300, 301], [10]])
-        assert inputs[0] == [BOS, 300, 301, *expected, EOS]
-        assert inputs[1] == [BOS, 300, 301, EOS]
-        assert inputs[2] == [BOS, *expected[:1], EOS]
-
-
 def test_where_sentences_end():
     def outcomes(row):
         return sorted({tuple(tokens) for tokens in samples(Denoising(mask_ratio=0), row)})

@@ -30,20 +30,16 @@ from pretrain.run import lock as run_lock
 from tests.tables import each
 
 
-def test_a_new_directory_appears_when_its_block_ends(tmp_path):
+def test_a_new_directory_appears_when_its_block_ends_and_none_if_that_fails(tmp_path):
     out = tmp_path / "above/out"
     with new_directory(out) as partial:
         (partial / "below").mkdir()
         (partial / "below/file").write_text("content")
         assert not out.exists()
     assert (out / "below/file").read_text() == "content"
-    assert list(out.parent.iterdir()) == [out]
-
-
-def test_nothing_is_left_of_a_directory_whose_block_fails(tmp_path):
-    with pytest.raises(FileExistsError), new_directory(tmp_path / "out") as partial:
+    with pytest.raises(FileExistsError), new_directory(tmp_path / "above/failed") as partial:
         partial.mkdir()
-    assert list(tmp_path.iterdir()) == []
+    assert list(out.parent.iterdir()) == [out]
 
 
 def test_what_is_there_is_not_replaced_unless_it_is_an_empty_directory(tmp_path):

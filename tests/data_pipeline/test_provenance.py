@@ -107,18 +107,16 @@ def test_traces_name_the_rule_of_each_document_and_add_up_to_the_report_and_the_
 
 
 def test_the_rows_named_hold_the_tokens_of_the_document(pair):
-    tokenizer, listed = open_corpus(pair[0]).tokenizer, pq.read_table(pair[0] / "blocks.parquet").to_pylist()
+    tokenizer, table = open_corpus(pair[0]).tokenizer, pq.read_table(pair[0] / "blocks.parquet").to_pylist()
+    listed = {(block["shard"], block["offset"]): block for block in table}
     for row in documents_of(pair[0])[::5]:
         place = traced(pair[0], row["id"])["place"]
         tokens = tokenizer.encode([row["text"]])[0]
         assert place["tokens"] == len(tokens)
-        flat: list[int] = []
-        for block in place["blocks"]:
-            with (pair[0] / place["shard"]).open("rb") as file:
-                file.seek(block["offset"])
-                flat += decode_block(file.read(block["length"]))["tokens"].tolist()
-        offsets = {block["offset"] for block in place["blocks"]}
-        own = [block for block in listed if block["shard"] == place["shard"] and block["offset"] in offsets]
+        content = (pair[0] / place["shard"]).read_bytes()
+        parts = [content[block["offset"] :][: block["length"]] for block in place["blocks"]]
+        flat = np.concatenate([decode_block(part)["tokens"] for part in parts]).tolist()
+        own = [listed[place["shard"], block["offset"]] for block in place["blocks"]]
         first, end = place["rows"][0] - own[0]["first_row"], place["rows"][1] + 1 - own[0]["first_row"]
         inside = flat[first * 34 : end * 34]
         # It begins in the first row and ends in the last one, or in the tail of the bucket, which is dropped.

@@ -217,15 +217,6 @@ def test_words_start_with_white_space(gpt2, bart):
     assert not bart.vocabulary.word_starts[[*range(4), *range(50_260, 50_265)]].any()
 
 
-def test_words_start_with_the_space_mark(spiece):
-    tokenizer = Tokenizer(spiece, ["[R]"], 20)
-    (ids,) = tokenizer.encode(["some uncommonplace words"])
-    starts = tokenizer.vocabulary.word_starts
-    assert [bool(starts[id_]) for id_ in ids].count(True) == 3
-    assert not starts[[0, 1, 2, *range(500, 521)]].any()
-    assert len(starts) == len(tokenizer.vocabulary.sentence_ends) == 521
-
-
 def in_bytes(pieces: int = 280, **settings: object) -> SentencePiece:
     sample = ["the cat sat on the mat.", "the dog ate the cat.", "King Zog: a ☃!"] * 20
     config = TokenizerConfig.model_validate({"vocab_size": pieces, "character_coverage": 0.98, **settings})
@@ -247,12 +238,14 @@ def test_characters_without_a_piece_become_bytes_by_default():
     assert lost.encode(["the Q ☃"])[0].count(2) == 2
 
 
-def test_bytes_of_rare_characters_start_no_word_and_end_no_sentence():
-    tokenizer = Tokenizer(in_bytes())
+def test_words_start_with_the_space_mark_and_bytes_of_rare_characters_start_none():
+    tokenizer = Tokenizer(in_bytes(), ["[R]"], 20)
     (ids,) = tokenizer.encode(["the cat 😀 ate."])
-    vocabulary = tokenizer.vocabulary
-    assert sum(vocabulary.word_starts[ids]) == 4
-    assert [tokenizer.decode([id_]) for id_ in ids if vocabulary.sentence_ends[id_]] == ["."]
+    starts, ends = tokenizer.vocabulary.word_starts, tokenizer.vocabulary.sentence_ends
+    assert sum(starts[ids]) == 4
+    assert [tokenizer.decode([id_]) for id_ in ids if ends[id_]] == ["."]
+    assert not starts[[0, 1, 2, *range(280, 301)]].any()
+    assert len(starts) == len(ends) == 301
 
 
 def test_a_vocabulary_without_room_for_the_bytes_or_the_characters_is_refused():
