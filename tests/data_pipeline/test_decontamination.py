@@ -104,9 +104,12 @@ def test_every_planted_item_is_found_and_no_other_document_is_dropped(corpora):
     assert report.read(corpora[1]).evaluation_sets == {}
 
 
-def test_short_texts_without_spaces_must_be_there_as_a_whole():
-    """8 words are 12 letters of Han: a text of 11 isn't looked for, of 12 to 19 only as a whole."""
-    config = DecontaminationConfig()
+def test_short_texts_without_spaces_must_be_there_as_a_whole_and_of_longer_ones_13_words():
+    """8 words are 12 letters of Han: a text of 11 isn't looked for, of 12 to 19 only as a whole; 13 words are 20."""
+    config, article = DecontaminationConfig(), "人人生而自由在尊严和权利上一律平等他们赋有理性和良心"
+    long = Ngrams.of([(7, article)], config)
+    for letters, items in ((19, []), (20, [[7]])):
+        assert [match.items for match in long.matches([(0, f"Ulm – {article[:letters]} – Ulm")])] == items
     assert not len(Ngrams.of([(0, "在尊严和权利上一律平等。")], config).known)
     ngrams = Ngrams.of([(0, "他们赋有理性和良心并应以兄弟关系")], config)
     assert [match.words for match in ngrams.matches([(0, "x他们赋有理性和良心,并应以兄弟关系的精神")])]

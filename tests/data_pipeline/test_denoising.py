@@ -215,13 +215,6 @@ def test_a_row_is_noised_by_its_key_alone(objective, rows, seed):
         assert objective.random_ratio or not set(inputs) & set(TEXT)
 
 
-def test_a_row_is_noised_alike_beside_a_longer_one():
-    """The rows may need different numbers of draws: 37 % are spans of no words at λ = 1."""
-    rows = [words(100)] * SAMPLES
-    objective = Denoising(poisson_lambda=1.0)
-    assert noised(objective, rows) == noised(objective, [*rows, words(290)])[:-1]
-
-
 @settings(max_examples=80)
 @given(OBJECTIVES, st.integers(0, 2**40))
 def test_full_rows_fit(objective, seed):

@@ -323,11 +323,10 @@ def test_batches_of_a_remote_corpus_are_those_of_a_local_one(small_corpus, tmp_p
     assert all(hashlib.sha256(path.read_bytes()).hexdigest() == path.name for path in blocks)
 
 
-def test_a_remote_corpus_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"manifest.json: no such file"):
-        open_corpus(f"zip://::file://{tmp_path}/nothing.zip", tmp_path / "cache")
-    with pytest.raises(UserError, match=r"manifest.json: can't be read"):
-        open_corpus("no-such-protocol://corpus", tmp_path / "cache")
+@each("url, said", [("zip://::file:///nothing.zip", "no such file"), ("no-such-protocol://corpus", "can't be read")])
+def test_a_remote_corpus_that_is_not_there_is_one_line(tmp_path, url, said):
+    with pytest.raises(UserError, match=rf"manifest.json: {said}"):
+        open_corpus(url, tmp_path / "cache")
 
 
 def test_damage_on_the_other_side_is_named(small_corpus, tmp_path):
