@@ -355,16 +355,12 @@ def in_memory(pages: list[dict[str, str]]) -> dict[str, str]:
     for one in pages:
         words = one["text"].split()
         runs[one["url"]] = [tuple(words[at : at + LENGTH]) for at in range(len(words) - LENGTH + 1)]
-        rank = hashlib.md5(one["url"].encode()).hexdigest()
         for at, run in enumerate(runs[one["url"]]):
-            best[run] = min(best.get(run, ("g", 0)), (rank, at))
+            best[run] = min(best.get(run, ("g", 0)), (md5(one["url"]), at))
     left = {}
     for one in pages:
-        rank = hashlib.md5(one["url"].encode()).hexdigest()
-        gone: set[int] = set()
-        for at, run in enumerate(runs[one["url"]]):
-            if best[run] != (rank, at):
-                gone.update(range(at, at + LENGTH))
+        lost = [at for at, run in enumerate(runs[one["url"]]) if best[run] != (md5(one["url"]), at)]
+        gone = {place for at in lost for place in range(at, at + LENGTH)}
         words = [word for at, word in enumerate(one["text"].split()) if at not in gone]
         if words:
             left[one["url"]] = " ".join(words)
@@ -407,7 +403,7 @@ def test_the_copy_that_stays_is_named(tmp_path):
     passage = " ".join(f"word{number}" for number in range(60))
     made = [page(f"Here is {passage} on page {name}.", f"http://{name}.org/") for name in "ab"]
     corpus = cleaned(tmp_path, [made[:1], made[1:]], dedup={**OFF, "substrings": True})
-    kept, dropped = sorted((0, 1), key=lambda number: hashlib.md5(made[number]["url"].encode()).hexdigest())
+    kept, dropped = sorted((0, 1), key=lambda number: md5(made[number]["url"]))
     (found,) = trace.trace(open_build(corpus), made[dropped]["url"])
     (step,) = [step for step in found.steps if step.step == "substrings"]
     (drop,) = step.drops

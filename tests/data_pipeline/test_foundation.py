@@ -11,6 +11,7 @@ import sys
 import threading
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -96,11 +97,7 @@ def trained(folder: Path) -> None:
 @each("use", [cached, built, fetched, trained])
 def test_without_locks_all_go_on_and_say_once_what_is_not_protected(use, tmp_path, monkeypatch, capsys):
     """The kernel's answer is simulated, since no file system without locks (such as Lustre by default) is at hand."""
-
-    def refuse(file: object, kind: int) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))))
     monkeypatch.setattr(locks, "_warned", set())
     use(tmp_path)
     use(tmp_path)

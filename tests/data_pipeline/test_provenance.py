@@ -71,18 +71,17 @@ def page_id(number: int) -> str:
     return f"c4/pages.json.gz/{number:09d}"
 
 
+def dropped(corpus: Path, number: int, name: str) -> list[dict]:
+    """What a page loses in a step."""
+    (step,) = (step for step in traced(corpus, page_id(number))["steps"] if step["step"] == name)
+    return step["dropped"]
+
+
 def test_the_copy_that_stays_is_named(pair):
-    (drop,) = next(step for step in traced(pair[0], page_id(5))["steps"] if step["step"] == "urls")["dropped"]
-    assert drop == {"rule": "duplicate_url", "what": "http://a.org/4", "stays_on": page_id(4)}
-    lost = [
-        (number, drop)
-        for number in (0, 1)
-        for step in traced(pair[0], page_id(number))["steps"]
-        for drop in step["dropped"]
-        if drop["rule"] == "line_duplicate_line"
-    ]
-    ((dropped, drop),) = lost
-    assert (drop["what"], drop["stays_on"]) == (SHARED, page_id(1 - dropped))
+    kept = {"rule": "duplicate_url", "what": "http://a.org/4", "stays_on": page_id(4)}
+    assert dropped(pair[0], 5, "urls") == [kept]
+    ((number, drop),) = [(number, drop) for number in (0, 1) for drop in dropped(pair[0], number, "lines")]
+    assert drop == {"rule": "line_duplicate_line", "what": SHARED, "stays_on": page_id(1 - number)}
 
 
 def test_dropped_lines_are_shown_with_their_rules_in_80_columns(pair):
@@ -167,8 +166,7 @@ def test_diff_counts_every_difference_under_the_rule_that_decided(pair):
     found = differences.summary(open_build(pair[0]), open_build(pair[1]), limit=1).as_json()
     kinds = ("only_in_a", "only_in_b", "text_differs", "split_differs")
     by_rule = {kind: {rule["rule"]: rule["documents"] for rule in found[kind]} for kind in kinds}
-    dropped = next(n for n in (0, 1) if len(traced(pair[0], page_id(n))["steps"][2]["dropped"]) == 1)
-    text = {"line_no_endmark in A": 1} | ({"line_duplicate_line in A": 1} if dropped == 0 else {})
+    text = {"line_no_endmark in A": 1} | ({"line_duplicate_line in A": 1} if dropped(pair[0], 0, "lines") else {})
     assert [by_rule[kind] for kind in kinds] == [{}, {"language_other in A": 1}, text, {}]
     in_a = report.read(pair[0]).documents.kept
     assert found["same"] + sum(by_rule["text_differs"].values()) == in_a

@@ -21,7 +21,6 @@ from data_pipeline.sources.record import Input, ReadStats, Record
 from tests.data_pipeline.reading import read, read_bytes, read_until_damage
 from tests.tables import each
 
-DATA = Path(__file__).parents[1] / "data" / "c4"
 OF_LINES, PARAGRAPHS = {"sample_by": "line"}, {"sample_by": "paragraph"}
 
 
