@@ -159,9 +159,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedPr
 def write_c4(path: Path, records: int, skip: int = 0) -> None:
     """Writes some of the shipped C4 records to a file in the published layout."""
     with gzip.open(C4_SAMPLE, "rt", encoding="utf-8") as lines, gzip.open(path, "wt", encoding="utf-8") as out:
-        for number, line in enumerate(lines):
-            if skip <= number < skip + records:
-                out.write(line)
+        out.writelines(itertools.islice(lines, skip, skip + records))
 
 
 def write_corpus_file(path: Path, **changes: object) -> Path:

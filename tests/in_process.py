@@ -32,6 +32,14 @@ def run_here(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
     return subprocess.CompletedProcess([name, *arguments], code, out.getvalue(), errors.getvalue())
 
 
+def refused_here(code: int, name: str, *arguments: str | Path) -> str:
+    """The one line in which a command says why it ends with `code`."""
+    done = run_here(name, *arguments)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == code, line
+    return line
+
+
 def done_here(name: str, *arguments: str | Path) -> str:
     """What a command prints that must not fail."""
     done = run_here(name, *arguments)

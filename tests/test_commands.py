@@ -17,7 +17,7 @@ import pretrain.cli
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from tests.conftest import TOP, made_once
-from tests.in_process import done_here, run_here
+from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each
 
 APPS = {"data-pipeline": data_pipeline.cli.app, "pretrain": pretrain.cli.app, "launch": launch.cli.app}
@@ -126,9 +126,7 @@ def test_the_document_that_show_names_can_be_traced(fresh_copy):
 def test_a_file_of_another_kind_and_a_misspelt_name_are_one_line(command, name, said, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(TOP / "configs")
-    done = run_here(*command, name)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert done.stderr.startswith(f"error: {name}: {said}")
+    assert refused_here(2, *command, name).startswith(f"error: {name}: {said}")
 
 
 def test_every_package_has_its_commands():

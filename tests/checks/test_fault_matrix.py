@@ -75,8 +75,8 @@ def test_a_verdict_names_each_difference(tmp_path):
     undisturbed = verdicts.outcome(tmp_path / "a")
     assert undisturbed == Outcome(losses, ROWS, {})
 
-    def problems(cell: Cell = CELL, expected: Outcome = undisturbed, folder: str = "a") -> list[str]:
-        return verdicts.judged(cell, [0], tmp_path / folder, expected, [], []).problems
+    def problems(cell: Cell = CELL, expected: Outcome = undisturbed) -> list[str]:
+        return verdicts.judged(cell, [0], tmp_path / "a", expected, [], []).problems
 
     assert problems() == []
     assert verdicts.judged(CELL, [0], tmp_path / "a", undisturbed, [], []).steps_twice == 1

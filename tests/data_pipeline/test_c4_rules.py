@@ -170,21 +170,16 @@ LISTS = Path(bad_words.__file__).parent / "bad_words_lists"
 
 
 BAD = {
-    "en": [
-        *("He fell on his ass there.", "He fell on his ass", "ass", 'He said "ass" again.'),  # an edge is a boundary
-        *("tied with a strap on it", "this finger 🖕 here"),  # a phrase, and an entry without a letter
-    ],
+    # an edge is a boundary; a phrase, and an entry without a letter
+    "en": ["ass", "tied with a strap on it", "this finger 🖕 here"],
     "en-latin": ["What an ASS."],  # in any case; only the first part of the language counts
     "es": ["Se cayó de culo en la calle."],  # a capitalised entry of the list
     "fr": ["ce criss de bateau"],  # Québec's list is part of French
     **{"ja": ["彼は変態だ"], "zh": ["他肏了"]},  # no boundary needed
 }
 NOT_BAD = {
-    "en": [
-        *("The glasses were assembled in class.", "the assö word", "an _ass_ in underscores", "an ass2 with a digit"),
-        *("a bootstrap on it", "a strap only", "this finger🖕here"),
-        *("tied with a strap\non it", "tied with a strap  on it"),  # a phrase needs its own space
-    ],
+    # a phrase needs its own space
+    "en": ["The glasses were assembled in class.", "the assö word", "an _ass_ and ass2", "tied with a strap  on it"],
     "es": ["La palabra ass en español.", "Oculto y calculo."],  # another language's word
     **{"sw": ["He fell on his ass there."], "": ["He fell on his ass there."]},  # no list
     **{"ja": ["これは女の子です", "グロい絵"], "zh": ["性別"]},  # allowed

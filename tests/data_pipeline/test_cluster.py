@@ -25,7 +25,7 @@ from data_pipeline.foundation.errors import FailedError
 from tests.conftest import run as run_command
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.build_processes import at_work, checksums, family, with_fault
-from tests.in_process import done_here, run_here
+from tests.in_process import done_here, refused_here
 from tests.ports import free_port
 
 SECOND_NODE = "127.0.0.2"
@@ -158,9 +158,7 @@ def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_dies(tmp_p
     with processes() as started:
         started.append(first := subprocess.Popen([sys.executable, "-c", STAYS, str(tmp_path / "corpus")], stdout=-1))
         assert b"at work\n" in first.stdout
-        second = run_here("data-pipeline", "build", config)
-        assert second.returncode == 1
-        (told,) = second.stderr.strip().splitlines()
+        told = refused_here(1, "data-pipeline", "build", config)
         assert "another build is at work on it" in told
         assert f"host {socket.gethostname()}, process {first.pid}" in told
         first.kill()

@@ -4,11 +4,9 @@ import gzip
 import json
 import random
 import string
-import unicodedata
 from pathlib import Path
 
 import pytest
-import regex
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
@@ -21,7 +19,7 @@ from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.pages import OFF, built, published, texts_of, write_pages
-from tests.in_process import run_here
+from tests.in_process import refused_here
 from tests.tables import each
 
 QUESTIONS = 30
@@ -105,35 +103,12 @@ def test_every_planted_item_is_found_and_no_other_document_is_dropped(corpora):
     assert report.read(corpora[1]).evaluation_sets == {}
 
 
-# The first article of the Universal Declaration of Human Rights, and how many of its words, or of its letters where
-# there are no spaces, 13 words are: 39 letters of Thai, 20 of Han, and of Japanese 7 Han and 17 kana.
-ARTICLES = {
-    "Bengali": (
-        "সমস্ত মানুষ স্বাধীনভাবে সমান মর্যাদা এবং অধিকার নিয়ে জন্মগ্রহণ করে। তাঁদের বিবেক এবং বুদ্ধি আছে; সুতরাং সকলেরই একে "
-        "অপরের প্রতি ভ্রাতৃত্বসুলভ মনোভাব নিয়ে আচরণ করা উচিত।",
-        13,
-    ),
-    "Thai": ("มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ ต่างมีเหตุผลและมโนธรรม", 39),
-    "Chinese": ("人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。", 20),
-    "Japanese": ("すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。", 24),
-}
-
-
-@each("language", ARTICLES)
-def test_13_words_are_as_much_text_in_every_script(language):
-    """A page with one word less, or one letter, is clean. The page is in another normal form than the item."""
-    article, enough = ARTICLES[language]
-    spaced = language == "Bengali"
-    units = article.split() if spaced else regex.findall(r"[\p{L}]\p{M}*", article)
-    ngrams = Ngrams.of([(7, article)], DecontaminationConfig())
-    for number, found in ((enough - 1, []), (enough, [[7]])):
-        page = "Ulm – " + (" " if spaced else "").join(units[:number]) + " – Ulm"
-        assert [match.items for match in ngrams.matches([(0, unicodedata.normalize("NFD", page))])] == found
-
-
-def test_short_texts_without_spaces_must_be_there_as_a_whole():
-    """8 words are 12 letters of Han: a text of 11 isn't looked for, of 12 to 19 only as a whole."""
-    config = DecontaminationConfig()
+def test_short_texts_without_spaces_must_be_there_as_a_whole_and_of_longer_ones_13_words():
+    """8 words are 12 letters of Han: a text of 11 isn't looked for, of 12 to 19 only as a whole; 13 words are 20."""
+    config, article = DecontaminationConfig(), "人人生而自由在尊严和权利上一律平等他们赋有理性和良心"
+    long = Ngrams.of([(7, article)], config)
+    for letters, items in ((19, []), (20, [[7]])):
+        assert [match.items for match in long.matches([(0, f"Ulm – {article[:letters]} – Ulm")])] == items
     assert not len(Ngrams.of([(0, "在尊严和权利上一律平等。")], config).known)
     ngrams = Ngrams.of([(0, "他们赋有理性和良心并应以兄弟关系")], config)
     assert [match.words for match in ngrams.matches([(0, "x他们赋有理性和良心,并应以兄弟关系的精神")])]
@@ -225,10 +200,7 @@ def test_a_bad_file_is_one_line_before_anything_is_built(folder, tmp_path, name,
     (tmp_path / name).write_text(content)
     one = {"name": "s", "path": str(tmp_path / "a.jsonl"), "fields": ["q"], **of}
     config = corpus_file(folder, "bad", output=str(tmp_path / "bad"), decontamination={"sets": [one]})
-    done = run_here("data-pipeline", "build", config)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert message in line
+    assert message in refused_here(2, "data-pipeline", "build", config)
     assert not (tmp_path / "bad").exists()
 
 

@@ -1,8 +1,9 @@
-"""Deduplication of a whole corpus by the real stages, compared with hand-worked cases and an in-memory reference."""
+"""Deduplication of a whole corpus by the real stages, compared with hand-worked cases and references in memory; and
+MinHash, which finds near-duplicates as often as the formula 1 − (1 − s^rows)^bands says, for a Jaccard similarity s."""
 
 import hashlib
 import itertools
-import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from data_pipeline import report
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.documents import EqualDocuments
 from data_pipeline.dedup.keys import KeyBucket, Keys
@@ -21,8 +23,10 @@ from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
+from data_pipeline.tools.provenance import trace
+from data_pipeline.tools.provenance.finished_build import open_build
 from tests.data_pipeline.build_processes import checksums
-from tests.data_pipeline.pages import OFF, Page, built, cleaned, dealt, documents_of, page, published, trained
+from tests.data_pipeline.pages import OFF, Page, built, cleaned, dealt, documents_of, page, published, texts_of, trained
 from tests.slow import slow
 from tests.tables import each
 
@@ -39,10 +43,8 @@ class Result:
     def __init__(self, corpus: Path):
         self.rows = documents_of(corpus)
         self.texts = [row["text"] for row in self.rows]
-        self.counts: dict[str, int] = {}
-        for sidecar in (corpus / ".stages/deduplicated").glob("*.json"):
-            for rule, n in json.loads(sidecar.read_text())["result"]["counts"].items():
-                self.counts[rule] = self.counts.get(rule, 0) + n
+        found = report.read(corpus)
+        self.dropped = {**found.documents.dropped, **found.lines.dropped, **found.spans.dropped}
 
 
 @pytest.fixture
@@ -100,25 +102,6 @@ def test_a_large_file_is_written_in_parts_and_gives_the_same_documents(small_cor
 # ---- by hand
 
 
-def test_a_line_stays_on_the_page_of_the_smallest_md5_where_it_stands_first(deduplicated):
-    """TFDS's case: two pages are dropped with fewer than three sentences left."""
-    assert sorted(["url/1-0", "url/2-1", "url/3-4", "url/4-4"], key=md5)[::3] == ["url/1-0", "url/4-4"]
-    shared = "Ulm has the highest church tower of all."
-    pages = [
-        page(f"{shared}\n{shared.upper()} \nIts cathedral is old. It was begun in 1377.\n{shared}", "url/1-0"),
-        page(f"{shared.lower()}\nThis page has two sentences more. They are not enough.", "url/2-1"),
-        page(f"The Danube flows by. It is long.\n{shared} \nSwans live on it.", "url/3-4"),
-        page(f" {shared}\nSwans live on it.\nSwans live on it.", "url/4-4"),
-    ]
-    found = deduplicated([pages], {"profile": "none", "min_sentences_per_page": 3}, lines=True)
-    assert {row["url"]: row["text"] for row in found.rows} == {
-        "url/1-0": f"{shared}\nIts cathedral is old. It was begun in 1377.",
-        "url/3-4": "The Danube flows by. It is long.\nSwans live on it.",
-    }
-    assert found.counts["line_duplicate_line"] == 5 + 2  # five more copies of the shared line, two more swans
-    assert found.counts["too_few_sentences_after_dedup"] + found.counts.get("empty_after_dedup", 0) == 2
-
-
 def test_language_and_bad_words_look_at_what_duplicate_lines_have_left_of_a_page(deduplicated):
     """TFDS's order. A page in two languages is English once its German lines stay on another page only; that page is
     then dropped for its language, with the lines. A page whose line with a bad word is removed has no bad word left."""
@@ -139,7 +122,7 @@ def test_language_and_bad_words_look_at_what_duplicate_lines_have_left_of_a_page
         kept = {row["url"]: row["text"] for row in found.rows}
         assert kept == {larger: "\n".join(english[:4]), most: "\n".join(english[4:8])}
         assert {row["language"] for row in found.rows} == {"en"}
-        assert (found.counts["language_other"], found.counts["bad_words"]) == (1, 1)
+        assert (found.dropped["language_other"], found.dropped["bad_words"]) == (1, 1)
     with pytest.raises(FailedError, match="no document is left of 4 read"):  # each on its own is dropped
         deduplicated([pages], {"profile": "c4"}, documents=True)
 
@@ -164,7 +147,7 @@ def test_the_newest_page_of_a_url_stays_also_if_cleaning_drops_it(deduplicated):
         found = deduplicated(files, cleaning, urls="newest")
         ends = [row["text"].removeprefix(text).strip() for row in found.rows]
         assert ends == ["New.", "Case counts.", "Beats a page that is too long.", "No address.", "No address."]
-        assert found.counts["duplicate_url"] == 3
+        assert found.dropped["duplicate_url"] == 3
 
 
 def test_of_equal_timestamps_the_smallest_md5_of_the_url_stays(deduplicated):
@@ -177,7 +160,7 @@ def test_equal_documents_leave_the_smallest_id(deduplicated):
     found = deduplicated([[page("One."), page("Two.")], [page("Two."), page("one."), page("One.")]], documents=True)
     ids = [f"c4/{file}.json.gz/{number:09d}" for file, number in (("000", 0), ("000", 1), ("001", 1))]
     assert [row["id"] for row in found.rows] == ids
-    assert found.counts["duplicate_document"] == 2
+    assert found.dropped["duplicate_document"] == 2
 
 
 def test_pairs_are_equal_if_their_targets_are_too_and_keep_their_lines():
@@ -199,7 +182,7 @@ def test_a_span_of_three_sentences_stays_once_and_two_sentences_are_no_span(dedu
     ]
     found = deduplicated([pages[:1], pages[1:]], spans=True)
     assert found.texts == [pages[0]["text"], "Second page here.\nEnd of the second.", pages[2]["text"]]
-    assert found.counts["span_duplicate_span"] == 1
+    assert found.dropped["duplicate_span"] == 1
 
 
 def test_what_a_lost_span_leaves_keeps_paragraphs():
@@ -251,8 +234,8 @@ def test_urls_lines_and_documents_agree_with_a_reference_however_pages_are_dealt
     pages = [one for one in real_pages if sum(map(count_sentences, one["text"].splitlines())) >= 3]
     newest = {id(one) for one in newest_in_memory(real_pages)}
     assert sorted(found.texts) == sorted(set(lines_in_memory([one for one in pages if id(one) in newest])))
-    assert found.counts["duplicate_url"] == sum(id(one) not in newest for one in pages) > 0
-    assert found.counts["line_duplicate_line"] > 60
+    assert found.dropped["duplicate_url"] == sum(id(one) not in newest for one in pages) > 0
+    assert found.dropped["duplicate_line"] > 60
 
 
 def test_no_span_of_three_sentences_is_left_twice_and_none_is_lost(deduplicated, real_pages):
@@ -263,7 +246,7 @@ def test_no_span_of_three_sentences_is_left_twice_and_none_is_lost(deduplicated,
     of_both = ([" ".join(one.lower().split()) for text in texts for one in sentences_of(text)] for texts in both)
     before, after = map(set, of_both)
     assert after == before
-    assert results[0].counts["span_duplicate_span"] > 30
+    assert results[0].dropped["duplicate_span"] > 30
     keys = EqualSpans()
     for texts, twice in zip(both, (True, False), strict=True):
         hashes = [words[0] for text in texts for _, words in keys.keys(Document(text=text, url="u"))]
@@ -337,3 +320,121 @@ def test_a_bucket_reads_its_share_of_the_keys_and_a_line_on_every_page_costs_one
     assert max(map(len, tables)) < 1001 / 8 * 2
     assert tables[0][0].tolist() == [42, 1, 999 << 32]
     assert tables[0].dtype == np.uint64
+
+
+# ---- equal substrings, and MinHash's curve
+
+
+LENGTH = 50
+
+
+@pytest.fixture(scope="module")
+def pages() -> list[dict[str, str]]:
+    """100 pages of published C4. In 40 of them stand passages of 49 to 120 words of others, in other line breaks."""
+    made = published(100)
+    originals = [one["text"].split() for one in made]
+    chance = random.Random(5)
+    for number in range(40):
+        donor = chance.choice([words for words in originals if len(words) > 150])
+        length = chance.choice([49, 50, 51, 70, 120])
+        first = chance.randrange(len(donor) - length)
+        own = made[number]["text"].split(" ")
+        at = chance.randrange(len(own) + 1)
+        passage = chance.choice([" ", "\n"]).join(donor[first : first + length])
+        made[number]["text"] = " ".join([*own[:at], passage, *own[at:]])
+    made[50]["text"] += "\n" + made[50]["text"]  # twice on one page
+    made[51]["text"] += " ha" * 500  # it overlaps itself
+    return made
+
+
+def in_memory(pages: list[dict[str, str]]) -> dict[str, str]:
+    """The words that are left on each page: of equal runs of 50 words, the page of the smallest md5 keeps the first."""
+    best: dict[tuple[str, ...], tuple[str, int]] = {}
+    runs = {}
+    for one in pages:
+        words = one["text"].split()
+        runs[one["url"]] = [tuple(words[at : at + LENGTH]) for at in range(len(words) - LENGTH + 1)]
+        for at, run in enumerate(runs[one["url"]]):
+            best[run] = min(best.get(run, ("g", 0)), (md5(one["url"]), at))
+    left = {}
+    for one in pages:
+        lost = [at for at, run in enumerate(runs[one["url"]]) if best[run] != (md5(one["url"]), at)]
+        gone = {place for at in lost for place in range(at, at + LENGTH)}
+        words = [word for at, word in enumerate(one["text"].split()) if at not in gone]
+        if words:
+            left[one["url"]] = " ".join(words)
+    return left
+
+
+@each("files, keys_per_bucket", [(1, 2**24), (7, 300)])
+def test_every_repeat_of_50_words_is_dropped_and_nothing_else(tmp_path, pages, files, keys_per_bucket):
+    dedup = {**OFF, "substrings": True, "keys_per_bucket": keys_per_bucket}
+    corpus = cleaned(tmp_path, dealt(pages, files, seed=files), dedup=dedup)
+    found, expected = texts_of(corpus), in_memory(pages)
+    assert {url: " ".join(text.split()) for url, text in found.items()} == expected
+    changed = [one for one in pages if expected.get(one["url"]) != " ".join(one["text"].split())]
+    assert len(changed) > 25
+    spans = report.read(corpus).spans
+    assert spans.dropped["duplicate_substring"] >= len(changed)
+    dropped = sum(len(one["text"].split()) - len(expected.get(one["url"], "").split()) for one in pages)
+    assert spans.substring_words == dropped
+    assert f"{spans.dropped['duplicate_substring']:,}" in (corpus / "report.md").read_text()
+
+
+@each(
+    "text, lost, left",
+    [
+        ("One two three four.", [1], "One four."),
+        ("One\ntwo three four.", [1], "One\nfour."),
+        ("One two three\n\nfour.", [1], "One\n\nfour."),
+        ("one two three four", [0, 2], ""),
+        ("one two three four five", [0, 1], "four five"),
+        ("a b c d e f g", [1, 5], "a d e"),
+    ],
+)
+def test_what_stands_around_a_lost_run_keeps_its_line_break(text, lost, left):
+    document = Document("i", text, "u")
+    step = EqualSubstrings(SubstringsConfig(words=2))
+    assert (step.without(document, lost, Tally(), 0) or "") == left
+
+
+def test_the_copy_that_stays_is_named(tmp_path):
+    passage = " ".join(f"word{number}" for number in range(60))
+    made = [page(f"Here is {passage} on page {name}.", f"http://{name}.org/") for name in "ab"]
+    corpus = cleaned(tmp_path, [made[:1], made[1:]], dedup={**OFF, "substrings": True})
+    kept, dropped = sorted((0, 1), key=lambda number: md5(made[number]["url"]))
+    (found,) = trace.trace(open_build(corpus), made[dropped]["url"])
+    (step,) = [step for step in found.steps if step.step == "substrings"]
+    (drop,) = step.drops
+    assert (drop.rule, drop.what) == ("span_duplicate_substring", f"Here is {passage} on page")
+    assert drop.stays_on == f"c4/{kept:03d}.json.gz/000000000"
+    assert step.text == texts_of(corpus)[made[dropped]["url"]] == f"{'ab'[dropped]}."
+
+
+WORDS, PAIRS = 300, 400
+
+
+@each("config", [MinHashConfig(ngram=1), MinHashConfig(threshold=0.6, permutations=64, ngram=1)])
+def test_the_measured_curve_lies_within_the_binomial_interval_of_the_theory(config):
+    """Four standard deviations: one bin in 15,000 would lie outside by chance, and a wrong number of bands far off."""
+    step, (bands, rows) = NearDuplicates(config), shape(config)
+    wanted = np.linspace(0.3, 1, PAIRS)
+    lost = np.round(WORDS * (1 - wanted) / (1 + wanted)).astype(int)
+    similarity = (WORDS - lost) / (WORDS + lost)
+    found = np.empty(PAIRS, bool)
+    for pair, number in enumerate(lost.tolist()):
+        words = [f"p{pair}w{word}" for word in range(WORDS + number)]
+        texts = (" ".join(words[:WORDS]), " ".join(words[number:]))
+        first, second = ({key for _, key in step.keys(Document(text=text))} for text in texts)
+        found[pair] = bool(first & second)
+    chances = 1 - (1 - similarity**rows) ** bands
+    checked = 0
+    for low, high in itertools.pairwise(np.linspace(0.3, 1, 8)):
+        inside = (similarity >= low) & ((similarity < high) | (high == 1))
+        theory = chances[inside]
+        mean, deviation = theory.mean(), math.sqrt((theory * (1 - theory)).sum()) / len(theory)
+        assert abs(found[inside].mean() - mean) <= 4 * deviation
+        checked += 0.1 < mean < 0.9
+    assert checked >= 2
+    assert found[similarity >= 0.95].mean() > 0.97
+    assert (similarity[found] >= (config.threshold or 0.72) - 0.3).mean() > 0.97

@@ -130,24 +130,20 @@ def test_documents_of_a_corpus_are_read_where_they_are_named(tmp_path):
 
 @each("size", [10, 100_000])
 def test_a_changed_file_of_the_same_size_and_time_is_known_by_its_head_middle_and_tail(tmp_path, size):
-    def stamp() -> str:
+    def stamp(content: bytes, seconds: float = 1e9) -> str:
+        (tmp_path / "a.txt").write_bytes(content)
+        os.utime(tmp_path / "a.txt", (1e9, seconds))
         (found,) = list_files(SourceConfig(format="text", path=str(tmp_path / "a.txt")))
         return found.stamp
 
-    def write(content: bytes) -> str:
-        (tmp_path / "a.txt").write_bytes(content)
-        os.utime(tmp_path / "a.txt", (1e9, 1e9))
-        return stamp()
-
     whole = bytearray(b"a" * size)
-    stamps = {write(whole)}
+    stamps = {stamp(whole)}
     for place in (0, size // 2, size - 1):
         whole[place] = ord("b")
-        stamps.add(write(whole))
+        stamps.add(stamp(whole))
     assert len(stamps) == 4
-    assert write(whole) in stamps
-    os.utime(tmp_path / "a.txt", (1e9, 1e9 + 1))
-    assert stamp() not in stamps
+    assert stamp(whole) in stamps
+    assert stamp(whole, 1e9 + 1) not in stamps
 
 
 def groups(sizes: dict[str, list[int]], **settings: int) -> list[list[int]]:

@@ -114,13 +114,10 @@ def test_a_row_without_targets_has_no_next_sentence_either():
 def test_what_a_row_was_cut_for_is_stored_with_it(make):
     corpus = make(*OBJECTIVES["ul2"], "load")
     (shard, *_) = corpus.manifest.splits["train"].shards
-    samples = list(webdataset.WebDataset(str(corpus.directory / shard.name), shardshuffle=False).decode())
-    for sample in samples:
+    for sample in webdataset.WebDataset(str(corpus.directory / shard.name), shardshuffle=False).decode():
         lengths = np.diff(sample["row_offsets.npy"])
         assert sample["denoiser.npy"].shape == lengths.shape
         assert (lengths == corpus.objective.raw_lengths[sample["denoiser.npy"]]).all()
-    shares = np.bincount(np.concatenate([sample["denoiser.npy"] for sample in samples]), minlength=3)
-    assert abs(shares[1] / shares.sum() - 0.5) < 0.1  # its rate is 2 of 4
 
 
 def test_pairs_are_packed_with_segments_and_positions(make, tmp_path):

@@ -181,28 +181,21 @@ def test_examples_are_shared_out_over_rows_of_like_length():
 def test_shared_rows_hold_every_example_whole(sizes, per_row):
     packed = balanced(one_each(*sizes), per_row)
     assert len(packed.inputs.lengths) == -(-len(sizes) // per_row)
+    places = []
     for side, segments, lengths in (
         (packed.inputs, packed.input_segments, [one for one, _ in sizes]),
         (packed.targets, packed.target_segments, [one for _, one in sizes]),
     ):
-        found = {}
-        for row, of_row in zip(side.values, segments, strict=True):
-            for segment in set(of_row[of_row > 0].tolist()):
-                numbers = row[of_row == segment]
-                assert len(set(numbers.tolist())) == 1
-                found[int(numbers[0])] = len(numbers)
+        found, own = {}, {}
+        for place, row in enumerate(segments):
+            for segment in set(row[row > 0].tolist()):
+                (number,) = set(side.values[place][row == segment].tolist())
+                found[number], own[number] = (row == segment).sum(), (place, segment)
         assert found == {number: length for number, length in enumerate(lengths) if length}
-    for number, (inputs, targets) in enumerate(sizes):
-        if inputs and targets:  # both sides stand in the same segment of the same row
-            of_inputs = place(number, packed.inputs, packed.input_segments)
-            assert of_inputs == place(number, packed.targets, packed.target_segments)
-
-
-def place(number: int, side: Padded, segments: np.ndarray) -> tuple[int, int]:
-    """The row and the segment of an example's tokens on one side."""
-    places = np.argwhere((side.values == number) & side.filled)
-    ((row, segment),) = {(row, int(segments[row, at])) for row, at in places}
-    return row, segment
+        places.append(own)
+    inputs, targets = places
+    both = inputs.keys() & targets.keys()  # they stand in the same segment of the same row
+    assert [inputs[number] for number in both] == [targets[number] for number in both]
 
 
 def test_what_cannot_share_a_row_is_left_or_refused():

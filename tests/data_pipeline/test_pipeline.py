@@ -19,7 +19,7 @@ import pytest
 import webdataset
 
 from data_pipeline import report
-from data_pipeline.config import CorpusConfig
+from data_pipeline.config import CorpusConfig, SplitConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.execution import work_units
@@ -34,7 +34,7 @@ from data_pipeline.stages.documents import split_of, write_documents
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
 from tests.data_pipeline.build_processes import checksums, flip
 from tests.data_pipeline.pages import documents_of, page, plain, trained, write_pages
-from tests.in_process import done_here, run_here
+from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each
 
 KEPT = "; its undamaged records were kept"
@@ -44,8 +44,7 @@ def samples_of(shard: Path) -> list[dict[str, np.ndarray]]:
     return list(webdataset.WebDataset(str(shard), shardshuffle=False).decode())
 
 
-def test_shards_are_plain_webdataset(small_corpus, corpus_built_with_noise):
-    """With rows or, where noise is applied at build, with the examples that the contract names."""
+def test_shards_are_plain_webdataset(small_corpus):
     shard = next((small_corpus / "shards" / "train").glob("*.tar"))
     samples = samples_of(shard)
     blocks = pq.read_table(small_corpus / "blocks.parquet").to_pylist()
@@ -56,12 +55,6 @@ def test_shards_are_plain_webdataset(small_corpus, corpus_built_with_noise):
         assert sample["row_offsets.npy"].dtype == np.int64
         assert set(np.diff(sample["row_offsets.npy"])) == {34}  # 5 masked in 2 spans: 34 - 5 + 2, and EOS, make 32
         assert (np.diff(sample["document_offsets.npy"]) > 0).all()
-    shard = next((corpus_built_with_noise / "shards" / "train").glob("*.tar"))
-    sample = samples_of(shard)[0]
-    assert set(np.diff(sample["input_offsets.npy"])) == {32}
-    assert len(sample["inputs.npy"]) == sample["input_offsets.npy"][-1]
-    assert len(sample["targets.npy"]) == sample["target_offsets.npy"][-1]
-    assert "tokens.npy" not in sample
 
 
 def test_every_token_of_every_training_document_is_in_a_row_once(small_corpus):
@@ -84,7 +77,8 @@ def test_every_token_of_every_training_document_is_in_a_row_once(small_corpus):
 
 
 def test_the_split_is_tfds_rule():
-    """md5("Example.com/a") = …: the digest modulo 1000, computed here by hand."""
+    """The digest modulo 1000, computed here by hand."""
+    assert [SplitConfig(validation_fraction=one).ratio for one in (0.001, 0.03)] == [(1, 1000), (3, 100)]
     urls = [f"https://www.example.com/{n}/?utm_source=x" for n in range(5000)]
     held_out = [n for n, url in enumerate(urls) if split_of(url, "", 1, 1000) != "train"]
     by_hand = [n for n in range(5000) if int(md5(f"example.com/{n}".encode()).hexdigest(), 16) % 1000 == 0]
@@ -168,7 +162,6 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path, monkeyp
     first = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet").to_pylist()[0]
     assert list(first)[:7] == ["id", "text", "url", "title", "language", "source", "split"]
     assert first["id"].startswith("enwiki/enwiki-20060303-pages-articles2.xml.bz2/0")
-    assert first["url"].startswith("http://en.wikipedia.org/wiki/")
 
 
 def test_verify_names_what_is_damaged_missing_or_not_of_the_corpus(small_corpus, tmp_path):
@@ -381,10 +374,7 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
     dropped = "3 dropped: curly_bracket 1, language_other 1, too_few_sentences 1"
     assert f"documents: 1 file → 4 documents, 1 kept, {dropped}" in printed.splitlines()
     assert f"the report is {tmp_path}/corpus/report.md" in printed
-    counted = report.read(tmp_path / "corpus")
-    rules = {"curly_bracket": 1, "language_other": 1, "too_few_sentences": 1}
-    assert counted.documents == report.DocumentCounts(4, 1, rules)
-    assert counted.lines == report.LineCounts(5, {"no_endmark": 1, "too_short": 1})
+    assert report.read(tmp_path / "corpus").lines == report.LineCounts(5, {"no_endmark": 1, "too_short": 1})
     (kept,) = documents_of(tmp_path / "corpus")
     assert kept["text"] == pages[0].splitlines()[0]
     assert (kept["language"], kept["timestamp"]) == ("en", "2019-04-25T12:57:54Z")
@@ -392,15 +382,11 @@ def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
 
 def test_a_missing_input_or_corpus_is_a_clear_line(tmp_path):
     config = write_corpus_file(tmp_path / "corpus.yaml")
-    done = run_here("data-pipeline", "build", config)
-    assert done.returncode == 2
-    assert done.stderr.strip().splitlines() == [f"error: {tmp_path}/*.json.gz: no such file (path of source 'c4')"]
+    said = f"error: {tmp_path}/*.json.gz: no such file (path of source 'c4')"
+    assert refused_here(2, "data-pipeline", "build", config) == said
     assert not (tmp_path / "corpus").exists()
     for command, missing in (("verify", "manifest"), ("stats", "report"), ("show", "manifest")):
-        done = run_here("data-pipeline", command, tmp_path)
-        assert done.returncode == 2
-        (line,) = done.stderr.splitlines()
-        assert f"{missing}.json: no such file" in line
+        assert f"{missing}.json: no such file" in refused_here(2, "data-pipeline", command, tmp_path)
 
 
 def test_stages_run_by_themselves(tmp_path):
@@ -455,11 +441,6 @@ def test_the_documents_of_a_folder_of_text_stay_whole_and_the_pieces_of_a_large_
         found = rows[start : start + len(tokens)]
         assert found == tokens[: len(found)]
         assert len(found) == len(tokens) or start + len(tokens) < len(rows) + 34  # the last may lose its tail
-    name = f"text/3.txt/{7:09d}"
-    place = json.loads(run_here("data-pipeline", "trace", tmp_path / "corpus", name, "--json").stdout)[0]["place"]
-    text = next(row["text"] for row in documents_of(tmp_path / "corpus") if row["id"] == name)
-    first, last = (34 * row for row in place["rows"])
-    assert tokenizer.decode(tokenizer.encode([text])[0]) in tokenizer.decode(rows[first : last + 34])
 
 
 def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_costs_no_other(tmp_path, small_corpus):

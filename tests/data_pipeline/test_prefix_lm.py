@@ -43,27 +43,23 @@ def test_packed_segments_give_back_both_examples(halves, seed):
         assert len(prefixes[0]) == len(rests[1])
 
 
-@each("density, most", [(0.5, 39), (0.25, 19), (0.1, 7)])
-def test_the_decoders_part_is_uniform_with_the_density_as_mean_share(density, most):
+@each(
+    "objective, most",
+    [
+        *((PrefixLM(length=40, noise_density=density), most) for density, most in ((0.5, 39), (0.25, 19), (0.1, 7))),
+        (PrefixLM(length=22, packed=True), 19),  # of 20 tokens each
+    ],
+)
+def test_the_decoders_part_is_uniform_with_the_density_as_mean_share(objective, most):
     """The decoder gets 1 … 2·density·40 − 1 of 40 tokens; at 0.5 that is T5's prefix, uniform over 1 … 39."""
     rows, keys = make_rows(20_000, 40)
-    examples = PrefixLM(length=40, noise_density=density).apply(rows, keys, VOCABULARY, {})
-    left = examples.targets.lengths - 1
-    counts = np.bincount(left, minlength=most + 1)
+    examples = objective.apply(rows, keys, VOCABULARY, {})
+    left = (examples.target_segments == 1).sum(axis=1) if objective.packed else examples.targets.lengths
+    counts = np.bincount(left - 1, minlength=most + 1)
     assert counts[0] == 0
     assert len(counts) == most + 1
     share = 1 / most
     assert np.abs(counts[1:] / 20_000 - share).max() < 4.5 * np.sqrt(share * (1 - share) / 20_000)
-    assert abs(left.mean() - density * 40) < 4 * np.sqrt((most**2 - 1) / 12 / 20_000)
-
-
-def test_packed_splits_are_uniform():
-    rows, keys = make_rows(20_000, 2 * 20)
-    examples = PrefixLM(length=22, packed=True).apply(rows, keys, VOCABULARY, {})
-    counts = np.bincount((examples.input_segments == 1).sum(axis=1) - 1, minlength=20)
-    assert counts[0] == 0
-    assert len(counts) == 20  # 1 … 19
-    assert np.abs(counts[1:] / 20_000 - 1 / 19).max() < 4.5 * np.sqrt(1 / 19 * 18 / 19 / 20_000)
 
 
 def test_packed_examples_of_several_sources_are_put_together_with_their_segments():

@@ -71,18 +71,17 @@ def page_id(number: int) -> str:
     return f"c4/pages.json.gz/{number:09d}"
 
 
+def dropped(corpus: Path, number: int, name: str) -> list[dict]:
+    """What a page loses in a step."""
+    (step,) = (step for step in traced(corpus, page_id(number))["steps"] if step["step"] == name)
+    return step["dropped"]
+
+
 def test_the_copy_that_stays_is_named(pair):
-    (drop,) = next(step for step in traced(pair[0], page_id(5))["steps"] if step["step"] == "urls")["dropped"]
-    assert drop == {"rule": "duplicate_url", "what": "http://a.org/4", "stays_on": page_id(4)}
-    lost = [
-        (number, drop)
-        for number in (0, 1)
-        for step in traced(pair[0], page_id(number))["steps"]
-        for drop in step["dropped"]
-        if drop["rule"] == "line_duplicate_line"
-    ]
-    ((dropped, drop),) = lost
-    assert (drop["what"], drop["stays_on"]) == (SHARED, page_id(1 - dropped))
+    kept = {"rule": "duplicate_url", "what": "http://a.org/4", "stays_on": page_id(4)}
+    assert dropped(pair[0], 5, "urls") == [kept]
+    ((number, drop),) = [(number, drop) for number in (0, 1) for drop in dropped(pair[0], number, "lines")]
+    assert drop == {"rule": "line_duplicate_line", "what": SHARED, "stays_on": page_id(1 - number)}
 
 
 def test_dropped_lines_are_shown_with_their_rules_in_80_columns(pair):
@@ -107,18 +106,16 @@ def test_traces_name_the_rule_of_each_document_and_add_up_to_the_report_and_the_
 
 
 def test_the_rows_named_hold_the_tokens_of_the_document(pair):
-    tokenizer, listed = open_corpus(pair[0]).tokenizer, pq.read_table(pair[0] / "blocks.parquet").to_pylist()
+    tokenizer, table = open_corpus(pair[0]).tokenizer, pq.read_table(pair[0] / "blocks.parquet").to_pylist()
+    listed = {(block["shard"], block["offset"]): block for block in table}
     for row in documents_of(pair[0])[::5]:
         place = traced(pair[0], row["id"])["place"]
         tokens = tokenizer.encode([row["text"]])[0]
         assert place["tokens"] == len(tokens)
-        flat: list[int] = []
-        for block in place["blocks"]:
-            with (pair[0] / place["shard"]).open("rb") as file:
-                file.seek(block["offset"])
-                flat += decode_block(file.read(block["length"]))["tokens"].tolist()
-        offsets = {block["offset"] for block in place["blocks"]}
-        own = [block for block in listed if block["shard"] == place["shard"] and block["offset"] in offsets]
+        content = (pair[0] / place["shard"]).read_bytes()
+        parts = [content[block["offset"] :][: block["length"]] for block in place["blocks"]]
+        flat = np.concatenate([decode_block(part)["tokens"] for part in parts]).tolist()
+        own = [listed[place["shard"], block["offset"]] for block in place["blocks"]]
         first, end = place["rows"][0] - own[0]["first_row"], place["rows"][1] + 1 - own[0]["first_row"]
         inside = flat[first * 34 : end * 34]
         # It begins in the first row and ends in the last one, or in the tail of the bucket, which is dropped.
@@ -169,8 +166,7 @@ def test_diff_counts_every_difference_under_the_rule_that_decided(pair):
     found = differences.summary(open_build(pair[0]), open_build(pair[1]), limit=1).as_json()
     kinds = ("only_in_a", "only_in_b", "text_differs", "split_differs")
     by_rule = {kind: {rule["rule"]: rule["documents"] for rule in found[kind]} for kind in kinds}
-    dropped = next(n for n in (0, 1) if len(traced(pair[0], page_id(n))["steps"][2]["dropped"]) == 1)
-    text = {"line_no_endmark in A": 1} | ({"line_duplicate_line in A": 1} if dropped == 0 else {})
+    text = {"line_no_endmark in A": 1} | ({"line_duplicate_line in A": 1} if dropped(pair[0], 0, "lines") else {})
     assert [by_rule[kind] for kind in kinds] == [{}, {"language_other in A": 1}, text, {}]
     in_a = report.read(pair[0]).documents.kept
     assert found["same"] + sum(by_rule["text_differs"].values()) == in_a

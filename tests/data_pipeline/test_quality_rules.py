@@ -129,15 +129,20 @@ def test_fractions_of_ngrams_are_those_of_the_definition(tokens, twentieths, fir
     assert by(text, max_duplicate_ngrams=limits) == (f"duplicate_{repeated[0]}_grams" if repeated else "")
 
 
-def test_a_page_of_one_sentence_over_and_over_is_dropped_and_prose_is_kept():
-    prose = (
-        "The ferry that crosses the harbour every morning has a captain with a wooden leg, and nobody in the town can "
-        "say where he lost it. Some of the older people have heard that it was a shark; others think of an anchor. He "
-        "himself is silent about the matter, but he laughs whenever a child asks to be shown the place with a chart."
+def prose(number: int, word: str = "river") -> str:
+    """A page of its own, with one of the words that the classifier knows."""
+    return (
+        f"On day {number} the ferry left late, since nobody could find its captain or the boy who sells tickets. "
+        f"He was asleep behind house {number}, with a hat over his face and both feet in the {word} as always. "
+        "Some of those waiting had begun to sing, others ate what they bring from home: bread, olives, an onion "
+        "that must be shared."
     )
-    assert broken(prose, GopherConfig()) == ""
+
+
+def test_a_page_of_one_sentence_over_and_over_is_dropped_and_prose_is_kept():
+    assert broken(prose(0), GopherConfig()) == ""
     assert broken("Buy the best of boots and have them with you. " * 20, GopherConfig()) == "top_2_gram"
-    assert broken(f"{prose}\n" * 4, GopherConfig()) == "duplicate_lines"
+    assert broken(f"{prose(0)}\n" * 4, GopherConfig()) == "duplicate_lines"
     assert broken("", GopherConfig()) == "too_few_words"
 
 
@@ -174,16 +179,6 @@ def test_a_file_that_is_no_whole_classifier_is_refused_in_a_line(tmp_path):
     for content in (whole + b"\0", struct.pack("<i", 1) + whole[4:], b"text\n" * 100):
         other.write_bytes(content)
         assert "no fastText classifier: " in problem(other)
-
-
-def prose(number: int, word: str = "river") -> str:
-    """A page of its own, with one of the words that the classifier knows."""
-    return (
-        f"On day {number} the ferry left late, since nobody could find its captain or the boy who sells tickets. "
-        f"He was asleep behind house {number}, with a hat over his face and both feet in the {word} as always. "
-        "Some of those waiting had begun to sing, others ate what they bring from home: bread, olives, an onion "
-        "that must be shared."
-    )
 
 
 PAGES = [

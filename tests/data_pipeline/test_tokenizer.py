@@ -1,14 +1,12 @@
 """Tokenizers give the ids of the models' own libraries, and no text becomes a special token or sentinel."""
 
 import dataclasses
-import hashlib
 import json
 import pickle
 import re
 import shutil
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sentencepiece
@@ -19,20 +17,17 @@ from hypothesis import strategies as st
 from data_pipeline import report
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.execution.parts import part_file
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.stages.tokenizer import STAGE, Sample, TokenizerResult, TokenizerSpec
 from data_pipeline.stages.tokens import Coverage
-from data_pipeline.text.document import Document
 from data_pipeline.tokenizer import Tokenizer, load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
-from data_pipeline.tokenizer.training import _cut, check_memory, draw_sample, train
+from data_pipeline.tokenizer.training import train
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.pages import documents_of, trained
 from tests.data_pipeline.reading import c4_pages
-from tests.in_process import done_here, run_here
+from tests.in_process import done_here, refused_here, run_here
 from tests.slow import slow
 from tests.tables import each
 
@@ -217,15 +212,6 @@ def test_words_start_with_white_space(gpt2, bart):
     assert not bart.vocabulary.word_starts[[*range(4), *range(50_260, 50_265)]].any()
 
 
-def test_words_start_with_the_space_mark(spiece):
-    tokenizer = Tokenizer(spiece, ["[R]"], 20)
-    (ids,) = tokenizer.encode(["some uncommonplace words"])
-    starts = tokenizer.vocabulary.word_starts
-    assert [bool(starts[id_]) for id_ in ids].count(True) == 3
-    assert not starts[[0, 1, 2, *range(500, 521)]].any()
-    assert len(starts) == len(tokenizer.vocabulary.sentence_ends) == 521
-
-
 def in_bytes(pieces: int = 280, **settings: object) -> SentencePiece:
     sample = ["the cat sat on the mat.", "the dog ate the cat.", "King Zog: a ☃!"] * 20
     config = TokenizerConfig.model_validate({"vocab_size": pieces, "character_coverage": 0.98, **settings})
@@ -247,12 +233,14 @@ def test_characters_without_a_piece_become_bytes_by_default():
     assert lost.encode(["the Q ☃"])[0].count(2) == 2
 
 
-def test_bytes_of_rare_characters_start_no_word_and_end_no_sentence():
-    tokenizer = Tokenizer(in_bytes())
+def test_words_start_with_the_space_mark_and_bytes_of_rare_characters_start_none():
+    tokenizer = Tokenizer(in_bytes(), ["[R]"], 20)
     (ids,) = tokenizer.encode(["the cat 😀 ate."])
-    vocabulary = tokenizer.vocabulary
-    assert sum(vocabulary.word_starts[ids]) == 4
-    assert [tokenizer.decode([id_]) for id_ in ids if vocabulary.sentence_ends[id_]] == ["."]
+    starts, ends = tokenizer.vocabulary.word_starts, tokenizer.vocabulary.sentence_ends
+    assert sum(starts[ids]) == 4
+    assert [tokenizer.decode([id_]) for id_ in ids if ends[id_]] == ["."]
+    assert not starts[[0, 1, 2, *range(280, 301)]].any()
+    assert len(starts) == len(ends) == 301
 
 
 def test_a_vocabulary_without_room_for_the_bytes_or_the_characters_is_refused():
@@ -336,8 +324,7 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
         "tokenizer.special_tokens=[<unk>]": "tokenizer.special_tokens: <unk>: the tokenizer has that token already",
         "tokenizer.path=nowhere.model": "nowhere.model: no such file",
     }.items():
-        wrong = run_here("data-pipeline", "build", config, override)
-        assert (wrong.returncode, problem in wrong.stderr) == (2, True), wrong.stderr
+        assert problem in refused_here(2, "data-pipeline", "build", config, override)
 
 
 @each(
@@ -372,90 +359,3 @@ def test_what_is_no_model_and_a_dictionary_beside_barts_own_ids_are_refused(bart
     (tmp_path / "spiece.model").write_bytes(b"no model")
     with pytest.raises(FailedError, match=r"spiece\.model: not a sentencepiece model"):
         SentencePiece.read(tmp_path / "spiece.model")
-
-
-# ---- the training sample
-
-
-@pytest.fixture
-def documents(tmp_path):
-    """Texts by id, with 1 to 40 bytes each, every fifth held out, written to two parts in `tmp_path`."""
-    rows = []
-    for number in range(200):
-        row = {"id": f"c4/a/{number:09d}", "text": "ä" * (number % 20) + "b", "target": ""}
-        rows.append({**row, "split": "train" if number % 5 else "validation"})
-    for name, own in {"one.parquet": rows[:70], "two.parquet": rows[70:]}.items():
-        pq.write_table(pa.Table.from_pylist(own), tmp_path / name, row_group_size=30)
-    return {row["id"]: row["text"] for row in rows if row["split"] == "train"}
-
-
-def test_the_sample_is_what_comes_first_by_hash_up_to_both_bounds(documents, tmp_path):
-    def place(identity: str) -> bytes:
-        return hashlib.blake2b(f"3/tokenizer/{identity}".encode(), digest_size=8).digest()[::-1]
-
-    in_order = [documents[identity].encode() for identity in sorted(documents, key=place)]
-    for most, most_bytes in [(50, 10**6), (1, 10**6), (1000, 10**6), (1000, 777), (30, 333), (5, 1)]:
-        wanted = in_order[:most]
-        for parts in (["one.parquet", "two.parquet"], ["two.parquet", "one.parquet"]):
-            sample = draw_sample(tmp_path, parts, 3, most, most_bytes)
-            assert b"".join(sample) == b"".join(wanted)[:most_bytes]
-            assert sample[:-1] == wanted[: len(sample) - 1]
-            assert all(sample)
-
-
-def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.foundation.processes.available_memory", lambda: 2 * 10**9)
-    config = TokenizerConfig(sample_bytes=10**15)
-    spec = TokenizerSpec(config, seed=0, parts=["nowhere.parquet"], text_bytes=10**16)
-    most = 2 * 10**9 // 23
-    said = (
-        "tokenizer.sample_bytes: training on 1,000,000,000,000,000 bytes takes up to 23000000.0 GB of memory, and "
-        f"2.0 GB are free; set it to {most:,} or less, or use a machine with more memory"
-    )
-    with pytest.raises(FailedError, match=f"^{re.escape(said)}$"):
-        STAGE.work(tmp_path, spec)
-    check_memory(most)
-
-
-def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(documents, tmp_path):
-    config = TokenizerConfig(sample_bytes=10**15, vocab_size=6, byte_fallback=False)
-    spec = TokenizerSpec(config, seed=0, parts=["one.parquet", "two.parquet"], text_bytes=4000)
-    sample = Sample(documents=len(documents), bytes=len("".join(documents.values()).encode()))
-    assert STAGE.work(tmp_path, spec) == TokenizerResult(pieces=6, sample=sample)
-
-
-def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
-    """The letters of a translation get pieces, even if no input contains them."""
-    with part_file(tmp_path / "part.parquet") as part:
-        for number in range(200):
-            english, greek = f"the house of number {number} is old", f"το σπίτι με αριθμό {number} είναι παλιό"
-            part.add(Document(f"p/{number}", english, "", "", "en", "pairs", "train", target=greek))
-    config = TokenizerConfig(vocab_size=60, byte_fallback=False)
-    model = train(config, draw_sample(tmp_path, ["part.parquet"], 0, 1000, 10**6))
-    (ids,) = model.encode(["το σπίτι είναι παλιό"])
-    assert model.vocabulary.unk not in ids
-
-
-@each(
-    "line",
-    ["", " a b", "ä" * 9_001, f"{'a' * 3_999} b", "word " * 5_000, f"a{' ' * 9_000}b", "字 " * 3_000 + "x" * 5_000],
-)
-def test_long_lines_are_cut_at_spaces_to_what_the_trainer_takes(line):
-    parts = list(_cut(line))
-    assert all(0 < len(part.encode()) <= 4_000 for part in parts)
-    assert "".join(parts).replace(" ", "") == line.replace(" ", "")
-
-
-def test_cutting_a_line_takes_no_more_for_each_part_of_a_longer_one():
-    """Characters of the rest that are copied: counted, since time depends on the machine."""
-
-    class Counted(str):
-        copied = 0
-
-        def __getitem__(self, key):
-            part = super().__getitem__(key)
-            Counted.copied += len(part)
-            return part
-
-    assert len(list(_cut(Counted("word " * 400_000)))) == 2_000_000 / 4_000
-    assert Counted.copied < 3 * 2_000_000

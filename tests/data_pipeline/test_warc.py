@@ -42,13 +42,6 @@ def test_a_genuine_archive_of_2014():
     assert kept[0].text.startswith("Photos\n[ style: dark classic gorilla ]\n")
 
 
-def test_a_genuine_compressed_archive_of_2024_names_the_language():
-    kept, stats = read("wet", DATA / "whirlwind.warc.wet.gz")
-    assert stats.counters == {"read": 1}
-    assert (kept[0].url, kept[0].language) == ("https://an.wikipedia.org/wiki/Escopete", "spa")
-    assert len(kept[0].text.encode()) == 4456  # its Content-Length
-
-
 # TFDS's split by lines drops the first three lines and ends the page at the fourth
 LIKE_HEADERS = "WARC is a format.\nContent-Based stuff\nCONTENT-\nWARC/1.0\nThe end."
 LACKING = [record(b"", WARC_Target_URI=None, WARC_Date=None), *(record(b, WARC_Date=None) for b in (b" \n ", b"a"))]
@@ -172,6 +165,8 @@ def test_main_text_of_a_genuine_page():
     """It has the article's sentences, as its WET file does, but not the menus, which the WET file has too."""
     [page], _ = read("warc", DATA / "whirlwind.warc.gz")
     [wet], _ = read("wet", DATA / "whirlwind.warc.wet.gz")
+    assert (wet.url, wet.language) == ("https://an.wikipedia.org/wiki/Escopete", "spa")
+    assert len(wet.text.encode()) == 4456  # its Content-Length
     assert page.title == "Escopete - Biquipedia, a enciclopedia libre"
     sentence = "A suya población ye de 84 habitants (2007)"
     assert sentence in page.text
