@@ -112,8 +112,6 @@ class Tracker:
             if closing and last_try is None:
                 last_try = time.monotonic() + SECONDS_FOR_A_RETURN
             try:
-                from pretrain.tracking import feeder  # imports MLflow, which takes seconds: in the thread
-
                 connection = connection or feeder.connected(self.run_dir, self._run, self._uri)
                 feeder.feed(connection)
                 if closing:
