@@ -10,8 +10,7 @@ import pytest
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
-from data_pipeline.decontamination.items import DecontaminationConfig, EvaluationSet, read_items
-from data_pipeline.decontamination.ngrams import Ngrams
+from data_pipeline.decontamination import DecontaminationConfig, EvaluationSet, Ngrams, read_items
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tools.planning import forecast_build
