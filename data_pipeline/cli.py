@@ -15,7 +15,7 @@ from data_pipeline.foundation.command import Version, config_path, path_argument
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from data_pipeline.tools.fetch.commands import fetch_app
+from data_pipeline.tools.fetch import fetch_app
 
 with imported_at_first_use():  # NumPy, PyArrow and pydantic take 0.8 s and 105 MB
     from rich import console, markdown
