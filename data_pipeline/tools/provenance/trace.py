@@ -7,7 +7,7 @@ import numpy as np
 
 from data_pipeline import tokenizer
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.manifest import FILE
+from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.execution.buckets import TokenBucket, bucket_numbers, read_bucket_with_hashes
 from data_pipeline.execution.work_units import read_finished
 from data_pipeline.foundation.errors import UserError
@@ -133,7 +133,7 @@ def _shortened(text: str, indent: int) -> str:
 
 def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocation | None:
     """Where the document `identity` of `split` has its tokens; None without shards or such a document."""
-    if not (build.directory / FILE).exists():
+    if not (build.directory / MANIFEST).exists():
         return None
     corpus, config = open_corpus(build.directory), build.config
     files = [name for unit in read_finished(tokens.STAGE, build.directory) for name in unit.outputs]
