@@ -16,7 +16,7 @@ from data_pipeline.packing.examples import rows_of_pairs
 from data_pipeline.packing.rows import Documents, Rules, complete_documents, rows_of_tokens
 from data_pipeline.stages import tokens
 from data_pipeline.stages.shards import rules_of
-from data_pipeline.tools.provenance.document_trace import (
+from data_pipeline.tools.document_trace import (
     BlockLocation,
     DocumentTrace,
     Drop,
@@ -24,7 +24,7 @@ from data_pipeline.tools.provenance.document_trace import (
     TokenLocation,
     trace_records,
 )
-from data_pipeline.tools.provenance.finished_build import FinishedBuild, records_named
+from data_pipeline.tools.finished_build import FinishedBuild, records_named
 
 _WIDTH, _INDENT, _NAME = 80, 2, 12
 _DROPS_SHOWN = 5  # of each rule
