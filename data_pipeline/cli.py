@@ -15,7 +15,7 @@ from data_pipeline.foundation.command import Version, config_path, path_argument
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from data_pipeline.tools.fetch.commands import fetch_app
+from data_pipeline.tools.fetch import fetch_app
 
 with imported_at_first_use():  # NumPy, PyArrow and pydantic take 0.8 s and 105 MB
     from rich import console, markdown
@@ -26,9 +26,8 @@ with imported_at_first_use():  # NumPy, PyArrow and pydantic take 0.8 s and 105 
     from data_pipeline.corpus import verify
     from data_pipeline.foundation import config_file
     from data_pipeline.loading import reader
-    from data_pipeline.tools import planning, publish
+    from data_pipeline.tools import differences, finished_build, planning, publish, trace
     from data_pipeline.tools import report as pages
-    from data_pipeline.tools.provenance import differences, finished_build, trace
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(fetch_app, name="fetch")

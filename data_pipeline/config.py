@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from data_pipeline.cleaning.config import CleaningConfig
-from data_pipeline.decontamination.items import DecontaminationConfig
+from data_pipeline.decontamination import DecontaminationConfig
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.foundation.config_file import LocalPath, Locations, Section, problems
 from data_pipeline.objectives.registry import AnyObjective

@@ -8,7 +8,7 @@ from pathlib import Path
 from data_pipeline import report, write_manifest
 from data_pipeline.cleaning import classifier
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus.manifest import FILE
+from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.execution import ownership, workers
 from data_pipeline.execution.buckets import merge
 from data_pipeline.execution.inputs import InputFile, list_files
@@ -180,7 +180,7 @@ def _record(config: CorpusConfig, corpus: Path, built: Built, render: report.Ren
         for stage, units in built.by_stage.items()
     }
     recorded = read_valid_json(_mark(corpus), dict[str, str]) or {}
-    files = [corpus / report.FILE, *([corpus / FILE, corpus / BLOCKS] if built.shards else [])]
+    files = [corpus / report.FILE, *([corpus / MANIFEST, corpus / BLOCKS] if built.shards else [])]
     if stages.items() <= recorded.items() and all(file.exists() for file in files):
         found = report.read(corpus)  # perhaps of more stages than this command asks for
         if all((corpus / page).exists() for page in found.files):

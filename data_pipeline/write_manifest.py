@@ -10,8 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus import manifest
-from data_pipeline.corpus.corpus import DOCUMENTS
+from data_pipeline.corpus.corpus import (
+    DOCUMENTS,
+    FORMAT_VERSION,
+    MANIFEST,
+    BlocksEntry,
+    DocumentsEntry,
+    InputEntry,
+    Manifest,
+    RowsEntry,
+    ShardEntry,
+    SplitEntry,
+)
 from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
@@ -78,7 +88,7 @@ _BLOCK_SCHEMA = pa.schema(
 def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
     """Writes blocks.parquet, then manifest.json, which completes the corpus."""
     tokenizer = read(corpus, **config.tokenizer.layout)
-    rows = manifest.RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
+    rows = RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
     splits: dict[str, list[Finished[ShardResult]]] = {}
     for unit in built.shards:
         splits.setdefault(unit.result.split, []).append(unit)
@@ -96,8 +106,8 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         "seed": config.seed,
         "shards": [checksum for unit in built.shards for checksum in unit.checksums],
     }
-    written = manifest.Manifest(
-        format_version=manifest.FORMAT_VERSION,
+    written = Manifest(
+        format_version=FORMAT_VERSION,
         name=config.name,
         fingerprint=fingerprint(identity),
         seed=config.seed,
@@ -105,27 +115,27 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         rows=rows,
         splits={name: _split(units) for name, units in splits.items()},
         inputs=[
-            manifest.InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status, read.unchecked)
+            InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status, read.unchecked)
             for unit in built.documents
             for read in unit.result.inputs
             if read.range.start == 0
         ],
         config=lineage(config),
         documents=[
-            manifest.DocumentsEntry(name, output.bytes, output.sha256)
+            DocumentsEntry(name, output.bytes, output.sha256)
             for unit in (*built.documents, *built.deduplicated)
             for name, output in unit.outputs.items()
             if name.startswith(DOCUMENTS)
         ],
-        blocks=manifest.BlocksEntry(BLOCKS, sha256(corpus / BLOCKS)),
+        blocks=BlocksEntry(BLOCKS, sha256(corpus / BLOCKS)),
         code_version=code_version(),
     )
-    write_json(corpus / manifest.FILE, written, sealed=True)
+    write_json(corpus / MANIFEST, written, sealed=True)
 
 
-def _split(units: Sequence[Finished[ShardResult]]) -> manifest.SplitEntry:
+def _split(units: Sequence[Finished[ShardResult]]) -> SplitEntry:
     shards = [
-        manifest.ShardEntry(name, unit.result.rows, output.bytes, output.sha256)
+        ShardEntry(name, unit.result.rows, output.bytes, output.sha256)
         for unit in units
         for name, output in unit.outputs.items()
     ]
@@ -133,7 +143,7 @@ def _split(units: Sequence[Finished[ShardResult]]) -> manifest.SplitEntry:
     rows, tokens, documents = (
         sum(getattr(result, count) for result in results) for count in ("rows", "tokens", "documents")
     )
-    return manifest.SplitEntry(rows, tokens, documents, shards)
+    return SplitEntry(rows, tokens, documents, shards)
 
 
 def write_settings(config: CorpusConfig, corpus: Path) -> None:

@@ -1,15 +1,20 @@
-"""The head of a run: makes the directory of an attempt's logs, takes requests to stop, and says how the attempt ended.
+"""The head of a run: makes the directory of an attempt's logs, shows rank 0's, takes requests to stop, and says how the
+attempt ended.
 
 An attempt has one head, however many nodes its ranks are on. DeepSpeed's launcher forwards no signals and
 can leave ranks behind.
 """
 
 import contextlib
+import os
 import signal
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
@@ -17,13 +22,17 @@ from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.processes import announce, caught, until
 from launch.agent_pool import Agent
 from launch.attempt import REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
-from launch.log_follower import Follower, show
 from pretrain.checkpoint.directory import all_steps
 from pretrain.run import node_memory, rank_logs, status
 
 _POLL_SECONDS = 0.1
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
 _SECONDS_FOR_THE_CAUSE = 0.3  # in which a rank that has died is told from those that failed because of it
+_STDOUT, _STDERR = 1, 2
+_SECONDS_BETWEEN_LOOKS = 0.2  # at the log of rank 0
+_LOOKS_BETWEEN_PROBES = 25  # of the disk: 5 s
+_DELAY_SECONDS = 1.0  # in which a failure becomes known, whose cause is to be shown before what follows from it
+_SECONDS_FOR_THE_REST = 5.0  # of the log
 
 
 def watch(
@@ -72,7 +81,7 @@ def _until_ended(
     dead_rank_seconds: float,
     failed: float | None,
     another_follows: bool,
-    follower: Follower,
+    follower: "Follower",
 ) -> None:
     owners = [node for node in nodes for _ in range(node.ranks)]  # nodes have their ranks in order
     deadline = float("inf")
@@ -119,6 +128,61 @@ def _lost(attempt: Attempt, at_work: Iterable[Agent]) -> bool:
             attempt.ended = attempt.ended or time.time()
             print(f"node {node.name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)
     return bool(attempt.lost)
+
+
+class Follower:
+    """Copies new content of `log` to stdout within the block, in a thread: a blocked terminal blocks nothing.
+
+    A second late, so that `hold` comes in time. `shown` counts the bytes that were shown. Warns when the disk refuses
+    more log lines.
+    """
+
+    def __init__(self, log: Path):
+        self.shown = 0
+        self._log = log
+        self._refusal: str | None = None  # the disk's latest error
+        self._done, self._held = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
+
+    def hold(self) -> None:
+        """Shows nothing more: `show` does, once the cause of the failure has been shown."""
+        self._held.set()
+
+    def _follow(self) -> None:
+        sizes: deque[tuple[float, int]] = deque()  # of the log, and when they were seen
+        looks = 0
+        while not self._done.wait(_SECONDS_BETWEEN_LOOKS):
+            sizes.append((time.monotonic(), self._log.stat().st_size if self._log.exists() else 0))
+            while sizes and sizes[0][0] <= time.monotonic() - _DELAY_SECONDS and not self._held.is_set():
+                self.shown = show(self._log, self.shown, sizes.popleft()[1])
+            looks += 1
+            if looks % _LOOKS_BETWEEN_PROBES == 0:
+                self._probe()
+        if not self._held.is_set():
+            self.shown = show(self._log, self.shown)
+
+    def _probe(self) -> None:
+        before, self._refusal = self._refusal, rank_logs.refusal(self._log.parent)
+        if self._refusal and self._refusal != before:
+            warning = f"warning: {self._log.parent}: {self._refusal}; the run goes on, but its logs are incomplete\n"
+            with contextlib.suppress(OSError):
+                os.write(_STDERR, warning.encode())
+
+    def __enter__(self) -> "Follower":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._done.set()
+        self._thread.join(_SECONDS_FOR_THE_REST)
+
+
+def show(log: Path, start: int, end: int | None = None) -> int:
+    """Copies `log` from byte `start` to `end` (None: its end) to stdout; returns where it stopped."""
+    with contextlib.suppress(OSError), log.open("rb") as file:  # not created yet, or stdout is closed
+        while new := os.pread(file.fileno(), 65536 if end is None else min(65536, end - start), start):
+            start += os.write(_STDOUT, new)
+    return start
 
 
 def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:

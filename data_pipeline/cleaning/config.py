@@ -9,26 +9,8 @@ from data_pipeline.cleaning.classifier import ClassifierConfig, content_of
 from data_pipeline.cleaning.gopher import GopherConfig
 from data_pipeline.cleaning.language import LanguageConfig
 from data_pipeline.cleaning.pii import Kind
+from data_pipeline.cleaning.rule import Rule, offered_rule
 from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults
-from data_pipeline.foundation.packages import named
-from data_pipeline.text.document import Tally
-
-
-class Rule(Section):
-    """A cleaning rule of an installed package, with its own keys."""
-
-    rule: str
-    """The rule's name."""
-
-    def clean(self, text: str, url: str, tally: Tally) -> str | None:
-        """What is left of the text of a page, or None if the page is dropped. `tally.drop(rule, text)` counts it."""
-        raise NotImplementedError
-
-
-def _offered(given: object) -> object:
-    """The rule that the keys `given` ask for, of an installed package. Raises ValueError if there is none."""
-    return named(given, "rule", "rule", Rule).model_validate(given) if isinstance(given, dict) else given
-
 
 Profile = Literal["c4", "wikipedia", "none"]
 _C4 = {
@@ -64,7 +46,7 @@ class CleaningConfig(Section):
     off."""
     gopher: Annotated[GopherConfig | None, TrueIsTheDefaults] = None
     """Gopher's rules for quality and repetition. true: with the published thresholds. null or false turns them off."""
-    rules: list[Annotated[SerializeAsAny[Rule], BeforeValidator(_offered)]] = []
+    rules: list[Annotated[SerializeAsAny[Rule], BeforeValidator(offered_rule)]] = []
     """Rules of installed packages: the name of each, with its own keys."""
     pii: list[Kind] = []
     """Kinds of personal data that are replaced by placeholders, of email, ip and phone. [] turns it off."""

@@ -4,13 +4,18 @@ With noise at load, a block has "tokens", "row_offsets" (rows + 1,), "document_o
 array), and one array (rows,) for each column that the objective needs. With noise at build, it has "inputs",
 "input_offsets", "targets", "target_offsets" and the examples' optional arrays, which are flat like the inputs or
 targets they belong to, with the smallest dtype that fits.
+
+`Blocks` says where the blocks of a split are.
 """
 
+import hashlib
 import io
 import tarfile
 import threading
+from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from data_pipeline.objectives.objective import Examples, Padded
 
@@ -131,3 +136,37 @@ def _array(content: memoryview) -> np.ndarray:
     if dtype.hasobject or len(shape) != 1:
         raise ValueError(f"expected an array of numbers of one dimension, got {dtype} {shape}")
     return np.frombuffer(content, dtype, count=shape[0], offset=header.tell())
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of one split, as columns (n,): the location and the rows of each block.
+
+    `shard` is an index into the names `shards`; `sha256` is (n, 32) uint8. A block takes 68 bytes in all.
+    """
+
+    shards: list[str]
+    shard: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+    first_row: np.ndarray
+    rows: np.ndarray
+    sha256: np.ndarray
+
+    @classmethod
+    def of_table(cls, table: pa.Table) -> "Blocks":
+        shard = table["shard"].combine_chunks().dictionary_encode()
+        digests = bytes.fromhex("".join(table["sha256"].to_pylist()))
+        return cls(
+            shards=shard.dictionary.to_pylist(),
+            shard=shard.indices.to_numpy(),
+            sha256=np.frombuffer(digests, dtype=np.uint8).reshape(-1, 32),
+            **{name: table[name].to_numpy() for name in ("offset", "length", "first_row", "rows")},
+        )
+
+    def of_shard(self, name: str) -> np.ndarray:
+        """Numbers of the blocks of one shard."""
+        return np.flatnonzero(self.shard == self.shards.index(name)) if name in self.shards else np.zeros(0, np.int64)
+
+    def is_whole(self, number: int, content: bytes | memoryview) -> bool:
+        return hashlib.sha256(content).digest() == self.sha256[number].tobytes()

@@ -1,62 +1,134 @@
-"""Opens a finished corpus, with its manifest, tokenizer and blocks, in a directory or at an fsspec URL."""
+"""A finished corpus, in a directory or at an fsspec URL: its manifest, tokenizer and blocks; or, where it is missing,
+the corpus file that makes it.
+
+manifest.json has the files with their checksums, the counts, and how the corpus was made.
+"""
 
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import yaml
+from pydantic import NonNegativeInt
 
-from data_pipeline.corpus.manifest import FILE, Manifest, read_manifest
-from data_pipeline.foundation import stores
+from data_pipeline.corpus.blocks import Blocks
+from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.atomic import sha256, write_bytes
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.paths import opening
+from data_pipeline.foundation.json_file import PathBelow, read_json, seal_holds
 from data_pipeline.objectives.objective import Objective
-from data_pipeline.tokenizer import Tokenizer, load
+from data_pipeline.objectives.registry import AnyObjective
+from data_pipeline.tokenizer import Tokenizer, TokenizerDescription, load
 
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+_OUTPUT = re.compile(r"^output:.*$", re.MULTILINE)
 DOCUMENTS = "documents/"
 CACHE_BYTES = 100 * 10**9
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """The blocks of one split, as columns (n,): the location and the rows of each block.
+class ShardEntry:
+    name: PathBelow
+    rows: NonNegativeInt
+    bytes: NonNegativeInt
+    sha256: str
 
-    `shard` is an index into the names `shards`; `sha256` is (n, 32) uint8. A block takes 68 bytes in all.
-    """
 
-    shards: list[str]
-    shard: np.ndarray
-    offset: np.ndarray
-    length: np.ndarray
-    first_row: np.ndarray
-    rows: np.ndarray
-    sha256: np.ndarray
+@dataclass(frozen=True)
+class SplitEntry:
+    rows: NonNegativeInt
+    tokens: NonNegativeInt
+    documents: NonNegativeInt
+    shards: list[ShardEntry]
 
-    @classmethod
-    def of_table(cls, table: pa.Table) -> "Blocks":
-        shard = table["shard"].combine_chunks().dictionary_encode()
-        digests = bytes.fromhex("".join(table["sha256"].to_pylist()))
-        return cls(
-            shards=shard.dictionary.to_pylist(),
-            shard=shard.indices.to_numpy(),
-            sha256=np.frombuffer(digests, dtype=np.uint8).reshape(-1, 32),
-            **{name: table[name].to_numpy() for name in ("offset", "length", "first_row", "rows")},
-        )
 
-    def of_shard(self, name: str) -> np.ndarray:
-        """Numbers of the blocks of one shard."""
-        return np.flatnonzero(self.shard == self.shards.index(name)) if name in self.shards else np.zeros(0, np.int64)
+@dataclass(frozen=True)
+class RowsEntry:
+    """The section `rows` of the corpus file, and the tokens of a row before the objective is applied."""
 
-    def is_whole(self, number: int, content: bytes | memoryview) -> bool:
-        return hashlib.sha256(content).digest() == self.sha256[number].tobytes()
+    packing: str
+    end_of_document: bool
+    objective: AnyObjective
+    apply_at: Literal["load", "build"]
+    raw_length: NonNegativeInt
+
+
+@dataclass(frozen=True)
+class InputEntry:
+    """A file that was read. `file` is its path within the source. `unchecked`: it has no checksums of its own."""
+
+    source: str
+    file: str
+    bytes: int
+    sha256: str
+    status: str
+    unchecked: bool = False
+
+
+@dataclass(frozen=True)
+class DocumentsEntry:
+    name: PathBelow
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class BlocksEntry:
+    file: PathBelow
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`inputs`, `config` (the settings, without paths), `documents` and `code_version` say how the corpus was made."""
+
+    format_version: int
+    name: str
+    fingerprint: str
+    seed: int
+    tokenizer: TokenizerDescription
+    rows: RowsEntry
+    splits: dict[str, SplitEntry]
+    inputs: list[InputEntry] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    documents: list[DocumentsEntry] = field(default_factory=list)
+    blocks: BlocksEntry = field(kw_only=True)
+    code_version: str = ""
+
+    @property
+    def shards(self) -> list[ShardEntry]:
+        """The shards of all splits."""
+        return [shard for split in self.splits.values() for shard in split.shards]
+
+
+@dataclass(frozen=True)
+class _Version:
+    format_version: int
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest in `directory`. Raises UserError if there is none, FailedError if it is damaged."""
+    path = directory / MANIFEST
+    try:
+        version = read_json(path, _Version).format_version
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {how_to_build(directory)} makes it") from None
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
+    if not seal_holds(path.read_bytes()):
+        reason = "damaged: its sha256 isn't that of its content"
+        raise FailedError(f"{path}: {reason}; data-pipeline build CORPUS.yaml --repair writes it again")
+    return read_json(path, Manifest)
 
 
 @dataclass(frozen=True)
@@ -157,14 +229,14 @@ def _open_remote(remote: Remote) -> Corpus:
     url = remote.url
 
     def fetch(name: str) -> bytes:
-        with opening(f"{url}/{name}"):
+        with paths.opening(f"{url}/{name}"):
             filesystem, root = stores.filesystem(url)
             path = f"{root.rstrip('/')}/{name}"
             return stores.with_retries(lambda: filesystem.cat_file(path), f"{url}/{name}", remote.wait_seconds)
 
-    content = fetch(FILE)
+    content = fetch(MANIFEST)
     directory = remote.cache / "corpora" / hashlib.sha256(content).hexdigest()
-    write_bytes(directory / FILE, content)
+    write_bytes(directory / MANIFEST, content)
     corpus = Corpus(directory, read_manifest(directory))
     blocks = corpus.manifest.blocks
     for name, expected in {**corpus.manifest.tokenizer.files, blocks.file: blocks.sha256}.items():
@@ -174,3 +246,32 @@ def _open_remote(remote: Remote) -> Corpus:
             if sha256(path) != expected:
                 raise FailedError(f"{url}/{name}: sha256 differs from the manifest's")
     return replace(corpus, remote=remote)
+
+
+def corpus_file_of(directory: str | Path, folders: Iterable[Path] = ()) -> str | None:
+    """The corpus file whose `output` is `directory`, as commands take it; None if there is none.
+
+    It is looked for in `folders`, in the current one, and among those that ship (`configs:corpora/NAME.yaml`).
+    """
+    beside = {str(path): path for folder in (*folders, Path()) for path in sorted(folder.glob("*.yaml"))}
+    wanted = Path(directory).absolute()
+    for name, path in {**beside, **paths.shipped("corpora/*.yaml")}.items():
+        output = _output(path)
+        if output is not None and Path(output).absolute() == wanted:
+            return name
+    return None
+
+
+def how_to_build(directory: str | Path, folders: Iterable[Path] = ()) -> str:
+    """The command that builds the corpus in `directory`."""
+    return f"data-pipeline build {corpus_file_of(directory, folders) or 'CORPUS.yaml'}"
+
+
+def _output(path: Path) -> str | None:
+    """The key `output` at the top of a YAML file. Only that line is parsed: the file may be anything."""
+    try:
+        found = _OUTPUT.search(path.read_text(encoding="utf-8"))
+        value = yaml.safe_load(found[0])["output"] if found else None
+        return paths.local(value) if isinstance(value, str) else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return None

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
-from data_pipeline.corpus.blocks import count_rows, decode_block
-from data_pipeline.corpus.corpus import DOCUMENTS, Blocks, Corpus
-from data_pipeline.corpus.manifest import ShardEntry
+from data_pipeline.corpus.blocks import Blocks, count_rows, decode_block
+from data_pipeline.corpus.corpus import DOCUMENTS, Corpus, ShardEntry
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import one_line
 from data_pipeline.foundation.json_file import seal_holds

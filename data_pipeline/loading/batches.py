@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
-from data_pipeline.loading.processes import items
+from data_pipeline.loading.prefetch import items
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import EpochOrder, Skipped, Stream, StreamState
 from data_pipeline.objectives.objective import Examples, together

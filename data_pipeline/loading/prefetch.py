@@ -1,15 +1,129 @@
-"""Steps fetched ahead of the one that trains: from the loader, and onto the accelerator."""
+"""What is made ahead of the step that trains: items by worker processes, the next step, its copy on the accelerator."""
 
+import atexit
+import contextlib
+import re
+import signal
+import warnings
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
-from data_pipeline.foundation.errors import StoreError
+from data_pipeline.foundation.errors import FailedError, StoreError
+from data_pipeline.foundation.processes import blocked
+from data_pipeline.loading import server
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 
 Batches = list[dict[str, torch.Tensor]]
 Item = TypeVar("Item")
+_open: WeakSet[Iterator[Any]] = WeakSet()
+_PIDS = re.compile(r"pid(?:\(s\)|s)? ([\d, ]+)")
+
+
+@dataclass(frozen=True)
+class _ItemOrError(Generic[Item]):
+    """An item, or the error that making it raised: an error raised in a worker would lose its type."""
+
+    item: Item | None
+    error: Exception | None = None
+
+    def pin_memory(self) -> "_ItemOrError[Item]":
+        """The DataLoader calls this, since it doesn't look into dataclasses."""
+        pin = getattr(self.item, "pin_memory", None)
+        return _ItemOrError(pin() if pin else self.item, self.error)
+
+
+class _Guarded(Dataset):
+    def __init__(self, dataset: Dataset):
+        self._dataset = dataset
+
+    def __getitem__(self, number: int) -> _ItemOrError[Any]:
+        try:
+            return _ItemOrError(self._dataset[number])
+        except Exception as error:
+            return _ItemOrError(None, error)
+
+
+def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int, pin: bool = False) -> Iterator[Any]:
+    """`dataset[number]` for each of `numbers`, in order. Each of the `workers` makes `prefetch` items ahead.
+
+    `pin`: into page-locked memory, from which a GPU copies while it computes.
+
+    Raises what making an item raised, and FailedError if a worker process died. The workers end with the iterator, or
+    with this process if that ends first.
+    """
+    made = _items(dataset, numbers, workers, prefetch, pin)
+    _open.add(made)
+    return made
+
+
+def _items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int, pin: bool) -> Iterator[Any]:
+    if workers:
+        server.start(type(dataset).__module__)
+    # blocked until a worker has installed its handlers
+    with blocked(server.REQUESTS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # more workers than cores
+        made = iter(
+            DataLoader(
+                _Guarded(dataset),
+                batch_size=None,
+                sampler=numbers,
+                num_workers=workers,
+                multiprocessing_context="forkserver" if workers else None,
+                prefetch_factor=prefetch if workers else None,
+                worker_init_fn=_outlive_requests,
+                generator=torch.Generator(),  # leaves the global generator alone
+                pin_memory=pin,
+            )
+        )
+    while True:
+        try:
+            one = next(made)
+        except StopIteration:
+            return
+        except (RuntimeError, OSError, EOFError) as error:
+            raise FailedError(_death(error)) from None
+        if one.error is not None:
+            raise one.error
+        yield one.item
+
+
+@atexit.register  # before multiprocessing's own, which sends workers one SIGTERM and waits for them indefinitely
+def _end_workers() -> None:
+    for made in list(_open):
+        with contextlib.suppress(ValueError):  # another thread is in it
+            made.close()  # type: ignore[attr-defined]
+
+
+def _outlive_requests(worker: int) -> None:
+    for number in server.IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _survive_first_sigterm)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, server.REQUESTS)
+
+
+def _survive_first_sigterm(number: int, frame: FrameType | None) -> None:
+    """Survives one SIGTERM, a scheduler's. A stuck worker gets two: from PyTorch's shutdown and from Python's."""
+    signal.signal(number, signal.SIG_DFL)
+
+
+def _death(error: Exception) -> str:
+    """The error about a dead worker in one line: PyTorch's, or that of fetching a tensor that it had made."""
+    message = " ".join(str(error).split())
+    found = _PIDS.search(message)
+    killed = re.search(r"killed by signal: (\w+)", message)
+    if not found and isinstance(error, RuntimeError):
+        return f"data.workers: {message[:300]}"
+    who = f" {found[1].strip()}" if found else ""
+    how = f"was killed ({killed[1]})" if killed else "died" if found else f"died ({message or type(error).__name__})"
+    memory = signal.Signals.SIGKILL.name in message or "Killed" in message
+    hint = "; the machine may be out of memory: lower data.workers or data.prefetch" if memory or not killed else ""
+    return f"data.workers: the loader's worker process{who} {how}{hint}"
 
 
 class Lookahead(Iterator[Item], Generic[Item]):

@@ -3,8 +3,15 @@
 from collections.abc import Callable
 
 from data_pipeline.packing.examples import examples
-from data_pipeline.packing.rows import Documents, Rows, Rules, complete_documents, concatenate, rows_of_tokens
-from data_pipeline.packing.sentence_pairs import sentence_pairs
+from data_pipeline.packing.rows import (
+    Documents,
+    Rows,
+    Rules,
+    complete_documents,
+    concatenate,
+    rows_of_tokens,
+    sentence_pairs,
+)
 
 PACKINGS: dict[str, Callable[[Documents, Rules], Rows]] = {
     "concatenate": concatenate,

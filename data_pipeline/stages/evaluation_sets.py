@@ -9,8 +9,7 @@ import numpy as np
 from safetensors import safe_open
 
 from data_pipeline.config import SourceConfig
-from data_pipeline.decontamination.items import DecontaminationConfig, read_items
-from data_pipeline.decontamination.ngrams import Ngrams
+from data_pipeline.decontamination import DecontaminationConfig, Ngrams, read_items
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.execution.work_units import Result, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint

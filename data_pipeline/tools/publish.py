@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.corpus.corpus import Corpus
-from data_pipeline.corpus.manifest import FILE
+from data_pipeline.corpus.corpus import MANIFEST, Corpus
 from data_pipeline.corpus.verify import has_documents
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import FailedError, UserError, one_line
@@ -83,7 +82,7 @@ class _Publication:
                 uploads = list(track(finished, len(files), "publish", lambda pair: pair[0].bytes, total))
             finally:
                 pool.shutdown(cancel_futures=True)
-        manifest = _File(FILE, self._corpus.directory / FILE)
+        manifest = _File(MANIFEST, self._corpus.directory / MANIFEST)
         uploads.append((manifest, self._upload(manifest)))  # which makes the copy a corpus
         sent, present = ([file.bytes for file, new in uploads if new is is_new] for is_new in (True, False))
         return Published(len(sent), sum(sent), len(present), sum(present))
@@ -101,11 +100,11 @@ class _Publication:
 
     def _refuse_another(self) -> None:
         try:
-            content = self._patiently(partial(self._filesystem.cat_file, self._remote_path(FILE)), FILE)
+            content = self._patiently(partial(self._filesystem.cat_file, self._remote_path(MANIFEST)), MANIFEST)
         except FileNotFoundError:
             return
         try:
-            other = parse_json(content, _Identity, f"{self._url}/{FILE}")
+            other = parse_json(content, _Identity, f"{self._url}/{MANIFEST}")
         except FailedError:  # left by a writer that was killed
             return
         if other.fingerprint != self._corpus.fingerprint:

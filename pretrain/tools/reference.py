@@ -13,8 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation import key_meanings
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.config_file import Section, allowed_values, meaning
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives.registry import TrainingObjective
 from data_pipeline.sources.formats import OPTIONS
@@ -140,7 +139,7 @@ def _file(title: str, schema: type[Section]) -> Iterator[Part]:
         field = schema.model_fields[name]
         if _tagged(field):
             key = f"{name}.{_item(field)}".rstrip(".")
-            yield from _kinds(3, name, key_meanings.meaning(schema, name), key, _annotation_of_one(field))
+            yield from _kinds(3, name, meaning(schema, name), key, _annotation_of_one(field))
         else:
             (section,) = classes[name]
             rows = _rows(section, f"{name}.{_item(field)}", frozenset(sections) | {"options"})
@@ -174,12 +173,12 @@ def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[R
         if _is_tag(field):
             continue
         elsewhere = key in linked or _tagged(field)
-        values = key_meanings.values(schema["properties"][key], lambda value: f"`{value}`")
+        values = allowed_values(schema["properties"][key], lambda value: f"`{value}`")
         if classes or key in linked:
             word = "sections" if _item(field) else "section"
             table = _link(key if key in linked else "objectives", word) if elsewhere else word
             values = values.replace("keys and values", table)
-        found.append(Row(f"{prefix}{key}", values, _default(section, key), key_meanings.meaning(section, key)))
+        found.append(Row(f"{prefix}{key}", values, _default(section, key), meaning(section, key)))
         if classes and not elsewhere:
             found += _rows(classes[0], f"{prefix}{key}.{_item(field)}", linked)
     return found

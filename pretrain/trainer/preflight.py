@@ -5,8 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from data_pipeline.corpus.manifest import FILE as MANIFEST
-from data_pipeline.corpus.manifest import how_to_build
+from data_pipeline.corpus.corpus import MANIFEST, how_to_build
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.checkpoint.choose import is_valid, newest

@@ -12,7 +12,7 @@ import data_pipeline.cli
 import launch.cli
 import pretrain.cli
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus.manifest import how_to_build
+from data_pipeline.corpus.corpus import how_to_build
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.errors import UserError

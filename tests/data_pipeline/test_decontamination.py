@@ -10,13 +10,12 @@ import pytest
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
-from data_pipeline.decontamination.items import DecontaminationConfig, EvaluationSet, read_items
-from data_pipeline.decontamination.ngrams import Ngrams
+from data_pipeline.decontamination import DecontaminationConfig, EvaluationSet, Ngrams, read_items
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.tools import differences, trace
+from data_pipeline.tools.finished_build import open_build
 from data_pipeline.tools.planning import forecast_build
-from data_pipeline.tools.provenance import differences, trace
-from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.pages import OFF, built, published, texts_of, write_pages
 from tests.in_process import refused_here

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.tools.fetch import download
-from data_pipeline.tools.fetch.download import (
+from data_pipeline.tools import download
+from data_pipeline.tools.download import (
     PublishedFile,
     fetch_files,
     open_session,

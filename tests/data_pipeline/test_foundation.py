@@ -24,7 +24,7 @@ from data_pipeline.foundation.packages import code_version
 from data_pipeline.foundation.progress import activity, advance, bytes_done, reporting_progress, set_activity
 from data_pipeline.loading.reader import DiskCache
 from data_pipeline.sources.decompress import open_stream
-from data_pipeline.tools.fetch.download import sole_user
+from data_pipeline.tools.download import sole_user
 from pretrain.run import status
 from tests.tables import each
 

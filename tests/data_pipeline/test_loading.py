@@ -27,7 +27,7 @@ from data_pipeline.corpus import Blocks, open_corpus
 from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
-from data_pipeline.loading.processes import _Guarded, items
+from data_pipeline.loading.prefetch import _Guarded, items
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import EpochOrder, Mixture, Skipped, Stream, StreamState, rates_of_rows
 from data_pipeline.objectives.span_corruption import SpanCorruption
@@ -291,7 +291,7 @@ RUN = """
 import signal, sys
 import psutil
 from data_pipeline.loading import server
-from data_pipeline.loading.processes import items
+from data_pipeline.loading.prefetch import items
 from stuck import Stuck
 
 if __name__ == "__main__":

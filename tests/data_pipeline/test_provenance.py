@@ -17,10 +17,10 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.packing import PACKINGS, Documents, Rules
 from data_pipeline.text.document import Tally, smallest
-from data_pipeline.tools.provenance import differences, trace
-from data_pipeline.tools.provenance.finished_build import open_build
-from data_pipeline.tools.provenance.trace import rows_of_document
+from data_pipeline.tools import differences, trace
+from data_pipeline.tools.finished_build import open_build
 from data_pipeline.tools.report import render
+from data_pipeline.tools.trace import rows_of_document
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.example_rows import VOCABULARY
 from tests.data_pipeline.pages import OFF, built, documents_of, trained, write_pages

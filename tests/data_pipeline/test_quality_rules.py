@@ -18,8 +18,8 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.text.document import Tally
-from data_pipeline.tools.provenance import trace
-from data_pipeline.tools.provenance.finished_build import open_build
+from data_pipeline.tools import trace
+from data_pipeline.tools.finished_build import open_build
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.fasttext_file import OUTPUTS, write_model
 from tests.data_pipeline.pages import OFF, built, cleaned, documents_of, page

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from launch.agent import RankProcesses, wrapped
 from launch.agent_pool import Agent, AgentPool
 from launch.head import result, stop_requests, watch
-from launch.rank_processes import RankProcesses, wrapped
 from pretrain.run import heartbeat, rank_logs
 
 WAITS = "sleep 3600"

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from launch.tools.doctor import machine, ranks, run_file
+from launch.tools.doctor import machine, ranks
 from launch.tools.doctor.checks import NUMERICS, Check, Finding, Settings
 from launch.tools.doctor.doctor import doctor as examine
 from launch.tools.doctor.doctor import machines, other_versions, report
@@ -111,7 +111,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_check_that_hangs_is_ended_and_named(small_corpus, tmp_path, monkeypatch, capsys):
     """The server never answers, and the check itself would wait for 10 s."""
-    monkeypatch.setattr("launch.tools.doctor.doctor.NODE_CHECKS", [Check("tracking", "run_file", "tracking", 3)])
+    monkeypatch.setattr("launch.tools.doctor.doctor.NODE_CHECKS", [Check("tracking", "machine", "tracking", 3)])
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"tracking.mlflow.uri=http://127.0.0.1:{server.getsockname()[1]}"
         assert examine(*machines(1, None, [], None), write_run_file(tmp_path, small_corpus), [uri], as_json=True) == 1
@@ -141,7 +141,7 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
     try:
         at = f"127.0.0.1:{server.server_port}"
         asked = {
-            login: run_file.tracking(Settings(tracking=f"http://{login}{at}", run_file=("run.yaml",)))[0]
+            login: machine.tracking(Settings(tracking=f"http://{login}{at}", run_file=("run.yaml",)))[0]
             for login in ("me:secret@", "me:wrong@", "")
         }
     finally:
@@ -153,7 +153,7 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
         "": ("warning", f"http://{at} answers 401"),
     }
     assert "set MLFLOW_TRACKING_USERNAME" in asked["me:wrong@"].remedy
-    (gone,) = run_file.tracking(Settings(tracking=f"http://{at}", run_file=("run.yaml",)))
+    (gone,) = machine.tracking(Settings(tracking=f"http://{at}", run_file=("run.yaml",)))
     assert (gone.level, gone.found) == ("warning", f"http://{at}: Connection refused")
 
 

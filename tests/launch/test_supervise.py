@@ -18,13 +18,13 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.processes import STOP_SIGNALS
 from launch import attempts, head
+from launch.agent import RankProcesses
 from launch.agent_pool import AgentPool
 from launch.attempt import Attempt, first_failed, record
 from launch.attempts import Ended, _Attempts
 from launch.head import StopRequests, result, stop_requests
 from launch.nodes import Access, Node, Nodes, Run, deepspeed_launcher
 from launch.protocol import Event
-from launch.rank_processes import RankProcesses
 from launch.slurm_head import _run_before
 from pretrain.config import RunConfig
 from pretrain.run import heartbeat, rank_logs, restarts

@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.config_file import Section, in_brief, meaning
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.key_meanings import in_brief, meaning
 from data_pipeline.sources.formats import OPTIONS
 from pretrain.config import RunConfig
 from pretrain.tools import reference

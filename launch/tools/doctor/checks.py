@@ -87,9 +87,9 @@ NODE_CHECKS = [
     Check("GPUs", "machine", "gpus"),
     Check("memory", "machine", "memory"),
     Check("run directory", "machine", "run_directory", 90),
-    Check("tracking", "run_file", "tracking"),
+    Check("tracking", "machine", "tracking"),
 ]
-RUN_FILE = Check("run file", "run_file", "run_file", 300)  # once for all nodes
+RUN_FILE = Check("run file", "machine", "run_file", 300)  # once for all nodes
 # Of ranks together. A network file system makes starting Python and importing torch slow; DeepSpeed may compile.
 _REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
 ALL_REDUCE = Check("all-reduce", "ranks", "all_reduce", 180, _REACHABLE)

@@ -1,4 +1,5 @@
-"""One machine: installed packages, GPUs, memory that a run shares with everything else there, and its directory."""
+"""What one machine checks: installed packages, GPUs, memory that a run shares with everything else there, the run's
+directory, its file with the corpora that it names, and MLflow."""
 
 import contextlib
 import fcntl
@@ -11,17 +12,28 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pynvml
 from packaging.requirements import Requirement
 
 from data_pipeline.foundation.atomic import lock
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import counted, masked
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.packages import PACKAGE
 from data_pipeline.foundation.processes import available_memory, until
 from launch.tools.doctor.checks import Finding, Level, Settings
 from pretrain.hardware.devices import product_flops
 from pretrain.hardware.machine import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
+
+with imported_at_first_use():  # a check imports only what it needs
+    import requests
+
+    from data_pipeline.foundation import config_file
+    from pretrain import config as configs
+    from pretrain.tracking import store
+    from pretrain.trainer import preflight
 
 _INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"
 _BUSY = 2**30  # bytes
@@ -34,6 +46,8 @@ _LEAST_ROOM, _LEAST_SPEED = 5e9, 50e6
 _SECONDS_TO_LOCK = 60.0
 _SECONDS_TO_SEE = 20.0  # a network file system shows a new file late
 _REFUSED = "choose another run.directory, or make room there"
+_SECONDS_TO_ANSWER = 10.0
+_LATER = "the run trains on; feed MLflow afterwards with pretrain sync"
 _NOTHING_PREVENTS = "nothing prevents a second run in this directory; make sure that only one trains there"
 
 
@@ -182,3 +196,59 @@ def _locks(folder: Path, locked: str | None) -> Finding:
     if wrong:
         return Finding("file locks", "warning", wrong, "locks that hold on every node", _NOTHING_PREVENTS)
     return Finding("file locks", "ok", f"flock works{', also against other processes' if locked else ''}")
+
+
+def run_file(settings: Settings) -> list[Finding]:
+    """Whether the run file is valid for these ranks, and its corpora are there."""
+    path, *overrides = settings.run_file
+    try:
+        config = config_file.load(Path(path), overrides, configs.RunConfig)
+        setup = preflight.preflight(config, settings.all_ranks, here=False, folder=Path(path).parent)
+    except UserError as error:
+        return [Finding("run file", "fault", line) for line in str(error).splitlines()]
+    found = f"{path} and its corpora are valid for {counted(settings.all_ranks, 'rank')}"
+    return [Finding("run file", "ok", found), *(Finding("run file", "warning", line) for line in setup.warnings)]
+
+
+def tracking(settings: Settings) -> list[Finding]:
+    """Whether MLflow answers at the run's tracking URI. A run trains without it, so nothing here is a fault."""
+    uri = settings.tracking
+    if not settings.run_file:
+        return []
+    if uri is None:
+        return [Finding("tracking", "ok", "MLflow is off (tracking.mlflow: null)")]
+    shown, file = masked(uri), store.sqlite_file(uri)
+    try:
+        if file:
+            with tempfile.TemporaryFile(dir=existing(file.parent)):  # SQLite writes beside its file too
+                if file.exists() and not os.access(file, os.W_OK):
+                    raise PermissionError(0, "can't be written")
+            return [Finding("tracking", "ok", f"{file} can be written")]
+        if not uri.startswith(("http://", "https://")):
+            return [Finding("tracking", "ok", f"{shown}: not checked")]
+        status = _status(uri)
+    except (OSError, ValueError) as error:
+        expected = "a file that can be written" if file else "a server that answers"
+        return [Finding("tracking", "warning", f"{file or shown}: {_reason(error)}", expected, _LATER)]
+    if status == 200:
+        return [Finding("tracking", "ok", f"{shown} answers")]
+    login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; " if status in (401, 403) else ""
+    return [Finding("tracking", "warning", f"{shown} answers {status}", "200", f"{login}{_LATER}")]
+
+
+def _status(uri: str) -> int:
+    """The status of the server's answer to MLflow's question for its experiments."""
+    user, password, token = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD", "TOKEN"))
+    return requests.get(
+        f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1",
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        auth=(user, password or "") if user and not token and not urlsplit(uri).username else None,
+        timeout=_SECONDS_TO_ANSWER,
+    ).status_code
+
+
+def _reason(error: BaseException) -> str:
+    """The reason of an error of the network or the disk: that of the error which it follows from."""
+    while (origin := error.__cause__ or error.__context__) is not None:
+        error = origin
+    return "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)

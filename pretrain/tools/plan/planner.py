@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.manifest import corpus_file_of
+from data_pipeline.corpus.corpus import corpus_file_of
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError

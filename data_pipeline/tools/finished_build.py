@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from data_pipeline import write_manifest
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus.manifest import FILE, read_manifest
+from data_pipeline.corpus.corpus import MANIFEST, read_manifest
 from data_pipeline.dedup.keys import hash64, smallest_keys
 from data_pipeline.execution.parts import Part, parts_of
 from data_pipeline.execution.work_units import Finished, Unit, read_finished
@@ -111,7 +111,8 @@ def open_build(location: Path) -> FinishedBuild:
         build = FinishedBuild(location, Path(config.output), config)
     if not build.documents:
         raise UserError(f"{build.directory}: no finished build; run data-pipeline build")
-    if (build.directory / FILE).exists() and read_manifest(build.directory).config != write_manifest.lineage(config):
+    finished = (build.directory / MANIFEST).exists()
+    if finished and read_manifest(build.directory).config != write_manifest.lineage(config):
         raise UserError(f"{location}: {build.directory} was built with other settings; run data-pipeline build")
     return build
 

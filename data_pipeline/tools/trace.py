@@ -7,7 +7,7 @@ import numpy as np
 
 from data_pipeline import tokenizer
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.manifest import FILE
+from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.execution.buckets import TokenBucket, bucket_numbers, read_bucket_with_hashes
 from data_pipeline.execution.work_units import read_finished
 from data_pipeline.foundation.errors import UserError
@@ -16,7 +16,7 @@ from data_pipeline.packing.examples import rows_of_pairs
 from data_pipeline.packing.rows import Documents, Rules, complete_documents, rows_of_tokens
 from data_pipeline.stages import tokens
 from data_pipeline.stages.shards import rules_of
-from data_pipeline.tools.provenance.document_trace import (
+from data_pipeline.tools.document_trace import (
     BlockLocation,
     DocumentTrace,
     Drop,
@@ -24,7 +24,7 @@ from data_pipeline.tools.provenance.document_trace import (
     TokenLocation,
     trace_records,
 )
-from data_pipeline.tools.provenance.finished_build import FinishedBuild, records_named
+from data_pipeline.tools.finished_build import FinishedBuild, records_named
 
 _WIDTH, _INDENT, _NAME = 80, 2, 12
 _DROPS_SHOWN = 5  # of each rule
@@ -133,7 +133,7 @@ def _shortened(text: str, indent: int) -> str:
 
 def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocation | None:
     """Where the document `identity` of `split` has its tokens; None without shards or such a document."""
-    if not (build.directory / FILE).exists():
+    if not (build.directory / MANIFEST).exists():
         return None
     corpus, config = open_corpus(build.directory), build.config
     files = [name for unit in read_finished(tokens.STAGE, build.directory) for name in unit.outputs]

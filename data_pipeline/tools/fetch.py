@@ -14,7 +14,7 @@ from data_pipeline.foundation.formatting import counted, duration, human_size
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
 with imported_at_first_use():  # requests takes 110 ms and pydantic 90, which --help does without
-    from data_pipeline.tools.fetch import download
+    from data_pipeline.tools import download
 
 fetch_app = typer.Typer(
     no_args_is_help=True,

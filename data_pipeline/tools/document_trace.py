@@ -16,7 +16,7 @@ from data_pipeline.stages.deduplication import Decided
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
 from data_pipeline.stages.part_readings import CHECKS, Apply, application, check_of
 from data_pipeline.text.document import NO_RULES, Document, Tally
-from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
+from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
 
 
 @dataclass(frozen=True)

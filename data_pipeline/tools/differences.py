@@ -10,7 +10,7 @@ from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.progress import track
-from data_pipeline.tools.provenance.document_trace import (
+from data_pipeline.tools.document_trace import (
     DocumentTrace,
     Drop,
     StepTrace,
@@ -19,7 +19,7 @@ from data_pipeline.tools.provenance.document_trace import (
     trace_deduplication,
     trace_records,
 )
-from data_pipeline.tools.provenance.finished_build import BuiltInput, FinishedBuild
+from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
 
 ONLY_A, ONLY_B, TEXT, SPLIT = "only_in_a", "only_in_b", "text_differs", "split_differs"
 Documents = dict[str, tuple[bytes, str]]  # by id, the hash of the text and the split

@@ -1,1 +1,0 @@
-"""Documents that contain an item of an evaluation set: how items are read, and found."""

@@ -1,1 +1,0 @@
-"""Downloads of published files."""

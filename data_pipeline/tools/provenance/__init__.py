@@ -1,1 +1,0 @@
-"""Which rule kept, changed or dropped each document of a finished corpus."""
