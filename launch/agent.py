@@ -18,7 +18,7 @@ from data_pipeline.foundation.processes import caught, until
 from launch.protocol import Connection, Event, Handshake, Start
 from launch.rank_processes import RankProcesses, wrapped
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
-from pretrain.hardware.machine import (
+from pretrain.hardware import (
     ACCELERATOR,
     count_gpus,
     free_port,

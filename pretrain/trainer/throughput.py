@@ -15,7 +15,7 @@ from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.functional.on_cpu import matmul
-from pretrain.hardware.devices import gpu_of_device
+from pretrain.hardware import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.trainer.validate import ValidatedRun
 

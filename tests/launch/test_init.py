@@ -21,7 +21,7 @@ from launch.tools.scaffold.machine import SIZES, Machine, run_of_an_hour
 from launch.tools.scaffold.text import sample_of, sources_of
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.hardware.devices import GPUS
+from pretrain.hardware import GPUS
 from pretrain.models import FAMILIES
 from pretrain.tools import measured_steps
 from pretrain.tools.measured_steps import Passes

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.hardware.devices import GPUS, gpu_of_device
+from pretrain.hardware import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder
 from pretrain.trainer import throughput

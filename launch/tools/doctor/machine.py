@@ -20,8 +20,7 @@ from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.packages import PACKAGE
 from data_pipeline.foundation.processes import available_memory, until
 from launch.tools.doctor.checks import Finding, Level, Settings
-from pretrain.hardware.devices import product_flops
-from pretrain.hardware.machine import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
+from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, product_flops, threads_per_rank
 
 _INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"
 _BUSY = 2**30  # bytes

@@ -11,7 +11,7 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.formatting import counted, masked
 from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
 from pretrain.evaluation.record import png
-from pretrain.hardware.machine import VISIBLE, count_gpus, threads_per_rank
+from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.tools.experiment import experiment_file, report
 from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
