@@ -28,7 +28,7 @@ from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.run_config import DistillationSection
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses

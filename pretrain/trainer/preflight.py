@@ -9,7 +9,7 @@ from data_pipeline.corpus.manifest import FILE as MANIFEST
 from data_pipeline.corpus.manifest import how_to_build
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from pretrain.checkpoint.choose import is_valid, newest
+from pretrain.checkpoint.directory import is_valid, newest
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware import count_gpus

@@ -15,7 +15,7 @@ import torch
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.text.vocabulary import Vocabulary
-from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
 from pretrain.evaluation import collectives, record

@@ -11,7 +11,7 @@ import matplotlib.figure
 import pytest
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.directory import newest
 from pretrain.evaluation import record
 from pretrain.evaluation.hook import Findings
 from pretrain.run import system_metrics as system

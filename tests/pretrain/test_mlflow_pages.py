@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from pretrain import huggingface
-from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.directory import newest
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.evaluation import norms, record
 from pretrain.evaluation.hook import Findings

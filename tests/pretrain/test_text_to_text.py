@@ -12,7 +12,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS, normalized, word_f1
