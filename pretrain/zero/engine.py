@@ -29,8 +29,7 @@ from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private
 from pretrain.zero.construction import deepspeed_config
 from pretrain.zero.deepspeed_private import deepspeed
-from pretrain.zero.step_norms import StepNorms
-from pretrain.zero.step_times import DeviceTimes, HostTimes, StepTimes
+from pretrain.zero.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
 
 Count = TypeVar("Count", int, torch.Tensor)
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
