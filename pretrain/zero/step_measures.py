@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.model import Model
 from pretrain.optimizers.flat_buffers import FlatBuffer, sums_of_squares
+from pretrain.zero.construction import layers
 from pretrain.zero.deepspeed_private import DeepSpeedEngine, flat_buffers, wrapped
-from pretrain.zero.layers import layers
 
 GRADIENT, WEIGHT, UPDATE = range(3)
 

@@ -23,7 +23,7 @@ from pretrain.hardware import GPUS, Gpu, threads_per_rank
 from pretrain.tools.plan.activations import LiveMemory, Rows, activations
 from pretrain.tools.plan.planner import Planner, resolve_rows
 from pretrain.tools.plan.zero_memory import Parameters, Setting, States, states
-from pretrain.zero.layers import layers, recomputed
+from pretrain.zero.construction import layers, recomputed
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES

@@ -21,7 +21,7 @@ from pretrain import models
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.functional.attention import using
 from pretrain.models import ModelConfig
-from pretrain.zero.layers import layers, recomputed
+from pretrain.zero.construction import layers, recomputed
 
 
 class LiveMemory(TorchDispatchMode):
