@@ -25,7 +25,7 @@ from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.index import INDEX
 from pretrain.run import metrics_file
 from pretrain.tracking.mlflow_run import STATE_FILE, FeedState, LoggedCheckpoint, MlflowRun, TrackedRun, file_version
-from pretrain.tracking.store import absolute_uri, in_mlflow, one_line
+from pretrain.tracking.mlflow_server import absolute_uri, in_mlflow, one_line
 
 _KEY = "checkpoint_key"
 _STATE = "checkpoint"

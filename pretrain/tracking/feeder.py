@@ -42,7 +42,15 @@ from pretrain.tracking.mlflow_run import (
     parent_run,
     settle_parent,
 )
-from pretrain.tracking.store import ARTIFACTS, absolute_uri, client, create_tables, in_mlflow, safe_key, sqlite_file
+from pretrain.tracking.mlflow_server import (
+    ARTIFACTS,
+    absolute_uri,
+    client,
+    create_tables,
+    in_mlflow,
+    safe_key,
+    sqlite_file,
+)
 
 # the value with which the UI opens an experiment on its training runs, not on its pages for language-model calls
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}

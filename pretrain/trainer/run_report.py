@@ -29,7 +29,7 @@ from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
 from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY, NOTE, DatasetInfo, TrackedRun
-from pretrain.tracking.store import one_line
+from pretrain.tracking.mlflow_server import one_line
 from pretrain.tracking.tracker import Tracker
 from pretrain.trainer.picture import draw
 from pretrain.trainer.validate import ValidatedRun

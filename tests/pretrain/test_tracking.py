@@ -19,11 +19,10 @@ from mlflow.tracking import MlflowClient
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.run.metrics_file import MetricLog, read_metrics
-from pretrain.tracking import feeder, store
+from pretrain.tracking import feeder, mlflow_server
 from pretrain.tracking import tracker as tracking
-from pretrain.tracking.dashboard import dashboard
 from pretrain.tracking.mlflow_run import NOTE, DatasetInfo, FeedState, TrackedRun
-from pretrain.tracking.store import in_mlflow
+from pretrain.tracking.mlflow_server import dashboard, in_mlflow
 from pretrain.tracking.tracker import Tracker, sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server, answers
@@ -166,7 +165,7 @@ def test_run_is_described_in_full(tmp_path, uri, client):
         assert json.loads(dataset.profile) == {"rows": 7}
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["config.yaml", "evaluation"]
     assert json.loads(run.data.tags["mlflow.loggedArtifacts"]) == [{"path": "evaluation/samples.json", "type": "table"}]
-    assert Path(store.sqlite_file(uri)).parent.joinpath("mlartifacts").is_dir()
+    assert Path(mlflow_server.sqlite_file(uri)).parent.joinpath("mlartifacts").is_dir()
     experiment = client.get_experiment(run.info.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
@@ -264,18 +263,18 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
 
 @pytest.mark.slow
 def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_created(tmp_path, monkeypatch):
-    database, connect = tmp_path / "mlflow.db", store.client
+    database, connect = tmp_path / "mlflow.db", mlflow_server.client
 
     def killed(uri):
-        store.sqlite_file(uri).touch()
+        mlflow_server.sqlite_file(uri).touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "client", killed)
+    monkeypatch.setattr(mlflow_server, "client", killed)
     with pytest.raises(KeyboardInterrupt):
-        store.create_tables(f"sqlite:///{database}")
-    monkeypatch.setattr(store, "client", connect)
+        mlflow_server.create_tables(f"sqlite:///{database}")
+    monkeypatch.setattr(mlflow_server, "client", connect)
     assert not database.exists()
-    store.create_tables(f"sqlite:///{database}")
+    mlflow_server.create_tables(f"sqlite:///{database}")
     assert MlflowClient(f"sqlite:///{database}").search_experiments()
 
 
@@ -455,7 +454,7 @@ def test_the_sections_of_a_page_begin_with_losses_then_evaluations_and_end_with_
 DASHBOARD = """
 import sys
 from pathlib import Path
-from pretrain.tracking.dashboard import dashboard
+from pretrain.tracking.mlflow_server import dashboard
 dashboard(Path(sys.argv[1]), "sqlite:///elsewhere.db", port=int(sys.argv[2]))
 """
 

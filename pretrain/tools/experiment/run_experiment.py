@@ -16,7 +16,7 @@ from pretrain.tools.experiment import experiment_folder, report
 from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
 from pretrain.tracking.mlflow_run import parent_run, settle_parent
-from pretrain.tracking.store import client, one_line
+from pretrain.tracking.mlflow_server import client, one_line
 from pretrain.tracking.tracker import sync
 
 
