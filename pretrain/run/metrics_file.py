@@ -28,6 +28,9 @@ import psutil
 import pynvml
 
 FILE_NAME = "metrics.jsonl"
+_SYSTEM = "system"  # the folder with the files of machines
+_MEGABYTE = 1e6
+Sample = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -157,12 +160,6 @@ def _mend_last_line(path: Path) -> None:
             file.write(b"\n")
         else:
             file.truncate(start + whole)
-
-
-_SYSTEM = "system"
-_MEGABYTE = 1e6
-
-Sample = dict[str, float]
 
 
 def files_of_machines(run_dir: Path) -> list[Path]:
