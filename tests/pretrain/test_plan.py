@@ -20,9 +20,8 @@ from pretrain.cli import app
 from pretrain.config import RunConfig
 from pretrain.functional.attention import using
 from pretrain.hardware import GPUS, Gpu, threads_per_rank
-from pretrain.tools.plan.activations import LiveMemory, Rows, activations
+from pretrain.tools.plan.memory import LiveMemory, Parameters, Rows, Setting, States, activations, states
 from pretrain.tools.plan.planner import Planner, resolve_rows
-from pretrain.tools.plan.zero_memory import Parameters, Setting, States, states
 from pretrain.zero.construction import layers, recomputed
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
