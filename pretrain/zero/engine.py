@@ -21,7 +21,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch
 from pretrain import optimizers
 from pretrain.config import RunConfig
-from pretrain.functional.numerics import OnHost, to_device
+from pretrain.functional.arithmetic import OnHost, to_device
 from pretrain.models.model import Losses, Model
 from pretrain.optimizers.flat_buffers import Sharded
 from pretrain.optimizers.groups import set_rates

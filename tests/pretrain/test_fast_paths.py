@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pretrain.functional.arithmetic import drop
 from pretrain.functional.attention import attend, sdpa, sdpa_kernels
 from pretrain.functional.attention_bias import toeplitz
 from pretrain.functional.cross_entropy import token_losses
-from pretrain.functional.on_cpu import drop
 from pretrain.models import build, layers
 from pretrain.models.layers import RMSNorm, fuse_linears
 from pretrain.zero.construction import prepare_layers

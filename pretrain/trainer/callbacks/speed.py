@@ -18,7 +18,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.functional.on_cpu import matmul
+from pretrain.functional.arithmetic import matmul
 from pretrain.hardware import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.trainer.callback import Callback, Trainer
