@@ -22,7 +22,7 @@ with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, pydantic 0.4 s; M
     from pretrain.tools import reference, watch
     from pretrain.tools.experiment import run_experiment
     from pretrain.tools.plan import planner
-    from pretrain.tracking import mlflow_server, tracker
+    from pretrain.tracking import mlflow_store, tracker
     from pretrain.trainer import picture, train
 
 GPUS_PER_NODE = 8  # of the common servers
@@ -152,7 +152,7 @@ def dashboard_command(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Another free one is taken if it is in use.")] = 5000,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
-    mlflow_server.dashboard(run_dir, uri, port)
+    mlflow_store.dashboard(run_dir, uri, port)
 
 
 @app.command("watch", epilog="Example: pretrain watch runs/quickstart")

@@ -31,23 +31,21 @@ from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
 from data_pipeline.foundation.formatting import masked
 from pretrain.run import metrics_file
 from pretrain.tracking.checkpoints import log_checkpoints
-from pretrain.tracking.mlflow_run import (
+from pretrain.tracking.mlflow_store import (
+    ARTIFACTS,
     ARTIFACTS_DIRECTORY,
     NOTE,
     FeedState,
     MlflowRun,
     TrackedRun,
-    file_version,
-    parent_run,
-    settle_parent,
-)
-from pretrain.tracking.mlflow_server import (
-    ARTIFACTS,
     absolute_uri,
     client,
     create_tables,
+    file_version,
     in_mlflow,
+    parent_run,
     safe_key,
+    settle_parent,
     sqlite_file,
 )
 

@@ -17,7 +17,7 @@ from pretrain.evaluation.hook import Findings
 from pretrain.run import metrics_file
 from pretrain.run.metrics_file import MetricLog, SystemMonitor, read_metrics
 from pretrain.tracking.checkpoints import Registration, metric_dataset
-from pretrain.tracking.mlflow_run import DatasetInfo, FeedState, TrackedRun
+from pretrain.tracking.mlflow_store import DatasetInfo, FeedState, TrackedRun
 from pretrain.tracking.tracker import Tracker, sync
 
 

@@ -11,7 +11,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.evaluation import norms, record
 from pretrain.evaluation.hook import Findings
 from pretrain.tracking.checkpoints import Registration
-from pretrain.tracking.mlflow_run import TrackedRun
+from pretrain.tracking.mlflow_store import TrackedRun
 from pretrain.tracking.tracker import sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server

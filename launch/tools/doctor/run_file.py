@@ -13,7 +13,7 @@ from data_pipeline.foundation.formatting import counted, masked
 from launch.tools.doctor.checks import Finding, Settings
 from launch.tools.doctor.machine import existing
 from pretrain.config import RunConfig
-from pretrain.tracking.mlflow_server import sqlite_file
+from pretrain.tracking.mlflow_store import sqlite_file
 from pretrain.trainer.preflight import preflight
 
 _SECONDS_TO_ANSWER = 10.0

@@ -15,8 +15,7 @@ from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.tools.experiment import experiment_folder, report
 from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
-from pretrain.tracking.mlflow_run import parent_run, settle_parent
-from pretrain.tracking.mlflow_server import client, one_line
+from pretrain.tracking.mlflow_store import client, one_line, parent_run, settle_parent
 from pretrain.tracking.tracker import sync
 
 
