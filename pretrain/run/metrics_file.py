@@ -10,7 +10,8 @@ JSON has no NaN and no infinity, but a diverged loss must not be lost. So these 
 
 The metrics of machines have the names that MLflow's own monitor uses, which MLflow's UI shows on a page of their own:
 system/cpu_utilization_percentage, or system/NODE/cpu_utilization_percentage in a run on several machines. A line's step
-is the number of the sample."""
+is the number of the sample.
+"""
 
 import contextlib
 import json

@@ -10,6 +10,7 @@ import torch
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.formatting import counted, duration
+from launch.tools.scaffold.measured_steps import PATIENCE, Passes, measure
 from pretrain.config.models import AnyModelConfig, ModelConfig
 from pretrain.hardware import (
     Gpu,
@@ -22,7 +23,6 @@ from pretrain.hardware import (
 )
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.tools.measured_steps import PATIENCE, Passes, measure
 
 SIZES = tuple(f"t5gemma2-{size}" for size in ("1.2m", "4.5m", "15m", "58m", "214m", "828m", "2.8b"))
 _HOUR = 3600.0
