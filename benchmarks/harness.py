@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from pretrain.functional.on_cpu import MULTIPLIES_BF16
+from pretrain.functional.arithmetic import MULTIPLIES_BF16
 from pretrain.zero.memory import keep_freed_memory
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from pretrain.huggingface.export import MODELLING_FILES
 from pretrain.models import build, parse
 from pretrain.models.flops import Sizes
 from pretrain.models.model import Model
-from pretrain.zero.layers import layers
+from pretrain.zero.construction import layers
 
 FORMS = ("sdpa", "eager")  # of attention in transformers
 

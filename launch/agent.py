@@ -23,7 +23,7 @@ from data_pipeline.foundation.processes import ProcessGroup, caught, until
 from launch import rank_wrapper
 from launch.protocol import Connection, Event, Handshake, Start
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
-from pretrain.hardware.machine import (
+from pretrain.hardware import (
     ACCELERATOR,
     count_gpus,
     free_port,

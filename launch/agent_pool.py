@@ -17,7 +17,7 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.processes import Process, ProcessGroup, until
 from launch.agent import NodeProcesses
 from launch.protocol import Connection, Event, Handshake, Start, handshake
-from pretrain.hardware.machine import count_gpus, free_port
+from pretrain.hardware import count_gpus, free_port
 from pretrain.run.heartbeat import Heartbeat
 
 _SECONDS_TO_CONNECT, _SECONDS_TO_END, _POLL_SECONDS = 300.0, 90.0, 0.1

@@ -15,7 +15,7 @@ from launch.attempt import Attempt, record
 from launch.head import StopRequests, result, stop_requests, watch
 from launch.nodes import Access, Node, Nodes, Run, number_of_ranks, this_machine
 from pretrain.config import RunConfig
-from pretrain.hardware.machine import count_gpus
+from pretrain.hardware import count_gpus
 from pretrain.run import restarts, status
 from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status

@@ -15,7 +15,7 @@ from launch.head import StopRequests
 from launch.protocol import Start
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
-from pretrain.hardware.machine import free_port
+from pretrain.hardware import free_port
 from pretrain.run import node_memory
 
 _WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and can't be reached: it may start anew

@@ -13,7 +13,7 @@ from checks.gpu.report import Json, Report
 from checks.gpu.runner import ROOT
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
-from pretrain.hardware.devices import gpu_of_device
+from pretrain.hardware import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from tests.pretrain.small_runs import T5, run_config
 

@@ -32,8 +32,8 @@ from data_pipeline.foundation.json_file import read_json
 from experiments import speedrun
 from experiments.ladder.compared import Other
 from pretrain.models import outline, parse
-from pretrain.tools.experiment import experiment_file
-from pretrain.tools.experiment.experiment_file import Experiment, Group
+from pretrain.tools.experiment import experiment_folder
+from pretrain.tools.experiment.experiment_folder import Experiment, Group
 from pretrain.tools.experiment.report import Line, lines
 from pretrain.tools.experiment.results import Result, compare, ends_by_seed, holm, read_csv
 
@@ -53,7 +53,7 @@ def table(name: str) -> Callable[[Callable[[Path], Any]], Callable[[Path], Any]]
 
 @cache
 def _experiment(name: str) -> Experiment:
-    return experiment_file.read(ROOT / "configs/experiments" / name)
+    return experiment_folder.read(ROOT / "configs/experiments" / name)
 
 
 def _values(results: list[Result], row: str, name: str) -> list[float | None]:

@@ -36,8 +36,7 @@ import torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.loading.stream import Stream
-from pretrain.checkpoint.choose import newest
-from pretrain.checkpoint.directory import all_steps
+from pretrain.checkpoint.directory import all_steps, newest
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
 from pretrain.run.metrics_file import read_metrics

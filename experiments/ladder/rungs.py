@@ -9,8 +9,8 @@ from data_pipeline.foundation.errors import UserError
 from experiments.ladder.ladder_file import LadderFile, Rung
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.tools.experiment.planned_runs import PlannedRun, of_length, plan_runs
-from pretrain.trainer.throughput import flops_per_step, rows_per_step
+from pretrain.tools.experiment.experiment_folder import PlannedRun, of_length, plan_runs
+from pretrain.trainer.callbacks.speed import flops_per_step, rows_per_step
 from pretrain.trainer.validate import ValidatedRun, validate
 
 

@@ -16,8 +16,7 @@ from data_pipeline.foundation.atomic import commit, flush, sha256, temporary_pat
 from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import memory
-from pretrain.checkpoint.choose import damage, first_valid
-from pretrain.checkpoint.directory import all_steps, candidates, checkpoint_directory, set_latest
+from pretrain.checkpoint.directory import all_steps, candidates, checkpoint_directory, damage, first_valid, set_latest
 from pretrain.checkpoint.index import INDEX, File, MappedFile
 from pretrain.checkpoint.tensors import StoredTensors
 from pretrain.run import node_memory, watchdog

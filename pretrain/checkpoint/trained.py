@@ -32,7 +32,7 @@ from pretrain.checkpoint.tensors import (
     write_buffers,
     write_tensors,
 )
-from pretrain.hardware.machine import device_type
+from pretrain.hardware import device_type
 from pretrain.models import ModelConfig
 from pretrain.models.model import Model
 from pretrain.optimizers import AVERAGE

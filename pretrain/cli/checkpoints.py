@@ -19,7 +19,8 @@ with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, transformers 1.4 
     from data_pipeline import corpus as corpora
     from data_pipeline.foundation import config_file
     from pretrain import huggingface, models
-    from pretrain.checkpoint import choose, tensors
+    from pretrain.checkpoint import directory as directories
+    from pretrain.checkpoint import tensors
     from pretrain.checkpoint import trained as trained_models
     from pretrain.config import evaluation
     from pretrain.evaluation import lm_eval as harness
@@ -139,16 +140,18 @@ def evaluate_command(
         raise UserError(f"--suite: expected {' or '.join(evaluation.SUITES)}, got {suite!r}")
     if lm_eval is not None:
         settings = harness.LmEvalSettings(lm_eval.split(","), include_path, few_shot, limit)
-        evaluate.evaluate_on_tasks(choose.checkpoint_in(checkpoint), settings, form, batch_size, out, json_)
+        evaluate.evaluate_on_tasks(directories.checkpoint_in(checkpoint), settings, form, batch_size, out, json_)
         return
     if include_path or few_shot is not None:
         raise UserError("--include-path and --few-shot are for --lm-eval")
     if minimal_pairs is not None:
-        evaluate.evaluate_on_pairs(choose.checkpoint_in(checkpoint), minimal_pairs, form, limit, batch_size, out, json_)
+        evaluate.evaluate_on_pairs(
+            directories.checkpoint_in(checkpoint), minimal_pairs, form, limit, batch_size, out, json_
+        )
         return
     if form or limit is not None:
         raise UserError("--form and --limit are for --lm-eval and --minimal-pairs")
-    evaluate.evaluate(choose.checkpoint_in(checkpoint), corpora or [], suite, hooks or [], batch_size, out, json_)
+    evaluate.evaluate(directories.checkpoint_in(checkpoint), corpora or [], suite, hooks or [], batch_size, out, json_)
 
 
 @app.command(epilog="Example: pretrain attention runs/quickstart 'The <extra_id_0> is red.' --out pictures")
@@ -183,7 +186,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a directory that Hugging Face transformers can load, with a model card."""
-    directory = choose.checkpoint_in(checkpoint)
+    directory = directories.checkpoint_in(checkpoint)
     trained = _open(directory)
     registration = registry.Registration.of(directory, register, uri) if register is not None else None
     usage = huggingface.export(
@@ -220,7 +223,7 @@ def average(
     averaged = (
         trained_models.last_checkpoints(sources[0], last)
         if last > 1
-        else [choose.checkpoint_in(path) for path in sources]
+        else [directories.checkpoint_in(path) for path in sources]
     )
     parameters = trained_models.average(averaged, out, ema)
     print(f"{out}: {parameters:,} parameters, the mean of {', '.join(map(str, averaged))}.")
@@ -274,4 +277,4 @@ def adapt_command(
 
 
 def _open(path: Path) -> "trained_models.TrainedModel":
-    return trained_models.TrainedModel.open(choose.checkpoint_in(path))
+    return trained_models.TrainedModel.open(directories.checkpoint_in(path))

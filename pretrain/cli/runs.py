@@ -17,12 +17,12 @@ with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, pydantic 0.4 s; M
     from data_pipeline.foundation import config_file
     from data_pipeline.loading import server
     from pretrain import config as configs
-    from pretrain.hardware import devices
+    from pretrain import hardware
     from pretrain.run import heartbeat, rank_logs
     from pretrain.tools import reference, watch
     from pretrain.tools.experiment import run_experiment
     from pretrain.tools.plan import planner
-    from pretrain.tracking import dashboard, tracker
+    from pretrain.tracking import mlflow_store, tracker
     from pretrain.trainer import picture, train
 
 GPUS_PER_NODE = 8  # of the common servers
@@ -112,19 +112,19 @@ def plan(
 
     `--gpu cpu` answers for this machine's CPU, which it measures for half a second.
     """
-    settings, on_cpu = config_file.load(config, overrides or [], configs.RunConfig), gpu == devices.CPU
+    settings, on_cpu = config_file.load(config, overrides or [], configs.RunConfig), gpu == hardware.CPU
     if on_cpu and (gpus or nodes or price is not None):
         raise UserError("--gpu cpu: it is this machine's, so leave out --gpus, --nodes and --price")
     if gpus is None and not on_cpu:
         raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
-    kind = devices.this_cpu() if on_cpu else devices.gpu_named(gpu)
+    kind = hardware.this_cpu() if on_cpu else hardware.gpu_named(gpu)
     gpus = gpus or 1
     nodes = nodes or -(-gpus // GPUS_PER_NODE)
     if gpus % nodes:
         raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
 
     settings, row, corpus_file = planner.resolve_rows(settings, config, inputs, targets)
-    mfu = mfu or (devices.cpu_share(settings.model.width) if on_cpu else _MFU)
+    mfu = mfu or (hardware.cpu_share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
     planned = planner.Planner(settings, row, gpu, kind, mfu, price, corpus_file)
     if json_:
@@ -152,7 +152,7 @@ def dashboard_command(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Another free one is taken if it is in use.")] = 5000,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
-    dashboard.dashboard(run_dir, uri, port)
+    mlflow_store.dashboard(run_dir, uri, port)
 
 
 @app.command("watch", epilog="Example: pretrain watch runs/quickstart")

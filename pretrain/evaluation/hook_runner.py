@@ -14,8 +14,7 @@ import torch.distributed as dist
 from data_pipeline.foundation.atomic import write_bytes
 from pretrain.config.evaluation import HookSettings
 from pretrain.evaluation import record
-from pretrain.evaluation.collectives import Collectives, Outcome
-from pretrain.evaluation.hook import Evaluation, Findings, HeldOut, Hook, Row, StepHook, Subject
+from pretrain.evaluation.hook import Collectives, Evaluation, Findings, HeldOut, Hook, Outcome, Row, StepHook, Subject
 from pretrain.run import watchdog
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pretrain.zero.engine import Engine
-    from pretrain.zero.step_norms import StepNorms
+    from pretrain.zero.step_measures import StepNorms
 
 _TABLE = "norms"
 _MOST_STEPS = 200  # columns of a heat map

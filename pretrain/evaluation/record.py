@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY
+from pretrain.tracking.mlflow_store import ARTIFACTS_DIRECTORY
 
 with imported_at_first_use():
     from matplotlib import figure as figures  # 0.9 s and 46 MB, for runs with pictures alone

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pretrain.functional.arithmetic import drop, matmul, soft_capped
 from pretrain.functional.attention_bias import MASKED, Pattern
-from pretrain.functional.numerics import soft_capped
-from pretrain.functional.on_cpu import drop, matmul
 
 Backend = Literal["sdpa", "triton", "eager"]
 

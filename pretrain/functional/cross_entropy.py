@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.functional.numerics import at_least_fp32, soft_capped
-from pretrain.functional.on_cpu import linear, matmul
+from pretrain.functional.arithmetic import at_least_fp32, linear, matmul, soft_capped
 
 
 def indices_of_targets(labels: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, Heads
+from pretrain.functional.arithmetic import at_least_fp32
 from pretrain.functional.attention_bias import Pattern, visible
-from pretrain.functional.numerics import at_least_fp32
 from pretrain.models import outline
 from pretrain.models.attention import (
     Attention,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import DoubleDecoderConfig
+from pretrain.functional.arithmetic import to_device
 from pretrain.functional.attention_bias import masked, visible
-from pretrain.functional.numerics import to_device
 from pretrain.models.attention import (
     AttentionInputs,
     AttentionMask,

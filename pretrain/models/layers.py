@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.config.models import Heads, Norm
-from pretrain.functional.numerics import at_least_fp32
-from pretrain.functional.on_cpu import drop, linear, rms_norm
+from pretrain.functional.arithmetic import at_least_fp32, drop, linear, rms_norm
 
 
 def one_use(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from pretrain.functional.numerics import to_device
+from pretrain.functional.arithmetic import to_device
 from pretrain.models.layers import Embedding
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines, each broadcasting to (batch, heads, length, d_kv)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from pretrain.config.optimizers import MuonConfig
-from pretrain.functional.on_cpu import addmm, matmul
+from pretrain.functional.arithmetic import addmm, matmul
 from pretrain.optimizers.adamw_scale import count_step, fused_adamw
 from pretrain.optimizers.flat_buffers import FlatBuffer, Sharded, in_whole
 

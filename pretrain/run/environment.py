@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.formatting import masked_code, without_login
 from data_pipeline.foundation.packages import git
-from pretrain.hardware.machine import device_type
+from pretrain.hardware import device_type
 
 DIFF = "git.diff"
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "webdataset", "sentencepiece", "mlflow", "transformers")

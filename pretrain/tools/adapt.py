@@ -16,7 +16,7 @@ from data_pipeline.foundation.config_file import check
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain import huggingface, models
-from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel, save_weights
 from pretrain.config.models import Heads, StackConfig
 from pretrain.huggingface.load import CONFIG

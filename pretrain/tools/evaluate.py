@@ -25,8 +25,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HOOKS, SUITES, HookSettings
 from pretrain.evaluation import attention, minimal_pairs, record
-from pretrain.evaluation.collectives import Collectives
-from pretrain.evaluation.hook import Evaluation, Findings, HeldOut
+from pretrain.evaluation.hook import Collectives, Evaluation, Findings, HeldOut
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
 from pretrain.evaluation.prompt_format import FORMS, PromptFormat, PromptScores

@@ -18,7 +18,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives.registry import TrainingObjective
 from data_pipeline.sources.formats import OPTIONS
 from pretrain.config import RunConfig
-from pretrain.tools.experiment.experiment_file import ExperimentFile
+from pretrain.tools.experiment.experiment_folder import ExperimentFile
 
 _INTRODUCTION = """\
 # Reference

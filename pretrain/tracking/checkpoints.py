@@ -24,8 +24,17 @@ from data_pipeline.foundation.formatting import MASK, masked
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.index import INDEX
 from pretrain.run import metrics_file
-from pretrain.tracking.mlflow_run import STATE_FILE, FeedState, LoggedCheckpoint, MlflowRun, TrackedRun, file_version
-from pretrain.tracking.store import absolute_uri, in_mlflow, one_line
+from pretrain.tracking.mlflow_store import (
+    STATE_FILE,
+    FeedState,
+    LoggedCheckpoint,
+    MlflowRun,
+    TrackedRun,
+    absolute_uri,
+    file_version,
+    in_mlflow,
+    one_line,
+)
 
 _KEY = "checkpoint_key"
 _STATE = "checkpoint"

@@ -30,19 +30,24 @@ from mlflow.tracking.context.registry import resolve_tags
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
 from data_pipeline.foundation.formatting import masked
 from pretrain.run import metrics_file
-from pretrain.run import system_metrics as system
 from pretrain.tracking.checkpoints import log_checkpoints
-from pretrain.tracking.mlflow_run import (
+from pretrain.tracking.mlflow_store import (
+    ARTIFACTS,
     ARTIFACTS_DIRECTORY,
     NOTE,
     FeedState,
     MlflowRun,
     TrackedRun,
+    absolute_uri,
+    client,
+    create_tables,
     file_version,
+    in_mlflow,
     parent_run,
+    safe_key,
     settle_parent,
+    sqlite_file,
 )
-from pretrain.tracking.store import ARTIFACTS, absolute_uri, client, create_tables, in_mlflow, safe_key, sqlite_file
 
 # the value with which the UI opens an experiment on its training runs, not on its pages for language-model calls
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -75,7 +80,7 @@ def connected(run_dir: Path, run: TrackedRun, uri: str) -> MlflowRun:
 
 def feed(run: MlflowRun) -> int:
     """Sends new metrics, files and checkpoints. Returns how many metrics were sent."""
-    files = [run.directory / metrics_file.FILE_NAME, *system.files(run.directory)]
+    files = [run.directory / metrics_file.FILE_NAME, *metrics_file.files_of_machines(run.directory)]
     sent = sum(_feed_rows(run, str(file.relative_to(run.directory))) for file in files)
     _upload_files(run)
     log_checkpoints(run)

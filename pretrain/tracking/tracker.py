@@ -17,8 +17,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import MASK, masked, masked_values
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.run.metrics_file import MetricLog
-from pretrain.tracking.mlflow_run import MlflowRun, TrackedRun
-from pretrain.tracking.store import absolute_uri, one_line
+from pretrain.tracking.mlflow_store import MlflowRun, TrackedRun, absolute_uri, one_line
 
 with imported_at_first_use():
     from pretrain.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run

@@ -28,12 +28,11 @@ from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.run_config import DistillationSection
+from pretrain.functional.arithmetic import at_least_fp32, linear, soft_capped
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses
-from pretrain.functional.numerics import at_least_fp32, soft_capped
-from pretrain.functional.on_cpu import linear
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.attention import AttentionInputs
 from pretrain.models.decoder_only import DecoderOnly

@@ -12,7 +12,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import validation_batches
 from pretrain.checkpoint import CONFIG
-from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.evaluation.attention import Pattern, attention_patterns, plain

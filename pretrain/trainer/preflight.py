@@ -8,10 +8,10 @@ from pathlib import Path
 from data_pipeline.corpus.corpus import MANIFEST, how_to_build
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from pretrain.checkpoint.choose import is_valid, newest
+from pretrain.checkpoint.directory import is_valid, newest
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
-from pretrain.hardware.machine import count_gpus
+from pretrain.hardware import count_gpus
 from pretrain.run import status
 from pretrain.trainer.validate import ValidatedRun, validate
 

@@ -26,10 +26,9 @@ from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.hook import Findings
 from pretrain.run import environment, heartbeat, rank_logs, status, watchdog
 from pretrain.run.environment import Machine
+from pretrain.run.metrics_file import SystemMonitor
 from pretrain.run.status import Status
-from pretrain.run.system_metrics import SystemMonitor
-from pretrain.tracking.mlflow_run import ARTIFACTS_DIRECTORY, NOTE, DatasetInfo, TrackedRun
-from pretrain.tracking.store import one_line
+from pretrain.tracking.mlflow_store import ARTIFACTS_DIRECTORY, NOTE, DatasetInfo, TrackedRun, one_line
 from pretrain.tracking.tracker import Tracker
 from pretrain.trainer.picture import draw
 from pretrain.trainer.validate import ValidatedRun

@@ -16,7 +16,7 @@ from pretrain.run.watchdog import watching
 from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
-from pretrain.zero.layers import compiles
+from pretrain.zero.construction import compiles
 from pretrain.zero.ranks import from_rank_0, on_rank_0, process_group
 
 with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group

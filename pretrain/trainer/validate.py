@@ -13,7 +13,7 @@ from data_pipeline.loading.stream import Stream, differences, rates, rates_of_ro
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig, Gemma, ModelConfig
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS

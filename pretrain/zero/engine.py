@@ -21,7 +21,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch
 from pretrain import optimizers
 from pretrain.config import RunConfig
-from pretrain.functional.numerics import OnHost, to_device
+from pretrain.functional.arithmetic import OnHost, to_device
 from pretrain.models.model import Losses, Model
 from pretrain.optimizers.flat_buffers import Sharded
 from pretrain.optimizers.groups import set_rates
@@ -29,8 +29,7 @@ from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private
 from pretrain.zero.construction import deepspeed_config
 from pretrain.zero.deepspeed_private import deepspeed
-from pretrain.zero.step_norms import StepNorms
-from pretrain.zero.step_times import DeviceTimes, HostTimes, StepTimes
+from pretrain.zero.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
 
 Count = TypeVar("Count", int, torch.Tensor)
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses

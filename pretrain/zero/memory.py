@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.processes import available_memory
-from pretrain.hardware.machine import local_ranks
+from pretrain.hardware import local_ranks
 
 SAFE = 0.9  # share of the free memory to use: allocators waste some
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

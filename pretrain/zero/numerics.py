@@ -25,10 +25,9 @@ from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.optimizers import ConstantSchedule
 from pretrain.models.model import Losses, Model
-from pretrain.zero.construction import deepspeed_config, sharded, stage_on
+from pretrain.zero.construction import deepspeed_config, prepare_layers, sharded, stage_on
 from pretrain.zero.deepspeed_private import TESTED_VERSION, DeepSpeedEngine, deepspeed, forget_gradients
 from pretrain.zero.engine import Engine
-from pretrain.zero.layers import prepare_layers
 from pretrain.zero.ranks import first_value
 
 ROWS, STEPS = 2, 3  # rows of a micro-batch; more steps would need more bits than fp32 has

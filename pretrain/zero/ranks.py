@@ -18,7 +18,7 @@ import torch.distributed as dist
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from pretrain.hardware.machine import (
+from pretrain.hardware import (
     ACCELERATOR,
     bind_to,
     cores_beside,

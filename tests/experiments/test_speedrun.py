@@ -13,7 +13,7 @@ from data_pipeline.foundation.errors import UserError
 from experiments import speedrun
 from experiments.speedrun import TRACKS, Track, judged
 from pretrain.config import RunConfig
-from pretrain.tools.experiment import experiment_file
+from pretrain.tools.experiment import experiment_folder
 from pretrain.tools.experiment.results import Result, as_csv, read_csv
 from tests.tables import each
 
@@ -111,7 +111,7 @@ def test_the_command_reads_what_an_experiment_wrote(tmp_path, capsys):
 @each("name", sorted(TRACKS))
 def test_rows_of_a_track_differ_in_what_is_free(name):
     """The text, the tokenizer and the held-out loss are the track's."""
-    found = experiment_file.read(CONFIGS / name)
+    found = experiment_folder.read(CONFIGS / name)
     assert TRACKS[name].baseline is None or TRACKS[name].baseline in found.rows
     configs = [load(path, [], RunConfig) for path in found.rows.values()]
     (first, *others) = [(run.data.validation, [source.corpus for source in run.data.train]) for run in configs]

@@ -17,14 +17,14 @@ from data_pipeline.foundation.formatting import duration
 from data_pipeline.stages import tokenizer
 from data_pipeline.tokenizer.training import largest_vocabulary
 from launch.tools.scaffold import machine as first_machine
+from launch.tools.scaffold import measured_steps
 from launch.tools.scaffold.machine import SIZES, Machine, run_of_an_hour
+from launch.tools.scaffold.measured_steps import Passes
 from launch.tools.scaffold.text import sample_of, sources_of
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.hardware.devices import GPUS
+from pretrain.hardware import GPUS
 from pretrain.models import FAMILIES
-from pretrain.tools import measured_steps
-from pretrain.tools.measured_steps import Passes
 from pretrain.trainer.validate import validate
 from tests.in_process import done_here, run_here
 from tests.tables import each

@@ -21,7 +21,7 @@ import pytest
 
 from data_pipeline.foundation.config_file import load
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.directory import newest
 from pretrain.config import RunConfig
 from pretrain.run import heartbeat, node_memory, rank_logs, restarts
 from pretrain.run.metrics_file import read_metrics

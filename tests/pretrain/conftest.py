@@ -10,7 +10,7 @@ import sentencepiece
 import torch.distributed as dist
 
 from pretrain.tracking import tracker
-from pretrain.tracking.store import create_tables
+from pretrain.tracking.mlflow_store import create_tables
 from tests.conftest import made_once
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, trained
 

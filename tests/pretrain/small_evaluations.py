@@ -12,8 +12,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
-from pretrain.evaluation.collectives import Collectives
-from pretrain.evaluation.hook import Evaluation, HeldOut
+from pretrain.evaluation.hook import Collectives, Evaluation, HeldOut
 from pretrain.models import build, parse
 from pretrain.tools import evaluate as command
 

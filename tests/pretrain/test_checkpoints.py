@@ -26,8 +26,7 @@ from launch.attempts import launch_local
 from launch.nodes import Run
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
-from pretrain.checkpoint.choose import is_valid, newest
-from pretrain.checkpoint.directory import checkpoint_directory
+from pretrain.checkpoint.directory import checkpoint_directory, is_valid, newest
 from pretrain.checkpoint.index import Origin, Table
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, write_part
 from pretrain.run import watchdog

@@ -22,8 +22,8 @@ from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment import experiment_file, report, results, run_experiment
-from pretrain.tools.experiment.planned_runs import plan_experiment, shortened
+from pretrain.tools.experiment import experiment_folder, report, results, run_experiment
+from pretrain.tools.experiment.experiment_folder import plan_experiment, shortened
 from pretrain.tools.experiment.results import Result, compare, holm
 from pretrain.tools.experiment.run_experiment import experiment
 from pretrain.trainer.validate import validate
@@ -143,7 +143,7 @@ def test_a_budget_of_flops_gives_each_model_its_steps(small_corpus, tmp_path):
 
 @each("name, rows", [("autoregressive", 15), ("autoregressive-small", 15), ("autoregressive-options", 23)])
 def test_every_shipped_row_is_a_run(name, rows):
-    found = experiment_file.read(CONFIGS / name)
+    found = experiment_folder.read(CONFIGS / name)
     assert len(found.rows) == rows
     assert {row for group in found.groups for row in group.rows} == found.rows.keys()
     for path in found.rows.values():
@@ -153,11 +153,11 @@ def test_every_shipped_row_is_a_run(name, rows):
 def test_rows_without_groups_are_compared_with_the_first(tmp_path):
     for name in ("b", "a", "c"):
         (tmp_path / f"{name}.yaml").write_text("run: {}")
-    found = experiment_file.read(tmp_path)
+    found = experiment_folder.read(tmp_path)
     assert (found.name, list(found.rows)) == (tmp_path.name, ["a", "b", "c"])
-    assert found.groups == [experiment_file.Group(title=tmp_path.name, baseline="a", rows=["a", "b", "c"])]
+    assert found.groups == [experiment_folder.Group(title=tmp_path.name, baseline="a", rows=["a", "b", "c"])]
     (tmp_path / "experiment.yaml").write_text("groups: [{title: t, baseline: c, rows: [c, b]}]")
-    assert list(experiment_file.read(tmp_path).rows) == ["c", "b", "a"]
+    assert list(experiment_folder.read(tmp_path).rows) == ["c", "b", "a"]
 
 
 @each(
@@ -182,7 +182,7 @@ def test_a_folder_that_is_no_experiment_is_refused(tmp_path, rows, text, said):
     if text:
         (tmp_path / "experiment.yaml").write_text(text)
     with pytest.raises(UserError, match=said):
-        experiment_file.read(tmp_path if rows is not None else tmp_path / "none")
+        experiment_folder.read(tmp_path if rows is not None else tmp_path / "none")
 
 
 # The table and the picture.
@@ -198,7 +198,7 @@ RESULTS += [made_up("mse", *one) for one in ((1, 3.38, 4.138e-9), (2, 3.39, 4.2e
 
 
 def test_the_table_has_means_spreads_and_p_values_beside_what_is_published(tmp_path):
-    lines = report.lines(experiment_file.read(PUBLISHED), RESULTS)
+    lines = report.lines(experiment_folder.read(PUBLISHED), RESULTS)
     text = report.text(lines)
     assert max(map(len, text.splitlines())) <= 80
     heading, published, *_ = text.split("\n\n")
@@ -223,7 +223,7 @@ def test_the_table_has_means_spreads_and_p_values_beside_what_is_published(tmp_p
 
 
 def test_the_picture_has_the_mean_over_seeds_and_differences_by_seed():
-    figure = report.picture(experiment_file.read(PUBLISHED), RESULTS)
+    figure = report.picture(experiment_folder.read(PUBLISHED), RESULTS)
     losses, published, *_ = figure.axes
     by_name = {line.get_label(): line.get_ydata().tolist() for line in losses.lines}
     assert by_name["plain"] == pytest.approx([4.41, 3.41])
@@ -238,7 +238,7 @@ def test_a_group_may_compare_rows_by_another_metric(tmp_path):
         (tmp_path / f"{name}.yaml").write_text("run: {}")
     groups = "[{title: one, baseline: a, rows: [a, b]}, {title: two, baseline: a, rows: [a, b], metric: infilling/x}]"
     (tmp_path / "experiment.yaml").write_text(f"groups: {groups}")
-    found = experiment_file.read(tmp_path)
+    found = experiment_folder.read(tmp_path)
     made = [
         replace(made_up(row, seed, 3.0), others={"infilling/x": [(200, value + seed / 100)]})
         for row, value in (("a", 2.0), ("b", 1.5))
@@ -282,7 +282,7 @@ def three_runs(folder, corpus, **of_b):
     (folder / "rows").mkdir()
     for name in "abc":
         run_file(folder, corpus, **(of_b if name == "b" else {})).rename(folder / f"rows/{name}.yaml")
-    return plan_experiment(experiment_file.read(folder / "rows"), 1, None, [], folder / "out", 1)
+    return plan_experiment(experiment_folder.read(folder / "rows"), 1, None, [], folder / "out", 1)
 
 
 def train_with(script, runs, folder, monkeypatch):
@@ -331,7 +331,7 @@ while True:
 def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path):
     (tmp_path / "rows").mkdir()
     run_file(tmp_path, tmp_path / "corpus").rename(tmp_path / "rows/a.yaml")
-    found, out = experiment_file.read(tmp_path / "rows"), tmp_path / "out"
+    found, out = experiment_folder.read(tmp_path / "rows"), tmp_path / "out"
     first = plan_experiment(found, 2, "4steps", ["batch.global_batch_size=32"], out, 1)
     assert [(run.name, run.config.run.seed, run.directory) for run in first] == [
         ("a-seed-0", 0, out / "a/seed-0"),

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pretrain.functional.arithmetic import drop
 from pretrain.functional.attention import attend, sdpa, sdpa_kernels
 from pretrain.functional.attention_bias import toeplitz
 from pretrain.functional.cross_entropy import token_losses
-from pretrain.functional.on_cpu import drop
 from pretrain.models import build, layers
 from pretrain.models.layers import RMSNorm, fuse_linears
-from pretrain.zero.layers import prepare_layers
+from pretrain.zero.construction import prepare_layers
 from tests.pretrain import small_models
 from tests.pretrain.attention_cases import Case, by_pytorch, errors
 from tests.pretrain.rank_processes import on_ranks

@@ -8,8 +8,8 @@ import torch
 
 from data_pipeline.foundation.errors import UserError
 from launch.agent import ranks_environment
-from pretrain.hardware import machine as hardware
-from pretrain.hardware.machine import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, local_ranks
+from pretrain import hardware
+from pretrain.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, local_ranks
 from pretrain.run import environment
 from tests.tables import each
 

@@ -15,13 +15,13 @@ import torch
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.text.vocabulary import Vocabulary
-from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
-from pretrain.evaluation import collectives, record
+from pretrain.evaluation import hook as hooks
+from pretrain.evaluation import record
 from pretrain.evaluation.attention import attention_patterns
-from pretrain.evaluation.collectives import Collectives, Outcome
-from pretrain.evaluation.hook import Findings, StepHook
+from pretrain.evaluation.hook import Collectives, Findings, Outcome, StepHook
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
 from pretrain.evaluation.vectors import embedding
@@ -85,7 +85,7 @@ def test_all_ranks_leave_a_hook_together():
 def test_an_alarm_that_was_set_before_a_hook_goes_off_when_it_would_have(monkeypatch, took, left):
     """Such as that of pytest-timeout. It was to go off after 9000 s, and the hook takes `took`."""
     now, rang = [0.0], []
-    monkeypatch.setattr(collectives, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(hooks, "time", SimpleNamespace(monotonic=lambda: now[0]))
     handler, own = signal.signal(signal.SIGALRM, lambda *_: rang.append(1)), signal.setitimer(signal.ITIMER_REAL, 9000)
 
     def hook():
@@ -148,9 +148,9 @@ def hang():
 
 class Trouble:
     def __init__(self, settings):
-        from pretrain.evaluation import collectives, hook_runner
+        from pretrain.evaluation import collectives as hooks, hook_runner
         self.settings = settings
-        collectives.time = hook_runner.time = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped)
+        hooks.time = hook_runner.time = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped)
 
     def evaluate(self, evaluation):
         import torch

@@ -26,7 +26,7 @@ def trained(
     the last's."""
     from torch._dynamo.utils import counters
 
-    from pretrain.zero import layers as layerwise
+    from pretrain.zero import construction as layerwise
 
     torch._dynamo.reset()
     counters.clear()

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from data_pipeline.corpus import open_corpus
-from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings
 from pretrain.evaluation.prompt_format import PromptFormat

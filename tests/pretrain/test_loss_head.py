@@ -16,8 +16,8 @@ from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.config.models import ModelConfig
 from pretrain.config.run_config import DistillationSection
 from pretrain.functional import cross_entropy
+from pretrain.functional.arithmetic import soft_capped
 from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, indices_of_targets, token_losses
-from pretrain.functional.numerics import soft_capped
 from pretrain.models.model import Head, shift_right
 from pretrain.trainer import distillation
 from tests.tables import each

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pretrain.config.models import Heads
-from pretrain.functional import on_cpu
+from pretrain.functional import arithmetic
 from pretrain.functional.attention import eager
 from pretrain.models.attention import Attention
 from pretrain.models.layers import LayerConfig
@@ -17,7 +17,7 @@ HALF_A_STEP = 2.0**-8  # of a bf16 number, relative to it
 @pytest.fixture(autouse=True)
 def _no_arithmetic_for_bf16(monkeypatch):
     """This CPU is taken for one that doesn't multiply bf16."""
-    monkeypatch.setattr(on_cpu, "MULTIPLIES_BF16", False)
+    monkeypatch.setattr(arithmetic, "MULTIPLIES_BF16", False)
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:
@@ -42,16 +42,16 @@ def assert_rounded_once(function, exact, *inputs):
 
 
 def test_a_cpu_that_multiplies_bf16_does_so_by_itself(monkeypatch):
-    monkeypatch.setattr(on_cpu, "MULTIPLIES_BF16", True)
+    monkeypatch.setattr(arithmetic, "MULTIPLIES_BF16", True)
     x, weight, bias, summand = draw(2, 8, 48, seed=0), draw(40, 48, seed=1), draw(40, seed=2), draw(2, 8, 40, seed=3)
-    assert torch.equal(on_cpu.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
-    assert torch.equal(on_cpu.matmul(x, weight.T), x @ weight.T)
+    assert torch.equal(arithmetic.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
+    assert torch.equal(arithmetic.matmul(x, weight.T), x @ weight.T)
     right = weight.T.expand(2, -1, -1)
     with torch.no_grad():
-        found = on_cpu.addmm(summand, x, right, 0.5, 2.0)
+        found = arithmetic.addmm(summand, x, right, 0.5, 2.0)
         assert torch.equal(found, torch.baddbmm(summand, x, right, beta=0.5, alpha=2.0))
         assert torch.equal(
-            on_cpu.addmm(summand[0], x[0], weight.T, 0.5, 2.0),
+            arithmetic.addmm(summand[0], x[0], weight.T, 0.5, 2.0),
             torch.addmm(summand[0], x[0], weight.T, beta=0.5, alpha=2.0),
         )
 
@@ -59,17 +59,19 @@ def test_a_cpu_that_multiplies_bf16_does_so_by_itself(monkeypatch):
 @each("biased", [False, True])
 def test_outputs_and_gradients_of_a_linear_map_are_rounded_once(biased):
     bias = [draw(40, seed=2)] if biased else []
-    assert_rounded_once(on_cpu.linear, torch.nn.functional.linear, draw(3, 70, 48, seed=0), draw(40, 48, seed=1), *bias)
+    assert_rounded_once(
+        arithmetic.linear, torch.nn.functional.linear, draw(3, 70, 48, seed=0), draw(40, 48, seed=1), *bias
+    )
 
 
 def test_products_of_heads_are_rounded_once():
     left, right = draw(2, 33, 3, 16, seed=0).transpose(1, 2), draw(2, 3, 16, 21, seed=1)
-    assert_rounded_once(on_cpu.matmul, torch.matmul, left, right)
+    assert_rounded_once(arithmetic.matmul, torch.matmul, left, right)
 
 
 def test_a_matrix_for_all_rows_gets_the_sum_of_their_gradients():
     left, right = draw(4, 5, 6, seed=0), draw(1, 6, 7, seed=1)
-    (gradient,) = torch.autograd.grad(on_cpu.matmul(left, right).sum(), right)
+    (gradient,) = torch.autograd.grad(arithmetic.matmul(left, right).sum(), right)
     expected = left.double().sum(dim=(0, 1))[None, :, None].expand(1, 6, 7)
     assert gradient.shape == right.shape
     torch.testing.assert_close(gradient.double(), expected, rtol=2**-6, atol=2**-4)

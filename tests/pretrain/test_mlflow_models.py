@@ -11,14 +11,13 @@ import matplotlib.figure
 import pytest
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.directory import newest
 from pretrain.evaluation import record
 from pretrain.evaluation.hook import Findings
-from pretrain.run import system_metrics as system
-from pretrain.run.metrics_file import MetricLog, read_metrics
-from pretrain.run.system_metrics import SystemMonitor
+from pretrain.run import metrics_file
+from pretrain.run.metrics_file import MetricLog, SystemMonitor, read_metrics
 from pretrain.tracking.checkpoints import Registration, metric_dataset
-from pretrain.tracking.mlflow_run import DatasetInfo, FeedState, TrackedRun
+from pretrain.tracking.mlflow_store import DatasetInfo, FeedState, TrackedRun
 from pretrain.tracking.tracker import Tracker, sync
 
 
@@ -164,7 +163,7 @@ def test_system_metrics_have_the_names_of_mlflows_own(tmp_path, uri, client):
 
 
 def lines(run):
-    (file,) = system.files(run) or [run]
+    (file,) = metrics_file.files_of_machines(run) or [run]
     return file.read_text().splitlines() if file.is_file() else []
 
 

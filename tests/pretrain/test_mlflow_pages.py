@@ -6,12 +6,12 @@ import shutil
 import pytest
 
 from pretrain import huggingface
-from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.directory import newest
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.evaluation import norms, record
 from pretrain.evaluation.hook import Findings
 from pretrain.tracking.checkpoints import Registration
-from pretrain.tracking.mlflow_run import TrackedRun
+from pretrain.tracking.mlflow_store import TrackedRun
 from pretrain.tracking.tracker import sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server

@@ -15,17 +15,14 @@ from torch.utils._pytree import tree_leaves
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import duration
-from pretrain import models
+from pretrain import hardware, models
 from pretrain.cli import app
 from pretrain.config import RunConfig
 from pretrain.functional.attention import using
-from pretrain.hardware import devices
-from pretrain.hardware.devices import GPUS, Gpu
-from pretrain.hardware.machine import threads_per_rank
-from pretrain.tools.plan.activations import LiveMemory, Rows, activations
+from pretrain.hardware import GPUS, Gpu, threads_per_rank
+from pretrain.tools.plan.memory import LiveMemory, Parameters, Rows, Setting, States, activations, states
 from pretrain.tools.plan.planner import Planner, resolve_rows
-from pretrain.tools.plan.zero_memory import Parameters, Setting, States, states
-from pretrain.zero.layers import layers, recomputed
+from pretrain.zero.construction import layers, recomputed
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES
@@ -235,8 +232,8 @@ def run_plan(*arguments: object) -> None:
 @pytest.mark.slow
 def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
     """Rows times FLOPs over the share of 100 GFLOP/s that a width of 128 reaches."""
-    monkeypatch.setattr(devices, "product_flops", lambda: 100e9)
-    monkeypatch.setattr(devices, "available_memory", lambda: 64 * 2**30)
+    monkeypatch.setattr(hardware, "product_flops", lambda: 100e9)
+    monkeypatch.setattr(hardware, "available_memory", lambda: 64 * 2**30)
     file, keys = RUNS / "t5-v1.1-1m-wikipedia-c4.yaml", ["run.max_steps=100_000", "model.vocab_size=1100"]
     keys.append("run.cpu_threads=null")
     asked = (file, *keys, "--gpu", "cpu", "--inputs", 128, "--targets", 32)
@@ -251,7 +248,7 @@ def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
 
 @pytest.mark.timing
 def test_a_measured_cpu_computes_faster_than_a_tenth_and_slower_than_a_hundred_of_its_kind():
-    assert 1e9 < devices.product_flops() / threads_per_rank(1) < 1e12
+    assert 1e9 < hardware.product_flops() / threads_per_rank(1) < 1e12
 
 
 @tables.each(

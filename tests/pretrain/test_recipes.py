@@ -11,7 +11,7 @@ from data_pipeline.objectives.denoising import Denoising
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.models import AnyModelConfig
-from pretrain.tools.experiment import experiment_file
+from pretrain.tools.experiment import experiment_folder
 from tests.tables import each
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def test_the_autoregressive_recipe_is_as_large_as_gpt2():
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
 
 
-PUBLISHED_ROWS = experiment_file.read(ROOT / "configs/experiments/autoregressive").published
+PUBLISHED_ROWS = experiment_folder.read(ROOT / "configs/experiments/autoregressive").published
 # Yan 2024, the appendix of the README: width, heads, dropout, what is subtracted, and the embedding loss
 YAN = {
     "plain": (150, 5, 0.0, "none", None),

@@ -17,8 +17,8 @@ from pretrain.run.environment import machines, place
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
 from pretrain.trainer.callbacks.stragglers import COMPUTE, DATA, WHOLE, WINDOW, Straggling, compared, named, waiting
-from pretrain.zero import step_times
-from pretrain.zero.step_times import DeviceTimes, HostTimes
+from pretrain.zero import step_measures
+from pretrain.zero.step_measures import DeviceTimes, HostTimes
 from tests.pretrain.rank_processes import each as each_in_turn
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
@@ -130,7 +130,7 @@ def train_slowed(path, cause, first, share):
     """
     from data_pipeline.loading.batches import TrainingBatches
     from pretrain.trainer.train import train
-    from pretrain.zero import step_times
+    from pretrain.zero import step_measures
     from pretrain.zero.engine import Engine
 
     take_step, forward, load_batches = Engine.step, Engine.training_losses, TrainingBatches.loader
@@ -151,8 +151,8 @@ def train_slowed(path, cause, first, share):
             yield batches
 
     Engine.step, Engine.training_losses = step, forward_on_device
-    step_times.time = SimpleNamespace(perf_counter=lambda: now[0])
-    step_times.FileIO = lambda _: (_ for _ in ()).throw(OSError())  # a machine that tells nothing of waiting
+    step_measures.time = SimpleNamespace(perf_counter=lambda: now[0])
+    step_measures.FileIO = lambda _: (_ for _ in ()).throw(OSError())  # a machine that tells nothing of waiting
     if cause == "loader" and os.environ["RANK"] == "1":
         TrainingBatches.loader = slow_loader
     return train(load(path, [], RunConfig))
@@ -183,7 +183,7 @@ COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather", "b
 
 def collectives_of_a_step(stage, optimizer):
     """The names of the collectives of a step, and of those in which the time counts as this rank's compute."""
-    from pretrain.zero.step_times import HostTimes
+    from pretrain.zero.step_measures import HostTimes
 
     inside, found, outside = [0], set(), set()
 
@@ -227,7 +227,7 @@ def test_no_rank_computes_while_it_waits_in_a_collective():
 
 def named_while_busy_for(folder, steps):
     """The steps at which something is named, if rank 0 does something else too for so many steps."""
-    from pretrain.zero.step_times import StepTimes
+    from pretrain.zero.step_measures import StepTimes
 
     now, times, found = [0], StepTimes(), []
     rank = int(os.environ["RANK"])
@@ -274,8 +274,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(step_times.time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(step_times, "FileIO", clock.does(0))  # no scheduler to ask
+    monkeypatch.setattr(step_measures.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(step_measures, "FileIO", clock.does(0))  # no scheduler to ask
     return clock
 
 
@@ -314,7 +314,7 @@ def test_the_time_in_the_run_queue_is_left_out(clock, monkeypatch):
     queued = iter([b"1 0 1\n", b"1 2000000000 1\n"])
     times = HostTimes()
     times._scheduler = open("/dev/null", "rb", buffering=0)  # noqa: PTH123, SIM115
-    monkeypatch.setattr(step_times.os, "pread", lambda *arguments: next(queued))
+    monkeypatch.setattr(step_measures.os, "pread", lambda *arguments: next(queued))
     with times.step():
         clock.does(5.0)()
     assert (times.compute, times.whole) == (3.0, 5.0)

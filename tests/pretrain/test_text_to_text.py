@@ -12,12 +12,11 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.checkpoint.choose import checkpoint_in
+from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluation.answer_metrics import ANSWER_METRICS, normalized, word_f1
-from pretrain.evaluation.collectives import Collectives
-from pretrain.evaluation.hook import Evaluation
+from pretrain.evaluation.hook import Collectives, Evaluation
 from pretrain.evaluation.record import table
 from pretrain.evaluation.text_to_text import TextToTextAnswers
 from pretrain.generation.decoding import generate
@@ -200,7 +199,7 @@ def test_work_divided_among_one_rank_notices_that_the_budget_is_spent(monkeypatc
     held_out = SimpleNamespace(layout=BatchLayout(0, 1, 8, 1))
     for seconds, late in ((59, False), (61, True)):
         clock = SimpleNamespace(monotonic=iter([0, *[seconds] * 100]).__next__)
-        monkeypatch.setattr("pretrain.evaluation.collectives.time", clock)
+        monkeypatch.setattr("pretrain.evaluation.hook.time", clock)
         collectives = Collectives(60.0, torch.device("cpu"), alone=True)
         evaluation = Evaluation(SimpleNamespace(), held_out, 0, collectives)
         assert evaluation.shared([1, 2, 3], list) == [1, 2, 3]

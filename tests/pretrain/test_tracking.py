@@ -19,11 +19,9 @@ from mlflow.tracking import MlflowClient
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.run.metrics_file import MetricLog, read_metrics
-from pretrain.tracking import feeder, store
+from pretrain.tracking import feeder, mlflow_store
 from pretrain.tracking import tracker as tracking
-from pretrain.tracking.dashboard import dashboard
-from pretrain.tracking.mlflow_run import NOTE, DatasetInfo, FeedState, TrackedRun
-from pretrain.tracking.store import in_mlflow
+from pretrain.tracking.mlflow_store import NOTE, DatasetInfo, FeedState, TrackedRun, dashboard, in_mlflow
 from pretrain.tracking.tracker import Tracker, sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server, answers
@@ -166,7 +164,7 @@ def test_run_is_described_in_full(tmp_path, uri, client):
         assert json.loads(dataset.profile) == {"rows": 7}
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["config.yaml", "evaluation"]
     assert json.loads(run.data.tags["mlflow.loggedArtifacts"]) == [{"path": "evaluation/samples.json", "type": "table"}]
-    assert Path(store.sqlite_file(uri)).parent.joinpath("mlartifacts").is_dir()
+    assert Path(mlflow_store.sqlite_file(uri)).parent.joinpath("mlartifacts").is_dir()
     experiment = client.get_experiment(run.info.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
@@ -241,7 +239,7 @@ connections = []
 socket.socket.connect = lambda self, address: connections.append(address)
 from pretrain.tracking import tracker as tracking
 tracking.SECONDS_FOR_THE_REST = 3600.0
-from pretrain.tracking.mlflow_run import TrackedRun
+from pretrain.tracking.mlflow_store import TrackedRun
 with tracking.Tracker(Path(sys.argv[1]), TrackedRun("together", "r", attempt=1), sys.argv[2]) as tracker:
     for step in range(1, 301):
         tracker.log(step, {"loss": step})
@@ -264,18 +262,18 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
 
 @pytest.mark.slow
 def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_created(tmp_path, monkeypatch):
-    database, connect = tmp_path / "mlflow.db", store.client
+    database, connect = tmp_path / "mlflow.db", mlflow_store.client
 
     def killed(uri):
-        store.sqlite_file(uri).touch()
+        mlflow_store.sqlite_file(uri).touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "client", killed)
+    monkeypatch.setattr(mlflow_store, "client", killed)
     with pytest.raises(KeyboardInterrupt):
-        store.create_tables(f"sqlite:///{database}")
-    monkeypatch.setattr(store, "client", connect)
+        mlflow_store.create_tables(f"sqlite:///{database}")
+    monkeypatch.setattr(mlflow_store, "client", connect)
     assert not database.exists()
-    store.create_tables(f"sqlite:///{database}")
+    mlflow_store.create_tables(f"sqlite:///{database}")
     assert MlflowClient(f"sqlite:///{database}").search_experiments()
 
 
@@ -455,7 +453,7 @@ def test_the_sections_of_a_page_begin_with_losses_then_evaluations_and_end_with_
 DASHBOARD = """
 import sys
 from pathlib import Path
-from pretrain.tracking.dashboard import dashboard
+from pretrain.tracking.mlflow_store import dashboard
 dashboard(Path(sys.argv[1]), "sqlite:///elsewhere.db", port=int(sys.argv[2]))
 """
 

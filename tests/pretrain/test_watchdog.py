@@ -14,7 +14,7 @@ import torch.distributed as dist
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config.run_config import ComputeSection
 from pretrain.run import heartbeat, watchdog
-from pretrain.zero.layers import prepare_layers
+from pretrain.zero.construction import prepare_layers
 from tests.pretrain.rank_processes import PROCESSES, on_ranks
 from tests.tables import each
 
@@ -107,7 +107,7 @@ def test_compiling_a_layer_takes_longer_than_a_hang():
 
 
 def survives_a_compilation() -> int:
-    from pretrain.zero import layers as layerwise
+    from pretrain.zero import construction as layerwise
 
     clock: dict = {}
     exec(SKIP, clock)

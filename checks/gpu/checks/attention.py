@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from checks.gpu.report import Report
+from pretrain.functional.arithmetic import soft_capped
 from pretrain.functional.attention import attend
 from pretrain.functional.attention_bias import MASKED, Window, toeplitz, visible
-from pretrain.functional.numerics import soft_capped
 from pretrain.models.attention import logit_bias
 
 LENGTHS = (63, 64, 114, 128, 192, 320, 512)  # 64 and 192 leave 64 after tiles of 128

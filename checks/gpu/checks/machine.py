@@ -9,7 +9,7 @@ import torch
 
 from checks.gpu.report import Report
 from checks.gpu.workload import data_sheet_peak, product_rate, seconds_of
-from pretrain.hardware.devices import gpu_of_device
+from pretrain.hardware import gpu_of_device
 
 PACKAGES = ("torch", "triton", "deepspeed", "transformers", "numpy")
 

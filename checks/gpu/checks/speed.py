@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity
 
 from checks.gpu.report import Report
 from checks.gpu.workload import OPTIMIZERS, Workload, data_sheet_peak, free, product_rate, seconds_of
-from pretrain.functional.on_cpu import linear
+from pretrain.functional.arithmetic import linear
 from pretrain.models import attention
 from pretrain.models import model as model_module
 from pretrain.zero.ranks import process_group

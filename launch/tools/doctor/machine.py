@@ -24,15 +24,14 @@ from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.packages import PACKAGE
 from data_pipeline.foundation.processes import available_memory, until
 from launch.tools.doctor.checks import Finding, Level, Settings
-from pretrain.hardware.devices import product_flops
-from pretrain.hardware.machine import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
+from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, product_flops, threads_per_rank
 
 with imported_at_first_use():  # a check imports only what it needs
     import requests
 
     from data_pipeline.foundation import config_file
     from pretrain import config as configs
-    from pretrain.tracking import store
+    from pretrain.tracking import mlflow_store
     from pretrain.trainer import preflight
 
 _INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"
@@ -217,7 +216,7 @@ def tracking(settings: Settings) -> list[Finding]:
         return []
     if uri is None:
         return [Finding("tracking", "ok", "MLflow is off (tracking.mlflow: null)")]
-    shown, file = masked(uri), store.sqlite_file(uri)
+    shown, file = masked(uri), mlflow_store.sqlite_file(uri)
     try:
         if file:
             with tempfile.TemporaryFile(dir=existing(file.parent)):  # SQLite writes beside its file too

@@ -16,7 +16,7 @@ from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from launch.tools.doctor.checks import ALL_REDUCE, NUMERICS, Finding, Settings
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
-from pretrain.hardware.machine import device_type, local_gpu
+from pretrain.hardware import device_type, local_gpu
 from pretrain.zero.ranks import process_group
 
 with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group

@@ -10,12 +10,19 @@ import torch
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.formatting import counted, duration
+from launch.tools.scaffold.measured_steps import PATIENCE, Passes, measure
 from pretrain.config.models import AnyModelConfig, ModelConfig
-from pretrain.hardware.devices import Gpu, cpu_share, gpu_of_device, product_flops
-from pretrain.hardware.machine import cpu_multiplies_bf16, device_type, threads_per_rank
+from pretrain.hardware import (
+    Gpu,
+    cpu_multiplies_bf16,
+    cpu_share,
+    device_type,
+    gpu_of_device,
+    product_flops,
+    threads_per_rank,
+)
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.tools.measured_steps import PATIENCE, Passes, measure
 
 SIZES = tuple(f"t5gemma2-{size}" for size in ("1.2m", "4.5m", "15m", "58m", "214m", "828m", "2.8b"))
 _HOUR = 3600.0
@@ -27,7 +34,7 @@ MICRO_BATCH = 8  # rows on a CPU
 _LONGEST_PASS = 2.0  # s; a slower micro-batch isn't measured
 _VOCABULARY = 32_000  # of a model that has the corpus's
 _ALONE = " once nothing else runs"
-_UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/hardware/devices.py
+_UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/hardware.py
 
 
 class _ModelFile(Section):

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from data_pipeline.foundation import formatting
-from pretrain.tools.experiment.experiment_file import Experiment, Group, Published
+from pretrain.tools.experiment.experiment_folder import Experiment, Group, Published
 from pretrain.tools.experiment.results import Comparison, Result, Spread, compare, ends_by_seed, holm
 
 _NOTE = (

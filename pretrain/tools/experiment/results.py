@@ -14,10 +14,10 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.choose import newest
+from pretrain.checkpoint.directory import newest
 from pretrain.models import outline
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment.planned_runs import PlannedRun
+from pretrain.tools.experiment.experiment_folder import PlannedRun
 
 _VALIDATION = re.compile(r"validation/(.+)/loss")
 

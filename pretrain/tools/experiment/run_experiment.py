@@ -11,12 +11,11 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.formatting import counted, masked
 from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
 from pretrain.evaluation.record import png
-from pretrain.hardware.machine import VISIBLE, count_gpus, threads_per_rank
-from pretrain.tools.experiment import experiment_file, report
-from pretrain.tools.experiment.planned_runs import PlannedRun, plan_experiment
+from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
+from pretrain.tools.experiment import experiment_folder, report
+from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
-from pretrain.tracking.mlflow_run import parent_run, settle_parent
-from pretrain.tracking.store import client, one_line
+from pretrain.tracking.mlflow_store import client, one_line, parent_run, settle_parent
 from pretrain.tracking.tracker import sync
 
 
@@ -132,7 +131,7 @@ def experiment(
     `out` gets runs in ROW/seed-N, their launchers' output in ROW/seed-N.log, and table.json, table.md, runs.csv and
     curves.png. Calling it again continues: finished runs are kept, and interrupted ones resume.
     """
-    found = experiment_file.read(directory)
+    found = experiment_folder.read(directory)
     out = out or Path("runs", "-".join([found.name, *(budget.replace("%", "percent").split() if budget else [])]))
     environments, threads = places(at_once)
     runs = plan_experiment(found, seeds, budget, overrides, out, threads)

@@ -20,10 +20,9 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig
-from pretrain.hardware.devices import CPU, Gpu
+from pretrain.hardware import CPU, Gpu
 from pretrain.models.flops import Sizes, flops_by_part
-from pretrain.tools.plan.activations import Rows, activations
-from pretrain.tools.plan.zero_memory import Offload, Parameters, Setting, States, states
+from pretrain.tools.plan.memory import Offload, Parameters, Rows, Setting, States, activations, states
 from pretrain.trainer.validate import with_tokenizer_ids
 from pretrain.zero.memory import SAFE
 

@@ -24,7 +24,7 @@ from pretrain.zero.ranks import communication_device
 
 TABLE = "stragglers"
 _EVERY = 4  # steps from one exchange to the next
-DATA, COMPUTE, WHOLE = range(3)  # as in zero.step_times
+DATA, COMPUTE, WHOLE = range(3)  # as in zero.step_measures
 WINDOW = 16  # steps that a judgement is made from
 _SPIKES = 2  # the longest waits for rows of a window, which don't count: a new block, a cache that fills
 _LEAST_SECONDS = 5e-4  # a step: less is nothing to name

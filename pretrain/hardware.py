@@ -1,19 +1,169 @@
-"""How fast devices are: GPUs by their data sheets, this machine's CPU as measured in half a second. Doesn't import
-PyTorch."""
+"""This machine: the device that ranks compute on, its GPUs, CPU threads and ports, and how fast devices are.
 
+GPUs' speeds are those of their data sheets, the CPU's as measured in half a second.
+"""
+
+import contextlib
+import itertools
 import os
 import re
+import secrets
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import psutil
+import pynvml
 
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.processes import available_memory
-from pretrain.hardware.machine import threads_per_rank
+
+with imported_at_first_use():
+    import torch  # 1.5 s and 210 MB; the launcher needs this module
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ACCELERATOR = "DS_ACCELERATOR"  # DeepSpeed reads it too
+
+
+def device_type() -> str:
+    """The kind of device that this process computes on: "cuda" or "cpu".
+
+    The CPU, even beside GPUs, where the environment has DS_ACCELERATOR=cpu. Raises UserError for another value.
+    """
+    requested = _requested()
+    if requested == "cpu":
+        return requested
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"{ACCELERATOR}: cuda, but PyTorch {torch.__version__} finds no GPU; set cpu, or leave it out")
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _requested() -> str | None:
+    """The value of DS_ACCELERATOR, if it has one."""
+    requested = os.environ.get(ACCELERATOR) or None
+    if requested not in (None, "cpu", "cuda"):
+        raise UserError(f"{ACCELERATOR}: {requested!r}; expected cpu or cuda")
+    return requested
+
+
+def count_gpus(devices: Path = Path("/dev")) -> int:
+    """The number of NVIDIA GPUs that this process may use. Doesn't import PyTorch, which takes seconds.
+
+    0 where DS_ACCELERATOR=cpu asks for the CPU. The driver keeps a file for each GPU of the machine in `devices`; where
+    it doesn't, as under WSL, its management library counts them. CUDA_VISIBLE_DEVICES selects among them by CUDA's
+    rules: it lists indices or UUIDs and ends at the first entry that names no GPU. A GPU listed twice hides all GPUs.
+    A process sees at most one MIG instance. Raises UserError where DS_ACCELERATOR=cuda asks for GPUs and none is there.
+    """
+    requested = _requested()
+    if requested == "cpu":
+        return 0
+    visible = _visible_gpus(devices)
+    if requested == "cuda" and not visible:
+        raise UserError(f"{ACCELERATOR}: cuda, but this machine has no GPU that is visible; set cpu, or leave it out")
+    return visible
+
+
+def _visible_gpus(devices: Path) -> int:
+    number = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*")) or _counted_by_driver()
+    chosen = os.environ.get(VISIBLE)
+    if chosen is None:
+        return number
+    kind = next((kind for kind in ("GPU-", "MIG-") if chosen.startswith(kind)), "")
+    named = list(itertools.takewhile(lambda one: _names_a_gpu(one, kind, number), map(str.strip, chosen.split(","))))
+    if len(set(named)) < len(named):
+        return 0
+    return min(len(named), 1 if kind == "MIG-" else number)
+
+
+def _names_a_gpu(entry: str, kind: str, number: int) -> bool:
+    return entry.startswith(kind) if kind else entry.isdecimal() and int(entry) < number
+
+
+def _counted_by_driver() -> int:
+    """GPUs by NVML; 0 without the library or the driver."""
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError:
+        return 0
+
+
+def cpu_multiplies_bf16(description: Path = Path("/proc/cpuinfo")) -> bool:
+    """True if this CPU has instructions for products of bf16: AMX or AVX-512's on x86, those of Armv8.6."""
+    if not description.exists():
+        return False
+    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", description.read_text(), re.MULTILINE)
+    return bool(flags) and not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags[0].split())
+
+
+def local_gpu(local_rank: int, visible: int) -> int:
+    """The GPU of the rank `local_rank` of this machine, among the `visible` ones.
+
+    A rank that sees just one has that: schedulers may show each rank its own (`--gpus-per-task=1`). Raises UserError
+    where there are fewer GPUs than ranks.
+    """
+    if visible == 1:
+        return 0
+    if local_rank >= visible:
+        raise UserError(f"LOCAL_RANK {local_rank}: only {visible} GPUs are visible; start one rank for each GPU")
+    return local_rank
+
+
+def local_ranks() -> int:
+    """The number of ranks on this machine: LOCAL_SIZE of DeepSpeed's launcher, or LOCAL_WORLD_SIZE of torchrun."""
+    return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+
+
+def threads_per_rank(local_ranks: int) -> int:
+    """CPU threads for each of `local_ranks` processes."""
+    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
+
+
+def cores_beside(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> set[int]:
+    """The cores nearest to the device at a PCI address, say 0000:17:00.0; none if Linux doesn't say."""
+    try:
+        ranges = (devices / address / "local_cpulist").read_text().strip().split(",")
+        ends = [[int(end) for end in one.split("-")] for one in ranges if one]
+    except (OSError, ValueError):
+        return set()
+    return {core for one in ends for core in range(one[0], one[-1] + 1)}
+
+
+def bind_to(cores: set[int]) -> bool:
+    """Runs this process, and the threads and processes that it will start, on those of `cores` that it may use. Returns
+    whether that changes anything; if it may use none of them, it doesn't."""
+    allowed = os.sched_getaffinity(0)
+    if not cores & allowed or allowed <= cores:
+        return False
+    os.sched_setaffinity(0, cores & allowed)
+    return True
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nothing listens on. It lies below the ports that Linux hands out by itself
+    (32768 and up), so that no other program gets it before a rank listens there."""
+    while True:
+        port = secrets.choice(range(20_000, 32_768))
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+
+
+def network_interface_to(address: str) -> str | None:
+    """The network interface of this machine on the way to `address`; None for a loopback one or none."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing
+        own = probe.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if not own.startswith("127.") and any(one.address == own for one in addresses):
+                return str(name)
+    return None
+
 
 Arithmetic = Literal["bf16", "tf32", "fp32"]
 

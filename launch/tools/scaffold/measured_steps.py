@@ -18,7 +18,7 @@ import torch
 
 from pretrain import models
 from pretrain.config.models import ModelConfig
-from pretrain.hardware.machine import threads_per_rank
+from pretrain.hardware import threads_per_rank
 
 _PASSES = 3  # the first one isn't timed
 _BUSY = 1.25  # wall time over processor time of one thread, or of all threads over one, from which others take part

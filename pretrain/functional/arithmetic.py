@@ -1,20 +1,55 @@
-"""Operations for which PyTorch's own are slow on CPUs: products of matrices in bf16, dropout, and RMS norms.
+"""Arithmetic: the precision and the bounds of numbers, their copies between the host and a device, and operations for
+which PyTorch's own are slow on CPUs: products of matrices in bf16, dropout, and RMS norms.
 
 A CPU without arithmetic for bf16 multiplies it at a tenth to a seventieth of its speed in fp32 (AMD EPYC 7003: 1 to 9
 GFLOP/s on a core instead of 80). Here the operands become fp32, and each sum is rounded once: the same as where the CPU
 multiplies bf16, which also sums in fp32. The plain forms are `F.linear`, `@`, `F.dropout` and `F.rms_norm`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.functional.numerics import at_least_fp32
-
 # True if PyTorch has fast products of bf16 on this CPU.
 MULTIPLIES_BF16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+_BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+
+
+def at_least_fp32(x: Tensor) -> torch.dtype:
+    """fp32, or the dtype of `x` where that has more bits."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
+    """cap · tanh(logits / cap) (Gemma 2, section 2): nearly the identity for small logits, and never beyond ±cap.
+
+    Without a cap, the logits as they are.
+    """
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def to_device(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """`torch.tensor(values)` on `device`, through page-locked memory: the host doesn't wait for the copy."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+class OnHost:
+    """The values that `tensor` has now, for later. The host doesn't wait for their copy until it asks for them."""
+
+    def __init__(self, tensor: Tensor):
+        self._copy = tensor.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if tensor.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def tolist(self) -> list:
+        """Waits for the copy, if the device hasn't got that far."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._copy.tolist()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -73,9 +108,6 @@ def drop(x: Tensor, rate: float) -> Tensor:
     if rate == 0.0 or x.device.type != "cpu" or x.dtype not in _BITS or torch.compiler.is_compiling():
         return F.dropout(x, rate)
     return x * _dropout_mask(x, rate)
-
-
-_BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 
 
 def _dropout_mask(x: Tensor, rate: float) -> Tensor:

@@ -1,1 +1,0 @@
-"""Descriptions of machines and their devices."""

@@ -1,0 +1,328 @@
+"""The memory of a run on a GPU: of a forward and backward pass, and of the tensors that DeepSpeed ZeRO keeps on a rank.
+
+A pass is one of the run's own model on the meta device. Its code runs on tensors without memory that report a GPU as
+their device. So the layers themselves decide which kernels run and what autograd saves for them; no formula repeats
+that.
+
+ZeRO keeps weights, in the model's precision and in fp32, moments and gradients. This was read in DeepSpeed 0.19.8's
+source (`bf16_optimizer.py`, `zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients accumulated and reduced in fp32,
+as this project sets it, and is checked in the tests against what DeepSpeed allocates.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, UntypedStorage
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from pretrain import models
+from pretrain.config import RunConfig
+from pretrain.config.deepspeed_keys import ZeroSection, zero_defaults
+from pretrain.config.models import EncoderOnlyConfig
+from pretrain.config.optimizers import AdafactorConfig
+from pretrain.functional.attention import using
+from pretrain.models import ModelConfig
+from pretrain.models.model import Model
+from pretrain.optimizers.groups import parameter_groups
+from pretrain.zero.construction import layers, recomputed
+
+_IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_ALIGNMENT = 8  # elements: PyTorch copies a bias whose rows are no multiple of it into rows that are
+Offload = Literal["none", "optimizer", "optimizer and weights"]
+FP32 = 4  # bytes
+_MOMENTS = {"adamw": 2, "adamw_scale": 2, "muon": 1}  # of each element, in fp32
+_COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # of a rank's gradient, in a step
+
+
+class LiveMemory(TorchDispatchMode):
+    """Counts the storages that are created on `device` within its block until they are freed.
+
+    `allocated` are the bytes that exist now, `peak` the most that existed at once. What kernels allocate inside, and
+    what an allocator wastes, doesn't count.
+    """
+
+    def __init__(self, device: str):
+        super().__init__()
+        self._device = device
+        self._storages: dict[int, weakref.ref[UntypedStorage]] = {}
+        self.allocated = self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, Tensor) and value.device.type == self._device:
+                storage = value.untyped_storage()
+                self._watch(storage, storage.nbytes())
+        return result
+
+    def without(self, tensors: Iterable[Tensor]) -> Self:
+        """Leaves out `tensors`, which existed before."""
+        for tensor in tensors:
+            self._watch(tensor.untyped_storage(), 0)
+        return self
+
+    def _watch(self, storage: UntypedStorage, size: int) -> None:
+        key = storage._cdata
+
+        def freed(_: object) -> None:
+            del self._storages[key]
+            self.allocated -= size
+
+        if key not in self._storages:
+            self._storages[key] = weakref.ref(storage, freed)
+            self.allocated += size
+            self.peak = max(self.peak, self.allocated)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`count` rows of `inputs` and `targets` tokens, of which `predicted` count. They have an attention mask, like the
+    rows that `batch.micro_batch_size: auto` measures."""
+
+    count: int
+    inputs: int
+    targets: int
+    predicted: int
+
+
+class Activations(NamedTuple):
+    """Bytes at the peak of a forward and backward pass, and what the forward pass keeps for the backward pass.
+
+    The weights don't count, and a parameter's gradient only until it is complete.
+    """
+
+    peak: int
+    saved: int
+
+
+@cache
+def activations(
+    config: ModelConfig,
+    rows: Rows,
+    precision: str,
+    checkpointing: bool,
+    on_gpu: bool = True,
+    fused_attention: bool = True,
+    attention: Literal["auto", "sdpa", "triton", "eager"] = "auto",
+) -> Activations:
+    """The memory of a pass over `rows` in training.
+
+    `on_gpu`: the forms that the layers take there; otherwise those of a CPU. `fused_attention`: PyTorch's kernels where
+    the layers ask for them, which don't keep the attention weights; otherwise the plain formula, with which a CPU
+    computes attention if its bias is learned. `attention` is `compute.attention`; `auto` is expected to take this
+    project's kernels on a GPU.
+    """
+    backend = attention if attention != "auto" else "triton" if on_gpu else None
+    model = models.outline(config).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    as_on_gpu = _AsOnGpu(on_gpu, fused_attention)
+    if checkpointing:
+        for layer in layers(model).values():
+            layer.forward = recomputed(as_on_gpu.around(layer.forward))
+    for parameter in model.parameters():  # ZeRO moves a gradient to its own buffer as soon as it is complete
+        parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    with torch.device("meta"):
+        batch = _batch(config, rows, on_gpu)
+    memory = LiveMemory("meta").without([*model.parameters(), *model.buffers()])
+    with memory, as_on_gpu, using(backend):
+        loss = torch.stack([values.sum() for values in model(**batch).values()]).sum()
+        saved = memory.allocated
+        loss.backward()
+    return Activations(memory.peak, saved)
+
+
+def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Tensor]:
+    batch = {
+        "encoder_input_ids": torch.zeros(rows.count, rows.inputs, dtype=torch.long),
+        "labels": torch.zeros(rows.count, rows.targets, dtype=torch.long),
+        "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),
+    }
+    if on_gpu or isinstance(config, EncoderOnlyConfig):
+        batch["target_indices"] = torch.zeros(rows.count * rows.predicted, dtype=torch.long)
+    if isinstance(config, EncoderOnlyConfig) and config.next_sentence:
+        batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
+    return batch
+
+
+class _AsOnGpu(TorchFunctionMode):
+    """Replaces what the meta device can't do, or does otherwise than a GPU.
+
+    Tensors say that they are on a GPU, if `on_gpu`, since layers choose their forms by that. Where these are PyTorch's
+    attention, its kernels are those that CUDA would take: the memory-efficient one with a bias, the flash one without.
+    """
+
+    def __init__(self, on_gpu: bool, fused_attention: bool):
+        super().__init__()
+        self._on_gpu, self._fused = on_gpu, fused_attention
+
+    def around(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """`function` within this mode also in the backward pass, in which PyTorch turns modes off."""
+
+        def within(*args: Any, **kwargs: Any) -> Tensor:
+            with self:
+                return function(*args, **kwargs)
+
+        return within
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._on_gpu and function == _IS_CUDA:
+            return True
+        chosen = _fused_attention if self._fused and function is F.scaled_dot_product_attention else function
+        return chosen(*args, **(kwargs or {}))
+
+
+def _fused_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    aten: Any = torch.ops.aten
+    if attn_mask is None and queries.dtype == torch.bfloat16:
+        flash = aten._scaled_dot_product_flash_attention
+        return flash(queries, keys, values, dropout_p, is_causal, scale=scale)[0]
+    if attn_mask is not None:
+        width = attn_mask.size(-1)
+        if width % _ALIGNMENT:
+            attn_mask = F.pad(attn_mask, (0, -width % _ALIGNMENT))[..., :width]
+        attn_mask = attn_mask.expand(*queries.shape[:3], keys.size(2))
+    efficient = aten._scaled_dot_product_efficient_attention
+    return efficient(queries, keys, values, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that a plan compares. `offload`: the tensors in host memory; weights can only at stage 3, which shards
+    them."""
+
+    stage: int
+    offload: Offload
+    checkpointing: bool
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The sizes of a model's parameters.
+
+    `moments` are the bytes of optimizer state that ZeRO shards, `whole_moments` those that each rank holds whole.
+    `copies`: of a rank's gradient, during the optimizer's step.
+    """
+
+    sizes: list[int]
+    moments: int
+    whole_moments: int
+    copies: int
+
+    @classmethod
+    def of(cls, model: Model, config: RunConfig) -> "Parameters":
+        """`model` may be on the meta device."""
+        sizes, moments, whole, optimizer = [], 0, 0, config.optimizer
+        for group in parameter_groups(model, optimizer):
+            for _, parameter in group["params"]:
+                sizes.append(parameter.numel())
+                if isinstance(optimizer, AdafactorConfig):
+                    shape, least = parameter.shape, optimizer.min_dim_size_to_factor
+                    means = sum(shape) if len(shape) == 2 and min(shape) >= least else parameter.numel()
+                    whole += (FP32 + 8) * means  # and their counts, int64
+                else:
+                    moments += FP32 * _MOMENTS[group["algorithm"]] * parameter.numel()
+                if optimizer.ema_decay is not None:
+                    moments += FP32 * parameter.numel()
+        return cls(sizes, moments, whole, _COPIES[optimizer.name])
+
+    @cached_property
+    def count(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def state(self) -> int:
+        """Bytes of a checkpoint, of all ranks together: weights in fp32 and the moments that ZeRO shards."""
+        return FP32 * self.count + self.moments
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of one rank. On the GPU: all but `host`.
+
+    - `weights`: as the model computes with them. `master_weights`: copies in fp32; none where the weights are fp32 too
+      and nothing is offloaded. `moments`: the optimizer's state.
+    - `gradients`: at the end of a micro-batch that is not a step's first.
+    - `buffers`: the bucket in which gradients wait for their reduction and, at stage 3, gathered weights.
+    - `reduction`: copies of a bucket while it is reduced. `reduced_after`: the share of the backward pass, measured in
+      parameters, after which the first bucket is reduced.
+    - `step`: temporaries of the optimizer's step, when no activations exist.
+    """
+
+    weights: int
+    master_weights: int
+    moments: int
+    gradients: int
+    step: int
+    buffers: int = 0
+    reduction: int = 0
+    reduced_after: float = 1.0
+    host: int = 0
+
+    @property
+    def lasting(self) -> int:
+        """The bytes that a GPU holds at every moment of a step."""
+        return self.weights + self.master_weights + self.moments + self.gradients
+
+    def peak(self, activations: int) -> int:
+        """The most that a GPU holds during a step: with all activations, or with those that are left when the first
+        bucket is reduced, or in the optimizer's step."""
+        left = int((1 - self.reduced_after) * activations)
+        return self.lasting + max(self.buffers + max(activations, left + self.reduction), self.step)
+
+
+def states(parameters: Parameters, setting: Setting, ranks: int, precision: str, zero: ZeroSection) -> States:
+    """The tensors that a rank keeps. `zero`: the run file's `deepspeed.zero_optimization`, for the sizes of buckets."""
+    given = {key: value for key, value in zero.model_dump().items() if value is not None}
+    keys, width = {**dict(ZeroSection()), **zero_defaults(3, "cuda"), **given}, 2 if precision == "bf16" else FP32
+    stage, offload = setting.stage, setting.offload
+    count, largest, bucket = parameters.count, max(parameters.sizes), keys["reduce_bucket_size"]
+    share, filled = -(-count // ranks), min(bucket, count)
+    held = States(
+        weights=width * count,
+        master_weights=FP32 * share if width < FP32 or offload != "none" else 0,
+        moments=parameters.moments // ranks + parameters.whole_moments,
+        gradients=FP32 * share,
+        step=FP32 * share * parameters.copies,
+        reduced_after=filled / count,
+    )
+    if stage == 3:
+        persistent = sum(size for size in parameters.sizes if size <= keys["stage3_param_persistence_threshold"])
+        live = min(count, keys["stage3_max_live_parameters"])
+        coming = min(count - live, keys["stage3_prefetch_bucket_size"])
+        # a gathered parameter is copied out of the buffer in which it arrived
+        gathered = width * (live - persistent + coming + largest)
+        buffers, reduction = FP32 * bucket + gathered, FP32 * filled
+        held = replace(held, weights=width * (share + persistent), buffers=buffers, reduction=reduction)
+    elif stage == 1 and offload == "none":
+        # in fp32 what a backward pass makes is reduced and added to the share; in bf16 it is added up at once
+        own, buffers = (0, width * largest) if width < FP32 else (FP32 * share, FP32 * bucket)
+        held = replace(held, gradients=FP32 * count + own, buffers=buffers)
+    else:
+        staged = FP32 if stage == 1 else width
+        gradients = held.gradients + (FP32 * count if stage == 1 else 0)
+        buffers = staged * bucket * (2 if keys["overlap_comm"] else 1)
+        reduction = (staged if staged == FP32 else staged + FP32) * filled
+        held = replace(held, gradients=gradients, buffers=buffers, reduction=reduction)
+    if offload == "none":
+        return held
+    host = held.master_weights + held.moments + 2 * FP32 * share  # gradients, as they accumulate and for the optimizer
+    held = replace(held, master_weights=0, moments=0, step=0)
+    if stage < 3:  # new weights on their way to the GPU
+        return replace(held, buffers=held.buffers + FP32 * largest, host=host + width * share)
+    if offload == "optimizer and weights":
+        return replace(held, gradients=0, weights=0, host=host + held.weights)
+    return replace(held, gradients=0, host=host)
