@@ -36,10 +36,6 @@ def anchors(page: Path) -> set[str]:
     return names
 
 
-def names(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
 @each("page", PAGES)
 def test_every_link_leads_to_a_file_and_a_heading(page):
     prose = CODE.sub("", text_of(page)) if "reference" not in page.parts else text_of(page)
@@ -81,7 +77,7 @@ def test_every_page_that_code_and_configs_name_exists():
 def test_pages_outside_reference_and_results_are_short():
     """A page is read at one sitting; what is looked up or was measured has folders of its own."""
     prose = {
-        names(page): len(text_of(page).split())
+        page: len(text_of(page).split())
         for folder in ("tutorials", "how-to", "explanation")
         for page in (ROOT / "docs" / folder).glob("*.md")
     }

@@ -141,7 +141,7 @@ def test_what_belongs_to_this_machine_is_not_handed_over(monkeypatch):
 @pytest.mark.slow
 @takes_fuse
 def test_a_run_without_file_locks_warns_once_and_ends_well(small_corpus, tmp_path):
-    with mounted(tmp_path, "--no-locks") as mount:
+    with mounted(tmp_path, "no-locks") as mount:
         path = a_run(mount.mountpoint, small_corpus, steps=4)
         stage(load(path, [], RunConfig), mount.mountpoint / "copies")
         done = run("launch", "local", path, "--ranks", "2")
@@ -156,7 +156,7 @@ def test_a_run_without_file_locks_warns_once_and_ends_well(small_corpus, tmp_pat
 @takes_fuse
 def test_the_mount_does_what_it_says(tmp_path):
     """Without this, tests on such mounts would show nothing."""
-    with mounted(tmp_path, "--no-locks", "--cached", "1000000") as mount:
+    with mounted(tmp_path, "no-locks cached") as mount:
         file, other = mount.mountpoint / "file", mount.mountpoint / "other"
         file.write_text("one")
         seen = (file.stat().st_size, other.exists())

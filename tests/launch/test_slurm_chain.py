@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, takes_slurm, takes_fuse]
 @pytest.fixture(scope="module")
 def mount(tmp_path_factory) -> Iterator[Mount]:
     """What a host has once seen of a file, it believes for ever, whatever others do to it."""
-    with mounted(tmp_path_factory.mktemp("views"), "--no-locks", "--cached", "1000000") as mount:
+    with mounted(tmp_path_factory.mktemp("views"), "no-locks cached") as mount:
         yield mount
 
 
