@@ -40,6 +40,10 @@ def example_of(words: tuple[str, ...]) -> list[str]:
     return shlex.split(shown.strip().splitlines()[-1].strip().removeprefix("Example: "))
 
 
+def test_every_package_has_its_commands():
+    assert {("data-pipeline", "fetch", "wet"), ("pretrain", "train"), ("launch", "slurm")} <= {*ALL}
+
+
 @each("words", ALL)
 def test_help_ends_with_an_example_that_the_command_accepts(words):
     example = example_of(words)
@@ -127,8 +131,3 @@ def test_a_file_of_another_kind_and_a_misspelt_name_are_one_line(command, name, 
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(TOP / "configs")
     assert refused_here(2, *command, name).startswith(f"error: {name}: {said}")
-
-
-def test_every_package_has_its_commands():
-    some = [("data-pipeline", "fetch", "wet"), ("pretrain", "train"), ("launch", "slurm")]
-    assert [words for words in some if words not in ALL] == []

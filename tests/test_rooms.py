@@ -161,8 +161,7 @@ def importing(library: str) -> set[str]:
     return {
         module
         for module, path in modules().items()
-        for node in ast.walk(parsed(path))
-        if isinstance(node, IMPORTS) and re.match(rf"(import|from) {library}\b", ast.unparse(node))
+        if any(name.split(".")[0] == library for name in imports(parsed(path), {}))
     }
 
 
