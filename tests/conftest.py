@@ -106,21 +106,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup() -> None:
-    _seed()
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call() -> None:
-    _seed()
-
-
-def _seed() -> None:
     """Every fixture and every test draws the same numbers, whatever ran before it."""
     random.seed(0)
     np.random.seed(0)  # what draws without a generator of its own
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+pytest_fixture_setup = pytest_runtest_call
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -33,9 +33,8 @@ takes_hosts = takes(
 )
 
 
-def a_run(folder: Path, corpus: Path, steps: int = STEPS) -> Path:
-    settings = {"name": "test", "directory": str(folder / "run"), "max_steps": steps, "cpu_threads": 1}
-    return run_file(folder, corpus, run=settings, evaluation=[])
+def a_run(folder: Path, corpus: Path, steps: int = STEPS, **changes: object) -> Path:
+    return run_file(folder, corpus, run={"max_steps": steps}, evaluation=[], **changes)
 
 
 @pytest.fixture(scope="session")
