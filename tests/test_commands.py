@@ -63,23 +63,17 @@ WHOLE = [
 ]
 
 
-@pytest.fixture(scope="session")
-def quickstart() -> Path:
-    """The directory of the quickstart's corpus."""
+@pytest.fixture
+def fresh_copy(tmp_path, monkeypatch) -> Path:
+    """A folder with the shipped configs, the quickstart's corpus and a text, as the current one."""
 
     def make(folder: Path) -> None:
         done_here("data-pipeline", "build", "configs:corpora/quickstart.yaml", f"output={folder}/corpus")
 
-    return made_once("quickstart", make) / "corpus"
-
-
-@pytest.fixture
-def fresh_copy(quickstart, tmp_path, monkeypatch) -> Path:
-    """A folder with the shipped configs, the quickstart's corpus and a text, as the current one."""
     (tmp_path / "configs").symlink_to(TOP / "configs")
     (tmp_path / "corpora").mkdir()
     for name in ("quickstart", "another"):
-        (tmp_path / "corpora" / name).symlink_to(quickstart)
+        (tmp_path / "corpora" / name).symlink_to(made_once("quickstart", make) / "corpus")
     (tmp_path / "books").mkdir()
     (tmp_path / "books/a.txt").write_text((TOP / "LICENSE").read_text())
     monkeypatch.chdir(tmp_path)

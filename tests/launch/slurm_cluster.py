@@ -194,10 +194,6 @@ def until_steps(cluster: Cluster, job: str, folder: Path, attempt: int) -> None:
     until(made, cluster, job, folder)
 
 
-def status(folder: Path) -> dict[str, object]:
-    return json.loads((folder / "run/status.json").read_text())
-
-
 def said(folder: Path, job: str) -> str:
     output = folder / f"run/slurm/{job}.out"
     return output.read_text() if output.exists() else ""

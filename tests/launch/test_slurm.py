@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from launch.tools.doctor.checks import Finding
-from pretrain.run import slurm
+from pretrain.run import slurm, status
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import done_here
 from tests.launch.conftest import a_run, takes_slurm
-from tests.launch.slurm_cluster import NODES, said, status, submitted, until
+from tests.launch.slurm_cluster import NODES, said, submitted, until
 from tests.launch.steps import Planned, environment
 from tests.pretrain.runs import losses
 
@@ -100,5 +100,5 @@ def test_a_job_goes_on_by_itself_after_its_warning_and_after_a_lost_node(
     cluster.start_node("n2")
     assert cluster.until(job, "COMPLETED", "FAILED") == "COMPLETED", said(tmp_path, job)
     assert losses(path) == undisturbed
-    assert status(tmp_path)["state"] == "finished"
+    assert status.read(tmp_path / "run").state == "finished"
     assert [file.read_text() for file in (tmp_path / "run/logs/attempt-0003").glob("*.exit")] == ["0\n"] * 2
