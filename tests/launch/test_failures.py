@@ -102,16 +102,10 @@ SECOND_HOST = {"a host is lost": "n2", "a host isn't there": "n3"}
 OVERRIDE = {"a wrong run file": "run.max_stepz=5"}
 
 
-@pytest.fixture
-def _at_once(monkeypatch) -> None:
-    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
-
-
 def test_the_table_has_each_failure_once():
     assert [row[0] for row in ROWS] == list(PLANTED)
 
 
-@pytest.mark.usefixtures("_at_once")
 @each("failure, line, another, code", ROWS)
 def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, capfd, failure, line, another, code):
     path, run = run_file(tmp_path, small_corpus), tmp_path / "run"
@@ -137,6 +131,7 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     overrides = OVERRIDE.get(failure, "faults.dead_rank_seconds=1")
     command = ["launch", *where, str(path), overrides]
     monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
     monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -39,23 +38,12 @@ from tests.tables import each
 STOPS = f"{ASKED}; {STOPPED}"
 
 
-@pytest.fixture(autouse=True)
-def _hang_ups_count() -> Iterator[None]:
-    """The supervisor heeds SIGHUP unless it was ignored before, as it is under `nohup`."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 def supervisor(run: Path, *ranks: str) -> list[str]:
     """A command that calls `supervised` in a process of its own."""
     return [sys.executable, "-m", shell_ranks.__name__, str(run), *ranks]
 
 
-TO_WRAPPER = "kill -TERM $PPID"
-
-
-@each("signalled", [TO_WRAPPER, TO_LAUNCHER])
+@each("signalled", ["kill -TERM $PPID", TO_LAUNCHER])
 def test_a_signal_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, signalled):
     """These processes block it, and never report it themselves."""
     capfd.readouterr()
@@ -81,7 +69,8 @@ def test_a_second_signal_says_which_steps_are_lost(tmp_path, monkeypatch, saved,
 def test_a_run_whose_terminal_is_closed_stops(tmp_path):
     """Both the kernel and the shell signal the supervisor, which then can't print any more."""
     terminal, inside = pty.openpty()
-    command = ["setsid", "--ctty", *supervisor(tmp_path, f"echo training; {STOPS}")]
+    heeds_hang_ups = ["env", "--default-signal=HUP"]  # which would be ignored below `nohup`
+    command = [*heeds_hang_ups, "setsid", "--ctty", *supervisor(tmp_path, f"echo training; {STOPS}")]
     process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside)
     os.close(inside)
     with os.fdopen(terminal, "rb", buffering=0) as screen:
@@ -349,11 +338,6 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
 # What follows an attempt
 
 
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch) -> None:
-    monkeypatch.setattr("launch.attempts.restarts.seconds_to_wait", lambda failures: 0.0)
-
-
 @each(
     "found, min_nodes, last, left, said",
     [
@@ -363,9 +347,10 @@ def _at_once(monkeypatch) -> None:
     ],
 )
 def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_on(
-    tmp_path, capsys, found, min_nodes, last, left, said
+    tmp_path, capsys, monkeypatch, found, min_nodes, last, left, said
 ):
     """Of nodes a, b and c, each with a rank. Each attempt finds the arithmetic of one of them wrong."""
+    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
     path = run_file(tmp_path, tmp_path / "corpus", batch={"global_batch_size": 12, "micro_batch_size": 2})
     config, run = load(path, [], RunConfig), Run(path, [], min_nodes=min_nodes)
     requests = StopRequests(tmp_path / "run")
