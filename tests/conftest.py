@@ -106,21 +106,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup() -> None:
-    _seed()
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call() -> None:
-    _seed()
-
-
-def _seed() -> None:
     """Every fixture and every test draws the same numbers, whatever ran before it."""
     random.seed(0)
     np.random.seed(0)  # what draws without a generator of its own
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+pytest_fixture_setup = pytest_runtest_call
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -205,28 +199,28 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
+def built_once(name: str, parts: int = 3, **changes: object) -> Path:
+    """The directory of a finished corpus of so many input files."""
+
+    def make(folder: Path) -> None:
+        for part in range(parts):
+            write_c4(folder / f"c4-{part}.json.gz", records=60, skip=60 * part)
+        done_here("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml", **changes))
+
+    return made_once(name, make) / "corpus"
+
+
 @pytest.fixture(scope="session")
 def small_corpus() -> Path:
     """The directory of a finished corpus: 3 input files, noise applied at load."""
-
-    def make(folder: Path) -> None:
-        for part in range(3):
-            write_c4(folder / f"c4-{part}.json.gz", records=60, skip=60 * part)
-        done_here("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml"))
-
-    return made_once("small", make) / "corpus"
+    return built_once("small")
 
 
 @pytest.fixture(scope="session")
-def corpus_built_with_noise(small_corpus) -> Path:
+def corpus_built_with_noise() -> Path:
     """The same corpus with span corruption applied at build."""
-
-    def make(folder: Path) -> None:
-        sources = [{"format": "c4", "path": str(small_corpus.parent / "*.json.gz"), "language": "en"}]
-        rows = {"objective": {"name": "span_corruption", "inputs_length": 32}, "apply_at": "build"}
-        done_here("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml", sources=sources, rows=rows))
-
-    return made_once("built_with_noise", make) / "corpus"
+    rows = {"objective": {"name": "span_corruption", "inputs_length": 32}, "apply_at": "build"}
+    return built_once("built_with_noise", rows=rows)
 
 
 @pytest.fixture(scope="session")
@@ -259,9 +253,4 @@ def bart_corpus(byte_level_bpe) -> Path:
     """The directory of a finished corpus with BART's ids, a special token and sentinels."""
     path = str(byte_level_bpe / "bart")
     tokenizer = {"kind": "byte_level_bpe", "path": path, "special_tokens": ["[R]"], "sentinels": 20}
-
-    def make(folder: Path) -> None:
-        write_c4(folder / "c4.json.gz", records=60)
-        done_here("data-pipeline", "build", write_corpus_file(folder / "corpus.yaml", tokenizer=tokenizer))
-
-    return made_once("bart", make) / "corpus"
+    return built_once("bart", parts=1, tokenizer=tokenizer)

@@ -15,7 +15,8 @@ Test = Callable[..., None]
 def each(names: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
     """As `pytest.mark.parametrize(names, cases)`, but one test instead of one a case; those marked slow are a second.
 
-    A case has a `tmp_path` of its own, and what it patches and prints ends with it.
+    A case has a `tmp_path` of its own, which is the current folder where the test's is, and what it patches and prints
+    ends with it.
     """
     columns = [name.strip() for name in names.split(",")]
     rows: dict[str, list[dict[str, Any]]] = {"quick": [], "slow": []}
@@ -27,17 +28,16 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
         def through_all(subtests: pytest.Subtests, speed: str = "quick", **fixtures: Any) -> None:
-            if "subtests" in asked:
-                fixtures["subtests"] = subtests
+            fixtures["subtests"] = subtests
             for number, values in enumerate(rows[speed]):
                 shown = ", ".join(f"{name}={value!r:.100}" for name, value in values.items())
                 with subtests.test(shown), _alone(number, fixtures) as own:
-                    test(**own, **values)
+                    test(**{name: own[name] for name in asked}, **values)
 
         asked = [name for name in inspect.signature(test).parameters if name not in columns]
         speeds = [pytest.param("quick"), pytest.param("slow", marks=pytest.mark.slow)]
         speeds = [one for one in speeds if rows[str(one.values[0])]]
-        added = ["subtests", "speed"] if rows["slow"] else ["subtests"]
+        added = ["subtests", "tmp_path", "speed"] if rows["slow"] else ["subtests", "tmp_path"]
         parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dict.fromkeys(asked + added)]
         through_all.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return pytest.mark.parametrize("speed", speeds)(through_all) if rows["slow"] else through_all
@@ -48,13 +48,13 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
 @contextlib.contextmanager
 def _alone(number: int, fixtures: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The fixtures that live as long as a function, for one case."""
-    own = dict(fixtures)
-    if isinstance(folder := own.get("tmp_path"), Path):
-        own["tmp_path"] = folder / str(number)
-        own["tmp_path"].mkdir()
+    own, folder = dict(fixtures), fixtures["tmp_path"] / str(number)
+    folder.mkdir()
+    own["tmp_path"] = folder
     for captured in {"capsys", "capfd"} & own.keys():
         own[captured].readouterr()
     if "caplog" in own:
         own["caplog"].clear()
-    with own["monkeypatch"].context() if "monkeypatch" in own else contextlib.nullcontext() as patch:
+    inside = contextlib.chdir(folder) if Path.cwd() == folder.parent else contextlib.nullcontext()
+    with inside, own["monkeypatch"].context() if "monkeypatch" in own else contextlib.nullcontext() as patch:
         yield own | ({} if patch is None else {"monkeypatch": patch})

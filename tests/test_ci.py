@@ -8,8 +8,6 @@ import time
 import uuid
 from pathlib import Path
 
-import pytest
-
 from tests.processes import runs
 
 TOP = Path(__file__).parent.parent
@@ -52,25 +50,18 @@ def test_fails(number):
 """
 
 
-@pytest.fixture
-def name():
-    """Of a run; its folder is removed afterwards."""
-    name = f"test-ci-{uuid.uuid4().hex[:8]}"
-    yield name
-    shutil.rmtree(TOP / "build/tests" / name, ignore_errors=True)
-
-
-def run(folder: Path, name: str, *parts: str) -> tuple[int, str]:
+def run(folder: Path, *parts: str) -> tuple[int, str]:
     """The exit code of `.ci/pytest` with a file of these parts, and what it printed."""
-    file = folder / "test_parts.py"
+    file, name = folder / "test_parts.py", f"test-ci-{uuid.uuid4().hex[:8]}"
     file.write_text(HEAD + "".join(parts))
     command = [sys.executable, str(TOP / ".ci/pytest"), name, "5", "--numprocesses", "2", "-q", str(file)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    shutil.rmtree(TOP / "build/tests" / name, ignore_errors=True)
     return done.returncode, done.stdout + done.stderr
 
 
-def test_what_fails_once_is_named_and_does_not_count_and_what_is_left_is_ended(tmp_path, name):
-    code, said = run(tmp_path, name, ONCE, LEAVES)
+def test_what_fails_once_is_named_and_does_not_count_and_what_is_left_is_ended(tmp_path):
+    code, said = run(tmp_path, ONCE, LEAVES)
     assert code == 0, said
     assert "2 failed; once more, alone:" in said
     once = re.findall(r"(?m)^failed once: \S*test_parts\.py::(\w+)$", said)
@@ -84,15 +75,15 @@ def test_what_fails_once_is_named_and_does_not_count_and_what_is_left_is_ended(t
     assert (tmp_path / "leaves").read_text() == "."  # what passed isn't run again
 
 
-def test_what_fails_twice_counts(tmp_path, name):
-    code, said = run(tmp_path, name, ONCE, TWICE)
+def test_what_fails_twice_counts(tmp_path):
+    code, said = run(tmp_path, ONCE, TWICE)
     assert code == 1, said
     assert re.findall(r"(?m)^failed once: \S*::(\w+)$", said) == ["test_once", "test_once_in_a_table"]
     assert (tmp_path / "twice").read_text() == ".."
 
 
-def test_more_failures_than_chance_makes_count_at_once(tmp_path, name):
-    code, said = run(tmp_path, name, NINE)
+def test_more_failures_than_chance_makes_count_at_once(tmp_path):
+    code, said = run(tmp_path, NINE)
     assert code == 1, said
     assert "9 failed" in said
     assert "once more" not in said

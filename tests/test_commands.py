@@ -40,6 +40,10 @@ def example_of(words: tuple[str, ...]) -> list[str]:
     return shlex.split(shown.strip().splitlines()[-1].strip().removeprefix("Example: "))
 
 
+def test_every_package_has_its_commands():
+    assert {("data-pipeline", "fetch", "wet"), ("pretrain", "train"), ("launch", "slurm")} <= {*ALL}
+
+
 @each("words", ALL)
 def test_help_ends_with_an_example_that_the_command_accepts(words):
     example = example_of(words)
@@ -59,23 +63,17 @@ WHOLE = [
 ]
 
 
-@pytest.fixture(scope="session")
-def quickstart() -> Path:
-    """The directory of the quickstart's corpus."""
+@pytest.fixture
+def fresh_copy(tmp_path, monkeypatch) -> Path:
+    """A folder with the shipped configs, the quickstart's corpus and a text, as the current one."""
 
     def make(folder: Path) -> None:
         done_here("data-pipeline", "build", "configs:corpora/quickstart.yaml", f"output={folder}/corpus")
 
-    return made_once("quickstart", make) / "corpus"
-
-
-@pytest.fixture
-def fresh_copy(quickstart, tmp_path, monkeypatch) -> Path:
-    """A folder with the shipped configs, the quickstart's corpus and a text, as the current one."""
     (tmp_path / "configs").symlink_to(TOP / "configs")
     (tmp_path / "corpora").mkdir()
     for name in ("quickstart", "another"):
-        (tmp_path / "corpora" / name).symlink_to(quickstart)
+        (tmp_path / "corpora" / name).symlink_to(made_once("quickstart", make) / "corpus")
     (tmp_path / "books").mkdir()
     (tmp_path / "books/a.txt").write_text((TOP / "LICENSE").read_text())
     monkeypatch.chdir(tmp_path)
@@ -127,8 +125,3 @@ def test_a_file_of_another_kind_and_a_misspelt_name_are_one_line(command, name, 
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(TOP / "configs")
     assert refused_here(2, *command, name).startswith(f"error: {name}: {said}")
-
-
-def test_every_package_has_its_commands():
-    some = [("data-pipeline", "fetch", "wet"), ("pretrain", "train"), ("launch", "slurm")]
-    assert [words for words in some if words not in ALL] == []

@@ -4,6 +4,7 @@ the wheel, installed, works outside the checkout, with the config files that shi
 The schemas in tests/data/schemas are pruned to what the manifests use; a key that a schema doesn't have is an error.
 """
 
+import functools
 import json
 import os
 import re
@@ -158,11 +159,6 @@ def installed(tmp_path_factory) -> Path:
     return target
 
 
-def run_installed(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "120"}
-    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
-
-
 def test_the_wheel_holds_what_ships(installed):
     def files(folder: Path) -> set[str]:
         return {path.relative_to(folder).as_posix() for path in folder.rglob("*.*") if "__pycache__" not in path.parts}
@@ -178,9 +174,11 @@ def test_the_wheel_holds_what_ships(installed):
 
 def test_an_installed_wheel_works_in_an_empty_folder(installed, tmp_path):
     (tmp_path / "run.yaml").write_text(RUN)
+    environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "120"}
+    run = functools.partial(subprocess.run, cwd=tmp_path, env=environment, capture_output=True, text=True)
     package = installed / "data_pipeline"
-    loaded = run_installed(installed, tmp_path, "-c", LOAD)
+    loaded = run([sys.executable, "-c", LOAD])
     found = [package / "__init__.py", 768, "mine", package / "samples/king-james.jsonl.bz2"]
     assert loaded.stdout.split() == list(map(str, found)), loaded.stderr
-    shown = run_installed(installed, tmp_path, "-m", "data_pipeline", "--help")
+    shown = run([sys.executable, "-m", "data_pipeline", "--help"])
     assert (shown.returncode, "Build the whole corpus" in shown.stdout) == (0, True), shown.stderr

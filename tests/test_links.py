@@ -16,6 +16,8 @@ PATH = re.compile(rf"(?<![\w./~:-])(?:{TOPS})/[\w./*-]+")
 PYTHON_FILE = re.compile(r"(?<![\w./-])\w+\.py\b")
 SHIPPED = re.compile(r"configs:([\w./-]+)")
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b")  # FAMILY.py, configs:NAME
+LISTED = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+PYTHON_FILES = {Path(path).name for path in LISTED.split()}
 MODULE = re.compile(r"python -m ((?:tests|checks)[\w.]+)")
 
 
@@ -36,10 +38,6 @@ def anchors(page: Path) -> set[str]:
     return names
 
 
-def names(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
 @each("page", PAGES)
 def test_every_link_leads_to_a_file_and_a_heading(page):
     prose = CODE.sub("", text_of(page)) if "reference" not in page.parts else text_of(page)
@@ -54,19 +52,13 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
     assert lost == []
 
 
-@cache
-def python_files() -> set[str]:
-    return {path.name for folder in ("data_pipeline", "pretrain", "launch", "tests", "checks", "benchmarks", "docker")
-            for path in (ROOT / folder).rglob("*.py")}  # fmt: skip
-
-
 @each("page", PAGES)
 def test_every_file_in_code_font_exists(page):
     lost = []
     for code in CODE.findall(text_of(page)):
         lost += [path for path in PATH.findall(code) if not list(ROOT.glob(path.rstrip("./")))]
         lost += [f"configs:{path}" for path in SHIPPED.findall(code) if not (ROOT / "configs" / path).exists()]
-        lost += [name for name in PYTHON_FILE.findall(code) if name not in python_files()]
+        lost += [name for name in PYTHON_FILE.findall(code) if name not in PYTHON_FILES]
         modules = [ROOT / name.replace(".", "/") for name in MODULE.findall(code)]
         lost += [str(path) for path in modules if not path.is_dir() and not path.with_suffix(".py").exists()]
     assert [path for path in lost if not PLACEHOLDER.search(path)] == []
@@ -81,7 +73,7 @@ def test_every_page_that_code_and_configs_name_exists():
 def test_pages_outside_reference_and_results_are_short():
     """A page is read at one sitting; what is looked up or was measured has folders of its own."""
     prose = {
-        names(page): len(text_of(page).split())
+        page: len(text_of(page).split())
         for folder in ("tutorials", "how-to", "explanation")
         for page in (ROOT / "docs" / folder).glob("*.md")
     }

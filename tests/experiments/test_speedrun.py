@@ -21,15 +21,13 @@ CONFIGS = Path(__file__).parents[2] / "configs/speedrun"
 TARGET = Track(target=4.0)
 
 
-def result(row: str, seed: int, loss: float, seconds: float, worth: float | None = 0.2) -> Result:
-    return Result(
-        row, seed, 300, 1000, 4.0, loss, None, None, [(300, loss)], loss + 1, worth, 1.5e6, 2 * seconds, seconds
-    )
-
-
 def runs(**rows: list[tuple[float, float]]) -> list[Result]:
     """Rows that have (loss, processor seconds) by seed."""
-    return [result(row, seed, *one) for row, of in rows.items() for seed, one in enumerate(of)]
+    return [
+        Result(row, seed, 300, 1000, 4.0, loss, None, None, [(300, loss)], loss + 1, 0.2, 1.5e6, 2 * seconds, seconds)
+        for row, of in rows.items()
+        for seed, (loss, seconds) in enumerate(of)
+    ]
 
 
 @each("losses", [[3.9, 3.95, 3.97, 3.99, 3.93], [4.1, 4.0, 3.9], [3.99, 3.999], [4.2, 4.3, 4.25, 4.21]])

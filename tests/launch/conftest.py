@@ -12,8 +12,6 @@ from tests.conftest import made_once
 from tests.launch.slurm_cluster import Cluster
 from tests.pretrain.runs import losses, run_file, train_ranks
 
-STEPS = 100
-
 
 def takes(*programs: str, of: str, unless: str = "") -> pytest.MarkDecorator:
     """Skips tests without root, without one of the `programs` `of` Debian's packages, or for the reason `unless`."""
@@ -33,9 +31,8 @@ takes_hosts = takes(
 )
 
 
-def a_run(folder: Path, corpus: Path, steps: int = STEPS) -> Path:
-    settings = {"name": "test", "directory": str(folder / "run"), "max_steps": steps, "cpu_threads": 1}
-    return run_file(folder, corpus, run=settings, evaluation=[])
+def a_run(folder: Path, corpus: Path, steps: int = 100, **changes: object) -> Path:
+    return run_file(folder, corpus, run={"max_steps": steps}, evaluation=[], **changes)
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,11 @@
 """A file system that several hosts share, each through a mount of its own: FUSE on top of a directory.
 
-`python tests/launch/shared_files.py DIRECTORY MOUNTPOINT [--cached SECONDS] [--no-locks] -- COMMAND…` runs COMMAND with
-the directory mounted, visible to it alone: it is one host. With `--cached`, the host believes for that long what it has
-learned of a file, of its size, or of its absence, whatever others do to it, as on NFS. With `--no-locks`, flock fails,
-as on Lustre without its mount option `flock`.
+`python tests/launch/shared_files.py DIRECTORY MOUNTPOINT OPTIONS COMMAND…` runs COMMAND with the directory mounted,
+visible to it alone: it is one host. OPTIONS are words. With "cached", the host believes for ever what it has learned of
+a file, of its size, or of its absence, whatever others do to it, as on NFS for a while. With "no-locks", flock fails,
+as on Lustre without its mount option `flock`. Without COMMAND, it serves the mount.
 """
 
-import argparse
 import contextlib
 import ctypes.util
 import errno
@@ -16,48 +15,49 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 UNPROTECTED = "nothing prevents a second run in this directory; make sure that only one trains there"
 _NOW = 2**30 - 1  # UTIME_NOW, as utimensat(2) writes it
+_EVER = 1_000_000.0  # s
 OPTIONS = {"foreground": True, "nothreads": True, "allow_other": True, "default_permissions": True, "fsname": "shared"}
 
 
+@dataclass(frozen=True)
 class Mount:
     """`mountpoint` shows `directory` to this process and all that are on no host of their own."""
 
-    def __init__(self, directory: Path, mountpoint: Path, *options: str):
-        self.directory, self.mountpoint, self.options = directory, mountpoint, options
+    directory: Path
+    mountpoint: Path
+    options: str
 
     def host(self) -> list[str]:
         """What, before a command, makes it run on a host of its own."""
-        own = [sys.executable, __file__, str(self.directory), str(self.mountpoint), *self.options, "--"]
+        own = [sys.executable, __file__, str(self.directory), str(self.mountpoint), self.options]
         return ["unshare", "--mount", "--propagation", "private", *own]
-
-    def __enter__(self) -> "Mount":
-        self._server = _mounted(self.directory, self.mountpoint, self.options)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        subprocess.run(["umount", "--lazy", self.mountpoint], check=True)
-        self._server.wait()
 
 
 @contextlib.contextmanager
-def mounted(folder: Path, *options: str) -> Iterator[Mount]:
+def mounted(folder: Path, options: str) -> Iterator[Mount]:
     """Within the block, the new directory `mounted` in `folder` shows the new directory `files`."""
-    for name in ("files", "mounted"):
-        (folder / name).mkdir()
-    with Mount(folder / "files", folder / "mounted", *options) as mount:
+    mount = Mount(folder / "files", folder / "mounted", options)
+    mount.directory.mkdir()
+    mount.mountpoint.mkdir()
+    server = _mounted(mount.directory, mount.mountpoint, options)
+    try:
         yield mount
+    finally:
+        subprocess.run(["umount", "--lazy", mount.mountpoint], check=True)
+        server.wait()
 
 
 def warnings_in(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("warning: ")]
 
 
-def _mounted(directory: Path, mountpoint: Path, options: tuple[str, ...]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, __file__, "--serve", str(directory), str(mountpoint), *options]
+def _mounted(directory: Path, mountpoint: Path, options: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, __file__, str(directory), str(mountpoint), options]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     while not mountpoint.is_mount():
         assert server.poll() is None, "not mounted"
@@ -65,7 +65,7 @@ def _mounted(directory: Path, mountpoint: Path, options: tuple[str, ...]) -> "su
     return server
 
 
-def _serve(directory: str, mountpoint: str, cached: float, locks: bool) -> None:
+def _serve(directory: str, mountpoint: str, options: list[str]) -> None:
     ends_with_parent = 1, signal.SIGKILL  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(*ends_with_parent)
     os.environ.setdefault("FUSE_LIBRARY_PATH", ctypes.util.find_library("fuse3") or "")
@@ -118,9 +118,6 @@ def _serve(directory: str, mountpoint: str, cached: float, locks: bool) -> None:
         def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
             return os.pwrite(fh, data, offset)
 
-        def fsync(self, path: str, datasync: int, fh: int) -> int:
-            return os.fsync(fh) or 0
-
         def release(self, path: str, fh: int) -> int:
             return os.close(fh) or 0
 
@@ -129,30 +126,21 @@ def _serve(directory: str, mountpoint: str, cached: float, locks: bool) -> None:
 
     for name in ("readlink", "mkdir", "rmdir", "unlink", "chmod", "chown"):
         setattr(Passed, name, passed(name))
-    if not locks:
+    if "no-locks" in options:
 
         def flock(self: object, path: str, fh: int, operation: int) -> int:
             raise mfusepy.FuseOSError(errno.ENOSYS)
 
         Passed.flock = flock
-    timeouts = {f"{kind}_timeout": cached for kind in ("attr", "entry", "negative")}
+    timeouts = {f"{kind}_timeout": _EVER * ("cached" in options) for kind in ("attr", "entry", "negative")}
     mfusepy.FUSE(Passed(), mountpoint, **OPTIONS, **timeouts)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--serve", action="store_true")
-    parser.add_argument("--cached", type=float, default=0.0)
-    parser.add_argument("--no-locks", action="store_true")
-    parser.add_argument("directory")
-    parser.add_argument("mountpoint")
-    own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
-    given = parser.parse_args(own)
-    if given.serve:
-        _serve(given.directory, given.mountpoint, given.cached, not given.no_locks)
-    else:
-        options = ["--cached", str(given.cached), *(["--no-locks"] if given.no_locks else [])]
-        if Path(given.mountpoint).is_mount():  # the view of those that are on no host
-            subprocess.run(["umount", "--lazy", given.mountpoint], check=True)
-        _mounted(Path(given.directory), Path(given.mountpoint), tuple(options))
-        os.execvp(sys.argv[len(own) + 2], sys.argv[len(own) + 2 :])
+    directory, mountpoint, options, *command = sys.argv[1:]
+    if not command:
+        sys.exit(_serve(directory, mountpoint, options.split()))
+    if Path(mountpoint).is_mount():  # the view of those that are on no host
+        subprocess.run(["umount", "--lazy", mountpoint], check=True)
+    _mounted(Path(directory), Path(mountpoint), options)
+    os.execvp(command[0], command)

@@ -35,16 +35,6 @@ def told(kind: str, text: str) -> str:
     return f"printf '{text}' > {folder}/.$RANK.{kind}; mv {folder}/.$RANK.{kind} {folder}/rank-$RANK.{kind}"
 
 
-def agent_with(ranks: RankProcesses) -> Agent:
-    """An agent in this process, as if it had started `ranks`."""
-    pool = AgentPool(["here"], "127.0.0.1")
-    pool.start_here()
-    agent = pool.agents[0]
-    agent.ranks = ranks.ranks
-    agent.connection.started.append(ranks)
-    return agent
-
-
 def launcher_of(*ranks: list[str], words: str = "") -> list[str]:
     """A launcher that starts a rank for each command, prints `words` and waits."""
     return [sys.executable, "-S", "-c", LAUNCHER, json.dumps([words, *map(wrapped, ranks)])]
@@ -64,7 +54,12 @@ def supervise(
         def start(logs: Path) -> list[Agent]:
             supervised = {**os.environ, rank_logs.SUPERVISED: str(logs)}
             started = RankProcesses(command, supervised, ranks, logs / "launcher.log", hang_seconds=hang_seconds)
-            return [agent_with(started)]
+            pool = AgentPool(["here"], "127.0.0.1")  # its agent is this process, as if it had started the ranks
+            pool.start_here()
+            agent = pool.agents[0]
+            agent.ranks = ranks
+            agent.connection.started.append(started)
+            return [agent]
 
         attempt = watch(start, run, requests, dead_rank_seconds, another_follows=another_follows)
         return result(attempt, run, requests)

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import time
@@ -76,21 +77,14 @@ class Cluster:
         (folder / "slurm.conf").write_text(configuration)
 
     def start(self) -> None:
-        folder = self.folder
-        key = folder / "munge.key"
+        key, socket_ = self.folder / "munge.key", self.folder / "munge.socket"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
+        of_files = {"key-file": key, "socket": socket_, "pid-file": f"{key}.pid", "seed-file": f"{key}.seed"}
         self._start(
-            "munged",
-            "munged",
-            "--foreground",
-            "--force",
-            f"--key-file={key}",
-            f"--socket={folder}/munge.socket",
-            f"--pid-file={folder}/munged.pid",
-            f"--seed-file={folder}/munge.seed",
+            "munged", "munged", "--foreground", "--force", *(f"--{one}={file}" for one, file in of_files.items())
         )
-        _until((folder / "munge.socket").exists, "munged's socket")
+        _until(socket_.exists, "munged's socket")
         self._start("slurmctld", "slurmctld", "-D", "-c")
         for node in NODES:
             self.start_node(node)
@@ -129,10 +123,8 @@ class Cluster:
 
     def state(self, job: int | str) -> str:
         """PENDING, RUNNING, COMPLETED, …"""
-        fields = dict(
-            word.split("=", 1) for word in self.run("scontrol", "show", "job", str(job), "-o").split() if "=" in word
-        )
-        return fields["JobState"]
+        (state,) = re.findall(r"JobState=(\w+)", self.run("scontrol", "show", "job", str(job)))
+        return state
 
     def until(self, job: int | str, *states: str, seconds: float = 600) -> str:
         _until(lambda: self.state(job) in states, f"job {job} to be {'/'.join(states)}", seconds)
@@ -202,15 +194,6 @@ def until_steps(cluster: Cluster, job: str, folder: Path, attempt: int) -> None:
     until(made, cluster, job, folder)
 
 
-def status(folder: Path) -> dict[str, object]:
-    return json.loads((folder / "run/status.json").read_text())
-
-
 def said(folder: Path, job: str) -> str:
     output = folder / f"run/slurm/{job}.out"
     return output.read_text() if output.exists() else ""
-
-
-def inside(when: str, script: str) -> list[str]:
-    """A container that runs `script` before commands that contain the word `when`."""
-    return ["sh", "-c", f'case " $* " in *" {when} "*) {script};; esac; exec "$@"', "container"]

@@ -51,11 +51,6 @@ class Started:
         marked = processes_with(RUN_UNDER_TEST=str(self._folder))
         return [process for process in marked if process.pid != self.process.pid]
 
-    def launcher(self) -> psutil.Process:
-        """DeepSpeed's."""
-        (found,) = (one for one in self.others() if "launch.deepspeed_launcher" in one.cmdline())
-        return found
-
     def __enter__(self) -> "Started":
         return self
 

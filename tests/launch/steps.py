@@ -56,12 +56,13 @@ def store_each(module: Any) -> None:
 def _plan_steps(module: Any) -> None:
     take_step = module.Engine.step
     left = [Planned(**one) for one in json.loads(os.environ["STEPS"])]
-    left = [one for one in left if one.rank == int(os.environ["RANK"])]
+    attempt = int(Path(os.environ["PRETRAIN_SUPERVISED"]).name.rpartition("-")[2])
+    left = [one for one in left if (one.rank, one.attempt) == (int(os.environ["RANK"]), attempt)]
 
     def step(self: Any, before: int, *arguments: Any) -> Any:
         if type(self.deepspeed.module).__name__ == "ExactModel":  # that of the comparison at a start
             return take_step(self, before, *arguments)
-        for one in [one for one in left if before + 1 >= one.step and one.attempt == _attempt()]:
+        for one in [one for one in left if before + 1 >= one.step]:
             left.remove(one)
             _do(one)
         return take_step(self, before, *arguments)
@@ -95,10 +96,6 @@ def _end_time_of_watchdog(path: Path) -> None:
         watchdog._last = -1e9
         watchdog._changed.set()
         time.sleep(0.1)
-
-
-def _attempt() -> int:
-    return int(Path(os.environ["PRETRAIN_SUPERVISED"]).name.rpartition("-")[2])
 
 
 CHANGES = {"pretrain.zero.engine": _plan_steps, "pretrain.checkpoint.memory": store_each}  # what is done to modules

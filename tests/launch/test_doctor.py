@@ -136,17 +136,14 @@ class Answer(BaseHTTPRequestHandler):
 def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown(monkeypatch):
     for name in ("USERNAME", "PASSWORD", "TOKEN"):
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
-    server = HTTPServer(("127.0.0.1", free_port()), Answer)  # nobody else gets its port when it has gone
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with HTTPServer(("127.0.0.1", free_port()), Answer) as server:  # nobody else gets its port when it has gone
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         at = f"127.0.0.1:{server.server_port}"
         asked = {
             login: machine.tracking(Settings(tracking=f"http://{login}{at}", run_file=("run.yaml",)))[0]
             for login in ("me:secret@", "me:wrong@", "")
         }
-    finally:
         server.shutdown()
-        server.server_close()
     assert {login: (one.level, one.found) for login, one in asked.items()} == {
         "me:secret@": ("ok", f"http://me:***@{at} answers"),
         "me:wrong@": ("warning", f"http://me:***@{at} answers 401"),

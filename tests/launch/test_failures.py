@@ -58,7 +58,6 @@ case "$*" in
 *) exec sh -c "$last" ;;
 esac
 """
-WITHOUT_HOSTS = ("--ranks", "2")
 
 
 def fails(error: str) -> str:
@@ -66,62 +65,53 @@ def fails(error: str) -> str:
     return f"echo '{error}'; {told('failed', error)}; exit 1"
 
 
-# What ranks 0 and 1 do, and further arguments of `launch`.
-PLANTED: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "a rank is killed": (WAITS, "kill -KILL $$", WITHOUT_HOSTS),
-    "a rank crashes": (WAITS, "kill -SEGV $$", WITHOUT_HOSTS),
-    "a rank meets an error": (WAITS, fails("ValueError: on purpose"), WITHOUT_HOSTS),
-    "a library ends a rank": (WAITS, "exit 0", WITHOUT_HOSTS),
-    "a rank hangs": (WAITS, f"{told('hung', '')}; {WAITS}", WITHOUT_HOSTS),
+# What ranks 0 and 1 do.
+PLANTED = {
+    "a rank is killed": (WAITS, "kill -KILL $$"),
+    "a rank crashes": (WAITS, "kill -SEGV $$"),
+    "a rank meets an error": (WAITS, fails("ValueError: on purpose")),
+    "a library ends a rank": (WAITS, "exit 0"),
+    "a rank hangs": (WAITS, f"{told('hung', '')}; {WAITS}"),
     "a rank is stopped": (
         "exec {python} {folder}/hangs/hangs.py {folder}/pid",
         "echo $$ > {folder}/new; mv {folder}/new {folder}/pid; kill -STOP $$",
-        WITHOUT_HOSTS,
     ),
     # DeepSpeed's launcher signals the other rank, which saves and stops
     "a rank's wrapper is killed": (
         f"trap '' TERM; until [ -e {{folder}}/killed ]; do sleep 0.05; done; {DONE}; {STOPPED}",
         f"kill -KILL $PPID; touch {{folder}}/killed; {WAITS}",
-        WITHOUT_HOSTS,
     ),
-    "DeepSpeed's launcher is killed": (WAITS, f"{TO_LAUNCHER.replace('TERM', 'KILL')}; {WAITS}", WITHOUT_HOSTS),
+    "DeepSpeed's launcher is killed": (WAITS, f"{TO_LAUNCHER.replace('TERM', 'KILL')}; {WAITS}"),
     "a node computes wrong": (
         WAITS,
         f"{told('faulty', '1')}; {fails('step 40: rank 1 computes wrong; nothing was wrong at step 20')}",
-        WITHOUT_HOSTS,
     ),
-    "the disk is full": (WAITS, fails("OSError: [Errno 28] No space left on device"), WITHOUT_HOSTS),
-    "a signal": (f"{ASKED}; {STOPPED}; {DONE}", f"kill -TERM {os.getpid()}; {ASKED}; {DONE}", WITHOUT_HOSTS),
-    "two signals": (WAITS, f"kill -TERM {os.getpid()}; {ASKED}; kill -TERM {os.getpid()}; {WAITS}", WITHOUT_HOSTS),
+    "the disk is full": (WAITS, fails("OSError: [Errno 28] No space left on device")),
+    "a signal": (f"{ASKED}; {STOPPED}; {DONE}", f"kill -TERM {os.getpid()}; {ASKED}; {DONE}"),
+    "two signals": (WAITS, f"kill -TERM {os.getpid()}; {ASKED}; kill -TERM {os.getpid()}; {WAITS}"),
     "a host is lost": (
         WAITS,
         f"{TO_LAUNCHER.replace('kill -TERM $parent', 'read -r _ _ _ agent _ < /proc/$parent/stat; kill -KILL $agent')}"
         f"; {WAITS}",
-        ("n1 slots=1\nn2 slots=1\n",),
     ),
-    "a host isn't there": (WAITS, WAITS, ("n1 slots=1\nn3 slots=1\n",)),
-    "a wrong run file": (WAITS, WAITS, (*WITHOUT_HOSTS, "run.max_stepz=5")),
-    "another run is there": (WAITS, WAITS, WITHOUT_HOSTS),
+    "a host isn't there": (WAITS, WAITS),
+    "a wrong run file": (WAITS, WAITS),
+    "another run is there": (WAITS, WAITS),
 }
-
-
-@pytest.fixture
-def _at_once(monkeypatch) -> None:
-    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
+SECOND_HOST = {"a host is lost": "n2", "a host isn't there": "n3"}
+OVERRIDE = {"a wrong run file": "run.max_stepz=5"}
 
 
 def test_the_table_has_each_failure_once():
     assert [row[0] for row in ROWS] == list(PLANTED)
 
 
-@pytest.mark.usefixtures("_at_once")
 @each("failure, line, another, code", ROWS)
 def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, capfd, failure, line, another, code):
-    first, second, arguments = PLANTED[failure]
     path, run = run_file(tmp_path, small_corpus), tmp_path / "run"
     failing, attempts = ATTEMPTS[another]
     places = {"run": run, "folder": tmp_path, "python": sys.executable}
-    first, second = (script.format(**places) for script in (first, second))
+    first, second = (script.format(**places) for script in PLANTED[failure])
     planned = {"first": first, "second": second, "done": DONE, "failing": failing, "logs": rank_logs.SUPERVISED}
     script = SCRIPT.format(**planned, run=run, folder=tmp_path)
     for name, content in {
@@ -134,11 +124,14 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     (tmp_path / "ssh").chmod(0o755)
-    command = ["launch", "local", str(path), "faults.dead_rank_seconds=1", *arguments]
-    if "slots=" in arguments[0]:
-        (tmp_path / "hostfile").write_text(arguments[0])
-        command = ["launch", "hosts", str(path), "--hostfile", str(tmp_path / "hostfile")]
+    where = ["local", "--ranks", "2"]
+    if second_host := SECOND_HOST.get(failure):
+        (tmp_path / "hostfile").write_text(f"n1 slots=1\n{second_host} slots=1\n")
+        where = ["hosts", "--hostfile", str(tmp_path / "hostfile")]
+    overrides = OVERRIDE.get(failure, "faults.dead_rank_seconds=1")
+    command = ["launch", *where, str(path), overrides]
     monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
     monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -162,6 +155,6 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
         assert (failed.state, failed.attempt, said.rstrip().endswith(failed.reason)) == ("failed", 2, True)
     psutil.wait_procs(left := processes_with(RUN_UNDER_TEST=str(tmp_path)), timeout=60)
     assert [process.cmdline() for process in left if process.is_running()] == []
-    if started and arguments == WITHOUT_HOSTS:
+    if started and not second_host:
         # gloo takes connections from anybody, and by default at the address of the host's name
         assert set((tmp_path / "network").read_text().splitlines()) == {"lo 127.0.0.1"}

@@ -15,11 +15,11 @@ from launch.nodes import Node
 from launch.slurm_head import stage
 from launch.tools.doctor.checks import Finding
 from pretrain.config import RunConfig
+from pretrain.run import status
 from tests.conftest import run
 from tests.in_process import done_here, run_here
 from tests.launch.conftest import a_run, takes_fuse, takes_hosts
 from tests.launch.shared_files import UNPROTECTED, mounted, warnings_in
-from tests.launch.slurm_cluster import status
 from tests.launch.started import Started
 from tests.launch.steps import Planned
 from tests.launch.two_hosts import Hosts
@@ -141,13 +141,13 @@ def test_what_belongs_to_this_machine_is_not_handed_over(monkeypatch):
 @pytest.mark.slow
 @takes_fuse
 def test_a_run_without_file_locks_warns_once_and_ends_well(small_corpus, tmp_path):
-    with mounted(tmp_path, "--no-locks") as mount:
+    with mounted(tmp_path, "no-locks") as mount:
         path = a_run(mount.mountpoint, small_corpus, steps=4)
         stage(load(path, [], RunConfig), mount.mountpoint / "copies")
         done = run("launch", "local", path, "--ranks", "2")
         assert done.returncode == 0, done.stderr
-        assert status(mount.mountpoint)["state"] == "finished"
         directory = mount.mountpoint / "run"
+        assert status.read(directory).state == "finished"
         assert warnings_in(done.stdout + done.stderr) == [
             f"warning: no file locks here (Function not implemented): {directory}: {UNPROTECTED}"
         ]
@@ -156,7 +156,7 @@ def test_a_run_without_file_locks_warns_once_and_ends_well(small_corpus, tmp_pat
 @takes_fuse
 def test_the_mount_does_what_it_says(tmp_path):
     """Without this, tests on such mounts would show nothing."""
-    with mounted(tmp_path, "--no-locks", "--cached", "1000000") as mount:
+    with mounted(tmp_path, "no-locks cached") as mount:
         file, other = mount.mountpoint / "file", mount.mountpoint / "other"
         file.write_text("one")
         seen = (file.stat().st_size, other.exists())

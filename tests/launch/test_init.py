@@ -46,8 +46,7 @@ def _machine(tmp_path, monkeypatch) -> None:
 
 
 @each("model", MODELS)
-def test_the_files_of_every_family_load_and_fit_each_other(tmp_path, monkeypatch, model):
-    monkeypatch.chdir(tmp_path)
+def test_the_files_of_every_family_load_and_fit_each_other(model):
     done_here("launch", "init", "my-1", "--model", model, "--text", "data/*.jsonl.gz")
     corpus, run = load("my-1.corpus.yaml", [], CorpusConfig), load("my-1.run.yaml", [], RunConfig)
     assert run.data.train[0].corpus == run.data.validation[0].corpus == corpus.output == "corpora/my-1"
@@ -74,11 +73,8 @@ def test_the_next_two_commands_are_printed():
 
 
 @each("files, lines, part", [(2, 400, 256), (5, 7273, 400), (20, 100, 8 << 20)])
-def test_a_text_file_is_a_document_and_few_are_cut_so_that_their_ends_can_be_held_out(
-    tmp_path, monkeypatch, files, lines, part
-):
+def test_a_text_file_is_a_document_and_few_are_cut_so_that_their_ends_can_be_held_out(files, lines, part):
     """5 files of 7,273 lines of 11 bytes are 1,000 parts of 400 bytes; no part has fewer than 256."""
-    monkeypatch.chdir(tmp_path)
     Path("books").mkdir()
     for number in range(files):
         Path(f"books/{number}.txt").write_text("One line.\n\n" * lines)
@@ -94,9 +90,8 @@ def test_a_text_file_is_a_document_and_few_are_cut_so_that_their_ends_can_be_hel
 
 
 @each("files", [3, 40])
-def test_no_held_out_text_stands_between_training_text_of_its_file(tmp_path, monkeypatch, files):
+def test_no_held_out_text_stands_between_training_text_of_its_file(files):
     """Of many files some are held out whole, of few the end of the last."""
-    monkeypatch.chdir(tmp_path)
     Path("books").mkdir()
     for number in range(files):
         Path(f"books/{number}.txt").write_text("\n\n".join(TEXTS[number : number + 20]))
@@ -125,8 +120,7 @@ def test_a_finished_corpus_needs_no_corpus_file():
 
 
 @each("existing", ["first.run.yaml", "first.corpus.yaml"])
-def test_an_existing_file_stays_and_nothing_is_written(tmp_path, monkeypatch, existing):
-    monkeypatch.chdir(tmp_path)
+def test_an_existing_file_stays_and_nothing_is_written(existing):
     Path(existing).write_text("mine")
     done = run_here("launch", "init")
     assert (done.returncode, done.stderr) == (2, f"error: {existing}: exists already; choose another NAME\n")
@@ -201,8 +195,7 @@ def make(kind: str) -> None:
         ("mixed", ["json", "text"], "body"),
     ],
 )
-def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(tmp_path, monkeypatch, kind, formats, column):
-    monkeypatch.chdir(tmp_path)
+def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, formats, column):
     make(kind)
     printed = done_here("launch", "init", "--text", "data")
     corpus = load("first.corpus.yaml", [], CorpusConfig)
@@ -230,8 +223,7 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(tmp_path, mo
         ("wiki_00", b'<doc id="1" url="u" title="A">\nA\n\nText.\n</doc>\n', "wikiextractor"),
     ],
 )
-def test_a_format_follows_from_the_name_and_the_first_bytes(tmp_path, monkeypatch, name, content, format_):
-    monkeypatch.chdir(tmp_path)
+def test_a_format_follows_from_the_name_and_the_first_bytes(name, content, format_):
     Path("data").mkdir()
     Path("data", name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     for text in ("data", f"data/{name}"):
@@ -239,8 +231,7 @@ def test_a_format_follows_from_the_name_and_the_first_bytes(tmp_path, monkeypatc
 
 
 @each("number", [1, 2, 5])
-def test_of_few_documents_one_is_held_out_or_a_line_says_why_not(tmp_path, monkeypatch, number):
-    monkeypatch.chdir(tmp_path)
+def test_of_few_documents_one_is_held_out_or_a_line_says_why_not(number):
     pages = gzip.decompress(next(SAMPLES.glob("c4-train*.json.gz")).read_bytes()).splitlines(keepends=True)
     Path("a.jsonl").write_bytes(b"".join(pages[100 : 100 + number]))
     done = run_here("launch", "init", "--text", "a.jsonl")
@@ -308,8 +299,7 @@ def test_a_model_that_the_user_names_keeps_its_steps_and_the_estimate_is_said():
         (0.08, 1.00, 0.08, ["{1.0} as it is now", "run.cpu_threads=1 takes {0.08}"]),
     ],
 )
-def test_the_promise_is_measured_and_says_when_the_machine_is_busy(tmp_path, monkeypatch, one, all_, processor, said):
-    monkeypatch.chdir(tmp_path)
+def test_the_promise_is_measured_and_says_when_the_machine_is_busy(monkeypatch, one, all_, processor, said):
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 2)
     monkeypatch.setattr(first_machine, "measure", lambda *_: Passes(one, all_, processor, threads=2, load=5.0))
     lines = run_here("launch", "init").stdout
@@ -345,8 +335,7 @@ def test_a_few_passes_are_timed_with_one_thread_and_with_all(monkeypatch):
         ("t5-v1.1-base", 1, []),
     ],
 )
-def test_what_nobody_has_tried_is_said(tmp_path, monkeypatch, model, gpus, said):
-    monkeypatch.chdir(tmp_path)
+def test_what_nobody_has_tried_is_said(monkeypatch, model, gpus, said):
     monkeypatch.setattr(Machine, "this", lambda: Machine(gpus, "here", GPUS["h100-sxm"] if gpus else None, bf16=True))
     lines = run_here("launch", "init", "--model", model).stdout.splitlines()
     found = [line for line in lines if line.startswith(("recipe: ", "GPU: "))]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from launch.tools.doctor.checks import Finding
-from pretrain.run import slurm
+from pretrain.run import slurm, status
 from tests.conftest import write_c4, write_corpus_file
 from tests.in_process import done_here
 from tests.launch.conftest import a_run, takes_slurm
-from tests.launch.slurm_cluster import NODES, inside, said, status, submitted, until
+from tests.launch.slurm_cluster import NODES, said, submitted, until
 from tests.launch.steps import Planned, environment
 from tests.pretrain.runs import losses
 
@@ -22,7 +22,8 @@ pytestmark = takes_slurm
 
 def test_a_job_ends_with_the_doctors_findings(cluster, small_corpus, tmp_path):
     path = a_run(tmp_path, small_corpus)
-    (job,) = submitted(path, "--doctor", container=inside("agent", "echo no such image >&2; exit 3"))
+    no_agents = 'case " $* " in *" agent "*) echo no such image >&2; exit 3;; esac; exec "$@"'
+    (job,) = submitted(path, "--doctor", container=["sh", "-c", no_agents, "container"])
     assert cluster.until(job, "FAILED", "COMPLETED") == "FAILED"
     assert "fault    node on n1, n2: srun ended with exit code 3: " in said(tmp_path, job)
     assert "2 faults would stop a run" in said(tmp_path, job)
@@ -99,5 +100,5 @@ def test_a_job_goes_on_by_itself_after_its_warning_and_after_a_lost_node(
     cluster.start_node("n2")
     assert cluster.until(job, "COMPLETED", "FAILED") == "COMPLETED", said(tmp_path, job)
     assert losses(path) == undisturbed
-    assert status(tmp_path)["state"] == "finished"
+    assert status.read(tmp_path / "run").state == "finished"
     assert [file.read_text() for file in (tmp_path / "run/logs/attempt-0003").glob("*.exit")] == ["0\n"] * 2

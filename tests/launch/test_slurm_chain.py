@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
 from tests.launch.conftest import a_run, takes_fuse, takes_slurm
 from tests.launch.shared_files import UNPROTECTED, Mount, mounted, warnings_in
-from tests.launch.slurm_cluster import said, status, submitted, until, until_steps
+from tests.launch.slurm_cluster import said, submitted, until, until_steps
 
 pytestmark = [pytest.mark.slow, takes_slurm, takes_fuse]
 
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.slow, takes_slurm, takes_fuse]
 @pytest.fixture(scope="module")
 def mount(tmp_path_factory) -> Iterator[Mount]:
     """What a host has once seen of a file, it believes for ever, whatever others do to it."""
-    with mounted(tmp_path_factory.mktemp("views"), "--no-locks", "--cached", "1000000") as mount:
+    with mounted(tmp_path_factory.mktemp("views"), "no-locks cached") as mount:
         yield mount
 
 
@@ -41,13 +42,13 @@ def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, tmp_path
     until_steps(cluster, cancelled, tmp_path, attempt=2)
     cluster.run("scancel", cancelled)  # SLURM says at once that it is cancelled, while the ranks still save
     cluster.until_over(cancelled)
-    assert status(tmp_path)["state"] == "stopped"
-    step = status(tmp_path)["step"]
-    assert isinstance(step, int)
-    a_run(tmp_path, small_corpus, steps=step + 2)
+    stopped = status.read(tmp_path / "run")
+    assert stopped.state == "stopped"
+    a_run(tmp_path, small_corpus, steps=stopped.step + 2)
     cluster.run("scontrol", "release", last)
     cluster.until(last, "COMPLETED")
-    assert (status(tmp_path)["state"], status(tmp_path)["step"]) == ("finished", step + 2)
+    finished = status.read(tmp_path / "run")
+    assert (finished.state, finished.step) == ("finished", stopped.step + 2)
     used = (tmp_path / "run/config.yaml").read_text()
     assert f"corpus: {tmp_path}/local/" in used
     assert str(small_corpus) not in used
@@ -64,11 +65,10 @@ def test_hosts_that_see_files_late_train_stop_save_and_resume(cluster, mount, sm
     cluster.until(first, "FAILED", "COMPLETED")
     unprotected = f"warning: no file locks here (Function not implemented): {folder}/run: {UNPROTECTED}"
     assert unprotected in warnings_in(said(directory, first))
-    assert status(directory)["state"] == "stopped"
-    step = status(directory)["step"]
-    assert isinstance(step, int)
-    (second,) = submitted(path, f"run.max_steps={step + 3}")
+    stopped = status.read(directory / "run")
+    assert stopped.state == "stopped"
+    (second,) = submitted(path, f"run.max_steps={stopped.step + 3}")
     assert cluster.until(second, "COMPLETED", "FAILED") == "COMPLETED", said(directory, second)
-    assert status(directory)["step"] == step + 3
+    assert status.read(directory / "run").step == stopped.step + 3
     logged = [row.step for row in read_metrics(directory / "run") if "train/loss" in row.metrics]
-    assert logged == list(range(1, step + 4))
+    assert logged == list(range(1, stopped.step + 4))

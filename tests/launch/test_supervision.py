@@ -31,7 +31,7 @@ from tests.launch.started import Started
 from tests.launch.steps import Planned
 from tests.pretrain.forked import Forked, forked_ranks, run_forked
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import losses, run_file, steps_taken, train_ranks
+from tests.pretrain.runs import losses, steps_taken, train_ranks
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def endless(folder: Path, corpus: Path, **changes: object) -> Path:
-    return run_file(folder, corpus, run={"max_steps": 1_000_000}, evaluation=[], **changes)
+    return a_run(folder, corpus, steps=1_000_000, **changes)
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def test_a_warning_to_all_processes_stops_a_run_that_goes_on(small_corpus, folde
             assert psutil.Process(int(process)).environ()["RANK"] == "0"
             assert rest == f"on {socket.gethostname()} is already training here\n"
         assert not (folder / "run/logs/attempt-0003").exists()
-        launcher = one.launcher()
+        (launcher,) = (other for other in one.others() if "launch.deepspeed_launcher" in other.cmdline())
         for process in [one.process, *one.others()]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGUSR1)

@@ -85,15 +85,11 @@ class Hosts:
 
     def kill_all(self, index: int) -> None:
         """As a host that loses its power and starts again at once: only its sshd is left."""
-        for process in self.busy(index):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        _kill(self.busy(index))
 
     def stop(self) -> None:
         for index, name in enumerate(self.names):
-            for process in self.processes(index):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+            _kill(self.processes(index))
             subprocess.run(["ip", "netns", "delete", name], check=False)
         for daemon in self._daemons:
             daemon.wait()
@@ -107,3 +103,9 @@ class Hosts:
 def run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+
+
+def _kill(processes: list[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
