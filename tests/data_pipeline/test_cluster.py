@@ -24,7 +24,7 @@ from data_pipeline.foundation import progress
 from data_pipeline.foundation.errors import FailedError
 from tests.conftest import run as run_command
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.build_processes import at_work, checksums, family, with_fault
+from tests.data_pipeline.builds import at_work, checksums, family, with_fault
 from tests.in_process import done_here, refused_here
 from tests.ports import free_port
 

@@ -18,7 +18,7 @@ from data_pipeline.tools.planning import forecast_build
 from data_pipeline.tools.provenance import differences, trace
 from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import write_corpus_file
-from tests.data_pipeline.pages import OFF, built, published, texts_of, write_pages
+from tests.data_pipeline.builds import OFF, built, published, texts_of, write_pages
 from tests.in_process import refused_here
 from tests.tables import each
 

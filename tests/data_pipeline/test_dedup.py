@@ -25,8 +25,19 @@ from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.tools.provenance import trace
 from data_pipeline.tools.provenance.finished_build import open_build
-from tests.data_pipeline.build_processes import checksums
-from tests.data_pipeline.pages import OFF, Page, built, cleaned, dealt, documents_of, page, published, texts_of, trained
+from tests.data_pipeline.builds import (
+    OFF,
+    Page,
+    built,
+    checksums,
+    cleaned,
+    dealt,
+    documents_of,
+    page,
+    published,
+    texts_of,
+    trained,
+)
 from tests.slow import slow
 from tests.tables import each
 

@@ -37,8 +37,7 @@ from data_pipeline.stages.tokenizer import Sample, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Document
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.build_processes import checksums, flip
-from tests.data_pipeline.pages import plain, trained
+from tests.data_pipeline.builds import checksums, flip, plain, trained
 from tests.tables import each
 
 CONFIG = plain(Path("nowhere"), "*.wet.gz", "wet", rows={"packing": "complete_documents"})

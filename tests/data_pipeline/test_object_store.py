@@ -35,9 +35,8 @@ from data_pipeline.stages import documents
 from data_pipeline.tools import publish as publishing
 from data_pipeline.tools.publish import publish
 from tests.conftest import write_corpus_file
-from tests.data_pipeline.build_processes import flip
+from tests.data_pipeline.builds import built, flip
 from tests.data_pipeline.object_store import ObjectStore, forget_filesystems, new_fork_server, serving
-from tests.data_pipeline.pages import built
 from tests.in_process import done_here, refused_here
 from tests.tables import each
 

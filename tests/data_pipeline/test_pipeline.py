@@ -32,8 +32,7 @@ from data_pipeline.pipeline import build
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
-from tests.data_pipeline.build_processes import checksums, flip
-from tests.data_pipeline.pages import documents_of, page, plain, trained, write_pages
+from tests.data_pipeline.builds import checksums, documents_of, flip, page, plain, trained, write_pages
 from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each
 

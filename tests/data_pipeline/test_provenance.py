@@ -22,8 +22,8 @@ from data_pipeline.tools.provenance.finished_build import open_build
 from data_pipeline.tools.provenance.trace import rows_of_document
 from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
+from tests.data_pipeline.builds import OFF, built, documents_of, trained, write_pages
 from tests.data_pipeline.example_rows import VOCABULARY
-from tests.data_pipeline.pages import OFF, built, documents_of, trained, write_pages
 from tests.in_process import done_here, run_here
 from tests.tables import each
 

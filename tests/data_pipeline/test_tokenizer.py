@@ -25,7 +25,7 @@ from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ends_sentence
 from data_pipeline.tokenizer.training import train
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.pages import documents_of, trained
+from tests.data_pipeline.builds import documents_of, trained
 from tests.data_pipeline.reading import c4_pages
 from tests.in_process import done_here, refused_here, run_here
 from tests.slow import slow

@@ -16,7 +16,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer, load, save, tokenizer_json
 from data_pipeline.tokenizer.text_model import Roles
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.pages import built, documents_of
+from tests.data_pipeline.builds import built, documents_of
 from tests.data_pipeline.reading import c4_pages
 from tests.published_tokenizers import KINDS, ODD, PIECES, SPELLED, write
 from tests.tables import each
