@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import random
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,6 +18,9 @@ import pyarrow.parquet as pq
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.pipeline import build
+from data_pipeline.tools.provenance.document_trace import DocumentTrace
+from data_pipeline.tools.provenance.finished_build import open_build
+from data_pipeline.tools.provenance.trace import trace
 from data_pipeline.tools.report import render
 from tests.conftest import C4_SAMPLE, TOP, write_corpus_file
 
@@ -40,13 +42,6 @@ def write_pages(path: Path, pages: Iterable[Page]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as out:
         out.writelines(json.dumps(page) + "\n" for page in pages)
-
-
-def dealt(pages: list[Page], files: int, seed: int) -> list[list[Page]]:
-    """`pages` shuffled and split into `files` files."""
-    shuffled = pages[:]
-    random.Random(seed).shuffle(shuffled)
-    return [shuffled[number::files] for number in range(files)]
 
 
 def cleaned(folder: Path, files: list[list[Page]], **changes: object) -> Path:
@@ -81,6 +76,12 @@ def documents_of(corpus: Path) -> list[dict[str, Any]]:
 def texts_of(corpus: Path) -> dict[str, str]:
     """url → text of the documents of a build."""
     return {row["url"]: row["text"] for row in documents_of(corpus)}
+
+
+def traced(corpus: Path, name: str) -> DocumentTrace:
+    """What became of the one document with this id or URL."""
+    (found,) = trace(open_build(corpus), name)
+    return found
 
 
 # `data-pipeline` where even a few files are merged.

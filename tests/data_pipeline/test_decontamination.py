@@ -15,10 +15,10 @@ from data_pipeline.decontamination.ngrams import Ngrams
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tools.planning import forecast_build
-from data_pipeline.tools.provenance import differences, trace
+from data_pipeline.tools.provenance import differences
 from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import write_corpus_file
-from tests.data_pipeline.builds import OFF, built, published, texts_of, write_pages
+from tests.data_pipeline.builds import OFF, built, published, texts_of, traced, write_pages
 from tests.in_process import refused_here
 from tests.tables import each
 
@@ -117,7 +117,7 @@ def test_short_texts_without_spaces_must_be_there_as_a_whole_and_of_longer_ones_
 
 def test_the_trace_of_a_document_names_the_item_and_the_words(folder, corpora):
     url_of_the_first_question = published(1)[0]["url"]
-    (found,) = trace.trace(open_build(corpora[0]), url_of_the_first_question)
+    found = traced(corpora[0], url_of_the_first_question)
     assert (found.dropped_by, found.location) == ("contaminated", None)
     (drop,) = found.steps[-1].drops
     with gzip.open(folder / "boolq.jsonl.gz", "rt") as lines:

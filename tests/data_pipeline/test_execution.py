@@ -12,17 +12,7 @@ from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys
 from data_pipeline.execution import buckets
-from data_pipeline.execution.buckets import (
-    SPLITS,
-    MergeSpec,
-    TokenBucket,
-    bucket_numbers,
-    count_tokens,
-    group_sizes,
-    merge_tokens,
-    read_bucket,
-    read_names,
-)
+from data_pipeline.execution.buckets import SPLITS, TokenBucket
 from data_pipeline.execution.parts import Histograms
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.atomic import fingerprint
@@ -66,7 +56,7 @@ def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
         assert len(units) == number + 1  # and one for validation
         longest[number] = max(len(to_json(unit)) for unit in units)
         (names,) = {unit.spec.files for unit in units}
-        assert read_names(tmp_path, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
+        assert buckets.read_names(tmp_path, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
     assert longest[1000] - longest[10] <= 10  # digits of its number, and of how many there are
 
 
@@ -99,7 +89,7 @@ def test_the_fingerprint_of_a_dataclass_is_that_of_its_fields():
 def test_the_bounds_of_a_bucket_fall_into_it(count):
     for number in {0, 1, count // 2, count - 1} & set(range(count)):
         bounds = np.array(TokenBucket("train", number, count).bounds, np.uint64)
-        assert bucket_numbers(bounds, count).tolist() == [number, number]
+        assert buckets.bucket_numbers(bounds, count).tolist() == [number, number]
 
 
 ONE_DOMAIN = ["https://www.example.org/a", "http://example.org", "http://example.org?a"]
@@ -142,7 +132,7 @@ def test_what_a_unit_returns_does_not_grow_with_its_documents():
     ],
 )
 def test_files_are_merged_where_their_readers_would_open_many(files, readers, sizes):
-    assert group_sizes(files, readers) == sizes
+    assert buckets.group_sizes(files, readers) == sizes
     left, opens = files, 0
     for size in sizes:
         assert size <= 256
@@ -168,14 +158,15 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
             arrays[f"{split}.targets"] = lengths // 2
         files.append(f"{number}.safetensors")
         save_file(arrays, tmp_path / files[-1])
-    merge_tokens(tmp_path, MergeSpec(tuple(files), 0, "merged.safetensors"))
+    buckets.merge_tokens(tmp_path, buckets.MergeSpec(tuple(files), 0, "merged.safetensors"))
     for count in (1, 3, 8):
         all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
         merged, apart = ["merged.safetensors"], files
-        counts = [len(read_bucket(tmp_path, apart, bucket).tokens) for bucket in all_buckets]
-        assert count_tokens(tmp_path, merged, all_buckets) == count_tokens(tmp_path, apart, all_buckets) == counts
+        counts = [len(buckets.read_bucket(tmp_path, apart, bucket).tokens) for bucket in all_buckets]
+        for stored in (merged, apart):
+            assert buckets.count_tokens(tmp_path, stored, all_buckets) == counts
         for bucket in all_buckets:
-            found, wanted = read_bucket(tmp_path, merged, bucket), read_bucket(tmp_path, apart, bucket)
+            found, wanted = buckets.read_bucket(tmp_path, merged, bucket), buckets.read_bucket(tmp_path, apart, bucket)
             for name in ("tokens", "starts", "targets"):
                 assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
 

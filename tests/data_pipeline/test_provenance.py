@@ -22,7 +22,7 @@ from data_pipeline.tools.provenance.finished_build import open_build
 from data_pipeline.tools.provenance.trace import rows_of_document
 from data_pipeline.tools.report import render
 from tests.conftest import write_corpus_file
-from tests.data_pipeline.builds import OFF, built, documents_of, trained, write_pages
+from tests.data_pipeline.builds import OFF, built, documents_of, traced, trained, write_pages
 from tests.data_pipeline.example_rows import VOCABULARY
 from tests.in_process import done_here, run_here
 from tests.tables import each
@@ -62,26 +62,20 @@ def pair(small_corpus, tmp_path_factory) -> tuple[Path, Path]:
     return made[0], made[1]
 
 
-def traced(corpus: Path, name: str) -> dict:
-    (found,) = trace.trace(open_build(corpus), name)
-    return trace.as_json(found)
-
-
 def page_id(number: int) -> str:
     return f"c4/pages.json.gz/{number:09d}"
 
 
-def dropped(corpus: Path, number: int, name: str) -> list[dict]:
+def dropped(corpus: Path, number: int, name: str) -> list[trace.Drop]:
     """What a page loses in a step."""
-    (step,) = (step for step in traced(corpus, page_id(number))["steps"] if step["step"] == name)
-    return step["dropped"]
+    (step,) = (step for step in traced(corpus, page_id(number)).steps if step.step == name)
+    return step.drops
 
 
 def test_the_copy_that_stays_is_named(pair):
-    kept = {"rule": "duplicate_url", "what": "http://a.org/4", "stays_on": page_id(4)}
-    assert dropped(pair[0], 5, "urls") == [kept]
+    assert dropped(pair[0], 5, "urls") == [trace.Drop("duplicate_url", "http://a.org/4", page_id(4))]
     ((number, drop),) = [(number, drop) for number in (0, 1) for drop in dropped(pair[0], number, "lines")]
-    assert drop == {"rule": "line_duplicate_line", "what": SHARED, "stays_on": page_id(1 - number)}
+    assert drop == trace.Drop("line_duplicate_line", SHARED, page_id(1 - number))
 
 
 def test_dropped_lines_are_shown_with_their_rules_in_80_columns(pair):
@@ -94,7 +88,7 @@ def test_traces_name_the_rule_of_each_document_and_add_up_to_the_report_and_the_
     kept = {row["id"]: row for row in documents_of(pair[0])}
     rules = ["", "", "too_few_sentences", "language_other", "", "duplicate_url", "empty", ""]
     for number, rule in enumerate(rules):
-        (found,) = trace.trace(open_build(pair[0]), page_id(number))
+        found = traced(pair[0], page_id(number))
         assert (found.dropped_by, found.location is None, found.id in kept) == (rule, bool(rule), not rule)
         if not rule:
             written = kept[found.id]
@@ -109,14 +103,14 @@ def test_the_rows_named_hold_the_tokens_of_the_document(pair):
     tokenizer, table = open_corpus(pair[0]).tokenizer, pq.read_table(pair[0] / "blocks.parquet").to_pylist()
     listed = {(block["shard"], block["offset"]): block for block in table}
     for row in documents_of(pair[0])[::5]:
-        place = traced(pair[0], row["id"])["place"]
+        place = traced(pair[0], row["id"]).location
         tokens = tokenizer.encode([row["text"]])[0]
-        assert place["tokens"] == len(tokens)
-        content = (pair[0] / place["shard"]).read_bytes()
-        parts = [content[block["offset"] :][: block["length"]] for block in place["blocks"]]
+        assert place.tokens == len(tokens)
+        content = (pair[0] / place.shard).read_bytes()
+        parts = [content[block.offset :][: block.length] for block in place.blocks]
         flat = np.concatenate([decode_block(part)["tokens"] for part in parts]).tolist()
-        own = [listed[place["shard"], block["offset"]] for block in place["blocks"]]
-        first, end = place["rows"][0] - own[0]["first_row"], place["rows"][1] + 1 - own[0]["first_row"]
+        own = [listed[place.shard, block.offset] for block in place.blocks]
+        first, end = place.rows[0] - own[0]["first_row"], place.rows[1] + 1 - own[0]["first_row"]
         inside = flat[first * 34 : end * 34]
         # It begins in the first row and ends in the last one, or in the tail of the bucket, which is dropped.
         (start,) = [at for at in range(34) if inside[at : at + len(tokens)] == tokens[: len(inside) - at]]
@@ -128,7 +122,7 @@ def test_the_rows_named_hold_the_tokens_of_the_document(pair):
 def test_a_url_finds_each_page_that_has_it_also_one_that_cleaning_dropped(pair):
     found = trace.trace(open_build(pair[0]), "http://www.a.org/4?utm_source=x")
     assert [one.id for one in found] == [page_id(4), page_id(5)]
-    assert traced(pair[1], "http://a.org/2")["rule"] == "too_few_sentences"
+    assert traced(pair[1], "http://a.org/2").dropped_by == "too_few_sentences"
 
 
 @each(

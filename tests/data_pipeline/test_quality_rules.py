@@ -19,10 +19,8 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.text.document import Tally
-from data_pipeline.tools.provenance import trace
-from data_pipeline.tools.provenance.finished_build import open_build
 from tests.conftest import write_corpus_file
-from tests.data_pipeline.builds import OFF, OUTPUTS, built, cleaned, documents_of, page, write_model
+from tests.data_pipeline.builds import OFF, OUTPUTS, built, cleaned, documents_of, page, traced, write_model
 from tests.in_process import run_here
 from tests.tables import each
 
@@ -204,11 +202,6 @@ def corpora(request, tmp_path_factory) -> tuple[Path, Path]:
     return first, cleaned(folder / "b", [pages], cleaning=none, dedup=dedup)
 
 
-def traced(corpus: Path, number: int) -> dict:
-    (found,) = trace.trace(open_build(corpus), f"c4/000.json.gz/{number:09d}")
-    return trace.as_json(found)
-
-
 def documents(corpus: Path) -> list[str]:
     return [row["text"] for row in documents_of(corpus)]
 
@@ -227,9 +220,10 @@ def test_each_rule_is_counted_and_named_in_the_report(corpora):
 
 def test_traces_name_the_rule_that_dropped_a_page_and_count_what_was_masked(corpora):
     rules = {0: "", 1: "gopher_too_few_words", 2: "classifier", 3: "", 5: "gopher_duplicate_lines"}
-    assert {number: traced(corpora[0], number)["rule"] for number in rules} == rules
-    (cleaning, *_) = traced(corpora[0], 3)["steps"]
-    assert [drop["rule"] for drop in cleaning["dropped"]] == ["masked_email", "masked_email", "masked_phone"]
+    found = {number: traced(corpora[0], f"c4/000.json.gz/{number:09d}") for number in rules}
+    assert {number: one.dropped_by for number, one in found.items()} == rules
+    masked_by = [drop.rule for drop in found[3].steps[0].drops]
+    assert masked_by == ["masked_email", "masked_email", "masked_phone"]
     done = run_here("data-pipeline", "trace", corpora[0], "c4/000.json.gz/000000003")
     assert "masked_email: 2" in done.stdout
     (kept,) = [text for text in documents(corpora[0]) if "Write to" in text]
