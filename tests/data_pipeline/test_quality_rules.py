@@ -18,9 +18,9 @@ from data_pipeline.cleaning.pii import PLACEHOLDERS, mask
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.pipeline import build
 from data_pipeline.text.document import Tally
-from tests.conftest import write_corpus_file
-from tests.data_pipeline.builds import OFF, OUTPUTS, built, cleaned, documents_of, page, traced, write_model
+from tests.data_pipeline.builds import OFF, OUTPUTS, built, cleaned, documents_of, page, plain, traced, write_model
 from tests.in_process import run_here
 from tests.tables import each
 
@@ -137,13 +137,6 @@ def prose(number: int, word: str = "river") -> str:
     )
 
 
-def test_a_page_of_one_sentence_over_and_over_is_dropped_and_prose_is_kept():
-    assert broken(prose(0), GopherConfig()) == ""
-    assert broken("Buy the best of boots and have them with you. " * 20, GopherConfig()) == "top_2_gram"
-    assert broken(f"{prose(0)}\n" * 4, GopherConfig()) == "duplicate_lines"
-    assert broken("", GopherConfig()) == "too_few_words"
-
-
 LOGITS = {"river river casino": 2, "river\nriver casino unknown\x00": 2, "casino": -4, "": 0, "nothing known": 0}
 
 
@@ -248,14 +241,11 @@ def test_another_model_at_the_same_path_and_another_threshold_clean_again(corpor
 
 
 def test_both_sides_of_a_pair_are_masked(tmp_path):
-    (tmp_path / "in").mkdir()
     pair = "ask {0} ann@example.org\tcall {0} 212-555-0123\n"
-    (tmp_path / "in/pairs.tsv").write_text("".join(map(pair.format, range(40))))
-    objective = {"name": "text_to_text", "inputs_length": 32, "targets_length": 32}
-    rows = {"packing": "examples", "objective": objective, "apply_at": "build"}
-    cleaning = {"profile": "none", "pii": ["email", "phone"]}
-    source = {"format": "pairs", "path": str(tmp_path / "in"), "cleaning": cleaning}
-    corpus = built(write_corpus_file(tmp_path / "corpus.yaml", sources=[source], rows=rows), until="documents")
+    (tmp_path / "pairs.tsv").write_text("".join(map(pair.format, range(40))))
+    rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}}
+    changes = {"rows": rows, "cleaning": {"profile": "none", "pii": ["email", "phone"]}}
+    corpus = build(plain(tmp_path, tmp_path / "pairs.tsv", "pairs", **changes), until="documents")
     assert report.read(corpus).masked == {"email": 40, "phone": 40}
 
 

@@ -306,16 +306,17 @@ def test_a_table_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, opti
 FORMATS = get_args(SourceConfig.model_fields["format"].annotation)
 JSON_FORMATS = ("jsonl", "json", "c4", "wikiextractor")
 
+pq.write_table(pa.table({"text": ["a", "b"]}), parquet := io.BytesIO())
 # For each kind of file: its content, the formats that read it, and its name in messages.
-FILES: dict[str, tuple[bytes | Path, tuple[str, ...], str]] = {
-    "wet": (DATA / "commoncrawl/whirlwind.warc.wet.gz", ("wet",), "a WARC archive"),
-    "warc": (DATA / "commoncrawl/whirlwind.warc.gz", ("warc",), "a WARC archive"),
-    "c4": (DATA / "c4/olmo-c4-sample.01.json.gz", JSON_FORMATS, "JSON Lines with the keys "),
-    "wikipedia": (DATA / "wikipedia/nlwiki-20140927.xml", ("wikipedia",), "a MediaWiki export"),
+FILES: dict[str, tuple[bytes, tuple[str, ...], str]] = {
+    "wet": ((DATA / "commoncrawl/whirlwind.warc.wet.gz").read_bytes(), ("wet",), "a WARC archive"),
+    "warc": ((DATA / "commoncrawl/whirlwind.warc.gz").read_bytes(), ("warc",), "a WARC archive"),
+    "c4": ((DATA / "c4/olmo-c4-sample.01.json.gz").read_bytes(), JSON_FORMATS, "JSON Lines with the keys "),
+    "wikipedia": ((DATA / "wikipedia/nlwiki-20140927.xml").read_bytes(), ("wikipedia",), "a MediaWiki export"),
     "wikiextractor": (b'<doc id="1" url="u" title="A">\nA\n\nB.\n</doc>\n', ("wikiextractor",), "WikiExtractor output"),
     "jsonl": (b'{"text": "A", "id": 3}\n' * 2, JSON_FORMATS, "JSON Lines with the keys text, id"),
     "text": (b"One line of text.\nAnother, \xc3\xa9.\n", ("text",), "plain text (format: text)"),
-    "parquet": (b"", ("parquet",), "a Parquet file (format: parquet)"),
+    "parquet": (parquet.getvalue(), ("parquet",), "a Parquet file (format: parquet)"),
     "pairs": (b"a house\tein Haus\n", ("pairs", "text"), "tab-separated pairs (format: pairs)"),
     "pairs in JSON": (b'{"inputs": "a", "targets": "b"}\n' * 2, ("pairs",), "JSON Lines with the keys inputs, targets"),
     "pairs in UTF-16": ("a house\tein Haus\n".encode("utf-16"), (), "binary data or UTF-16"),
@@ -338,20 +339,12 @@ def read_as(declared: str, path: Path) -> Finished[DocumentsResult]:
     return Finished(unit.name, "", write_documents(corpus, unit.spec), {}, 0.0, 0.0)
 
 
-def write(kind: str, path: Path) -> Path:
-    content = FILES[kind][0]
-    if kind == "parquet":
-        pq.write_table(pa.table({"text": ["a", "b"]}), path)
-    else:
-        path.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
-    return path
-
-
 @each("kind", FILES)
 def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kind):
-    _, readable, name = FILES[kind]
+    content, readable, name = FILES[kind]
+    (tmp_path / "a").write_bytes(content)
     for declared in FORMATS:
-        done = read_as(declared, write(kind, tmp_path / "a"))
+        done = read_as(declared, tmp_path / "a")
         if declared in readable:
             assert done.result.inputs[0].status == "ok", declared
             assert sum(done.result.documents.values()) > 0
@@ -401,6 +394,7 @@ CUT[-6] ^= 1
         ),
         ("jsonl", b'{"id": 7}\n' * 2, "keys id"),
         ("wet", b"\xff\xfe\xfa" * 9, "; are its path and format right?"),
+        *(("wet", data, "not a WARC archive") for data in (b"\n\n", b"<head>\n<body>")),
         ("jsonl", CUT, "9 records left out, as far as they can be counted, with all that follows in the file"),
     ],
 )
