@@ -26,8 +26,7 @@ from pathlib import Path
 import psutil
 
 from tests.conftest import SAMPLES, write_c4, write_corpus_file
-from tests.data_pipeline.build_processes import MERGING, at_work, checksums, family, raylets
-from tests.data_pipeline.fasttext_file import write_model
+from tests.data_pipeline.builds import MERGING, at_work, checksums, family, raylets, write_model
 
 VICTIMS = ("driver", "worker", "raylet", "all")
 _SECONDS_TO_FINISH = 180.0

@@ -11,7 +11,7 @@ import pytest
 from checks.faults.builds import write_inputs
 from data_pipeline import report
 from data_pipeline.execution import buckets
-from tests.data_pipeline.build_processes import MERGING, checksums, family, raylets, with_fault
+from tests.data_pipeline.builds import MERGING, checksums, family, raylets, with_fault
 from tests.in_process import done_here
 
 # What a killed driver leaves ends when it hasn't heard of it for so long, instead of 60 s; and a lost node is noticed

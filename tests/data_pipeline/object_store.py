@@ -1,8 +1,6 @@
-"""A real S3 server (moto's) in a process of its own, behind a proxy that breaks off and answers 503."""
+"""A real S3 server (moto's), behind a proxy that breaks off and answers 503."""
 
 import http.client
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,19 +9,10 @@ from typing import Any
 
 import fsspec
 import pytest
+from moto.server import ThreadedMotoServer
 
 from data_pipeline.foundation import stores
 
-_SERVER = """
-import logging
-from werkzeug.serving import make_server
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
-server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 _OWN_HEADERS = ("connection", "server", "date")
@@ -39,8 +28,9 @@ class ObjectStore:
     """
 
     def __init__(self) -> None:
-        self._server = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True)
-        self.port = int(self._server.stdout.readline())
+        self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        self._server.start()
+        _, self.port = self._server.get_host_and_port()
         self.lock, self.released = threading.Lock(), threading.Event()
         self.calm()
         self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), type("Proxied", (_Proxied,), {"store": self}))
@@ -51,8 +41,7 @@ class ObjectStore:
     def close(self) -> None:
         self._proxy.shutdown()
         self._proxy.server_close()
-        self._server.kill()
-        self._server.wait()
+        self._server.stop()
 
     def calm(self) -> None:
         self.faults = self.away = self.denied = False

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from data_pipeline.foundation import progress
 from data_pipeline.foundation.errors import FailedError
 from tests.conftest import run as run_command
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.build_processes import at_work, checksums, family, with_fault
+from tests.data_pipeline.builds import at_work, checksums, family, with_fault
 from tests.in_process import done_here, refused_here
 from tests.ports import free_port
 
@@ -143,49 +144,35 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
     assert told.startswith(f"error: ray.address: can't join the cluster at {address}: ")
 
 
-STAYS = """
-import pathlib, sys, time
-from data_pipeline.execution import ownership
-ownership.begin(pathlib.Path(sys.argv[1]))
-print("at work", flush=True)
-time.sleep(3600)
-"""
-
-
-def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_dies(tmp_path):
+def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_ends(tmp_path, monkeypatch):
+    """The first is this process as others see it: what holds its claim is an open file, which ends with a process."""
     write_c4(tmp_path / "a.json.gz", records=5)
     config = write_corpus_file(tmp_path / "corpus.yaml")
-    with processes() as started:
-        started.append(first := subprocess.Popen([sys.executable, "-c", STAYS, str(tmp_path / "corpus")], stdout=-1))
-        assert b"at work\n" in first.stdout
-        told = refused_here(1, "data-pipeline", "build", config)
-        assert "another build is at work on it" in told
-        assert f"host {socket.gethostname()}, process {first.pid}" in told
-        first.kill()
-        first.wait()
-        ownership.claim(tmp_path / "corpus")  # its lock went with it
-        ownership.release(tmp_path / "corpus")
-
-
-WORKER = """
-import pathlib, sys, time
-from data_pipeline.execution import ownership, workers
-corpus, token = pathlib.Path(sys.argv[1]), sys.argv[2]
-with ownership.at_work(corpus, token):
-    print("working", flush=True)
-    time.sleep(2)
-    (corpus / "output").write_text("old")
-"""
+    ownership.begin(tmp_path / "corpus")
+    ((_, descriptor),) = ownership._claimed.items()
+    monkeypatch.setattr(ownership, "_claimed", {})
+    told = refused_here(1, "data-pipeline", "build", config)
+    assert f"another build is at work on it (host {socket.gethostname()}, process {os.getpid()})" in told
+    os.close(descriptor)
+    ownership.claim(tmp_path / "corpus")
+    ownership.release(tmp_path / "corpus")
 
 
 def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_path):
     (tmp_path / ".stages").mkdir()
     (tmp_path / ".stages/workers").write_text("former")
-    with processes() as started:
-        started.append(worker := subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path), "former"], stdout=-1))
-        assert worker.stdout.readline() == b"working\n"
-        token = ownership.begin(tmp_path)
-        assert (tmp_path / "output").read_text() == "old"  # it ended before the new build read anything
+
+    def work() -> None:
+        with ownership.at_work(tmp_path, "former"):
+            working.set()
+            time.sleep(2)
+            (tmp_path / "output").write_text("old")
+
+    working = threading.Event()
+    threading.Thread(target=work).start()
+    working.wait()
+    token = ownership.begin(tmp_path)
+    assert (tmp_path / "output").read_text() == "old"  # it ended before the new build read anything
     assert ownership.sees(tmp_path, token)
     with pytest.raises(FailedError, match="another build has taken over"), ownership.at_work(tmp_path, "former"):
         raise AssertionError

@@ -12,17 +12,7 @@ from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys
 from data_pipeline.execution import buckets
-from data_pipeline.execution.buckets import (
-    SPLITS,
-    MergeSpec,
-    TokenBucket,
-    bucket_numbers,
-    count_tokens,
-    group_sizes,
-    merge_tokens,
-    read_bucket,
-    read_names,
-)
+from data_pipeline.execution.buckets import SPLITS, TokenBucket
 from data_pipeline.execution.parts import Histograms
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.atomic import fingerprint
@@ -37,8 +27,7 @@ from data_pipeline.stages.tokenizer import Sample, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Document
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.build_processes import checksums, flip
-from tests.data_pipeline.pages import plain, trained
+from tests.data_pipeline.builds import checksums, flip, plain, trained
 from tests.tables import each
 
 CONFIG = plain(Path("nowhere"), "*.wet.gz", "wet", rows={"packing": "complete_documents"})
@@ -67,7 +56,7 @@ def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
         assert len(units) == number + 1  # and one for validation
         longest[number] = max(len(to_json(unit)) for unit in units)
         (names,) = {unit.spec.files for unit in units}
-        assert read_names(tmp_path, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
+        assert buckets.read_names(tmp_path, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
     assert longest[1000] - longest[10] <= 10  # digits of its number, and of how many there are
 
 
@@ -100,7 +89,7 @@ def test_the_fingerprint_of_a_dataclass_is_that_of_its_fields():
 def test_the_bounds_of_a_bucket_fall_into_it(count):
     for number in {0, 1, count // 2, count - 1} & set(range(count)):
         bounds = np.array(TokenBucket("train", number, count).bounds, np.uint64)
-        assert bucket_numbers(bounds, count).tolist() == [number, number]
+        assert buckets.bucket_numbers(bounds, count).tolist() == [number, number]
 
 
 ONE_DOMAIN = ["https://www.example.org/a", "http://example.org", "http://example.org?a"]
@@ -143,7 +132,7 @@ def test_what_a_unit_returns_does_not_grow_with_its_documents():
     ],
 )
 def test_files_are_merged_where_their_readers_would_open_many(files, readers, sizes):
-    assert group_sizes(files, readers) == sizes
+    assert buckets.group_sizes(files, readers) == sizes
     left, opens = files, 0
     for size in sizes:
         assert size <= 256
@@ -154,7 +143,7 @@ def test_files_are_merged_where_their_readers_would_open_many(files, readers, si
 
 
 def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
-    """Those of other tokens and of keys are in the builds below."""
+    """Those of other tokens, of keys and of duplicates are in the builds below."""
     monkeypatch.setattr(buckets, "_TOKENS_AT_ONCE", 50)
     chance, files = np.random.default_rng(3), []
     same = np.sort(chance.integers(0, 2**64, 6, np.uint64))  # hashes that files share: their order decides
@@ -169,29 +158,17 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
             arrays[f"{split}.targets"] = lengths // 2
         files.append(f"{number}.safetensors")
         save_file(arrays, tmp_path / files[-1])
-    merge_tokens(tmp_path, MergeSpec(tuple(files), 0, "merged.safetensors"))
+    buckets.merge_tokens(tmp_path, buckets.MergeSpec(tuple(files), 0, "merged.safetensors"))
     for count in (1, 3, 8):
         all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
         merged, apart = ["merged.safetensors"], files
-        counts = [len(read_bucket(tmp_path, apart, bucket).tokens) for bucket in all_buckets]
-        assert count_tokens(tmp_path, merged, all_buckets) == count_tokens(tmp_path, apart, all_buckets) == counts
+        counts = [len(buckets.read_bucket(tmp_path, apart, bucket).tokens) for bucket in all_buckets]
+        for stored in (merged, apart):
+            assert buckets.count_tokens(tmp_path, stored, all_buckets) == counts
         for bucket in all_buckets:
-            found, wanted = read_bucket(tmp_path, merged, bucket), read_bucket(tmp_path, apart, bucket)
+            found, wanted = buckets.read_bucket(tmp_path, merged, bucket), buckets.read_bucket(tmp_path, apart, bucket)
             for name in ("tokens", "starts", "targets"):
                 assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
-
-
-def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "_DUPLICATES_AT_ONCE", 60)  # of two units, of six
-    chance, files = np.random.default_rng(7), []
-    for number in (0, 40, 1, 90, 30):
-        files.append(f"{len(files)}.safetensors")
-        units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
-        keys.write_duplicates(tmp_path / files[-1], units, places, 7)
-    keys.merge_duplicates(tmp_path, files, tmp_path / "merged.safetensors")
-    for unit in range(7):
-        merged = keys.read_duplicates(tmp_path, None, ["merged.safetensors"], unit)
-        assert merged == keys.read_duplicates(tmp_path, None, files, unit)
 
 
 @each("values", [3, 5])

@@ -26,14 +26,7 @@ import pytest
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tools import download
-from data_pipeline.tools.download import (
-    PublishedFile,
-    fetch_files,
-    open_session,
-    read,
-    wet_files,
-    wikipedia_files,
-)
+from data_pipeline.tools.download import PublishedFile, open_session
 from tests.in_process import refused_here, run_here
 from tests.tables import each
 
@@ -135,7 +128,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def fetch(folder: Path, *files: PublishedFile, contact: str = "") -> tuple[list[str], dict[str, str]]:
     """The files that were fetched now, and why others could not be."""
-    done = fetch_files(files, folder, open_session(contact))
+    done = download.fetch_files(files, folder, open_session(contact))
     fetched = [one.file.path for one in done if not one.present and not one.problem]
     return fetched, {one.file.path: one.problem for one in done if one.problem}
 
@@ -207,7 +200,7 @@ def test_a_file_goes_on_at_the_next_byte_and_two_versions_are_never_joined(serve
 def test_without_a_checksum_a_gz_must_be_whole(server, tmp_path, wrong):
     path, other = server.publish_crawl(2)
     server.content[path] = wrong(server.content[path])
-    _, failed = fetch(tmp_path, *wet_files(partial(read, open_session()), CRAWL, server.url))
+    _, failed = fetch(tmp_path, *download.wet_files(partial(download.read, open_session()), CRAWL, server.url))
     assert "no complete compressed file" in failed[path]
     assert list(visible(tmp_path)) == [other]
 
@@ -306,7 +299,7 @@ def test_a_wikipedia_dump_with_its_indexes_in_order_of_pages(server, tmp_path):
 
 
 def _listed(server: Server, job: str = "articlesmultistreamdump") -> list[PublishedFile]:
-    return wikipedia_files(partial(read, open_session()), "enwiki", "20240101", job, server.url)
+    return download.wikipedia_files(partial(download.read, open_session()), "enwiki", "20240101", job, server.url)
 
 
 def test_a_dump_that_is_not_done_or_has_no_such_job(server):

@@ -26,7 +26,7 @@ from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
 from data_pipeline.stages.documents import DocumentsSpec
-from tests.data_pipeline.pages import OFF, plain
+from tests.data_pipeline.builds import OFF, plain
 from tests.tables import each
 
 

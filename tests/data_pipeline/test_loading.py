@@ -31,7 +31,7 @@ from data_pipeline.loading.prefetch import _Guarded, items
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import EpochOrder, Mixture, Skipped, Stream, StreamState, rates_of_rows
 from data_pipeline.objectives.span_corruption import SpanCorruption
-from tests.data_pipeline.build_processes import flip
+from tests.data_pipeline.builds import flip
 from tests.data_pipeline.example_rows import as_lists
 from tests.tables import each
 

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,9 +34,8 @@ from data_pipeline.stages import documents
 from data_pipeline.tools import publish as publishing
 from data_pipeline.tools.publish import publish
 from tests.conftest import write_corpus_file
-from tests.data_pipeline.build_processes import flip
+from tests.data_pipeline.builds import built, flip
 from tests.data_pipeline.object_store import ObjectStore, forget_filesystems, new_fork_server, serving
-from tests.data_pipeline.pages import built
 from tests.in_process import done_here, refused_here
 from tests.tables import each
 
@@ -295,18 +293,9 @@ def test_a_store_that_does_not_answer_is_waited_for_and_then_named(store, capsys
 # ---- the cache
 
 
-def zipped(corpus: Path, path: Path) -> str:
-    """The finished corpus in an archive, which fsspec reads as a file system."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in sorted(corpus.rglob("*")):
-            if file.is_file() and not {".stages", "documents"} & set(file.relative_to(corpus).parts):
-                archive.write(file, file.relative_to(corpus))
-    return f"zip://::file://{path}"
-
-
 def test_batches_of_a_remote_corpus_are_those_of_a_local_one(small_corpus, tmp_path):
-    url, cache = zipped(small_corpus, tmp_path / "corpus.zip"), tmp_path / "cache"
-    remote, local = open_corpus(url, cache), open_corpus(small_corpus)
+    cache = tmp_path / "cache"
+    remote, local = open_corpus(f"file://{small_corpus}", cache), open_corpus(small_corpus)
     assert remote.fingerprint == local.fingerprint
     assert local.rows("train") < 128 * 45  # more than an epoch
     for workers in (0, 2):
@@ -333,8 +322,8 @@ def test_a_remote_corpus_that_is_not_there_is_one_line(tmp_path, url, said):
 def test_damage_on_the_other_side_is_named(small_corpus, tmp_path):
     copy = shutil.copytree(small_corpus, tmp_path / "copy")
     flip(copy / "shards/train/shard-00000.tar", 700)
-    corpus = open_corpus(zipped(copy, tmp_path / "corpus.zip"), tmp_path / "cache")
-    with pytest.raises(DamagedInput, match=r"zip://.*train/shard-00000.tar.*sha256 differs"):
+    corpus = open_corpus(f"file://{copy}", tmp_path / "cache")
+    with pytest.raises(DamagedInput, match=r"file://.*train/shard-00000.tar.*sha256 differs"):
         list(TrainingBatches(Stream([corpus], [1.0], 0, 8), BatchLayout(0, 1, 128, 1)).loader(45, 0))
 
 

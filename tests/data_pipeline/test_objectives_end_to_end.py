@@ -15,8 +15,8 @@ from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
 from data_pipeline.objectives.objective import Examples, Padded
 from tests.conftest import write_c4, write_corpus_file
+from tests.data_pipeline.builds import built, trained
 from tests.data_pipeline.example_rows import assert_alike
-from tests.data_pipeline.pages import built, trained
 from tests.in_process import done_here
 from tests.slow import slow
 from tests.tables import each

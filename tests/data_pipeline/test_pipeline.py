@@ -32,8 +32,7 @@ from data_pipeline.pipeline import build
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
-from tests.data_pipeline.build_processes import checksums, flip
-from tests.data_pipeline.pages import documents_of, page, plain, trained, write_pages
+from tests.data_pipeline.builds import checksums, documents_of, flip, plain, trained
 from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each
 
@@ -44,28 +43,20 @@ def samples_of(shard: Path) -> list[dict[str, np.ndarray]]:
     return list(webdataset.WebDataset(str(shard), shardshuffle=False).decode())
 
 
-def test_shards_are_plain_webdataset(small_corpus):
-    shard = next((small_corpus / "shards" / "train").glob("*.tar"))
-    samples = samples_of(shard)
-    blocks = pq.read_table(small_corpus / "blocks.parquet").to_pylist()
-    first_rows = [block["first_row"] for block in blocks if block["shard"].endswith(f"train/{shard.name}")]
-    assert [int(sample["__key__"]) for sample in samples] == first_rows
-    for sample in samples:
-        assert sample["tokens.npy"].dtype == np.uint16
-        assert sample["row_offsets.npy"].dtype == np.int64
-        assert set(np.diff(sample["row_offsets.npy"])) == {34}  # 5 masked in 2 spans: 34 - 5 + 2, and EOS, make 32
-        assert (np.diff(sample["document_offsets.npy"]) > 0).all()
-
-
-def test_every_token_of_every_training_document_is_in_a_row_once(small_corpus):
+def test_shards_are_plain_webdataset_with_every_token_of_every_training_document_in_a_row_once(small_corpus):
     """The rows and the dropped tail, concatenated, are the documents; document_offsets are their starts."""
+    blocks = pq.read_table(small_corpus / "blocks.parquet").to_pylist()
     corpus = open_corpus(small_corpus)
     train = (row for row in documents_of(small_corpus) if row["split"] == "train")
     documents = {tuple(corpus.tokenizer.encode([row["text"]])[0]): row["id"] for row in train}
     found = []
     for shard in corpus.manifest.splits["train"].shards:
-        tokens, starts = [], []
-        for sample in samples_of(small_corpus / shard.name):
+        tokens, starts, samples = [], [], samples_of(small_corpus / shard.name)
+        first_rows = [block["first_row"] for block in blocks if block["shard"] == shard.name]
+        assert [int(sample["__key__"]) for sample in samples] == first_rows
+        for sample in samples:
+            assert (sample["tokens.npy"].dtype, sample["row_offsets.npy"].dtype) == (np.uint16, np.int64)
+            assert set(np.diff(sample["row_offsets.npy"])) == {34}  # 5 masked in 2 spans: 34 - 5 + 2, and EOS, make 32
             starts += [len(tokens) + int(start) for start in sample["document_offsets.npy"]]
             tokens += sample["tokens.npy"].tolist()
         ends = [*starts[1:], len(tokens)]
@@ -113,22 +104,18 @@ def test_a_second_run_does_nothing(small_corpus):
     assert {path: path.stat().st_mtime_ns for path in small_corpus.rglob("*") if path.is_file()} == before
 
 
-def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(tmp_path):
-    for part in range(3):
-        write_c4(tmp_path / f"c4-{part}.json.gz", records=25, skip=25 * part)
-    config = write_corpus_file(tmp_path / "corpus.yaml")
-    done_here("data-pipeline", "build", config)
-    documents = {path: path.stat().st_mtime_ns for path in (tmp_path / "corpus/documents").iterdir()}
-    first = json.loads((tmp_path / "corpus/manifest.json").read_text())
-    printed = done_here("data-pipeline", "build", config, "tokenizer.vocab_size=400")
+def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(small_corpus, tmp_path):
+    copy, config = shutil.copytree(small_corpus, tmp_path / "corpus"), small_corpus.parent / "corpus.yaml"
+    documents = {path: path.stat().st_mtime_ns for path in (copy / "documents").iterdir()}
+    printed = done_here("data-pipeline", "build", config, f"output={copy}", "tokenizer.vocab_size=400")
     assert "documents: 3 of 3 units up to date" in printed
     assert "tokens: 3 units to do (input or config changed)" in printed
-    texts = [row["text"] for row in documents_of(tmp_path / "corpus") if row["split"] == "train"]
+    texts = [row["text"] for row in documents_of(copy) if row["split"] == "train"]
     assert f"tokenizer: trained on {len(texts)} of {len(texts)} training documents, " in printed
     sample = {"documents": len(texts), "bytes": len("".join(texts).encode())}
-    assert vars(report.read(tmp_path / "corpus").tokenizer_sample) == sample
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "corpus/documents").iterdir()} == documents
-    assert json.loads((tmp_path / "corpus/manifest.json").read_text())["fingerprint"] != first["fingerprint"]
+    assert vars(report.read(copy).tokenizer_sample) == sample
+    assert {path: path.stat().st_mtime_ns for path in (copy / "documents").iterdir()} == documents
+    assert open_corpus(copy).fingerprint != open_corpus(small_corpus).fingerprint
 
 
 def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path, monkeypatch):
@@ -142,7 +129,10 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path, monkeyp
         {"format": "c4", "path": str(C4_SAMPLE), "language": "en"},
     ]
     config = write_corpus_file(tmp_path / "corpus.yaml", sources=sources, tokenizer=trained(small_corpus))
-    done_here("data-pipeline", "build", config)
+    printed = done_here("data-pipeline", "build", config)
+    said = "documents: 2 files → 1,767 documents, 1,596 kept, 171 dropped: redirect 171"
+    assert said in printed.splitlines()
+    assert f"the report is {tmp_path}/corpus/report.md" in printed
     stats = json.loads(run_here("data-pipeline", "stats", tmp_path / "corpus", "--json").stdout)
     assert stats["documents"]["read"] == stats["documents"]["kept"] + sum(stats["documents"]["dropped"].values())
     assert stats["documents"]["dropped"]["redirect"] > 0
@@ -159,9 +149,10 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path, monkeyp
     table = (tmp_path / "corpus/report.md").read_text().split("## Where the time went")[1]
     shown = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")][2:]
     assert shown == [*(f"| {stage['name']}" for stage in stats["stages"]), "| together"]
-    first = pq.read_table(tmp_path / "corpus/documents/part-00000.parquet").to_pylist()[0]
+    first, *_, last = documents_of(tmp_path / "corpus")
     assert list(first)[:7] == ["id", "text", "url", "title", "language", "source", "split"]
     assert first["id"].startswith("enwiki/enwiki-20060303-pages-articles2.xml.bz2/0")
+    assert (last["id"], last["timestamp"]) == (f"c4/{C4_SAMPLE.name}/000000999", "2019-04-21T10:19:50Z")
 
 
 def test_verify_names_what_is_damaged_missing_or_not_of_the_corpus(small_corpus, tmp_path):
@@ -358,26 +349,6 @@ def test_input_files_without_checksums_are_counted_in_one_line(tmp_path, capsys)
     said = "input files without checksums: 2 of 3; a flipped bit in them goes unseen"
     assert capsys.readouterr().err.splitlines().count(said) == 1
     assert report.read(tmp_path / "corpus").unchecked_inputs == 2
-
-
-def test_c4s_rules_are_the_default_and_count_lines_and_pages(tmp_path):
-    pages = [
-        "A good line of English text stands here. It has a friend. And one more sentence.\nNo full stop\nToo short.",
-        "Only one sentence on this page of text.",
-        "This page has a brace { in it somewhere. It has three sentences. All of them are long enough.",
-        "Dies ist eine Seite in deutscher Sprache. Sie hat genug Sätze. Aber sie ist nicht auf Englisch geschrieben.",
-    ]
-    records = (page(text, f"https://a.org/{number}", "2019-04-25T12:57:54Z") for number, text in enumerate(pages))
-    write_pages(tmp_path / "a.json.gz", records)
-    config = write_corpus_file(tmp_path / "corpus.yaml", cleaning={})
-    printed = done_here("data-pipeline", "documents", config)
-    dropped = "3 dropped: curly_bracket 1, language_other 1, too_few_sentences 1"
-    assert f"documents: 1 file → 4 documents, 1 kept, {dropped}" in printed.splitlines()
-    assert f"the report is {tmp_path}/corpus/report.md" in printed
-    assert report.read(tmp_path / "corpus").lines == report.LineCounts(5, {"no_endmark": 1, "too_short": 1})
-    (kept,) = documents_of(tmp_path / "corpus")
-    assert kept["text"] == pages[0].splitlines()[0]
-    assert (kept["language"], kept["timestamp"]) == ("en", "2019-04-25T12:57:54Z")
 
 
 def test_a_missing_input_or_corpus_is_a_clear_line(tmp_path):

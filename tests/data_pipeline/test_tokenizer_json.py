@@ -11,12 +11,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer import Tokenizer, load, save, tokenizer_json
 from data_pipeline.tokenizer.text_model import Roles
-from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.pages import built, documents_of
 from tests.data_pipeline.reading import c4_pages
 from tests.published_tokenizers import KINDS, ODD, PIECES, SPELLED, write
 from tests.tables import each
@@ -156,19 +153,6 @@ def test_words_start_and_sentences_end(both, kind):
     assert sum(vocabulary.word_starts[ids[1:]]) == 3
     assert sum(vocabulary.sentence_ends[ids]) == 1
     assert not vocabulary.word_starts[list(ours.names)].any()
-
-
-def test_a_corpus_has_these_ids(published_tokenizers, tmp_path):
-    write_c4(tmp_path / "c4.json.gz", records=20)
-    tokenizer = {"kind": "tokenizer_json", "path": str(published_tokenizers / "Llama 2"), "sentinels": 20}
-    rows = {"packing": "complete_documents", "objective": {"name": "prefix_lm", "length": 4000}}
-    corpus = open_corpus(built(write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer, rows=rows)))
-    described = corpus.manifest.tokenizer
-    assert (described.kind, described.pieces, described.eos) == ("tokenizer_json", PIECES + 1, 2)
-    theirs = transformers.AutoTokenizer.from_pretrained(published_tokenizers / "Llama 2")
-    texts = [row["text"] for row in documents_of(tmp_path / "corpus")]
-    expected = sum(map(len, theirs(texts, add_special_tokens=False).input_ids))
-    assert sum(split.tokens for split in corpus.manifest.splits.values()) == expected
 
 
 def made_of_a_word(saved):
