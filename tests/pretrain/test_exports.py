@@ -29,11 +29,13 @@ from pretrain.generation.texts import padded
 from pretrain.huggingface import export, hf_model_of, load_state, read, to_hf
 from pretrain.models import FAMILIES, build, parse
 from pretrain.models.positions import rotary_embedding
+from tests.pretrain import small_models as small
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
 from tests.pretrain.placed import placed
 from tests.pretrain.small_models import (
     AUTOREGRESSIVE_VARIANTS,
     ONE_OF_EACH_FAMILY,
+    STACKS,
     STACKS_OF_TODAY,
     as_at_the_start,
     ids,
@@ -45,9 +47,7 @@ from tests.tables import each
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("modules_of_transformers")
 
-HEADS = {"d_model": 32, "d_ff": 48, "num_heads": 4}
-TWO = {**HEADS, "num_encoder_layers": 2, "num_decoder_layers": 2}
-ONE = {**HEADS, "num_layers": 2}
+ONE = {**small.WIDTHS, "num_layers": 2}
 STACK = {**ONE, "num_key_value_heads": 2}
 WIDER = {**ONE, "d_model": 48, "head_dim": 8, "num_layers": 3, "query_pre_attn_scalar": 24}
 MULTIPLE = {"pad_vocab_to_multiple_of": 128}
@@ -55,10 +55,8 @@ MUP = {"mup": {"base_width": 16}}
 # Texts are longer than these windows.
 ALL_LOCAL = {"sliding_window": 4, "full_attention_every": None}
 NO_WINDOW = {"sliding_window": None, "full_attention_every": None}
-ROTARY = {**ONE, "positions": "rotary", "biases": False, "num_key_value_heads": 2, "activation": "swiglu"}
-RMS = {**ROTARY, "norm": "rms", "layer_norm_epsilon": 1e-6, "rope_base": 5e5}
-GEMMA = {**RMS, "rope_base": 1e4, "norm": "rms_around_one", "norm_after": True, "scale_embedding": True}
-GEMMA |= {"activation": "geglu"}
+RMS = {**small.LLAMA, "layer_norm_epsilon": 1e-6, "rope_base": 5e5}
+GEMMA = {**small.GEMMA, "layer_norm_epsilon": 1e-6}
 LOCAL = {"sliding_window": 5, "full_attention_every": 2, "head_dim": 16}
 CAPS = {"output_softcap": 3.0, "query_pre_attn_scalar": 24}
 GEMMA2 = {**GEMMA, **LOCAL, **CAPS, "attention_softcap": 5.0}
@@ -66,24 +64,24 @@ GEMMA3 = {**GEMMA, **LOCAL, "qk_norm": True, "rope_base": 1e6, "window_rope_base
 T5GEMMA = {"encoder": STACK, "decoder": STACK, "sliding_window": 5, "attention_softcap": 5.0, "output_softcap": 3.0}
 T5GEMMA2 = {**STACK, "sliding_window": 5, "full_attention_every": 2}
 MODERN = {"encoder": STACK, "decoder": STACK}
-DOUBLE_DECODER = {**TWO, "block_length": 3}
+DOUBLE_DECODER = {**STACKS, "block_length": 3}
 BIDIRECTIONAL = {**ONE, "max_positions": 64}
 # the settings of each family's models in transformers
 BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
     "t5": {
-        "T5 v1.1": TWO | {"d_kv": 8},
-        "T5 v1.0": TWO | {"d_kv": 16, "feed_forward": "relu", "tie_embeddings": True} | MULTIPLE,
-        "T5, tied": TWO
+        "T5 v1.1": STACKS | {"d_kv": 8},
+        "T5 v1.0": STACKS | {"d_kv": 16, "feed_forward": "relu", "tie_embeddings": True} | MULTIPLE,
+        "T5, tied": STACKS
         | {"d_kv": 8, "tie_embeddings": True, "scale_outputs": False, "layer_norm_epsilon": 1e-3}
         | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "num_encoder_layers": 3},
-        "T5, scaled": TWO | {"d_kv": 8, "scale_outputs": True, "num_decoder_layers": 3} | MUP,
+        "T5, scaled": STACKS | {"d_kv": 8, "scale_outputs": True, "num_decoder_layers": 3} | MUP,
     },
     "bart": {
-        "BART": TWO | {"max_positions": 64},
-        "BART, other": TWO
+        "BART": STACKS | {"max_positions": 64},
+        "BART, other": STACKS
         | {"max_positions": 40, "scale_embedding": True, "activation": "gelu_tanh", "num_decoder_layers": 3}
         | MULTIPLE,
-        "BART, ReLU": TWO | {"activation": "relu", "num_encoder_layers": 3} | MUP,
+        "BART, ReLU": STACKS | {"activation": "relu", "num_encoder_layers": 3} | MUP,
     },
     "t5gemma": {
         "T5Gemma": T5GEMMA,
@@ -129,13 +127,13 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
         "RoBERTa": ONE | {"next_sentence": False, "num_token_types": 0, "activation": "relu"} | MUP,
     },
     "autoregressive": {
-        "Yan 2024": TWO | AUTOREGRESSIVE_VARIANTS["best"],
-        **{f"Yan 2024, {name}": TWO | given for name, given in AUTOREGRESSIVE_VARIANTS.items() if name != "best"},
-        "Yan 2024, other": TWO
+        "Yan 2024": STACKS | AUTOREGRESSIVE_VARIANTS["best"],
+        **{f"Yan 2024, {name}": STACKS | given for name, given in AUTOREGRESSIVE_VARIANTS.items() if name != "best"},
+        "Yan 2024, other": STACKS
         | AUTOREGRESSIVE_VARIANTS["alternate"]
         | {"d_ff": None, "bridge_norm": True, "num_cross_heads": 1, "num_decoder_layers": 3}
         | MULTIPLE,
-        "Yan 2024, muP": TWO | AUTOREGRESSIVE_VARIANTS["rotary"] | MUP,
+        "Yan 2024, muP": STACKS | AUTOREGRESSIVE_VARIANTS["rotary"] | MUP,
     },
     "modern": {
         "modern": MODERN,
@@ -147,8 +145,8 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
         | MUP,
     },
     "vanilla": {
-        "vanilla": TWO,
-        "vanilla, other": TWO | {"activation": "gelu_tanh", "num_decoder_layers": 3} | MULTIPLE | MUP,
+        "vanilla": STACKS,
+        "vanilla, other": STACKS | {"activation": "gelu_tanh", "num_decoder_layers": 3} | MULTIPLE | MUP,
     },
     "double_decoder": {
         "double decoder": DOUBLE_DECODER,

@@ -29,7 +29,7 @@ from tests.pretrain.exported import randomise
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file
 from tests.pretrain.small_models import MODELS, as_at_the_start
-from tests.pretrain.test_huggingface_import import TEXTS
+from tests.pretrain.test_import_saved import TEXTS
 from tests.slow import slow
 from tests.tables import each
 
