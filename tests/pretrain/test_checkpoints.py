@@ -36,9 +36,8 @@ from pretrain.config import RunConfig
 from pretrain.models import build
 from pretrain.optimizers import AVERAGE
 from pretrain.run import watchdog
-from tests.in_process import done_here, run_here
+from tests.in_process import done_here, refused_here
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, flip, trained
-from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, run_file, train, train_each, train_ranks
@@ -327,8 +326,7 @@ def test_a_resumed_run_has_the_same_moving_average_to_the_bit(runs):
 
 
 def test_an_average_is_one_runs_from_its_start_and_not_on_nvme(runs, small_corpus, tmp_path):
-    done = run_forked("train", runs / "adamw/run.yaml", "optimizer.ema_decay=0.5")
-    assert (done.returncode, "optimizer.ema_decay" in done.stderr) == (2, True)
+    assert "optimizer.ema_decay" in train(runs / "adamw/run.yaml", "optimizer.ema_decay=0.5", code=2).stderr
     zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
     optimizer = {"learning_rate": 1e-2, "ema_decay": 0.5}
     path = run_file(tmp_path, small_corpus, optimizer=optimizer, deepspeed={"zero_optimization": zero})
@@ -349,19 +347,19 @@ def test_the_last_checkpoints_of_a_run_are_averaged(runs, tmp_path):
     TrainedModel.open(tmp_path / "mean")
     printed = done_here("pretrain", "evaluate", tmp_path / "mean", "--hook", "validation_loss", "--json")
     assert json.loads(printed)["validation/small/loss"] > 0
-    assert run_here("pretrain", "export", tmp_path / "mean", tmp_path / "out").returncode == 0
+    done_here("pretrain", "export", tmp_path / "mean", tmp_path / "out")
     assert "the mean of the weights after steps 2, 3, 4" in (tmp_path / "out/README.md").read_text()
-    done = run_here("pretrain", "average", run, tmp_path / "more", "--last", "5")
-    assert (done.returncode, "the run has 4 checkpoints" in done.stderr) == (2, True)
+    refused = refused_here(2, "pretrain", "average", run, tmp_path / "more", "--last", "5")
+    assert "the run has 4 checkpoints" in refused
 
 
 def test_the_moving_average_becomes_a_checkpoint(runs, tmp_path):
-    assert run_here("pretrain", "average", runs / "adamw/run", tmp_path / "ema", "--ema").returncode == 0
+    done_here("pretrain", "average", runs / "adamw/run", tmp_path / "ema", "--ema")
     made, source = StoredTensors(tmp_path / "ema"), stored(runs, "adamw", AVERAGED)
     for parameter in made.shapes:
         assert torch.equal(made.whole(PARAMETER, parameter), source.whole(AVERAGE, parameter))
-    done = run_here("pretrain", "average", tmp_path / "ema", tmp_path / "again", "--ema")
-    assert (done.returncode, "has no moving average" in done.stderr) == (2, True)
+    refused = refused_here(2, "pretrain", "average", tmp_path / "ema", tmp_path / "again", "--ema")
+    assert "has no moving average" in refused
 
 
 def test_other_models_are_refused_in_one_line(runs, tmp_path):
@@ -372,5 +370,5 @@ def test_other_models_are_refused_in_one_line(runs, tmp_path):
         average([checkpoint_directory(runs / "adamw/run", AVERAGED), tmp_path / "wider"], tmp_path / "out")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
-    done = run_here("pretrain", "average", tmp_path / "out")
-    assert (done.returncode, "give checkpoints, or a run, and then a new directory" in done.stderr) == (2, True)
+    line = refused_here(2, "pretrain", "average", tmp_path / "out")
+    assert "give checkpoints, or a run, and then a new directory" in line

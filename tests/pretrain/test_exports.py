@@ -31,7 +31,6 @@ from pretrain.models import FAMILIES, build, parse
 from pretrain.models.positions import rotary_embedding
 from tests.pretrain import small_models as small
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
-from tests.pretrain.placed import placed
 from tests.pretrain.small_models import (
     AUTOREGRESSIVE_VARIANTS,
     ONE_OF_EACH_FAMILY,
@@ -40,6 +39,7 @@ from tests.pretrain.small_models import (
     as_at_the_start,
     ids,
     logits_of,
+    placed,
 )
 from tests.slow import slow
 from tests.tables import each
@@ -381,7 +381,6 @@ def test_what_a_t5gemma_cannot_be_there_is_refused(tmp_path):
 
 
 KINDS = ["modern, local and global", "modern, plain", "vanilla", "double decoder", "Yan 2024"]
-QUICK = {KINDS[0], KINDS[3], KINDS[4]}
 
 
 @pytest.fixture(scope="module")
@@ -400,11 +399,7 @@ def exported(tokenizer, tmp_path_factory, modules_of_transformers):
     return of
 
 
-def each_kind(kinds=KINDS):
-    return each("kind", [kind for one in kinds for kind in ([one] if one in QUICK else slow(one))])
-
-
-@each_kind(KINDS[:4])
+@each("kind", [KINDS[0], KINDS[3], *slow(*KINDS[1:3])])
 def test_every_weight_gets_a_gradient_in_training(kind, exported):
     _, _, loaded = exported(kind)
     row = ids(2, 24)
@@ -414,7 +409,7 @@ def test_every_weight_gets_a_gradient_in_training(kind, exported):
     loaded.eval().zero_grad()
 
 
-@each_kind(KINDS[:3])
+@each("kind", [KINDS[0], *slow(*KINDS[1:3])])
 @torch.no_grad()
 def test_a_decoder_reads_rows_padded_on_the_left(kind, exported):
     _, _, loaded = exported(kind)
