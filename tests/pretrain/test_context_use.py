@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.blocks import rows_in
 from data_pipeline.foundation.config_file import check
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import validation_batches
-from data_pipeline.loading.reader import BlockStore
+from data_pipeline.loading.reader import Reader
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import ContinuationSettings, InputUseSettings
 from pretrain.evaluation.continuation import Continuation
@@ -121,9 +120,7 @@ ROWS = 10
 
 
 def held_out_texts(corpus, number):
-    store = BlockStore(corpus, "validation", 4)
-    inside = [(block, row) for block in range(len(store.index.rows)) for row in range(store.index.rows[block])][:number]
-    rows = rows_in([store[block] for block, _ in inside], [row for _, row in inside])
+    rows = Reader(corpus, "validation").tokens(np.arange(number))
     return [row[:length].tolist() for row, length in zip(rows.values, rows.lengths, strict=True)]
 
 

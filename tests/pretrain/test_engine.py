@@ -12,17 +12,13 @@ import deepspeed
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.zero import offload_config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from data_pipeline.foundation.config_file import Section, check
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.config import RunConfig
-from pretrain.config.deepspeed_keys import (
-    DeepSpeedSection,
-    OptimizerOffloadSection,
-    ParameterOffloadSection,
-    ZeroSection,
-)
+from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.run_config import ComputeSection, SpikeSection
 from pretrain.run.train_state import Health
 from pretrain.trainer.train import configure_arithmetic
@@ -30,7 +26,7 @@ from pretrain.zero import deepspeed_private
 from pretrain.zero.numerics import ExactModel, sgd
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config, trained
 from tests.tables import each
 
 STAGE_3 = {"stage": 3}
@@ -68,7 +64,7 @@ WRONG_ZERO = [
 )
 def test_a_key_that_contradicts_or_does_nothing_is_refused(given, expected):
     with pytest.raises(UserError) as error:
-        check(given, DeepSpeedSection, "run.yaml")
+        check(given, deepspeed_keys.DeepSpeedSection, "run.yaml")
     (found,) = str(error.value).splitlines()
     assert found.startswith(f"run.yaml: {expected}")
 
@@ -114,35 +110,32 @@ def known_keys(section: type[Section]) -> set[str]:
     return {*section.model_fields, *section.refused}
 
 
+OFFLOADING = (
+    (deepspeed_keys.OptimizerOffloadSection, offload_config.DeepSpeedZeroOffloadOptimizerConfig),
+    (deepspeed_keys.ParameterOffloadSection, offload_config.DeepSpeedZeroOffloadParamConfig),
+)
+
+
 def test_every_key_that_deepspeed_knows_is_decided_on():
     from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig
-    from deepspeed.runtime.zero import config as zero
-    from deepspeed.runtime.zero import offload_config as offload
 
     DeepSpeedConfig(Asked(train_batch_size=1))
-    assert Asked.keys_asked <= known_keys(DeepSpeedSection)
-    assert _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() <= DeepSpeedSection.refused.keys()
-    fields = {field.alias or name for name, field in zero.DeepSpeedZeroConfig.model_fields.items()}
+    assert Asked.keys_asked <= known_keys(deepspeed_keys.DeepSpeedSection)
+    assert _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() <= deepspeed_keys.DeepSpeedSection.refused.keys()
+    fields = {field.alias or name for name, field in DeepSpeedZeroConfig.model_fields.items()}
     removed = {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}
-    assert fields | removed == known_keys(ZeroSection)
+    assert fields | removed == known_keys(deepspeed_keys.ZeroSection)
     assert not fields & removed
-    optimizer, parameters = offload.DeepSpeedZeroOffloadOptimizerConfig, offload.DeepSpeedZeroOffloadParamConfig
-    assert optimizer.model_fields.keys() == known_keys(OptimizerOffloadSection)
-    assert parameters.model_fields.keys() == known_keys(ParameterOffloadSection)
+    for ours, theirs in OFFLOADING:
+        assert theirs.model_fields.keys() == known_keys(ours)
 
 
 def test_the_defaults_in_the_reference_are_deepspeeds():
-    from deepspeed.runtime.zero import config as zero
-    from deepspeed.runtime.zero import offload_config as offload
-
-    stated = {name: value for name, value in ZeroSection() if name != "stage"}
-    found = {field.alias or name: field.default for name, field in zero.DeepSpeedZeroConfig.model_fields.items()}
+    stated = {name: value for name, value in deepspeed_keys.ZeroSection() if name != "stage"}
+    found = {field.alias or name: field.default for name, field in DeepSpeedZeroConfig.model_fields.items()}
     assert stated == {name: found[name] for name in stated}
-    for ours, section in (
-        (OptimizerOffloadSection(), offload.DeepSpeedZeroOffloadOptimizerConfig),
-        (ParameterOffloadSection(), offload.DeepSpeedZeroOffloadParamConfig),
-    ):
-        assert dict(ours) == {key: section.model_fields[key].default for key, _ in ours}
+    for ours, theirs in OFFLOADING:
+        assert dict(ours()) == {key: theirs.model_fields[key].default for key, _ in ours()}
 
 
 def buffer_after_initialize(stage: int) -> list[float]:
@@ -209,7 +202,7 @@ def test_other_weights_and_lost_fragments_are_noticed():
     """Two ranks, two steps, every stage: first nothing is wrong, then a weight differs, then one has no fragment.
 
     In fp32 a weight can't differ where the fp32 weights are those of the model."""
-    for of_rank in on_ranks(2, complaints):
+    for of_rank in on_ranks(2, each_on_ranks, complaints_of, CASES):
         for case, (differing, lost) in zip(CASES, of_rank, strict=True):
             if case[1] == "fp32" and not case[2]:
                 assert differing is None, case
@@ -217,10 +210,6 @@ def test_other_weights_and_lost_fragments_are_noticed():
                 assert "fp32 weights are not those that the model computes with" in differing, case
             assert lost is None or "are not each of its elements once" in lost, case
         assert sum(lost is not None for _, lost in of_rank) == 5  # stage 3 has no such mapping to lose
-
-
-def complaints() -> list[tuple[str | None, str | None]]:
-    return [complaints_of(*case) for case in CASES]
 
 
 def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tuple[str | None, str | None]:
@@ -337,14 +326,6 @@ def test_spikes_stand_out_of_a_full_window_and_leave_it_as_it_was():
 
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO")
-
-
-def trained(steps: int) -> list[float]:
-    """The losses of some steps."""
-    engine = engine_of(run_config(2))
-    losses = [engine.step(step, 4 * step, micro_batches(own_layout(), step)).loss for step in range(steps)]
-    engine.close()
-    return losses
 
 
 def settled(compute: ComputeSection, environment: dict[str, str]) -> tuple[dict[str, str], bool, bool, list[float]]:

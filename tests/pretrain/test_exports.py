@@ -31,16 +31,7 @@ from pretrain.models import FAMILIES, build, parse
 from pretrain.models.positions import rotary_embedding
 from tests.pretrain import small_models as small
 from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
-from tests.pretrain.small_models import (
-    AUTOREGRESSIVE_VARIANTS,
-    ONE_OF_EACH_FAMILY,
-    STACKS,
-    STACKS_OF_TODAY,
-    as_at_the_start,
-    ids,
-    logits_of,
-    placed,
-)
+from tests.pretrain.small_models import AUTOREGRESSIVE_VARIANTS, STACKS, as_at_the_start, ids, logits_of, placed
 from tests.slow import slow
 from tests.tables import each
 
@@ -137,7 +128,7 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
     },
     "modern": {
         "modern": MODERN,
-        **{name: STACKS_OF_TODAY[name] for name in ("modern, local and global", "modern, plain")},
+        **{name: small.STACKS_OF_TODAY[name] for name in ("modern, local and global", "modern, plain")},
         "modern, all local": MODERN
         | ALL_LOCAL
         | {"norm": "layer", "activation": "relu", "scale_embedding": True}
@@ -303,7 +294,7 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
         assert theirs[:, -ours.size(1) :].tolist() == ours.tolist(), (use_cache, beams)
 
 
-@each("name", ONE_OF_EACH_FAMILY)
+@each("name", small.ONE_OF_EACH_FAMILY)
 def test_a_tensor_that_transformers_would_ignore_is_refused_by_its_name(name):
     """Beside those of a layer, inside one of its modules, and outside layers."""
     model = as_at_the_start(name, **MULTIPLE)

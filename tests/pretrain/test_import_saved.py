@@ -224,7 +224,7 @@ NOT_OURS = "our models don't support these settings"
 SIZES = {LARGEST, LAYERS, "but there are weights of 3 layers"}
 WIDE, DEEP, MANY = 2**40, 10**7, "100000000"
 HEAD, SHARED, TWICE = "lm_head.weight", "shared.weight", "model.encoder.text_model.norm.weight"
-OWN_CODE = ("modern", "vanilla")
+OWN_CODE = ("modern", "vanilla", "double_decoder")
 
 
 @pytest.fixture(scope="module")
@@ -266,12 +266,14 @@ def written(saved, kind, folder, settings=None, tensors=None):
         ("T5 v1.1", "num_layers", DEEP, "but there are weights of 3 layers"),
         ("T5 v1.1", "num_hidden_layers", DEEP, "but there are weights of 3 layers"),  # another name of it
         ("T5Gemma 2", "decoder.num_hidden_layers", DEEP, LAYERS),
+        ("BART", "encoder_ffn_dim", WIDE, LARGEST),
         ("Qwen3", "head_dim", WIDE, LARGEST),
         ("T5Gemma 2", "encoder.text_config.hidden_size", 1e300, LARGEST),
         ("T5 v1.1", "eos_token_id", 96, ROWS),
         ("T5Gemma", "decoder.bos_token_id", 500, ROWS),
         ("Llama", "eos_token_id", [1, 500, 600], "eos_token_id has [500, 600], but the embedding has 96 rows"),
         ("Llama", "eos_token_id", None, "eos_token_id: input should be a valid integer, got None"),
+        ("GPT-2", "eos_token_id", -3, "eos_token_id: input should be greater than or equal to 0, got -3"),
         ("BART", "dropout", 1.5, "dropout: input should be less than 1, got 1.5"),
         ("Qwen3", "num_key_value_heads", 3, f"num_key_value_heads: {HEADS}"),
         ("T5 v1.1", "d_model", "x", "…d_model…"),
@@ -290,6 +292,7 @@ def written(saved, kind, folder, settings=None, tensors=None):
         ("T5Gemma", "decoder.layer_types", [GLOBAL, GLOBAL], "…windows in different layers"),
         ("T5 v1.1", "num_decoder_layers", MANY, f"…num_decoder_layers is {MANY}, but there are weights"),
         ("T5 v1.1", "model_type", ["t5"], "…model_type is ['t5'], not one of t5, "),
+        ("Llama", "rope_parameters.rope_theta", math.inf, "no finite numbers: rope_parameters.rope_theta"),
         ("Gemma 2", "final_logit_softcapping", -math.inf, "no finite numbers: final_logit_softcapping"),
         ("modern", "encoder.num_layers", MANY, f"…encoder.num_layers is {MANY}, but there are weights of 4"),
         ("modern", "vocab_size", None, "…vocab_size is null"),
@@ -298,6 +301,8 @@ def written(saved, kind, folder, settings=None, tensors=None):
         ("modern", "encoder", 5, "…encoder: input should be "),
         ("modern", "biases", ..., "lacks 'biases'"),
         ("modern", "decoder_start_token_id", 7, "…token_id is 7, but our modern starts from padding, 0"),
+        ("vanilla", "tie_word_embeddings", False, "…tie_word_embeddings is False, but must be True"),
+        ("double_decoder", "block_length", 0, "block_length: input should be greater than 0, got 0"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_by_the_key_of_the_file(kind, key, value, why, saved, tmp_path, monkeypatch):
@@ -444,11 +449,6 @@ PIECES = 300
 INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture
-def t5_tokenizer(spiece):
-    return transformers.T5Tokenizer.from_pretrained(spiece.parent)
-
-
 def test_a_variant_beside_the_model_is_passed_over(tmp_path):
     model = model_of("T5 v1.0")
     model.save_pretrained(tmp_path)
@@ -547,8 +547,8 @@ def test_a_spiece_model_has_as_many_sentinels_as_its_config_says(sentinels, spie
         assert theirs.convert_tokens_to_ids("<extra_id_0>") == ours.vocabulary.first_sentinel
 
 
-def test_two_tokenizers_in_a_directory_are_refused(spiece, t5_tokenizer, tmp_path):
-    t5_tokenizer.save_pretrained(tmp_path)
+def test_two_tokenizers_in_a_directory_are_refused(spiece, tmp_path):
+    transformers.T5Tokenizer.from_pretrained(spiece.parent).save_pretrained(tmp_path)
     shutil.copy(spiece, tmp_path)
     assert tokenizer_files.read(tmp_path).sha256 == SentencePiece.read(spiece).sha256  # the file as it is
     saved = (tmp_path / "tokenizer.json").read_text()
@@ -577,13 +577,13 @@ def test_byte_level_bpe_that_transformers_saved_is_read(kind, byte_level_bpe, tm
     assert tokenizer_files.read(tmp_path / "prefixed").encode(TEXTS) == expected
 
 
-def test_other_tokenizers_are_refused_by_name(t5_tokenizer, bert, tmp_path):
+def test_other_tokenizers_are_refused_by_name(spiece, bert, tmp_path):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     (tmp_path / "words").mkdir()
     words.save(str(tmp_path / "words/tokenizer.json"))
     with pytest.raises(UserError, match=r"tokenizer\.json: a tokenizer of kind WordLevel"):
         tokenizer_files.read(tmp_path / "words")
-    t5_tokenizer.save_pretrained(tmp_path / "t5")
+    transformers.T5Tokenizer.from_pretrained(spiece.parent).save_pretrained(tmp_path / "t5")
     path = tmp_path / "t5/tokenizer.json"
     whole, of_bert = (json.loads(one.read_text()) for one in (path, bert[0] / "tokenizer.json"))
     lower = {"type": "Sequence", "normalizers": [whole["normalizer"], {"type": "Lowercase"}]}
@@ -613,8 +613,6 @@ def test_other_tokenizers_are_refused_by_name(t5_tokenizer, bert, tmp_path):
 
 WORDPIECE_TEXTS = [*TEXTS, "Other texts have [SEP] [MASK]x", "w" * 101, ""]
 MARKS = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-BERT_SIZES = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 96}
-BERT_SIZES |= {"max_position_embeddings": 42}
 
 
 def vocabulary():
@@ -631,7 +629,7 @@ def bert(tmp_path_factory):
     """A BERT as transformers saves it, with an uncased tokenizer."""
     folder = tmp_path_factory.mktemp("bert")
     tokenizer = transformers.BertTokenizer(vocab=vocabulary())
-    config = transformers.BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **BERT_SIZES)
+    config = transformers.BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **WIDTHS)
     transformers.BertForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder, tokenizer
