@@ -24,7 +24,7 @@ from pretrain.models import build, parse
 from pretrain.models.model import shift_right
 from tests.pretrain.exported import in_transformers, pairs_of_gradients, randomise
 from tests.pretrain.small_families import FAMILIES
-from tests.pretrain.test_agreement import ROTARY_DECODERS
+from tests.pretrain.test_exports import ROTARY_DECODERS
 
 IDS = {"vocab_size": 500, "pad_id": 0, "eos_id": 1}
 STANDARD = {"T5 v1.0": {"feed_forward": "relu", "tie_embeddings": True}, "T5 v1.1": {}}

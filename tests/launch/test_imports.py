@@ -65,7 +65,7 @@ def test_a_rank_imports_neither_mlflow_nor_the_compiler_until_something_is_compi
 import sys
 import torch
 from pretrain.zero.ranks import process_group
-from tests.pretrain.test_arithmetic import trained
+from tests.pretrain.small_runs import trained
 
 with process_group(1, 600.0):
     before = trained(2)

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain import models, optimizers
 from pretrain.config import RunConfig
 from pretrain.optimizers.groups import set_rates
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import own_rows, run_config
+from tests.pretrain.small_runs import own_layout, own_rows, run_config
 
 STAGES, RANKS, PRECISIONS = (1, 2, 3), (1, 2, 4), ("fp32", "bf16")
 ROWS = 8  # of a global batch
@@ -95,17 +95,11 @@ def unsharded(model: nn.Module, settings: RunConfig) -> list[float]:
     return losses
 
 
-def own_cut() -> BatchLayout:
-    """The cut into two micro-batches on each of the ranks that have joined."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    return BatchLayout(rank, ranks, ROWS // ranks // 2, 2)
-
-
 def train(engine: Any, steps: range) -> list[float]:
     """Trains with the engine; returns each step's loss. All ranks call this together."""
     losses = []
     for step in steps:
-        own = own_rows(own_cut(), global_batch(engine.config, step))
+        own = own_rows(own_layout(ROWS // dist.get_world_size() // 2), global_batch(engine.config, step))
         losses.append(engine.step(step, step * ROWS, own).loss)
     return losses
 

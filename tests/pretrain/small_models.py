@@ -1,10 +1,12 @@
 """A small model of each family, and of each variant that has a mechanism of its own, with batches for them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from data_pipeline.loading.batches import Batch, as_batch
 from data_pipeline.objectives.objective import Examples, Padded
@@ -162,3 +164,35 @@ def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
         for name, parameter in model.named_parameters()
     }
+
+
+_CALLED = ("forward", "encode", "decode", "masked_lm_logits")  # what tests call; other methods stay on the device
+
+
+def placed(model: Model, device: str) -> Model:
+    """Moves `model` to `device`. Its methods take tensors on the CPU, where tests make and compare them, and return
+    such; nothing is moved inside them."""
+    if device == "cpu":
+        return model
+    model.to(device)
+    depth = 0
+
+    def moving(method: Callable[..., Any]) -> Callable[..., Any]:
+        def moved(*arguments: Any, **options: Any) -> Any:
+            nonlocal depth
+            if depth:
+                return method(*arguments, **options)
+            arguments, options = tree_map_only(Tensor, lambda tensor: tensor.to(device), (arguments, options))
+            depth += 1
+            try:
+                results = method(*arguments, **options)
+            finally:
+                depth -= 1
+            return tree_map_only(Tensor, lambda tensor: tensor.cpu(), results)
+
+        return moved
+
+    for name in _CALLED:
+        if hasattr(model, name):
+            setattr(model, name, moving(getattr(model, name)))
+    return model

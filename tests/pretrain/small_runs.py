@@ -81,3 +81,11 @@ def own_rows(layout: BatchLayout, rows: Batch) -> list[Batch]:
 def flip(values: torch.Tensor, element: int, bit: int) -> None:
     integers = values.view(-1)[element : element + 1].view(torch.uint8)
     integers[bit // 8] ^= 1 << bit % 8
+
+
+def trained(steps: int) -> list[float]:
+    """The losses of some steps on the ranks that have joined."""
+    engine = engine_of(run_config(2))
+    losses = [engine.step(step, 4 * step, micro_batches(own_layout(), step)).loss for step in range(steps)]
+    engine.close()
+    return losses

@@ -17,7 +17,7 @@ from pretrain.tools.adapt import adapted, crosses_like_self, target
 from tests.in_process import done_here, run_here
 from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import ids
-from tests.pretrain.test_agreement import ROTARY_DECODERS
+from tests.pretrain.test_exports import ROTARY_DECODERS
 from tests.tables import each
 
 GPT2 = {"d_model": 48, "d_ff": 96, "num_heads": 4, "num_layers": 2, "max_positions": 40}

@@ -195,51 +195,45 @@ def test_a_check_that_breaks_or_hangs_is_a_problem_and_no_end(code, expected, mo
     assert by_a_process() == expected
 
 
-@pytest.fixture
-def kernel(monkeypatch):
-    """Puts another function into the kernels' place, by the definition of which it may give the result."""
+def one_percent_more(*arguments: Any) -> Tensor:
+    output = defined(*arguments)
+    return output + 0.01 * output.detach()
+
+
+def with_twice_the_gradient_of_the_bias(
+    queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, *settings: Any
+) -> Tensor:
+    diagonals = pattern.diagonals
+    twice = None if diagonals is None else 2 * diagonals - diagonals.detach()
+    return defined(queries, keys, values, pattern._replace(diagonals=twice), *settings)
+
+
+def raising(error: Exception) -> Any:
+    def form(*_: Any) -> Tensor:
+        raise error
+
+    return form
+
+
+@each(
+    "form, expected",
+    [
+        (defined, None),
+        (one_percent_more, "the output: 1.0e-02 away from PyTorch's"),
+        (lambda *arguments: defined(*arguments) * float("nan"), "the output: "),
+        (with_twice_the_gradient_of_the_bias, "the gradient of the bias: 1.0e+00 away from PyTorch's"),
+        *((raising(kind("no\ncompiler")), f"{kind.__name__}: no compiler") for kind in (RuntimeError, ImportError)),
+        (raising(UserError("no\ncompiler")), "UserError: no compiler"),
+    ],
+)
+def test_a_kernel_that_is_wrong_or_raises_is_a_problem_and_no_end(form, expected, monkeypatch):
+    """Another function is in the kernels' place."""
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
     own = attention.flash
 
-    def put(form: Any) -> None:
-        def called(queries: Tensor, *others: Any) -> Tensor:
-            return own(queries, *others) if queries.is_meta else form(queries, *others)
+    def called(queries: Tensor, *others: Any) -> Tensor:
+        return own(queries, *others) if queries.is_meta else form(queries, *others)
 
-        monkeypatch.setattr(attention, "flash", called)
-
-    return put
-
-
-def test_a_wrong_output_is_found(kernel):
-    kernel(defined)
-    assert problem(T5) is None
-
-    def wrong(*arguments: Any) -> Tensor:
-        output = defined(*arguments)
-        return output + 0.01 * output.detach()
-
-    kernel(wrong)
-    assert problem(T5).startswith("the output: 1.0e-02 away from PyTorch's")
-    kernel(lambda *arguments: defined(*arguments) * float("nan"))
-    assert problem(T5) is not None
-
-
-def test_a_wrong_gradient_is_found(kernel):
-    """Of the bias alone, twice as large."""
-
-    def wrong(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, *settings: Any) -> Tensor:
-        diagonals = pattern.diagonals
-        twice = None if diagonals is None else 2 * diagonals - diagonals.detach()
-        return defined(queries, keys, values, pattern._replace(diagonals=twice), *settings)
-
-    kernel(wrong)
-    assert problem(T5).startswith("the gradient of the bias: 1.0e+00 away from PyTorch's")
-
-
-@each("error", [RuntimeError("no\ncompiler"), ImportError("no\ncompiler"), UserError("no\ncompiler")])
-def test_a_kernel_that_raises_is_a_problem_and_no_end(error, kernel):
-    def broken(*_: Any) -> Tensor:
-        raise error
-
-    kernel(broken)
-    assert problem(T5) == f"{type(error).__name__}: no compiler"
+    monkeypatch.setattr(attention, "flash", called)
+    found = problem(T5)
+    assert found is expected is None or found.startswith(expected)

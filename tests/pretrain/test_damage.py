@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,32 +151,30 @@ def test_a_tensor_of_another_type_or_size_or_of_no_numbers_is_refused(run, caplo
         the_one_before(run, caplog, TENSORS, name)
 
 
-@each("content", [*JUNK, b"step-00000012.keep", b"step-12", *(b"%s/checkpoints/step-00000012" % one for one in OTHERS)])
-def test_without_a_usable_latest_the_newest_whole_checkpoint_counts(run, caplog, content):
-    latest = run / "checkpoints/latest"
-    latest.write_bytes(content)
-    assert chosen(run) == 12
-    assert f"{latest}: names no checkpoint" in caplog.text
-    assert "resuming from" in caplog.text
+NAMES_NONE = [*JUNK, b"step-00000012.keep", b"step-12", *(b"%s/checkpoints/step-00000012" % one for one in OTHERS)]
 
 
-def test_of_a_latest_that_is_no_small_file_nothing_is_read(run, caplog, tmp_path):
-    """Opening a FIFO would wait for a writer; the content of a link's target is nobody's business."""
+def test_without_a_usable_latest_the_newest_whole_checkpoint_counts(run, caplog, tmp_path):
+    """Nothing is read of what is no small file: opening a FIFO would wait for a writer; the content of a link's target
+    is nobody's business."""
     latest, secret = run / "checkpoints/latest", tmp_path / "secret"
     secret.write_text("password")
+    no_file = "names no checkpoint: it is no small regular file"
     made = {
         lambda: None: "missing",
-        lambda: os.mkfifo(latest): "names no checkpoint: it is no small regular file",
-        lambda: latest.symlink_to(secret): "names no checkpoint: it is no small regular file",
-        lambda: latest.write_bytes(bytes(1 << 20)): "names no checkpoint: it is no small regular file",
-        latest.mkdir: "names no checkpoint: it is no small regular file",
+        **{partial(latest.write_bytes, content): "names no checkpoint" for content in NAMES_NONE},
+        lambda: os.mkfifo(latest): no_file,
+        lambda: latest.symlink_to(secret): no_file,
+        lambda: latest.write_bytes(bytes(1 << 20)): no_file,
+        latest.mkdir: no_file,
     }
     for make, said in made.items():
         latest.unlink(missing_ok=True)
         make()
         caplog.clear()
         assert chosen(run) == 12
-        assert f"{latest}: {said}; resuming from {last(run)}" in caplog.text
+        assert f"{latest}: {said}" in caplog.text
+        assert f"resuming from {last(run)}" in caplog.text
     assert "password" not in caplog.text
 
 

@@ -14,6 +14,7 @@ from data_pipeline.loading.batches import as_batch
 from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.packing.examples import balanced
 from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.tensors import StoredTensors
@@ -233,8 +234,6 @@ def test_a_teacher_is_a_decoder_alone_that_is_there(refused, objective, put, tmp
 
 
 def test_a_teacher_has_the_corpuss_tokenizer_perhaps_without_sentinels(refused, objective, put, small_corpus, spiece):
-    from data_pipeline.tokenizer.sentencepiece import SentencePiece
-
     own = open_corpus(small_corpus).tokenizer
     assert refused(put(Tokenizer(own.model)), objective) == []
     teacher = put(Tokenizer(own.model, sentinels=7))

@@ -1,16 +1,255 @@
-"""A step of the engine is skipped on all ranks or on none, and spikes of its loss are found."""
+"""The engine: where DeepSpeed is wrong or behaves unexpectedly, what a run checks at its start, and its steps."""
 
+import contextlib
+import io
 import itertools
-from typing import Any
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
 
+import deepspeed
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.zero import offload_config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
+from data_pipeline.foundation.config_file import Section, check
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
+from pretrain.config import RunConfig, deepspeed_keys
+from pretrain.config.run_config import ComputeSection, SpikeSection
 from pretrain.run.train_state import Health
+from pretrain.trainer.train import configure_arithmetic
+from pretrain.zero import deepspeed_private
+from pretrain.zero.numerics import ExactModel, sgd
+from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config, trained
+from tests.tables import each
+
+STAGE_3 = {"stage": 3}
+
+
+WRONG = [
+    ({"zero_optimisation": STAGE_3}, "zero_optimisation: unknown key; nearest valid key: zero_optimization"),
+    ({"fp16": {"enabled": True}}, "fp16: not supported: T5 diverges in fp16; set precision: bf16"),
+    ({"elasticity": {}}, "elasticity: DeepSpeed has removed it"),
+    ({"wall_clock_breakdown": True}, "wall_clock_breakdown: goes to DeepSpeed's log"),
+]
+NEAREST = "unknown key; nearest valid key: zero_optimization"
+WRONG_ZERO = [
+    ({"stage": 0}, ".stage: 0 is refused: with it, DeepSpeed gives no"),
+    ({"stage": 4}, ".stage: expected 1, 2 or 3, got 4"),
+    ({"round_robin_gradients": True}, ".round_robin_gradients: DeepSpeed's"),
+    ({"reduce_bucket_sise": 1}, f".reduce_bucket_sise: {NEAREST}.reduce_bucket_"),
+    ({"offload_param": {"device": "cpu"}}, ": offload_param: only stage 3 shards parameters"),
+    (
+        {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}},
+        ": offload_optimizer.device: nvme needs stage 3, got stage 2; set cpu",
+    ),
+    ({**STAGE_3, "offload_optimizer": {"device": "nvme"}}, ".offload_optimizer: nvme_path: missing"),
+    (
+        {**STAGE_3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+        ".offload_optimizer.ratio: DeepSpeed updates what isn't offloaded with an AdamW of",
+    ),
+    ({"offload_optimizer": {"devise": "cpu"}}, f".offload_optimizer.devise: {NEAREST}.offload_optimizer.device"),
+]
+
+
+@each(
+    "given, expected",
+    [*WRONG, *(({"zero_optimization": zero}, f"zero_optimization{said}") for zero, said in WRONG_ZERO)],
+)
+def test_a_key_that_contradicts_or_does_nothing_is_refused(given, expected):
+    with pytest.raises(UserError) as error:
+        check(given, deepspeed_keys.DeepSpeedSection, "run.yaml")
+    (found,) = str(error.value).splitlines()
+    assert found.startswith(f"run.yaml: {expected}")
+
+
+def test_all_problems_are_told_at_once_each_in_a_line():
+    deepspeed = {"optimizer": {}, "bf16": {}, "zero_optimization": {"stage": 0, "stages": 2}}
+    with pytest.raises(UserError) as error:
+        check({**run_config().model_dump(), "deepspeed": deepspeed}, RunConfig, "run.yaml")
+    lines = str(error.value).splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("run.yaml: deepspeed.") for line in lines)
+
+
+def test_other_keys_are_passed_on_and_the_stage_has_a_default_and_must_be_a_number():
+    cases = [({}, {}), ({"overlap_comm": False, "stage3_max_live_parameters": 10}, {"aio": {}, "log_level": "info"})]
+    for zero, others in cases:
+        section = run_config(deepspeed={"zero_optimization": zero, **others}).deepspeed.model_dump()
+        assert section == {"zero_optimization": {**zero, "stage": 2}, **others}
+    for wrong in (True, "2"):
+        values = {**run_config().model_dump(), "deepspeed": {"zero_optimization": {"stage": wrong}}}
+        with pytest.raises(UserError, match=r"deepspeed\.zero_optimization\.stage: expected integer, got"):
+            check(values, RunConfig, "run.yaml")
+
+
+class Asked(dict[str, Any]):
+    """A section that records which keys were looked up in it."""
+
+    keys_asked: ClassVar[set[str]] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.keys_asked.add(str(key))
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_asked.add(key)
+        return super().get(key, default)
+
+    def keys(self) -> Any:
+        return self
+
+
+def known_keys(section: type[Section]) -> set[str]:
+    return {*section.model_fields, *section.refused}
+
+
+OFFLOADING = (
+    (deepspeed_keys.OptimizerOffloadSection, offload_config.DeepSpeedZeroOffloadOptimizerConfig),
+    (deepspeed_keys.ParameterOffloadSection, offload_config.DeepSpeedZeroOffloadParamConfig),
+)
+
+
+def test_every_key_that_deepspeed_knows_is_decided_on():
+    from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig
+
+    DeepSpeedConfig(Asked(train_batch_size=1))
+    assert Asked.keys_asked <= known_keys(deepspeed_keys.DeepSpeedSection)
+    assert _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() <= deepspeed_keys.DeepSpeedSection.refused.keys()
+    fields = {field.alias or name for name, field in DeepSpeedZeroConfig.model_fields.items()}
+    removed = {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}
+    assert fields | removed == known_keys(deepspeed_keys.ZeroSection)
+    assert not fields & removed
+    for ours, theirs in OFFLOADING:
+        assert theirs.model_fields.keys() == known_keys(ours)
+
+
+def test_the_defaults_in_the_reference_are_deepspeeds():
+    stated = {name: value for name, value in deepspeed_keys.ZeroSection() if name != "stage"}
+    found = {field.alias or name: field.default for name, field in DeepSpeedZeroConfig.model_fields.items()}
+    assert stated == {name: found[name] for name in stated}
+    for ours, theirs in OFFLOADING:
+        assert dict(ours()) == {key: theirs.model_fields[key].default for key, _ in ours()}
+
+
+def buffer_after_initialize(stage: int) -> list[float]:
+    from pretrain.zero.engine import Engine
+
+    model = ExactModel()
+    model.inputs.fill_(dist.get_rank() + 1 / 3)
+    engine = Engine(model, run_config(stage, precision="bf16"), optimizer=sgd(model))
+    found = engine.deepspeed.module.inputs
+    engine.close()
+    return [found.dtype == torch.float32, *found.unique().tolist()]
+
+
+def test_buffers_are_those_of_rank_0_and_keep_their_precision():
+    """DeepSpeed broadcasts only parameters."""
+    expected = [True, torch.tensor(1 / 3).item()]
+    assert on_ranks(2, each_on_ranks, buffer_after_initialize, [(1,), (3,)]) == [[expected] * 2] * 2
+
+
+def norms_and_output(stage: int) -> tuple[list[float], str]:
+    """The gradient norms of three steps, and what is printed meanwhile."""
+    norms = []
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        engine = engine_of(run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9}))
+        for step in range(3):
+            engine.step(step, 0, micro_batches(own_layout(), step))
+            norms.append(engine.take_metrics()["train/gradient_norm"])
+    engine.close()
+    return norms, told.getvalue()
+
+
+def test_gradients_of_bf16_models_are_accumulated_and_reduced_in_fp32_and_nothing_is_told_on_stdout():
+    """DeepSpeed's default is bf16, which changes the norm of the gradient by more; in fp32 all stages agree. At stage 1
+    it would print its memory at each point of its construction."""
+    norms, told = zip(*on_ranks(2, each_on_ranks, norms_and_output, [(1,), (2,), (3,)])[0], strict=True)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert norms[0] == pytest.approx(norms[2], rel=1e-5)
+    assert told == ("", "", "")
+
+
+def shared_memory() -> list[str]:
+    """The shared memory segments of DeepSpeed's collectives that this process has mapped."""
+    dist.all_reduce(torch.ones(1))
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/deepspeed" in line]
+
+
+def test_ranks_on_a_cpu_take_no_shared_memory():
+    """DeepSpeed's own collectives for CPU ranks would take 69 MB per rank on joining, and never free it."""
+    assert on_ranks(2, shared_memory) == [[], []]
+
+
+# What this project assumes of DeepSpeed beyond its documentation is checked when a run starts.
+
+
+CASES: list[tuple[int, str, dict[str, Any] | None]] = [
+    *((stage, precision, None) for stage in (1, 2, 3) for precision in ("fp32", "bf16")),
+    (2, "fp32", {"offload_optimizer": {"device": "cpu"}}),
+    (3, "bf16", {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}),
+]
+
+
+@pytest.mark.slow
+def test_other_weights_and_lost_fragments_are_noticed():
+    """Two ranks, two steps, every stage: first nothing is wrong, then a weight differs, then one has no fragment.
+
+    In fp32 a weight can't differ where the fp32 weights are those of the model."""
+    for of_rank in on_ranks(2, each_on_ranks, complaints_of, CASES):
+        for case, (differing, lost) in zip(CASES, of_rank, strict=True):
+            if case[1] == "fp32" and not case[2]:
+                assert differing is None, case
+            else:
+                assert "fp32 weights are not those that the model computes with" in differing, case
+            assert lost is None or "are not each of its elements once" in lost, case
+        assert sum(lost is not None for _, lost in of_rank) == 5  # stage 3 has no such mapping to lose
+
+
+def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tuple[str | None, str | None]:
+    config = run_config(stage, zero=zero, precision=precision)
+    layout = own_layout()
+    engine = engine_of(config)
+    for step in range(2):
+        engine.step(step, 8 * step, micro_batches(layout, step))
+    deepspeed_private.check(engine.deepspeed)
+    parameter = next(engine.deepspeed.module.parameters())
+    live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
+    buffers = deepspeed_private.fragments(engine.deepspeed)
+    addresses = {fragment.buffer.untyped_storage().data_ptr() for fragment in buffers}
+    differing = None
+    if live.untyped_storage().data_ptr() not in addresses:
+        live += 1.0
+        differing = refusal(engine)
+        live -= 1.0
+    lost = None
+    if stage < 3:
+        parameter._hp_mapping = None
+        lost = refusal(engine)
+    return differing, lost
+
+
+def refusal(engine: Any) -> str:
+    with pytest.raises(FailedError) as error:
+        deepspeed_private.check(engine.deepspeed)
+    return str(error.value)
+
+
+def test_another_version_is_refused_with_what_vouches_for_it(monkeypatch):
+    deepspeed_private.check_version()
+    monkeypatch.setattr(deepspeed, "__version__", "0.20.0")
+    with pytest.raises(UserError, match=r"deepspeed 0\.20\.0 is installed, but only 0\.19\.8 was tested.*pytest"):
+        deepspeed_private.check_version()
+
+
+# A step of the engine is skipped on all ranks or on none, and spikes of its loss are found
+
 
 SETTINGS = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
 
@@ -69,8 +308,6 @@ def test_a_step_without_a_finite_loss_or_gradient_is_skipped_on_every_rank(devic
 
 
 def test_spikes_stand_out_of_a_full_window_and_leave_it_as_it_was():
-    from pretrain.config.run_config import SpikeSection
-
     settings = SpikeSection(threshold=4.0, window=8)
     health = Health()
     for loss in (9.0, 3.1, 2.9, 3.0, 3.2, 2.8, 3.0, 3.1, 2.9):  # the first loss has left the window by the end
@@ -83,3 +320,49 @@ def test_spikes_stand_out_of_a_full_window_and_leave_it_as_it_was():
     assert health.after(float("nan"), False, settings).after(3.0, True, settings).in_a_row == 0
     assert Health(recent=(3.0,) * 8).after(3.05, True, settings).spikes == 0  # a plateau has no deviation of its own
     assert Health(recent=(3.0,) * 8).after(3.1, True, settings).spikes == 1
+
+
+# What PyTorch and CUDA's libraries are asked for before they touch a GPU
+
+
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO")
+
+
+def settled(compute: ComputeSection, environment: dict[str, str]) -> tuple[dict[str, str], bool, bool, list[float]]:
+    """The environment afterwards, whether products are in TF32, whether algorithms are deterministic, and losses."""
+    for name in NAMES:
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+    configure_arithmetic(compute)
+    found = {name: os.environ[name] for name in NAMES if name in os.environ}
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    return found, tf32, torch.are_deterministic_algorithms_enabled(), trained(2)
+
+
+def test_tf32_and_determinism_are_asked_for_only_where_the_run_file_does():
+    plain, exact, users = (
+        on_ranks(1, settled, compute, environment)[0]
+        for compute, environment in (
+            (ComputeSection(), {}),
+            (ComputeSection(deterministic=True, tf32=True), {}),
+            (ComputeSection(deterministic=True), {"NCCL_ALGO": "Tree", "PYTORCH_CUDA_ALLOC_CONF": "backend:native"}),
+        )
+    )
+    growing = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert plain[:3] == (growing, False, False)
+    ordered = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+    assert exact[:3] == ({**growing, **ordered}, True, True)
+    assert users[0] == {**ordered, "NCCL_ALGO": "Tree", "PYTORCH_CUDA_ALLOC_CONF": "backend:native"}
+    assert plain[3] == exact[3] == users[3]  # a CPU always repeats, and no operation of a step is refused
+
+
+def test_compiled_kernels_are_kept_on_the_nodes_disk_unless_the_environment_says_otherwise(monkeypatch, tmp_path):
+    def caches(compute: ComputeSection, **environment: str) -> list[str]:
+        monkeypatch.setattr(os, "environ", environment)
+        configure_arithmetic(compute)
+        return [environment[name] for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
+
+    given = ComputeSection(kernel_cache=str(tmp_path))
+    assert caches(given) == [f"{tmp_path}/triton", f"{tmp_path}/inductor"]
+    assert caches(given, TRITON_CACHE_DIR="/users") == ["/users", f"{tmp_path}/inductor"]
+    assert all(one.startswith(tempfile.gettempdir()) for one in caches(ComputeSection()))

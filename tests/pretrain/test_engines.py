@@ -1,6 +1,7 @@
-"""Exports in engines other than transformers: the same answers, with the same probabilities."""
+"""Exports in engines other than transformers: the same answers, with the same probabilities; and encoders alone."""
 
 import json
+import re
 
 import ctranslate2
 import pytest
@@ -17,8 +18,9 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import answer_texts
 from pretrain.huggingface import export, load_state
 from pretrain.models import build
+from tests.conftest import TOP, run
 from tests.pretrain.exported import randomise
-from tests.pretrain.small_models import as_at_the_start
+from tests.pretrain.small_models import as_at_the_start, ids
 from tests.tables import each
 
 TEXTS = ["Unless required by <extra_id_0> law", "You may add Your own notice", "a"]
@@ -120,7 +122,6 @@ def test_ctranslate2_scales_the_outputs_of_every_t5(spiece, tmp_path):
     """Why there is an export for it: when this fails, CTranslate2 reads the export for transformers right too."""
     model, directory = exported(tmp_path, spiece, "v1.1", "transformers")
     assert largest_difference(tmp_path, directory, model) > 1
-    assert "export it again with `--for ctranslate2`" in (directory / "README.md").read_text()
 
 
 def test_a_head_rewritten_for_ctranslate2_gives_the_same_logits(spiece, tmp_path):
@@ -140,15 +141,21 @@ def test_a_head_rewritten_for_ctranslate2_gives_the_same_logits(spiece, tmp_path
         torch.testing.assert_close(again.decode(targets, again.encode(inputs)), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_an_engine_that_can_not_run_the_model_is_refused(spiece, tmp_path):
-    for kind, engine in (("v1.0", "llama.cpp"), ("bart", "onnx")):
-        why = rf"--for: models of the family \w+ can be .* transformers, ctranslate2, not for '{engine}'"
-        with pytest.raises(UserError, match=why):
-            exported(tmp_path, spiece, kind, engine)
+@each(
+    "name, options, why",
+    [
+        ("bart", {"engine": "onnx"}, "can be .* transformers, ctranslate2, not for 'onnx'"),
+        ("vanilla", {"engine": "ctranslate2"}, "can be exported for transformers, not for 'ctranslate2'"),
+        ("decoder_only", {"encoder_only": True}, "transformers can't load the encoder of a decoder_only"),
+        ("t5", {"encoder_only": True, "engine": "ctranslate2"}, "ctranslate2 can't run an encoder by itself"),
+    ],
+)
+def test_what_an_engine_can_not_run_is_not_exported(name, options, why, spiece, tmp_path):
     tokenizer = tokenizer_of(spiece, "v1.0")
-    model = as_at_the_start("vanilla", vocab_size=tokenizer.size)
-    with pytest.raises(UserError, match=r"can be exported for transformers, not for 'ctranslate2'"):
-        export(model.state_dict(), model.config, tokenizer, tmp_path / "out", engine="ctranslate2")
+    model = as_at_the_start(name, vocab_size=tokenizer.size)
+    option = "--encoder-only" if "encoder_only" in options else "--for"
+    with pytest.raises(UserError, match=f"{option}: .*{why}"):
+        export(model.state_dict(), model.config, tokenizer, tmp_path / "out", **options)
     assert not any(tmp_path.iterdir())
 
 
@@ -176,12 +183,43 @@ def test_an_encoder_alone_gives_the_same_states(kind, spiece, tmp_path):
     assert f"import {name}" in (tmp_path / "out/README.md").read_text().replace("AutoTokenizer, ", "")
 
 
-def test_other_families_and_engines_have_no_encoder_to_export(spiece, tmp_path):
-    tokenizer = tokenizer_of(spiece, "v1.0")
-    model = as_at_the_start("decoder_only", vocab_size=tokenizer.size)
-    for engine, why in (
-        ("transformers", "transformers can't load the encoder of a decoder_only"),
-        ("ctranslate2", "ctranslate2 can't run an encoder by itself"),
-    ):
-        with pytest.raises(UserError, match=f"--encoder-only: {why}"):
-            export(model.state_dict(), model.config, tokenizer, tmp_path / "out", engine=engine, encoder_only=True)
+# ---- fine-tuning of encoders, and docs/how-to/fine-tune-an-encoder.md, which does what it says
+
+
+HEADS = {"SequenceClassification": "classifier", "TokenClassification": "classifier", "QuestionAnswering": "qa_outputs"}
+
+
+@each("name", ["bert", "roberta"])
+def test_an_exported_encoder_gets_a_head(name, spiece, tmp_path):
+    tokenizer = Tokenizer(SentencePiece.read(spiece), ["<s>", "<mask>"], SENTINELS)
+    model, inputs = as_at_the_start(name, vocab_size=tokenizer.size), ids(2, 9)
+    export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
+    for task, head in HEADS.items():
+        kind = getattr(transformers, f"AutoModelFor{task}")
+        loaded, report = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
+        new = {f"{head}.weight", f"{head}.bias"}
+        if task == "SequenceClassification" and name == "roberta":  # without next sentences there is no pooler
+            new |= {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+        assert (set(report["missing_keys"]), list(report["mismatched_keys"])) == (new, [])
+        states = loaded.eval().base_model(inputs).last_hidden_state
+        torch.testing.assert_close(states, model.encode(inputs), rtol=0, atol=2e-5)
+        sum(one.square().sum() for one in loaded(inputs).to_tuple()).backward()
+        assert all(one.grad.any() for one in loaded.base_model.encoder.parameters() if one.dim() > 1), task
+
+
+@pytest.mark.slow
+def test_the_page_fine_tunes_an_encoder(tmp_path, monkeypatch, capsys):
+    page = (TOP / "docs/how-to/fine-tune-an-encoder.md").read_text()
+    for folder in ("configs", "data_pipeline"):
+        (tmp_path / folder).symlink_to(TOP / folder)
+    monkeypatch.chdir(tmp_path)
+    fewer = ["run.max_steps=20", "checkpoint.every_steps=20", "evaluation=[]", "tracking.mlflow=null"]
+    for line in re.findall(r"(?m)^    (\S.*)$", page.split("```")[0]):
+        command, *arguments = line.split()
+        done = run(command, *arguments, *(fewer if arguments[0] == "train" else []))
+        assert done.returncode == 0, done.stderr
+    capsys.readouterr()
+    (code,) = re.findall(r"(?ms)^```python\n(.*?)^```", page)
+    exec(compile(code, "fine_tune.py", "exec"), {})
+    (share,) = re.findall(r"right: (\d+\.\d)%", capsys.readouterr().out)
+    assert float(share) > 100 * 929 / 1189  # what the answer "Old Testament" gets

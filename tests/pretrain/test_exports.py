@@ -28,25 +28,17 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import padded
 from pretrain.huggingface import export, hf_model_of, load_state, read, to_hf
 from pretrain.models import FAMILIES, build, parse
-from tests.pretrain.exported import assert_gradients_agree, randomise
-from tests.pretrain.placed import placed
-from tests.pretrain.small_models import (
-    AUTOREGRESSIVE_VARIANTS,
-    ONE_OF_EACH_FAMILY,
-    STACKS_OF_TODAY,
-    as_at_the_start,
-    ids,
-    logits_of,
-)
+from pretrain.models.positions import rotary_embedding
+from tests.pretrain import small_models as small
+from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
+from tests.pretrain.small_models import AUTOREGRESSIVE_VARIANTS, STACKS, as_at_the_start, ids, logits_of, placed
 from tests.slow import slow
 from tests.tables import each
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("modules_of_transformers")
 
-HEADS = {"d_model": 32, "d_ff": 48, "num_heads": 4}
-TWO = {**HEADS, "num_encoder_layers": 2, "num_decoder_layers": 2}
-ONE = {**HEADS, "num_layers": 2}
+ONE = {**small.WIDTHS, "num_layers": 2}
 STACK = {**ONE, "num_key_value_heads": 2}
 WIDER = {**ONE, "d_model": 48, "head_dim": 8, "num_layers": 3, "query_pre_attn_scalar": 24}
 MULTIPLE = {"pad_vocab_to_multiple_of": 128}
@@ -54,10 +46,8 @@ MUP = {"mup": {"base_width": 16}}
 # Texts are longer than these windows.
 ALL_LOCAL = {"sliding_window": 4, "full_attention_every": None}
 NO_WINDOW = {"sliding_window": None, "full_attention_every": None}
-ROTARY = {**ONE, "positions": "rotary", "biases": False, "num_key_value_heads": 2, "activation": "swiglu"}
-RMS = {**ROTARY, "norm": "rms", "layer_norm_epsilon": 1e-6, "rope_base": 5e5}
-GEMMA = {**RMS, "rope_base": 1e4, "norm": "rms_around_one", "norm_after": True, "scale_embedding": True}
-GEMMA |= {"activation": "geglu"}
+RMS = {**small.LLAMA, "layer_norm_epsilon": 1e-6, "rope_base": 5e5}
+GEMMA = {**small.GEMMA, "layer_norm_epsilon": 1e-6}
 LOCAL = {"sliding_window": 5, "full_attention_every": 2, "head_dim": 16}
 CAPS = {"output_softcap": 3.0, "query_pre_attn_scalar": 24}
 GEMMA2 = {**GEMMA, **LOCAL, **CAPS, "attention_softcap": 5.0}
@@ -65,24 +55,24 @@ GEMMA3 = {**GEMMA, **LOCAL, "qk_norm": True, "rope_base": 1e6, "window_rope_base
 T5GEMMA = {"encoder": STACK, "decoder": STACK, "sliding_window": 5, "attention_softcap": 5.0, "output_softcap": 3.0}
 T5GEMMA2 = {**STACK, "sliding_window": 5, "full_attention_every": 2}
 MODERN = {"encoder": STACK, "decoder": STACK}
-DOUBLE_DECODER = {**TWO, "block_length": 3}
+DOUBLE_DECODER = {**STACKS, "block_length": 3}
 BIDIRECTIONAL = {**ONE, "max_positions": 64}
 # the settings of each family's models in transformers
 BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
     "t5": {
-        "T5 v1.1": TWO | {"d_kv": 8},
-        "T5 v1.0": TWO | {"d_kv": 16, "feed_forward": "relu", "tie_embeddings": True} | MULTIPLE,
-        "T5, tied": TWO
+        "T5 v1.1": STACKS | {"d_kv": 8},
+        "T5 v1.0": STACKS | {"d_kv": 16, "feed_forward": "relu", "tie_embeddings": True} | MULTIPLE,
+        "T5, tied": STACKS
         | {"d_kv": 8, "tie_embeddings": True, "scale_outputs": False, "layer_norm_epsilon": 1e-3}
         | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "num_encoder_layers": 3},
-        "T5, scaled": TWO | {"d_kv": 8, "scale_outputs": True, "num_decoder_layers": 3} | MUP,
+        "T5, scaled": STACKS | {"d_kv": 8, "scale_outputs": True, "num_decoder_layers": 3} | MUP,
     },
     "bart": {
-        "BART": TWO | {"max_positions": 64},
-        "BART, other": TWO
+        "BART": STACKS | {"max_positions": 64},
+        "BART, other": STACKS
         | {"max_positions": 40, "scale_embedding": True, "activation": "gelu_tanh", "num_decoder_layers": 3}
         | MULTIPLE,
-        "BART, ReLU": TWO | {"activation": "relu", "num_encoder_layers": 3} | MUP,
+        "BART, ReLU": STACKS | {"activation": "relu", "num_encoder_layers": 3} | MUP,
     },
     "t5gemma": {
         "T5Gemma": T5GEMMA,
@@ -128,17 +118,17 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
         "RoBERTa": ONE | {"next_sentence": False, "num_token_types": 0, "activation": "relu"} | MUP,
     },
     "autoregressive": {
-        "Yan 2024": TWO | AUTOREGRESSIVE_VARIANTS["best"],
-        **{f"Yan 2024, {name}": TWO | given for name, given in AUTOREGRESSIVE_VARIANTS.items() if name != "best"},
-        "Yan 2024, other": TWO
+        "Yan 2024": STACKS | AUTOREGRESSIVE_VARIANTS["best"],
+        **{f"Yan 2024, {name}": STACKS | given for name, given in AUTOREGRESSIVE_VARIANTS.items() if name != "best"},
+        "Yan 2024, other": STACKS
         | AUTOREGRESSIVE_VARIANTS["alternate"]
         | {"d_ff": None, "bridge_norm": True, "num_cross_heads": 1, "num_decoder_layers": 3}
         | MULTIPLE,
-        "Yan 2024, muP": TWO | AUTOREGRESSIVE_VARIANTS["rotary"] | MUP,
+        "Yan 2024, muP": STACKS | AUTOREGRESSIVE_VARIANTS["rotary"] | MUP,
     },
     "modern": {
         "modern": MODERN,
-        **{name: STACKS_OF_TODAY[name] for name in ("modern, local and global", "modern, plain")},
+        **{name: small.STACKS_OF_TODAY[name] for name in ("modern, local and global", "modern, plain")},
         "modern, all local": MODERN
         | ALL_LOCAL
         | {"norm": "layer", "activation": "relu", "scale_embedding": True}
@@ -146,8 +136,8 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
         | MUP,
     },
     "vanilla": {
-        "vanilla": TWO,
-        "vanilla, other": TWO | {"activation": "gelu_tanh", "num_decoder_layers": 3} | MULTIPLE | MUP,
+        "vanilla": STACKS,
+        "vanilla, other": STACKS | {"activation": "gelu_tanh", "num_decoder_layers": 3} | MULTIPLE | MUP,
     },
     "double_decoder": {
         "double decoder": DOUBLE_DECODER,
@@ -160,6 +150,12 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 CASES = {name: (family, one) for family, cases in BY_FAMILY.items() for name, one in cases.items()}
+# Decoders of other sizes, for test_adapt.py and checks/agreement.py.
+SIZES = {"family": "decoder_only", "pad_id": 0, "eos_id": 1, "d_model": 48, "d_ff": 96, "num_layers": 4, "mup": None}
+ROTARY_DECODERS = {
+    name: {**CASES[name][1], **SIZES, **({"full_attention_every": 3} if name in ("Qwen3, windows", "Gemma 3") else {})}
+    for name in ("Llama", "Llama, biases", "Qwen3", "Qwen3, windows", "Gemma 2", "Gemma 3")
+}
 # Settings that come back in transformers' terms: it has biases, of zero, and a token type, of zeros.
 COME_BACK: dict[str, dict[str, Any]] = {"GPT-2, no biases": {"biases": True}, "RoBERTa": {"num_token_types": 1}}
 IDS = {"vocab_size", "pad_id", "eos_id", "bos_id"}
@@ -298,7 +294,7 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
         assert theirs[:, -ours.size(1) :].tolist() == ours.tolist(), (use_cache, beams)
 
 
-@each("name", ONE_OF_EACH_FAMILY)
+@each("name", small.ONE_OF_EACH_FAMILY)
 def test_a_tensor_that_transformers_would_ignore_is_refused_by_its_name(name):
     """Beside those of a layer, inside one of its modules, and outside layers."""
     model = as_at_the_start(name, **MULTIPLE)
@@ -310,11 +306,72 @@ def test_a_tensor_that_transformers_would_ignore_is_refused_by_its_name(name):
             to_hf(hf, model.config, {**state, extra: torch.zeros(2)})
 
 
+def config(name, **changes):
+    family, settings = CASES[name]
+    return parse({"family": family, "vocab_size": 500, **settings, **changes})
+
+
+@each("d_kv, base", [(64, 1e4), (128, 5e5), (256, 1e6)])
+def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base):
+    settings = {"head_dim": d_kv, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
+    rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(transformers.LlamaConfig(**settings))
+    positions = torch.arange(0, 20_000, 7)
+    expected = rotary(torch.zeros(1), positions[None])
+    assert all(
+        torch.equal(ours, theirs[0])
+        for ours, theirs in zip(rotary_embedding(positions, d_kv, torch.float32, base), expected, strict=True)
+    )
+
+
+@each(
+    "kind, changes, expected",
+    [
+        ("Llama", {"output_softcap": 30.0}, "no Llama with output_softcap: 30.0"),
+        ("Llama", {"sliding_window": 5}, "no Llama with sliding_window: 5"),
+        ("Qwen3", {"biases": True}, "no Llama with qk_norm: true"),
+        ("Qwen3", {"norm_after": True}, "no Qwen3 with norm_after: true"),
+        ("Gemma 2", {"window_rope_base": 1e5}, "no Gemma 2 with window_rope_base: 100000.0"),
+        ("Gemma 3", {"attention_softcap": 50.0}, "no Gemma 3 with attention_softcap: 50.0"),
+        ("T5Gemma", {"window_rope_base": 1e5}, "no T5Gemma with window_rope_base: 100000.0"),
+        ("Gemma 3", {"activation": "relu"}, "no Gemma 3 with activation: relu"),
+        ("GPT-2", {"positions": "rotary", "max_positions": None}, "no GPT-2 with positions: rotary"),
+        ("GPT-2", {"subtract_positions": "without_norm"}, "no GPT-2 with subtract_positions: without_norm"),
+    ],
+)
+def test_what_no_model_of_transformers_can_be_is_not_exported(kind, changes, expected):
+    with pytest.raises(UserError, match=expected):
+        hf_model_of(config(kind, **changes))
+
+
+@torch.no_grad()
+def test_inputs_beyond_4096_tokens_are_those_of_transformers(tmp_path):
+    sizes = {"num_layers": 2, "full_attention_every": 2, "sliding_window": 1024, "num_heads": 2, "d_model": 16}
+    model = randomise(build(config("T5Gemma 2", bos_id=2, **sizes)), std=0.1)
+    reference = in_transformers(model, tmp_path)
+    inputs, targets = ids(1, 4300), ids(1, 40, seed=1)
+    expected = reference(input_ids=inputs, decoder_input_ids=targets).logits
+    assert (model.decode(targets, model.encode(inputs)) - expected).abs().max() < 1e-5
+
+
+def test_what_a_t5gemma_cannot_be_there_is_refused(tmp_path):
+    for kind in ("T5Gemma", "T5Gemma 2"):
+        with pytest.raises(UserError, match=r"can't generate with sliding_window: 1: its cache"):
+            in_transformers(build(config(kind, sliding_window=1, bos_id=2)), tmp_path)
+    for marks, expected in (
+        (
+            {"bos_id": None},
+            "padding, id 0, is also the decoder's start: train with model.pad_vocab_to_multiple_of: 128",
+        ),
+        ({"bos_id": 5, "eos_id": 5, "pad_id": 5}, "padding, id 5, is also the decoder's start and EOS: train"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            in_transformers(build(config("T5Gemma", **marks)), tmp_path)
+
+
 # The families that transformers lacks, loaded from the modelling files in their exports
 
 
 KINDS = ["modern, local and global", "modern, plain", "vanilla", "double decoder", "Yan 2024"]
-QUICK = {KINDS[0], KINDS[3], KINDS[4]}
 
 
 @pytest.fixture(scope="module")
@@ -333,11 +390,7 @@ def exported(tokenizer, tmp_path_factory, modules_of_transformers):
     return of
 
 
-def each_kind(kinds=KINDS):
-    return each("kind", [kind for one in kinds for kind in ([one] if one in QUICK else slow(one))])
-
-
-@each_kind(KINDS[:4])
+@each("kind", [KINDS[0], KINDS[3], *slow(*KINDS[1:3])])
 def test_every_weight_gets_a_gradient_in_training(kind, exported):
     _, _, loaded = exported(kind)
     row = ids(2, 24)
@@ -347,7 +400,7 @@ def test_every_weight_gets_a_gradient_in_training(kind, exported):
     loaded.eval().zero_grad()
 
 
-@each_kind(KINDS[:3])
+@each("kind", [KINDS[0], *slow(*KINDS[1:3])])
 @torch.no_grad()
 def test_a_decoder_reads_rows_padded_on_the_left(kind, exported):
     _, _, loaded = exported(kind)

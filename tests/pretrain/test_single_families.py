@@ -8,8 +8,7 @@ from pretrain.models.attention import AttentionInputs
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.modern import ends_of_inputs
 from tests.pretrain.exported import randomise
-from tests.pretrain.placed import placed
-from tests.pretrain.small_models import VOCABULARY, as_at_the_start, ids, made
+from tests.pretrain.small_models import VOCABULARY, as_at_the_start, ids, made, placed
 from tests.tables import each
 
 # The vanilla Transformer

@@ -38,7 +38,7 @@ def counted(model, batch):
 
 
 LENGTHS = [(20, 12), (9, 5), (14, 7)]
-NAMES = [name for name in ONE_OF_EACH_FAMILY if name != "double_decoder"]  # its pairs: test_double_decoder.py
+NAMES = [name for name in ONE_OF_EACH_FAMILY if name != "double_decoder"]  # its pairs: test_autoregressive.py
 FIRST = ("t5gemma2", "autoregressive, plain")  # of each way to count
 
 
