@@ -138,30 +138,3 @@ def test_rows_of_new_widths_are_not_compiled_every_time(other_runs):
     compiled = other_runs["growing"]
     assert compiled["graphs"][3:] == [compiled["graphs"][3]] * 3
     assert compiled["breaks"] == 0
-
-
-def held_for_backward(compute: dict) -> int:
-    """The bytes that one forward pass keeps: each storage once, without parameters."""
-    from pretrain.zero.construction import construct
-
-    config = run_config(1, {"num_encoder_layers": 6, "num_decoder_layers": 6, "dropout_rate": 0.1}, compute=compute)
-    layout = own_layout()
-    model = construct(config, config.model)
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    storages: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        losses = model(**micro_batches(layout, 0, 64, 32)[0])
-    assert losses["labels"].requires_grad
-    return sum(storages.values())
-
-
-def test_checkpointed_layers_keep_their_inputs_alone():
-    plain, checkpointed = on_ranks(1, each, held_for_backward, [({},), (CHECKPOINTED,)])[0]
-    assert checkpointed < 0.4 * plain

@@ -18,6 +18,7 @@ from data_pipeline.foundation.formatting import duration
 from pretrain import models
 from pretrain.cli import app
 from pretrain.config import RunConfig
+from pretrain.config.run_config import ComputeSection
 from pretrain.functional.attention import using
 from pretrain.hardware import devices
 from pretrain.hardware.devices import GPUS, Gpu
@@ -25,7 +26,7 @@ from pretrain.hardware.machine import threads_per_rank
 from pretrain.tools.plan.activations import LiveMemory, Rows, activations
 from pretrain.tools.plan.planner import Planner, resolve_rows
 from pretrain.tools.plan.zero_memory import Parameters, Setting, States, states
-from pretrain.zero.layers import layers, recomputed
+from pretrain.zero.layers import layers, prepare_layers
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES
@@ -71,9 +72,10 @@ def bytes_saved(config: models.ModelConfig, batch: dict[str, torch.Tensor], chec
             if isinstance(one, torch.Tensor):
                 keep(one)
 
-    for layer in layers(model).values() if checkpointing else ():
-        layer.forward = recomputed(layer.forward)  # type: ignore[method-assign]
-        layer.register_forward_pre_hook(hold, with_kwargs=True)
+    if checkpointing:
+        prepare_layers(model, ComputeSection(activation_checkpointing=True), stage=1)
+        for layer in layers(model).values():
+            layer.register_forward_pre_hook(hold, with_kwargs=True)
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         model(**batch)
     return sum(storage.nbytes() for storage in kept.values())

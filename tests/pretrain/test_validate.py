@@ -18,6 +18,7 @@ from pretrain.models import FAMILIES
 from pretrain.trainer import preflight as module
 from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.validate import validate
+from tests.pretrain.runs import run_file
 from tests.pretrain.small_runs import run_config
 from tests.tables import each
 
@@ -278,16 +279,7 @@ def test_no_shipped_run_needs_nvcc_and_quantized_weights_do(problems, tmp_path):
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        """
-run: {name: a, directory: a, max_steps: 1000}
-model: {family: t5, d_model: 8, d_kv: 4, d_ff: 8, num_heads: 2, num_encoder_layers: 1, num_decoder_layers: 1}
-data: {train: [{corpus: a}]}
-batch: {global_batch_size: 8}
-optimizer: {learning_rate: 1.0e-2}
-"""
-    )
+    path = run_file(tmp_path, Path("none"))
     return lambda *overrides: load(path, overrides, RunConfig)
 
 

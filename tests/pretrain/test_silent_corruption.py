@@ -1,4 +1,7 @@
-"""Steps that are computed twice: training stays as it is, and wrong arithmetic is found and its rank named."""
+"""Silent data corruption: wrong arithmetic and bits that flip in memory are found, and the rank is named.
+
+Training stays as it is, and nothing is found in a clean run.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,20 +10,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data_pipeline.foundation.config_file import load
 from data_pipeline.loading.batch_layout import BatchLayout
+from pretrain.config import RunConfig
+from pretrain.trainer.callbacks.memory_at_rest import checksum, interval
+from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import error_of, run_file
-from tests.pretrain.small_runs import flip as flip_bit
-from tests.pretrain.small_runs import micro_batches, run_config
+from tests.pretrain.small_runs import engine_of, flip, micro_batches, run_config
 from tests.slow import slow
+
+# Steps that are computed twice
 
 ROWS = 2  # of a micro-batch
 TENSOR = "decoder.layers.1.feed_forward.wo.weight"
+Spoil = Callable[..., contextlib.AbstractContextManager[None]]
 Plant = Callable[[torch.nn.Module, int], contextlib.AbstractContextManager[None]]
 
 
@@ -118,20 +128,20 @@ def flipped(model: torch.nn.Module, step: int, rank: int, bit: int, activation: 
         nonlocal passes
         passes += 1
 
-    def flip(values: Tensor) -> Tensor:
+    def spoil(values: Tensor) -> Tensor:
         if step != 1 or passes != replays + 1 or dist.get_rank() != rank:
             return values
         values = values.clone()
         found = (values[0, 0] if activation else values).detach().view(-1)  # the first target always counts
         place = int(found.abs().argmax())  # elements that are zero, or that are multiplied by zero, would hide it
-        flip_bit(found, place, bit)
+        flip(found, place, bit)
         return values
 
     if activation:
         layer = model.get_submodule(TENSOR.removesuffix(".weight"))
-        planted = layer.register_forward_hook(lambda module, inputs, output: flip(output))
+        planted = layer.register_forward_hook(lambda module, inputs, output: spoil(output))
     else:
-        planted = model.get_parameter(TENSOR).register_hook(flip)
+        planted = model.get_parameter(TENSOR).register_hook(spoil)
     with model.register_forward_pre_hook(count), planted:
         yield
 
@@ -156,15 +166,15 @@ def test_a_flipped_bit_is_found_and_its_rank_and_tensor_are_named(flips):
     ]
     told, same = on_ranks(2, each, found_with, plants)
     assert told == same
-    for flip, (before, found) in zip(flips, told, strict=True):
-        _, _, rank, _, activation = flip
-        assert before is None, flip
-        assert found is not None, flip
-        assert found.rank == rank, flip
-        assert found.what.startswith(f"rank {rank} ("), flip
+    for case, (before, found) in zip(flips, told, strict=True):
+        _, _, rank, _, activation = case
+        assert before is None, case
+        assert found is not None, case
+        assert found.rank == rank, case
+        assert found.what.startswith(f"rank {rank} ("), case
         assert ") computes different gradients from the same micro-batch: " in found.what
         if not activation:
-            assert found.what.endswith(f": {TENSOR}"), flip
+            assert found.what.endswith(f": {TENSOR}"), case
 
 
 @contextlib.contextmanager
@@ -235,25 +245,45 @@ def test_ranks_pass_their_rows_on_to_those_that_round_alike():
     assert next_of(["a", "b", "a", "c", "b"]) == [2, 4, 0, 3, 1]
 
 
-def broken_off(path: Path, node: Path, wrong_at: int) -> str:
-    """The error of a run whose rank 1 computes wrong in step `wrong_at`."""
+def watched(folder: Path, corpus: Path, stage: int = 2, **sections: Any) -> Path:
+    """The run file of a run that also saves each step in memory."""
+    checkpoint = {"every_steps": 2, "keep_last": 9, "memory_every_steps": 1}
+    path = run_file(folder, corpus, stage, checkpoint=checkpoint, evaluation=[], **sections)
+    (folder / "node").mkdir()
+    return path
+
+
+def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[float]]:
+    """The error of a run whose steps are taken in the block of `spoil(engine, step, *given)`, and their losses."""
     from pretrain.run import node_memory
     from pretrain.zero.engine import Engine
 
-    right = Engine.step
+    right, losses = Engine.step, []
 
-    def wrong(self: Any, step: int, *arguments: Any) -> Any:
-        def more(model: Any, inputs: Any, losses: dict[str, Tensor]) -> dict[str, Tensor]:
-            factor = 1 + 2**-10 if step + 1 == wrong_at and dist.get_rank() == 1 else 1
-            return {name: values * factor for name, values in losses.items()}
-
-        with self.deepspeed.module.register_forward_hook(more):
-            return right(self, step, *arguments)
+    def step(self: Any, number: int, *arguments: Any) -> Any:
+        with spoil(self, number + 1, *given):
+            outcome = right(self, number, *arguments)
+        if number == 0:  # there are steps of the check at a start before
+            losses.clear()
+        losses.append(outcome.loss)
+        return outcome
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(node_memory.DIRECTORY, str(node))
-        patch.setattr(Engine, "step", wrong)
-        return error_of(path)
+        patch.setenv(node_memory.DIRECTORY, str(path.parent / "node"))
+        patch.setattr(Engine, "step", step)
+        return error_of(path), losses
+
+
+@contextlib.contextmanager
+def computing_wrong(engine: Any, step: int) -> Iterator[None]:
+    """Rank 1 computes wrong in step 6."""
+
+    def more(model: Any, inputs: Any, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        factor = 1 + 2**-10 if step == 6 and dist.get_rank() == 1 else 1
+        return {name: values * factor for name, values in losses.items()}
+
+    with engine.deepspeed.module.register_forward_hook(more):
+        yield
 
 
 def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(small_corpus, tmp_path):
@@ -261,18 +291,11 @@ def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(s
     cases = [(2, 4, 4, []), (3, 3, 2, ["unsound-step-00000004"])]
     runs = []
     for every, *_ in cases:
-        path = run_file(
-            tmp_path / str(every),
-            small_corpus,
-            evaluation=[],
-            faults={"replay_every_steps": every},
-            checkpoint={"every_steps": 2, "keep_last": 9, "memory_every_steps": 1},
-        )
-        (path.parent / "node").mkdir()
-        runs.append((path, path.parent / "node", 6))
-    errors, same = on_ranks(2, each, broken_off, runs)
-    assert errors == same
-    for (every, clean, latest, aside), error in zip(cases, errors, strict=True):
+        path = watched(tmp_path / str(every), small_corpus, faults={"replay_every_steps": every})
+        runs.append((path, computing_wrong))
+    found, same = on_ranks(2, each, error_and_losses, runs)
+    assert found == same
+    for (every, clean, latest, aside), (error, _) in zip(cases, found, strict=True):
         assert error.startswith("step 6: rank 1 (")
         assert ") computes different gradients from the same micro-batch: " in error
         assert f"; nothing was wrong at step {clean}" in error
@@ -280,3 +303,167 @@ def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(s
         assert (checkpoints / "latest").read_text() == f"step-{latest:08d}\n"
         assert sorted(one.name for one in checkpoints.glob("unsound-*")) == aside
         assert not list((tmp_path / str(every) / "node").glob("checkpoints/step-*"))
+
+
+# Bits that flip in a rank's memory between two updates: found before the second
+
+STEP, FLIPPED = 5, 1  # a bit of this rank flips between the updates of this step and of the one before
+
+
+@contextlib.contextmanager
+def flipping(engine: Any, step: int, what: str) -> Iterator[None]:
+    """Before step `STEP`, a bit flips in `what` this rank has."""
+    from pretrain.zero.deepspeed_private import flat_buffers, local_weights, wrapped
+
+    if step == STEP and dist.get_rank() == FLIPPED:
+        if what == "weights":
+            weights = local_weights(engine.deepspeed)
+            assert weights is not None
+            flip(max((values for values, *_ in weights), key=len), 3, 14)
+        elif what == "the optimizer's weights":
+            flip(flat_buffers(engine.deepspeed)[0].tensor, 3, 20)
+        elif what:
+            flip(next(iter(wrapped(engine.deepspeed).state.values()))[what], 3, 20)
+    yield
+
+
+PLACES = ("", "weights", "the optimizer's weights", "exp_avg", "exp_avg_sq")
+
+
+@pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (3, "bf16"), *slow((2, "bf16"), (3, "fp32"))])
+def test_a_bit_that_flips_between_updates_is_found_before_the_second(stage, precision, small_corpus, tmp_path):
+    runs = []
+    for what in PLACES:
+        faults = {"checksum_every_steps": 1, "replay_every_steps": None}
+        path = watched(tmp_path / (what or "clean"), small_corpus, stage, precision=precision, faults=faults)
+        runs.append((path, flipping, what))
+    found, same = on_ranks(2, each, error_and_losses, runs)
+    assert found == same
+    assert found[0][0] == ""
+    assert len(found[0][1]) == 8
+    for what, (error, losses) in zip(PLACES[1:], found[1:], strict=True):
+        assert error.startswith(f"step {STEP}: memory of rank {FLIPPED} changed between two updates: "), what
+        assert len(losses) == STEP
+        checkpoints = tmp_path / what / "run/checkpoints"  # step 4 may have been saved after the flip
+        assert (checkpoints / "latest").read_text() == "step-00000002\n"
+        assert [one.name for one in checkpoints.glob("unsound-*")] == ["unsound-step-00000004"]
+
+
+def test_any_one_flipped_bit_changes_a_checksum():
+    drawn = np.random.default_rng(0)
+    for dtype, bits in ((torch.float32, 32), (torch.bfloat16, 16)):
+        whole = torch.randn(70).to(dtype)
+        for start, size in ((0, 64), (1, 64), (0, 63), (1, 62), (2, 1)):
+            values = whole[start : start + size].clone() if size == 1 else whole[start : start + size]
+            before = checksum(values).item()
+            for _ in range(20):
+                element, bit = int(drawn.integers(size)), int(drawn.integers(bits))
+                flip(values, element, bit)
+                assert checksum(values).item() != before
+                flip(values, element, bit)
+            assert checksum(values).item() == before
+
+
+def test_checks_are_as_many_as_take_a_thousandth_of_the_time():
+    """Two readings of 12 bytes for each of a million weights, 6 FLOPs a weight and token; a byte takes 5."""
+    for tokens, steps in ((100_000, 1), (20_000, 1), (19_999, 2), (2_000, 10)):
+        assert interval(12_000_000, 6e6 * tokens, "cpu") == steps
+
+
+# Fingerprints of weights: parts add up, a changed bit shows, and the rank that has it is named
+
+
+@tables.each("dtype", [torch.float32, torch.bfloat16])
+def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
+    from pretrain.trainer.callbacks import fingerprints
+    from pretrain.trainer.callbacks.fingerprints import sums
+
+    monkeypatch.setattr(fingerprints, "_PART", 1 << 10)
+    values = torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole = sums(values)
+    parts = [(0, 7), (7, 1500), (1500, len(values))]
+    assert torch.equal(sum(sums(values[first:last], first) for first, last in parts), whole)
+    for bit in range(8 * values.element_size()):
+        flipped = values.clone()
+        flip(flipped, 2999, bit)
+        assert not torch.equal(sums(flipped), whole), bit
+    swapped = values.clone()
+    swapped[[5, 6]] = values[[6, 5]]
+    assert not torch.equal(sums(swapped), whole)
+
+
+def differences(stage: int, precision: str) -> list[Any]:
+    """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
+    from pretrain.trainer.callbacks.fingerprints import difference, of_masters
+    from pretrain.zero.deepspeed_private import in_memory
+
+    engine = engine_of(run_config(stage, precision=precision))
+    found = [difference(engine)]
+    before = of_masters(engine)
+    weights = next(iter(engine.deepspeed.module.parameters())).data
+    for _ in range(2 if stage < 3 else 0):  # and back
+        if dist.get_rank() == 1:
+            flip(weights, 0, 3)
+        found.append(difference(engine))
+    if dist.get_rank() == 1:
+        fragment = next(in_memory(engine.deepspeed))
+        flip(fragment.view(fragment.buffer.data), 0, 25)
+    found.append(difference(engine))
+    return [*found, before != of_masters(engine)]
+
+
+@tables.each("stage, precision", [(2, "bf16"), *slow((1, "bf16"), (2, "fp32"), (3, "bf16"))])
+def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, precision):
+    told = on_ranks(2, differences, stage, precision)
+    assert told[0] == told[1]
+    clean, *of_model, of_optimizer, changed = told[0]
+    assert clean is None
+    assert not of_model or of_model.pop() is None
+    assert changed
+    if precision == "bf16":
+        assert of_optimizer.what.startswith("the ranks compute with other weights than the optimizer's: ")
+        for one in of_model:
+            assert one.rank == 1
+            assert one.what.startswith("rank 1 computes with other weights than the others: ")
+    else:
+        for one in [*of_model, of_optimizer]:
+            assert one.rank is None
+            assert one.what.startswith("the ranks compute with different weights: ")
+
+
+def judged(right: list[list[int]], shared: bool) -> tuple[int | None, str] | None:
+    from pretrain.trainer.callbacks import fingerprints
+
+    found = fingerprints.judged(["a", "b"], torch.tensor(right, dtype=torch.bool), shared)
+    return found and (found.rank, found.what)
+
+
+def test_of_three_ranks_the_odd_one_is_named_whether_or_not_its_optimizer_holds_the_weight():
+    assert judged([[1, 1], [1, 1], [1, 1]], True) is None
+    said = "rank {} computes with other weights than the others: b"
+    assert judged([[1, 1], [1, 0], [1, 1]], True) == (1, said.format(1))
+    assert judged([[1, 0], [1, 1], [1, 0]], True) == (1, said.format(1))
+    assert judged([[1, 0], [1, 1], [1, 0]], False) == (0, said.format(0))
+
+
+def loaded_wrong(path: Path) -> str:
+    """The error of a run whose weights change a bit as they are loaded."""
+    from pretrain.trainer import callback, train
+    from pretrain.zero.deepspeed_private import in_memory
+
+    assert train.train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), 4) == 75
+    right = callback.restore
+
+    def wrong(engine: Any, directory: Path) -> None:
+        right(engine, directory)
+        fragment = next(in_memory(engine.deepspeed))
+        flip(fragment.view(fragment.buffer.data), 0, 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callback, "restore", wrong)
+        return error_of(path)
+
+
+def test_weights_that_change_as_they_are_loaded_end_the_start(small_corpus, tmp_path):
+    (error,) = on_ranks(1, loaded_wrong, run_file(tmp_path, small_corpus, evaluation=[]))
+    assert error.endswith("step-00000004: its weights aren't those that the run had when it saved them")
