@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
@@ -79,62 +78,44 @@ def compiled_and_plain(names: tuple[str, ...], stage: int) -> dict:
     return {(name, way): (stage, family(name), *settings) for name in names for way, settings in ways.items()}
 
 
-@pytest.fixture(scope="module")
-def runs() -> dict:
-    """The results of each way of computing, all on one rank: each rank compiles for itself."""
-    return results(1, OF_T5 | compiled_and_plain((ROTARY,), stage=1))
-
-
-@pytest.fixture(scope="module")
-def other_runs() -> dict:
-    return results(2, OTHERS_OF_T5 | compiled_and_plain((ROTARY,), stage=3))
-
-
 def results(ranks: int, cases: dict) -> dict:
     return dict(zip(cases, on_ranks(ranks, each, trained, list(cases.values()), seconds=800)[0], strict=True))
 
 
-def test_checkpointing_changes_no_bit(runs):
-    """Holds with dropout: recomputed layers draw the same masks."""
+def test_layers_give_the_same_numbers_checkpointed_and_compiled_and_are_compiled_once(subtests):
+    """On one rank, since each rank compiles for itself. With dropout, layers that are computed again draw the same
+    masks. Every other step has padding: after both kinds of rows have come, nothing is compiled again."""
+    runs = results(1, OF_T5 | compiled_and_plain((ROTARY,), stage=1))
     assert runs[3, "checkpointed with dropout"] == runs[3, "plain with dropout"]
-
-
-@tables.each("model", [3, ROTARY])
-def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, model):
-    """Every other step has padding. After both kinds of rows have come, nothing is compiled again. The runs are T5's
-    at stage 3 and another family's at stage 1."""
-    compare(runs, model, "compiled and checkpointed")
+    compare(runs, subtests)
 
 
 @pytest.mark.slow
-@tables.each("model, way", [(3, "compiled"), *((model, "compiled and checkpointed") for model in (2, ROTARY))])
-def test_so_do_those_of_other_stages(other_runs, model, way):
-    compare(other_runs, model, way)
+def test_so_do_those_of_other_stages_and_rows_of_new_widths_are_not_compiled_every_time(subtests):
+    """At stage 3, both kinds of rows have come in two widths after four steps."""
+    runs = results(2, OTHERS_OF_T5 | compiled_and_plain((ROTARY,), stage=3))
+    growing = runs.pop("growing")
+    assert growing["graphs"][3:] == [growing["graphs"][3]] * 3
+    assert growing["breaks"] == 0
+    compare(runs, subtests)
 
 
 @pytest.mark.soak
 def test_so_do_those_of_all_other_families(subtests):
-    runs = results(2, compiled_and_plain(OTHER_FAMILIES, stage=3))
-    for name in OTHER_FAMILIES:
-        with subtests.test(name):
-            compare(runs, name, "compiled and checkpointed")
+    compare(results(2, compiled_and_plain(OTHER_FAMILIES, stage=3)), subtests)
 
 
-def compare(runs: dict, model: int | str, way: str) -> None:
-    plain, compiled = runs[model, "plain"], runs[model, way]
-    assert compiled["losses"] == pytest.approx(plain["losses"], abs=1e-4)
-    assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-3)
-    assert compiled["validation"] == pytest.approx(plain["validation"], rel=1e-4)
-    first, second, *later = compiled["graphs"]
-    assert 0 < first < second
-    assert later == [second] * (STEPS - 2)
-    assert compiled["breaks"] == 0
-    assert compiled["names"] == plain["names"]
-
-
-@pytest.mark.slow
-def test_rows_of_new_widths_are_not_compiled_every_time(other_runs):
-    """At stage 3, both kinds of rows have come in two widths after four steps."""
-    compiled = other_runs["growing"]
-    assert compiled["graphs"][3:] == [compiled["graphs"][3]] * 3
-    assert compiled["breaks"] == 0
+def compare(runs: dict, subtests: pytest.Subtests) -> None:
+    for (model, way), compiled in runs.items():
+        if not way.startswith("compiled"):
+            continue
+        plain = runs[model, "plain"]
+        with subtests.test(f"{model}, {way}"):
+            assert compiled["losses"] == pytest.approx(plain["losses"], abs=1e-4)
+            assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-3)
+            assert compiled["validation"] == pytest.approx(plain["validation"], rel=1e-4)
+            first, second, *later = compiled["graphs"]
+            assert 0 < first < second
+            assert later == [second] * (STEPS - 2)
+            assert compiled["breaks"] == 0
+            assert compiled["names"] == plain["names"]

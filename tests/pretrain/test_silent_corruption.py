@@ -17,12 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
 from pretrain.trainer.callbacks.memory_at_rest import checksum, interval
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import error_of, run_file
+from tests.pretrain.runs import run_file
 from tests.pretrain.small_runs import engine_of, flip, micro_batches, run_config
 from tests.slow import slow
 
@@ -256,6 +257,7 @@ def watched(folder: Path, corpus: Path, stage: int = 2, **sections: Any) -> Path
 def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[float]]:
     """The error of a run whose steps are taken in the block of `spoil(engine, step, *given)`, and their losses."""
     from pretrain.run import node_memory
+    from pretrain.trainer.train import train_on
     from pretrain.zero.engine import Engine
 
     right, losses = Engine.step, []
@@ -271,7 +273,11 @@ def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[f
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(node_memory.DIRECTORY, str(path.parent / "node"))
         patch.setattr(Engine, "step", step)
-        return error_of(path), losses
+        try:
+            train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
+        except FailedError as error:
+            return str(error), losses
+    return "", losses
 
 
 @contextlib.contextmanager
@@ -446,8 +452,8 @@ def test_of_three_ranks_the_odd_one_is_named_whether_or_not_its_optimizer_holds_
     assert judged([[1, 0], [1, 1], [1, 0]], False) == (0, said.format(0))
 
 
-def loaded_wrong(path: Path) -> str:
-    """The error of a run whose weights change a bit as they are loaded."""
+def loaded_wrong(path: Path) -> None:
+    """A run whose weights change a bit as they are loaded ends."""
     from pretrain.trainer import callback, train
     from pretrain.zero.deepspeed_private import in_memory
 
@@ -459,11 +465,12 @@ def loaded_wrong(path: Path) -> str:
         fragment = next(in_memory(engine.deepspeed))
         flip(fragment.view(fragment.buffer.data), 0, 0)
 
+    said = "step-00000004: its weights aren't those that the run had when it saved them$"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(callback, "restore", wrong)
-        return error_of(path)
+        with pytest.raises(FailedError, match=said):
+            train.train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
 
 
 def test_weights_that_change_as_they_are_loaded_end_the_start(small_corpus, tmp_path):
-    (error,) = on_ranks(1, loaded_wrong, run_file(tmp_path, small_corpus, evaluation=[]))
-    assert error.endswith("step-00000004: its weights aren't those that the run had when it saved them")
+    on_ranks(1, loaded_wrong, run_file(tmp_path, small_corpus, evaluation=[]))
