@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -139,23 +140,12 @@ def test_no_tiles_spill_registers(kernel, d_kv, architecture, monkeypatch, tmp_p
 HEADS, D_KV = 3, 16
 
 
-class Driver:
-    """Of a GPU that isn't there."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: object = None) -> int:
-        return 0
-
-
 @pytest.fixture
 def compilations(monkeypatch) -> Counter[str]:
     """The number of each kernel that Triton would compile for an H100 from now on. Nothing is compiled or launched."""
-    monkeypatch.setattr(driver, "_active", Driver())
+    absent = {"get_current_device.return_value": 0, "get_current_stream.return_value": 0}
+    absent["get_current_target.return_value"] = GPUTarget("cuda", 90, 32)
+    monkeypatch.setattr(driver, "_active", Mock(**absent))
     for kernel in (forward, backward_queries, backward_keys):
         kernel.device_caches.clear()
     found: dict[str, str] = {}
