@@ -8,7 +8,11 @@ import uuid
 from pathlib import Path
 
 import matplotlib.figure
+import mlflow
 import pytest
+from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
 from data_pipeline.foundation.errors import UserError
 from pretrain import huggingface
@@ -28,8 +32,6 @@ from tests.pretrain.mlflow_server import Server
 
 @pytest.fixture
 def client(uri):
-    import mlflow  # takes seconds
-
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     return mlflow.MlflowClient(tracking_uri=uri)
@@ -109,8 +111,6 @@ def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, 
 
 
 def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):
-    import mlflow  # takes seconds
-
     figure = matplotlib.figure.Figure(figsize=(2, 1))
     figure.add_subplot().plot([1, 2])
     rows = [{"given": "a <extra_id_0>", "written": "a b"}, {"given": "c", "written": None}]
@@ -141,10 +141,6 @@ def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, clien
 
 
 def test_system_metrics_have_the_names_of_mlflows_own(tmp_path, uri, client):
-    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
-    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
-
     names = set()
     for monitor in (CPUMonitor(), DiskMonitor(), NetworkMonitor()):
         monitor.collect_metrics()
@@ -190,8 +186,6 @@ def test_runs_of_one_experiment_stand_under_one_parent(tmp_path, uri, client):
 
 def test_a_registered_export_is_the_files_of_the_export(run_dir, uri, client, tmp_path):
     """Each export of a checkpoint is a version with files of its own."""
-    import mlflow  # takes seconds
-
     sync(run_dir, uri)
     for number in (1, 2):
         exported = tmp_path / f"out-{number}"
