@@ -16,7 +16,7 @@ from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.config.models import ModelConfig
 from pretrain.config.run_config import DistillationSection
 from pretrain.functional import cross_entropy
-from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, indices_of_targets, token_losses
+from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, token_losses
 from pretrain.functional.numerics import soft_capped
 from pretrain.models.model import Head, shift_right
 from pretrain.trainer import distillation
@@ -112,7 +112,6 @@ def test_positions_without_a_target_take_no_time_in_the_output_matrix():
 def test_a_batch_knows_the_places_of_its_targets_before_it_is_on_the_device():
     labels = torch.tensor([[5, IGNORE_INDEX, 6], [IGNORE_INDEX, IGNORE_INDEX, 7]])
     assert with_target_indices({"labels": labels})["target_indices"].tolist() == [0, 2, 5]
-    assert indices_of_targets(labels).tolist() == [0, 2, 5]
 
 
 # The loss of each target, compared with PyTorch's cross-entropy

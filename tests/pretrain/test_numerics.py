@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -103,31 +103,27 @@ def started(lost: str) -> str:
     return ""
 
 
-USED_TWICE, LABEL = "a layer's second use", "a label of step 2"
-ON_TWO_RANKS = [
-    *((wrong, *case) for case in FIRST),
-    (wrong_with, USED_TWICE, 2, "bf16"),
-    (wrong_with, USED_TWICE, 3, "fp32"),
-    (wrong_with, LABEL, 1, "bf16"),
-    (wrong_on_rank_1,),
-    (started, "nothing"),
-    (started, USED_TWICE),
-]
-
-
-def called(function: Callable[..., str], *arguments: Any) -> str:
-    return function(*arguments)
+def with_and_without_losses() -> dict[str, Any]:
+    twice = "a layer's second use"
+    return {
+        "right": [wrong(*case) for case in FIRST],
+        "twice": [wrong_with(twice, 2, "bf16"), wrong_with(twice, 3, "fp32")],
+        "label": wrong_with("a label of step 2", 1, "bf16"),
+        "rank 1": wrong_on_rank_1(),
+        "starts": started("nothing"),
+        "stops": started(twice),
+    }
 
 
 def test_a_lost_gradient_is_found_on_all_ranks_and_stops_a_run_at_its_start():
-    for found in on_ranks(2, each, called, ON_TWO_RANKS, seconds=600):
-        *right, twice, twice_sharded, label, of_rank_1, starts, stops = found
-        assert right == [""] * len(FIRST)
-        assert starts == ""
-        for one in (twice, twice_sharded):
+    for found in on_ranks(2, with_and_without_losses, seconds=600):
+        assert found["right"] == [""] * len(FIRST)
+        assert found["starts"] == ""
+        for one in found["twice"]:
             assert one.startswith("wrong from step 1 on: layers.0.weight (36 elements, gradient ")
             assert "layers.0.bias (6 elements, gradient " in one
             assert "embedding" not in one
-        assert label.startswith("wrong from step 2 on: gain (")
-        assert of_rank_1 == "wrong from step 1 on: gain"
-        assert "stage 2, bf16, 1 micro-batch, 2 ranks on the CPU: wrong from step 1 on: layers.0.weight (" in stops
+        assert found["label"].startswith("wrong from step 2 on: gain (")
+        assert found["rank 1"] == "wrong from step 1 on: gain"
+        stopped = "stage 2, bf16, 1 micro-batch, 2 ranks on the CPU: wrong from step 1 on: layers.0.weight ("
+        assert stopped in found["stops"]

@@ -30,11 +30,8 @@ def whole(model: Model) -> dict[str, torch.Tensor]:
     """Every whole parameter of a sharded model."""
     import deepspeed
 
-    found = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        with deepspeed.zero.GatheredParameters([parameter]):
-            found[name] = parameter.detach().clone()
-    return found
+    with deepspeed.zero.GatheredParameters([*model.parameters()]):
+        return {name: parameter.detach().clone() for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 def constructed(precision: str, changes: dict) -> tuple:
