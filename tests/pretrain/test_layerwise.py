@@ -49,15 +49,9 @@ def trained(
     return result
 
 
-def family(name: str) -> dict:
-    return {**MODELS[name], "vocab_size": 100, "dropout_rate": 0.0}
-
-
 DROPOUT = {"dropout_rate": 0.1}
 ROTARY = "t5gemma"
 OTHER_FAMILIES = tuple(name for name in ONE_OF_EACH_FAMILY if MODELS[name]["family"] not in ("t5", ROTARY))
-
-
 OF_T5 = {
     (3, "plain with dropout"): (3, DROPOUT, {}),
     (3, "checkpointed with dropout"): (3, DROPOUT, CHECKPOINTED),
@@ -75,7 +69,8 @@ OTHERS_OF_T5 = {
 def compiled_and_plain(names: tuple[str, ...], stage: int) -> dict:
     """The cases of families."""
     ways = {"plain": ({}, 16), "compiled and checkpointed": (COMPILED | CHECKPOINTED, 16, 0, STEPS, "eager")}
-    return {(name, way): (stage, family(name), *settings) for name in names for way, settings in ways.items()}
+    models = {name: {**MODELS[name], "vocab_size": 100, "dropout_rate": 0.0} for name in names}
+    return {(name, way): (stage, models[name], *settings) for name in names for way, settings in ways.items()}
 
 
 def results(ranks: int, cases: dict) -> dict:

@@ -110,8 +110,7 @@ def test_one_rank_holds_its_weights_once():
 def _hooks_and_storages(stage: int, precision: str) -> tuple[int, bool]:
     from pretrain.zero.deepspeed_private import fragments
 
-    config = run_config(stage, precision=precision)
-    engine = engine_of(config)
+    engine = engine_of(run_config(stage, precision=precision))
     engine.step(0, 0, micro_batches(own_layout(), 0))
     model = engine.deepspeed.module
     inside = list(model.modules())[1:]  # DeepSpeed has two on the model itself
@@ -212,9 +211,7 @@ def _update_during_a_copy() -> tuple[bool, float, bool, bool, bool]:
     from pretrain.checkpoint.engine_state import HostCopies
     from pretrain.zero.deepspeed_private import wrapped
 
-    config = run_config(2)
-    layout = own_layout()
-    engine = engine_of(config)
+    layout, engine = own_layout(), engine_of(run_config(2))
     engine.step(0, 0, micro_batches(layout, 0))
     copies = HostCopies(engine)
     copy = copies.take()

@@ -80,8 +80,8 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     spikes = {"window": 8, "threshold": 8.0, "action": "rewind", "max_rewinds": 2}
     spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes})
     hopeless = settings(folder / "hopeless", corpus, 16, faults={"spikes": spikes})
-    ramp = {"ramp_up": [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]}
-    batch = {"global_batch_size": 32, "micro_batch_size": 4, **ramp}
+    ramp = [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]
+    batch = {"global_batch_size": 32, "micro_batch_size": 4, "ramp_up": ramp}
     growing = settings(folder / "growing", corpus, 6, batch=batch)
     less = growing.model_copy(update={"batch": growing.batch.model_copy(update={"global_batch_size": 24})})
     return {
