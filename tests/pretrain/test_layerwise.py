@@ -31,9 +31,8 @@ def trained(
     counters.clear()
     layerwise.BACKEND = backend  # tracing and guards are the same; no kernels are made
     # a small rate: at 1e-2 rounding grows tenfold a step in a model whose embeddings are all one matrix
-    config = run_config(stage, model, optimizer={"learning_rate": 1e-3}, compute=compute)
+    engine = engine_of(run_config(stage, model, optimizer={"learning_rate": 1e-3}, compute=compute))
     layout = own_layout()
-    engine = engine_of(config)
     result: dict = {"losses": [], "norms": [], "graphs": [], "validation": []}
     for step in range(steps):
         batches = micro_batches(layout, step, 16 + grow * step, targets + grow * step)

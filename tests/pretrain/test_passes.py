@@ -337,8 +337,7 @@ def _waits_of_a_step(name: str, optimizer: str, stage: int) -> list[str]:
         patch.setattr(flat_buffers, "IN_PARTS", frozenset())  # as on a GPU
         patch.setattr(model_module, "_indices_worth_selecting", lambda labels: None)
         settings = {"name": optimizer, "learning_rate": 1e-2, "gradient_clipping": 0.01}
-        config = run_config(stage, {"vocab_size": 100, **MODELS[name]}, optimizer=settings, precision="bf16")
-        engine = engine_of(config)
+        engine = engine_of(run_config(stage, {"vocab_size": 100, **MODELS[name]}, optimizer=settings, precision="bf16"))
         for step in range(3):
             batches = [with_target_indices(packed(batch)) for batch in micro_batches(own_layout(), step, 16, 16)]
             with Waits() as found:

@@ -131,10 +131,9 @@ def allocated(*case: Any) -> dict[str, float]:
     from pretrain.zero.deepspeed_private import fragments
 
     flat_buffers.IN_PARTS = frozenset()  # as on a GPU
-    config = config_of(*case)
     batch = batch_of("t5", Rows(ROWS, INPUTS, TARGETS, TARGETS))
     with LiveMemory("cpu") as memory:
-        engine = engine_of(config)
+        engine = engine_of(config_of(*case))
         for number in range(2):
             gc.collect()
             memory.peak = memory.allocated

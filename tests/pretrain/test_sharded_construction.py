@@ -91,9 +91,8 @@ def trained(
     """The losses of a constructed model, whether its tied matrices are one, and its buffers."""
     settings = {"name": optimizer, "learning_rate": 1e-2, "gradient_clipping": 0.5, "weight_decay": 0.1}
     settings |= {"newton_schulz_dtype": "fp32"} if optimizer == "muon" else {}
-    config = run_config(stage, changes, zero, precision=precision, optimizer=settings)
     layout = own_layout()
-    engine = engine_of(config)
+    engine = engine_of(run_config(stage, changes, zero, precision=precision, optimizer=settings))
     model = engine.deepspeed.module
     losses = []
     for step in range(3):

@@ -280,6 +280,7 @@ def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, c
 
 
 def test_a_run_trains_on_where_mlflow_cannot_be_imported(tmp_path, uri, monkeypatch, caplog):
+    monkeypatch.delattr("pretrain.tracking.feeder")
     monkeypatch.setitem(sys.modules, "pretrain.tracking.feeder", None)
     with start(tmp_path, uri) as tracker:
         tracker.log(1, {"loss": 1.0})
