@@ -106,16 +106,18 @@ def test_all_problems_are_told_at_once(prepared, small_corpus):
 
 def test_objectives_and_micro_batches_fit_the_rows(prepared, small_corpus):
     longer, causal = {"name": "span_corruption", "inputs_length": 64}, {"name": "causal_lm", "length": 33}
-    pairs = {**PAIRS, "length": open_corpus(small_corpus).manifest.rows.raw_length + 3}
-    of_its_own = "data.pack: .*/corpus has rows with next sentences, one for each row"
-    for model, data, expected in (
-        (VANILLA, {"objective": longer}, "data.objective: needs rows of"),
-        (VANILLA, {"curriculum": [{"until_step": 4, "objective": longer}]}, "data.curriculum.0.objective: needs rows"),
-        (VANILLA, {"curriculum": [{"until_step": 4, "objective": causal}]}, "model.family: vanilla learns from"),
-        ({**ENCODER, "max_positions": 512}, {"objective": pairs, "pack": 2}, of_its_own),
+    train = [{"corpus": str(small_corpus)}]
+    for data, expected in (
+        ({"objective": longer}, "data.objective: needs rows of"),
+        ({"curriculum": [{"until_step": 4, "objective": longer}]}, "data.curriculum.0.objective: needs rows of"),
+        ({"curriculum": [{"until_step": 4, "objective": causal}]}, "model.family: vanilla learns from"),
     ):
-        (line,) = told(prepared, model, sections={"data": {"train": [{"corpus": str(small_corpus)}], **data}})
-        assert re.match(expected, line)
+        (line,) = told(prepared, VANILLA, sections={"data": {"train": train, **data}})
+        assert line.startswith(expected)
+    pairs = {**PAIRS, "length": open_corpus(small_corpus).manifest.rows.raw_length + 3}
+    lines = told(prepared, ENCODER, sections={"data": {"train": train, "objective": pairs, "pack": 2}})
+    (line,) = [line for line in lines if line.startswith("data.pack: ")]
+    assert line.endswith("/corpus has rows with next sentences, one for each row")
     sections = {"batch": {"global_batch_size": 8, "micro_batch_size": 3}}
     assert told(prepared, VANILLA, sections=sections) == [
         "batch.micro_batch_size: 3 doesn't divide a rank's share of 8 rows"
