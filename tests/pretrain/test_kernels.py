@@ -7,8 +7,8 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -143,9 +143,9 @@ HEADS, D_KV = 3, 16
 @pytest.fixture
 def compilations(monkeypatch) -> Counter[str]:
     """The number of each kernel that Triton would compile for an H100 from now on. Nothing is compiled or launched."""
-    absent = {"get_current_device.return_value": 0, "get_current_stream.return_value": 0}
-    absent["get_current_target.return_value"] = GPUTarget("cuda", 90, 32)
-    monkeypatch.setattr(driver, "_active", Mock(**absent))
+    gpu = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda *_: 0)
+    gpu.get_current_target = lambda: GPUTarget("cuda", 90, 32)
+    monkeypatch.setattr(driver, "_active", gpu)
     for kernel in (forward, backward_queries, backward_keys):
         kernel.device_caches.clear()
     found: dict[str, str] = {}
