@@ -77,7 +77,7 @@ LONGEST = [
     "launch/test_doctor.py",
     "pretrain/test_stability.py",
     "pretrain/test_micro_batch.py",
-    "pretrain/test_lm_eval.py",
+    "pretrain/test_likelihoods.py",
     "pretrain/test_experiment.py",
 ]
 

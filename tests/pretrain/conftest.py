@@ -9,9 +9,8 @@ import pytest
 import sentencepiece
 import torch.distributed as dist
 
-from pretrain.tracking import tracker
 from pretrain.tracking.mlflow_store import create_tables
-from tests.conftest import made_once
+from tests.conftest import TOP, made_once
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, trained
 
 
@@ -33,15 +32,12 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-LICENSE = Path(__file__).parents[2] / "LICENSE"
-
-
 @pytest.fixture(scope="session")
 def spiece(tmp_path_factory) -> Path:
     """T5's kind of tokenizer, of 300 pieces, trained on the licence's text."""
     folder = tmp_path_factory.mktemp("tokenizer")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(LICENSE),
+        input=str(TOP / "LICENSE"),
         model_prefix=str(folder / "spiece"),
         vocab_size=300,
         pad_id=0,
@@ -74,16 +70,6 @@ def empty_mlflow() -> Callable[[Path], str]:
 def uri(tmp_path_factory, empty_mlflow) -> str:
     """Of an MLflow that a module's tests share."""
     return empty_mlflow(tmp_path_factory.mktemp("mlflow"))
-
-
-@pytest.fixture
-def feed_often(monkeypatch):
-    """MLflow is fed without pauses, and may take longer than a test."""
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
-    monkeypatch.setattr(tracker, "SECONDS_BEFORE_FEEDS", 0.05)
-    monkeypatch.setattr(tracker, "SECONDS_BETWEEN_FEEDS", 0.05)
-    monkeypatch.setattr(tracker, "SECONDS_FOR_THE_REST", 3600.0)
-    monkeypatch.setattr(tracker, "LONGEST_PAUSE", 1.0)
 
 
 @pytest.fixture(scope="module")

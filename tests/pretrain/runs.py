@@ -13,7 +13,6 @@ import yaml
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError
 from pretrain.config import RunConfig
 from pretrain.run.metrics_file import FILE_NAME, read_metrics, rows_from
 from tests.conftest import TOP
@@ -82,17 +81,6 @@ def _train_each(starts: list[tuple[Path, int | None]]) -> list[int]:
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return [train_on(rank, ranks, load(path, [], RunConfig), stop) for path, stop in starts]
-
-
-def error_of(path: Path) -> str:
-    """The error that a run ends with on the ranks that have joined; "" if it has none."""
-    from pretrain.trainer.train import train_on
-
-    try:
-        train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
-    except FailedError as error:
-        return str(error)
-    return ""
 
 
 def train(path: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from data_pipeline.foundation.config_file import check
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
@@ -40,7 +41,7 @@ def run_config(
         "deepspeed": {"zero_optimization": {"stage": stage, **(zero or {})}},
         **changes,
     }
-    return RunConfig.model_validate(values)
+    return check(values, RunConfig, "run.yaml")
 
 
 def engine_of(config: RunConfig) -> Any:

@@ -23,8 +23,8 @@ from pretrain.models import FAMILIES, build
 from pretrain.models.model import shift_right
 from pretrain.models.rotary_hf import GLOBAL, LOCAL
 from pretrain.models.state_dict_adapter import hf_models
+from tests.conftest import TOP
 from tests.in_process import refused_here
-from tests.pretrain.conftest import LICENSE
 from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import as_at_the_start
 from tests.slow import slow
@@ -33,7 +33,7 @@ from tests.tables import each
 transformers = pytest.importorskip("transformers")
 
 TEXTS = [
-    *LICENSE.read_text(encoding="utf-8").splitlines(),
+    *(TOP / "LICENSE").read_text(encoding="utf-8").splitlines(),
     'You may add Your own "copyright" statement;  two  spaces\tand a tab.',
     "Naïve façades of Ångström: ½ of the ﬁnal ＷＩＤＥ text, 日本語 too.",
     " \n ",

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,23 +140,12 @@ def test_no_tiles_spill_registers(kernel, d_kv, architecture, monkeypatch, tmp_p
 HEADS, D_KV = 3, 16
 
 
-class Driver:
-    """Of a GPU that isn't there."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: object = None) -> int:
-        return 0
-
-
 @pytest.fixture
 def compilations(monkeypatch) -> Counter[str]:
     """The number of each kernel that Triton would compile for an H100 from now on. Nothing is compiled or launched."""
-    monkeypatch.setattr(driver, "_active", Driver())
+    gpu = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda *_: 0)
+    gpu.get_current_target = lambda: GPUTarget("cuda", 90, 32)
+    monkeypatch.setattr(driver, "_active", gpu)
     for kernel in (forward, backward_queries, backward_keys):
         kernel.device_caches.clear()
     found: dict[str, str] = {}

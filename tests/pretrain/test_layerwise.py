@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
@@ -32,9 +31,8 @@ def trained(
     counters.clear()
     layerwise.BACKEND = backend  # tracing and guards are the same; no kernels are made
     # a small rate: at 1e-2 rounding grows tenfold a step in a model whose embeddings are all one matrix
-    config = run_config(stage, model, optimizer={"learning_rate": 1e-3}, compute=compute)
+    engine = engine_of(run_config(stage, model, optimizer={"learning_rate": 1e-3}, compute=compute))
     layout = own_layout()
-    engine = engine_of(config)
     result: dict = {"losses": [], "norms": [], "graphs": [], "validation": []}
     for step in range(steps):
         batches = micro_batches(layout, step, 16 + grow * step, targets + grow * step)
@@ -50,15 +48,9 @@ def trained(
     return result
 
 
-def family(name: str) -> dict:
-    return {**MODELS[name], "vocab_size": 100, "dropout_rate": 0.0}
-
-
 DROPOUT = {"dropout_rate": 0.1}
 ROTARY = "t5gemma"
 OTHER_FAMILIES = tuple(name for name in ONE_OF_EACH_FAMILY if MODELS[name]["family"] not in ("t5", ROTARY))
-
-
 OF_T5 = {
     (3, "plain with dropout"): (3, DROPOUT, {}),
     (3, "checkpointed with dropout"): (3, DROPOUT, CHECKPOINTED),
@@ -76,92 +68,48 @@ OTHERS_OF_T5 = {
 def compiled_and_plain(names: tuple[str, ...], stage: int) -> dict:
     """The cases of families."""
     ways = {"plain": ({}, 16), "compiled and checkpointed": (COMPILED | CHECKPOINTED, 16, 0, STEPS, "eager")}
-    return {(name, way): (stage, family(name), *settings) for name in names for way, settings in ways.items()}
-
-
-@pytest.fixture(scope="module")
-def runs() -> dict:
-    """The results of each way of computing, all on one rank: each rank compiles for itself."""
-    return results(1, OF_T5 | compiled_and_plain((ROTARY,), stage=1))
-
-
-@pytest.fixture(scope="module")
-def other_runs() -> dict:
-    return results(2, OTHERS_OF_T5 | compiled_and_plain((ROTARY,), stage=3))
+    models = {name: {**MODELS[name], "vocab_size": 100, "dropout_rate": 0.0} for name in names}
+    return {(name, way): (stage, models[name], *settings) for name in names for way, settings in ways.items()}
 
 
 def results(ranks: int, cases: dict) -> dict:
     return dict(zip(cases, on_ranks(ranks, each, trained, list(cases.values()), seconds=800)[0], strict=True))
 
 
-def test_checkpointing_changes_no_bit(runs):
-    """Holds with dropout: recomputed layers draw the same masks."""
+def test_layers_give_the_same_numbers_checkpointed_and_compiled_and_are_compiled_once(subtests):
+    """On one rank, since each rank compiles for itself. With dropout, layers that are computed again draw the same
+    masks. Every other step has padding: after both kinds of rows have come, nothing is compiled again."""
+    runs = results(1, OF_T5 | compiled_and_plain((ROTARY,), stage=1))
     assert runs[3, "checkpointed with dropout"] == runs[3, "plain with dropout"]
-
-
-@tables.each("model", [3, ROTARY])
-def test_compiled_layers_give_the_same_losses_and_are_compiled_once(runs, model):
-    """Every other step has padding. After both kinds of rows have come, nothing is compiled again. The runs are T5's
-    at stage 3 and another family's at stage 1."""
-    compare(runs, model, "compiled and checkpointed")
+    compare(runs, subtests)
 
 
 @pytest.mark.slow
-@tables.each("model, way", [(3, "compiled"), *((model, "compiled and checkpointed") for model in (2, ROTARY))])
-def test_so_do_those_of_other_stages(other_runs, model, way):
-    compare(other_runs, model, way)
+def test_so_do_those_of_other_stages_and_rows_of_new_widths_are_not_compiled_every_time(subtests):
+    """At stage 3, both kinds of rows have come in two widths after four steps."""
+    runs = results(2, OTHERS_OF_T5 | compiled_and_plain((ROTARY,), stage=3))
+    growing = runs.pop("growing")
+    assert growing["graphs"][3:] == [growing["graphs"][3]] * 3
+    assert growing["breaks"] == 0
+    compare(runs, subtests)
 
 
 @pytest.mark.soak
 def test_so_do_those_of_all_other_families(subtests):
-    runs = results(2, compiled_and_plain(OTHER_FAMILIES, stage=3))
-    for name in OTHER_FAMILIES:
-        with subtests.test(name):
-            compare(runs, name, "compiled and checkpointed")
+    compare(results(2, compiled_and_plain(OTHER_FAMILIES, stage=3)), subtests)
 
 
-def compare(runs: dict, model: int | str, way: str) -> None:
-    plain, compiled = runs[model, "plain"], runs[model, way]
-    assert compiled["losses"] == pytest.approx(plain["losses"], abs=1e-4)
-    assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-3)
-    assert compiled["validation"] == pytest.approx(plain["validation"], rel=1e-4)
-    first, second, *later = compiled["graphs"]
-    assert 0 < first < second
-    assert later == [second] * (STEPS - 2)
-    assert compiled["breaks"] == 0
-    assert compiled["names"] == plain["names"]
-
-
-@pytest.mark.slow
-def test_rows_of_new_widths_are_not_compiled_every_time(other_runs):
-    """At stage 3, both kinds of rows have come in two widths after four steps."""
-    compiled = other_runs["growing"]
-    assert compiled["graphs"][3:] == [compiled["graphs"][3]] * 3
-    assert compiled["breaks"] == 0
-
-
-def held_for_backward(compute: dict) -> int:
-    """The bytes that one forward pass keeps: each storage once, without parameters."""
-    from pretrain.zero.construction import construct
-
-    config = run_config(1, {"num_encoder_layers": 6, "num_decoder_layers": 6, "dropout_rate": 0.1}, compute=compute)
-    layout = own_layout()
-    model = construct(config, config.model)
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    storages: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        losses = model(**micro_batches(layout, 0, 64, 32)[0])
-    assert losses["labels"].requires_grad
-    return sum(storages.values())
-
-
-def test_checkpointed_layers_keep_their_inputs_alone():
-    plain, checkpointed = on_ranks(1, each, held_for_backward, [({},), (CHECKPOINTED,)])[0]
-    assert checkpointed < 0.4 * plain
+def compare(runs: dict, subtests: pytest.Subtests) -> None:
+    for (model, way), compiled in runs.items():
+        if not way.startswith("compiled"):
+            continue
+        plain = runs[model, "plain"]
+        with subtests.test(f"{model}, {way}"):
+            assert compiled["losses"] == pytest.approx(plain["losses"], abs=1e-4)
+            assert compiled["norms"] == pytest.approx(plain["norms"], rel=1e-3)
+            assert compiled["validation"] == pytest.approx(plain["validation"], rel=1e-4)
+            first, second, *later = compiled["graphs"]
+            assert 0 < first < second
+            assert later == [second] * (STEPS - 2)
+            assert compiled["breaks"] == 0
+            assert compiled["names"] == plain["names"]

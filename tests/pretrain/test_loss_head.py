@@ -17,7 +17,7 @@ from pretrain.config.models import ModelConfig
 from pretrain.config.run_config import DistillationSection
 from pretrain.functional import cross_entropy
 from pretrain.functional.arithmetic import soft_capped
-from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, indices_of_targets, token_losses
+from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, token_losses
 from pretrain.models.model import Head, shift_right
 from pretrain.trainer import distillation
 from tests.tables import each
@@ -109,19 +109,9 @@ def test_positions_without_a_target_take_no_time_in_the_output_matrix():
     assert counted.get_total_flops() == 2 * 10 * 8 * 50
 
 
-def test_no_tensor_holds_the_logits_of_more_than_a_chunk(monkeypatch):
-    """Forward and backward for 64 targets."""
-    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 8 * 1000)
-    x, weight = torch.randn(64, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
-    with LargeTensors(1) as watched:
-        chunked_cross_entropy(x, weight, None, torch.arange(64), CrossEntropy()).sum().backward()
-    assert max(one.numel() for one in watched.made.values()) == 8 * 1000
-
-
 def test_a_batch_knows_the_places_of_its_targets_before_it_is_on_the_device():
     labels = torch.tensor([[5, IGNORE_INDEX, 6], [IGNORE_INDEX, IGNORE_INDEX, 7]])
     assert with_target_indices({"labels": labels})["target_indices"].tolist() == [0, 2, 5]
-    assert indices_of_targets(labels).tolist() == [0, 2, 5]
 
 
 # The loss of each target, compared with PyTorch's cross-entropy
@@ -143,12 +133,6 @@ def batch(rows=3, length=5, vocabulary=17, dtype=torch.float32, scale=3.0, devic
     return logits, labels
 
 
-def reference(logits, labels, z_loss, smoothing):
-    logits = logits.double()
-    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", label_smoothing=smoothing)
-    return losses + (z_loss * logits.logsumexp(dim=-1).square()).masked_fill(labels == IGNORE_INDEX, 0.0)
-
-
 @each(
     "dtype, most, rounding, z_loss, smoothing",
     [
@@ -160,7 +144,9 @@ def reference(logits, labels, z_loss, smoothing):
 def test_losses_and_gradients_are_pytorchs(dtype, most, rounding, z_loss, smoothing, device):
     """The gradient is of a weighted sum over targets; in bf16 only the gradient itself is rounded."""
     logits, labels = batch(dtype=dtype, device=device)
-    losses, expected = token_losses(logits, labels, z_loss, smoothing), reference(logits, labels, z_loss, smoothing)
+    losses, exact = token_losses(logits, labels, z_loss, smoothing), logits.double()
+    expected = F.cross_entropy(exact.transpose(1, 2), labels, reduction="none", label_smoothing=smoothing)
+    expected = expected + (z_loss * exact.logsumexp(dim=-1).square()).masked_fill(labels == IGNORE_INDEX, 0.0)
     assert losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(losses.double(), expected, rtol=0, atol=most)
     weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
@@ -205,12 +191,12 @@ def test_each_example_of_a_packed_row_starts_anew():
 
 
 VOCABULARY, OF_TEACHER = 300, 280  # the student has more ids, and the teacher rows of padding
-CASES = [
-    {},
-    {"weight": 1.0, "temperature": 2.5},
-    {"top_k": 7},
-    {"top_k": 7, "temperature": 0.7, "z_loss": 0.05, "smoothing": 0.1},
-    {"temperature": 2.0, "z_loss": 0.05, "smoothing": 0.1, "softcap": 3.0},
+CASES = [  # of the distillation, and of the student: z-loss, smoothing, softcap
+    ({}, (0.0, 0.0, None)),
+    ({"weight": 1.0, "temperature": 2.5}, (0.0, 0.0, None)),
+    ({"top_k": 7}, (0.0, 0.0, None)),
+    ({"top_k": 7, "temperature": 0.7}, (0.05, 0.1, None)),
+    ({"temperature": 2.0}, (0.05, 0.1, 3.0)),
 ]
 
 
@@ -294,11 +280,9 @@ class Case:
 
 @each("settings, dtype", itertools.product(CASES, MOST))
 def test_losses_and_gradients_are_those_of_the_formula(settings, dtype, device):
-    of_student = {name: settings.get(name, 0.0) for name in ("z_loss", "smoothing")} | {
-        "softcap": settings.get("softcap")
-    }
-    case = Case(dtype, device, **{name: value for name, value in settings.items() if name not in of_student})
-    for one, other in zip(case.found(**of_student), case.defined(**of_student), strict=True):
+    of_distillation, of_student = settings
+    case = Case(dtype, device, **of_distillation)
+    for one, other in zip(case.found(*of_student), case.defined(*of_student), strict=True):
         assert float(((one.double() - other).norm() / other.norm()).detach()) < MOST[dtype]
 
 
@@ -316,12 +300,17 @@ def test_the_teacher_gets_no_gradient_and_evaluation_knows_none():
 
 
 def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
-    """Neither the student's nor the teacher's, forward and backward."""
+    """Of 64 targets, with a teacher and without, forward and backward."""
+    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 8 * 1000)
     monkeypatch.setattr(distillation, "LOGITS_PER_CHUNK", 8 * 1000)
+    x, weight = torch.randn(64, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
+    with LargeTensors(1) as alone:
+        chunked_cross_entropy(x, weight, None, torch.arange(64), CrossEntropy()).sum().backward()
     student = OnlyHead(Head(4, 1000, 1.0), ModelConfig(family="none"))
     case = Case(torch.float32)
     case.x, case.labels = torch.randn(2, 32, 4), torch.arange(64).view(2, 32)
     case.states, case.in_text = torch.randn(2, 32, 5), torch.ones(2, 32, dtype=torch.bool)
-    with LargeTensors(1) as watched:
+    with LargeTensors(1) as taught:
         losses_of(case, student, OnlyHead(Head(5, 1000, 1.0)), 1000)["labels"].sum().backward()
-    assert max(one.numel() for one in watched.made.values()) == 8 * 1000
+    for watched in (alone, taught):
+        assert max(one.numel() for one in watched.made.values()) == 8 * 1000

@@ -56,25 +56,22 @@ def test_a_cpu_that_multiplies_bf16_does_so_by_itself(monkeypatch):
         )
 
 
-@each("biased", [False, True])
-def test_outputs_and_gradients_of_a_linear_map_are_rounded_once(biased):
-    bias = [draw(40, seed=2)] if biased else []
-    assert_rounded_once(
-        arithmetic.linear, torch.nn.functional.linear, draw(3, 70, 48, seed=0), draw(40, 48, seed=1), *bias
-    )
-
-
-def test_products_of_heads_are_rounded_once():
-    left, right = draw(2, 33, 3, 16, seed=0).transpose(1, 2), draw(2, 3, 16, 21, seed=1)
-    assert_rounded_once(arithmetic.matmul, torch.matmul, left, right)
-
-
-def test_a_matrix_for_all_rows_gets_the_sum_of_their_gradients():
-    left, right = draw(4, 5, 6, seed=0), draw(1, 6, 7, seed=1)
-    (gradient,) = torch.autograd.grad(arithmetic.matmul(left, right).sum(), right)
-    expected = left.double().sum(dim=(0, 1))[None, :, None].expand(1, 6, 7)
-    assert gradient.shape == right.shape
-    torch.testing.assert_close(gradient.double(), expected, rtol=2**-6, atol=2**-4)
+@each(
+    "function, exact, inputs",
+    [
+        (arithmetic.linear, torch.nn.functional.linear, [draw(3, 70, 48, seed=0), draw(40, 48, seed=1)]),
+        (
+            arithmetic.linear,
+            torch.nn.functional.linear,
+            [draw(3, 70, 48, seed=0), draw(40, 48, seed=1), draw(40, seed=2)],
+        ),
+        (arithmetic.matmul, torch.matmul, [draw(2, 33, 3, 16, seed=0).transpose(1, 2), draw(2, 3, 16, 21, seed=1)]),
+        # a matrix for all rows gets the sum of their gradients
+        (arithmetic.matmul, torch.matmul, [draw(4, 5, 6, seed=0), draw(1, 6, 7, seed=1)]),
+    ],
+)
+def test_outputs_and_gradients_of_products_are_rounded_once(function, exact, inputs):
+    assert_rounded_once(function, exact, *inputs)
 
 
 def test_models_and_muon_multiply_by_these_functions():

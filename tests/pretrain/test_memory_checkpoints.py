@@ -294,15 +294,10 @@ def test_no_more_is_locked_than_is_needed_and_it_is_unlocked_before_it_is_given_
     assert unlocked == [True]
 
 
-REFUSES = Mock(cudaHostRegister=lambda address, size, flags: 2)
-
-
-def test_a_refusal_says_how_much_was_asked_for():
+def test_a_refusal_says_how_much_was_asked_for_and_a_file_in_memory_is_used_all_the_same(tmp_path):
+    refuses = Mock(cudaHostRegister=lambda address, size, flags: 2)
     with pytest.raises(MemoryError, match="4,194,304 bytes"):
-        host_memory(2**22, True, runtime=REFUSES)
-
-
-def test_a_file_in_memory_is_used_even_if_its_pages_can_not_be_locked(tmp_path):
-    found = host_memory(5000, True, tmp_path / "file", REFUSES)
+        host_memory(2**22, True, runtime=refuses)
+    found = host_memory(5000, True, tmp_path / "file", refuses)
     found.fill_(7)
     assert (tmp_path / "file").read_bytes() == bytes([7]) * 5000

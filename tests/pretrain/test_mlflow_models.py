@@ -1,4 +1,4 @@
-"""Checkpoints and exports as models in the real MLflow, and what else its pages show of a run."""
+"""Checkpoints and exports as models in the real MLflow, and what else its pages show of a run, also in a browser."""
 
 import json
 import re
@@ -8,10 +8,16 @@ import uuid
 from pathlib import Path
 
 import matplotlib.figure
+import mlflow
 import pytest
+from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
 from data_pipeline.foundation.errors import UserError
+from pretrain import huggingface
 from pretrain.checkpoint.directory import newest
+from pretrain.checkpoint.trained import TrainedModel
 from pretrain.evaluation import record
 from pretrain.evaluation.hook import Findings
 from pretrain.run import metrics_file
@@ -19,12 +25,12 @@ from pretrain.run.metrics_file import MetricLog, SystemMonitor, read_metrics
 from pretrain.tracking.checkpoints import Registration, metric_dataset
 from pretrain.tracking.mlflow_store import DatasetInfo, FeedState, TrackedRun
 from pretrain.tracking.tracker import Tracker, sync
+from tests.ports import free_port
+from tests.pretrain.mlflow_server import Server
 
 
 @pytest.fixture
 def client(uri):
-    import mlflow  # takes seconds
-
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     return mlflow.MlflowClient(tracking_uri=uri)
@@ -70,7 +76,8 @@ def test_a_search_ranks_the_checkpoints_that_are_kept(run_dir, uri, client):
     assert [step for step, _ in curve] == list(range(1, 13))
     (run_dir / "mlflow.json").unlink()  # as after a kill before it was written: feeding again changes nothing
     sync(run_dir, uri)
-    assert FeedState.load(run_dir).checkpoints == state.checkpoints
+    again = FeedState.load(run_dir)
+    assert (again.run_id, again.checkpoints) == (state.run_id, state.checkpoints)
     assert ranked(client, run_dir) == expected
     assert [(one.step, one.value) for one in client.get_metric_history(state.run_id, "loss/train")] == curve
     assert len(client.get_run(state.run_id).outputs.model_outputs) == 4
@@ -103,8 +110,6 @@ def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, 
 
 
 def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):
-    import mlflow  # takes seconds
-
     figure = matplotlib.figure.Figure(figsize=(2, 1))
     figure.add_subplot().plot([1, 2])
     rows = [{"given": "a <extra_id_0>", "written": "a b"}, {"given": "c", "written": None}]
@@ -135,10 +140,6 @@ def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, clien
 
 
 def test_system_metrics_have_the_names_of_mlflows_own(tmp_path, uri, client):
-    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
-    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
-
     names = set()
     for monitor in (CPUMonitor(), DiskMonitor(), NetworkMonitor()):
         monitor.collect_metrics()
@@ -184,8 +185,6 @@ def test_runs_of_one_experiment_stand_under_one_parent(tmp_path, uri, client):
 
 def test_a_registered_export_is_the_files_of_the_export(run_dir, uri, client, tmp_path):
     """Each export of a checkpoint is a version with files of its own."""
-    import mlflow  # takes seconds
-
     sync(run_dir, uri)
     for number in (1, 2):
         exported = tmp_path / f"out-{number}"
@@ -218,3 +217,138 @@ def test_a_dataset_is_the_one_that_a_metric_was_measured_on():
     assert metric_dataset(run, "validation/c4/loss") == {"dataset_name": "c4 (validation)", "dataset_digest": "f" * 36}
     assert metric_dataset(run, "validation/c40/loss") == {}
     assert metric_dataset(run, "train/loss") == {}  # of a mixture
+
+
+# ---- a browser clicks through the pages of three runs
+
+
+CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+NAMES = ("adamw", "adafactor", "muon")
+FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --window-size=1500,900"
+SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def server(whole, empty_mlflow, tmp_path_factory):
+    """MLflow with three runs below a parent; one has an image, a table and a registered model."""
+    folder = tmp_path_factory.mktemp("pages")
+    uri = empty_mlflow(folder)
+    for name in NAMES:
+        run_dir = folder / name
+        shutil.copytree(whole / name / "run", run_dir)
+        run = TrackedRun.load(run_dir)
+        run.experiment = run.parent = "optimizers"
+        run.save(run_dir)
+        if name == NAMES[0]:
+            for step in (6, 12):
+                rows = [{"given": "The <extra_id_0> sat.", "written": f"The [cat {step}] sat."}]
+                found = Findings(tables={"samples": rows}, images={"norms": matplotlib.figure.Figure()})
+                record.keep(record.directory(run_dir), step, found)
+        sync(run_dir, uri)
+    trained = TrainedModel.open(newest(run_dir))
+    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, folder / "out")
+    Registration.of(newest(run_dir), "best-t5").register(folder / "out")
+    started = Server(folder, free_port())
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def browser():
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in FLAGS.split():
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+class Pages:
+    def __init__(self, browser):
+        self._browser = browser
+
+    def see(self, *texts):
+        """Waits until the page shows all of these texts."""
+        for text in texts:
+            self._wait(lambda text=text: text in self._browser.find_element("tag name", "body").text, text)
+
+    def click(self, path):
+        """Clicks the first element of an XPath that can be clicked; a bare text names a link, button or tab."""
+        from selenium.common.exceptions import WebDriverException
+
+        if not path.startswith("/"):
+            path = f"//*[self::a or self::button or @role='tab'][normalize-space()='{path}']"
+
+        def clicked():
+            for element in self._browser.find_elements("xpath", path):
+                try:
+                    element.click()
+                    return True
+                except WebDriverException:  # below another one, or redrawn meanwhile
+                    continue
+            return False
+
+        self._wait(clicked, path)
+
+    def count(self, path, number):
+        self._wait(lambda: len(self._browser.find_elements("xpath", path)) >= number, f"{number} × {path}")
+
+    def _wait(self, condition, what):
+        from selenium.common.exceptions import TimeoutException, WebDriverException
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        try:
+            wait = WebDriverWait(self._browser, SECONDS, poll_frequency=0.5, ignored_exceptions=[WebDriverException])
+            wait.until(lambda _: condition())
+        except TimeoutException:
+            page = self._browser.find_element("tag name", "body").text
+            raise AssertionError(f"{what}: not on {self._browser.current_url}:\n{page}") from None
+
+
+@pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt-get install chromium chromium-driver)"
+)
+@pytest.mark.soak
+def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
+    pages = Pages(browser)
+    browser.get(f"{server.uri}/#/experiments/1/runs?workflowType=machine_learning")
+    pages.see("optimizers", "4 matching runs")
+    pages.click("//button[contains(@data-component-id, 'assistant.chat_panel.close')]")
+    pages.click("//button[contains(@data-component-id, 'runnamecellrenderer')]")  # the parent's runs
+    pages.see(*NAMES)
+
+    pages.click(NAMES[0])
+    pages.see("Parent run", "pretrain train", "Train")
+    pages.click("Model metrics")
+    pages.see("pictures/norms")
+    pages.count("//*[contains(@class, 'js-plotly-plot')]", 1)
+    sections = re.findall(r"^(\w+)\n\(\d+\)$", browser.find_element("tag name", "body").text, re.MULTILINE)
+    assert sections == ["loss", "pictures", "train", "usage"]
+    pages.count("//*[@role='slider']", 1)
+    browser.find_element("xpath", "//*[@role='slider']").send_keys("\ue014")  # to the first step that has an image
+    pages.count("//img[contains(@src, 'norms') or starts-with(@src, 'blob:')]", 1)
+    pages.click("Artifacts")
+    pages.click("//*[normalize-space()='evaluation']")
+    pages.click("//*[normalize-space()='samples.json']")
+    pages.see("The [cat 12] sat.")
+
+    pages.click("Runs")
+    pages.see("4 matching runs")
+    if NAMES[0] not in browser.find_element("tag name", "body").text:
+        pages.click("//button[contains(@data-component-id, 'runnamecellrenderer')]")
+    pages.see(*NAMES)
+    for row in (1, 2, 3):
+        pages.click(f"//div[@role='row' and @row-index='{row}']//input[@type='checkbox']")
+    pages.click("Compare")
+    pages.see("Comparing 3 Runs", "optimizer.name")
+
+    browser.get(f"{server.uri}/#/experiments/1/models?workflowType=machine_learning")
+    pages.see(*(f"{name}-step-00000012" for name in NAMES), "best-t5")
+    pages.click("Model registry")
+    pages.click("Try it now")  # closes what MLflow says to those who come for the first time
+    pages.click("best-t5")
+    pages.see("Version 1")

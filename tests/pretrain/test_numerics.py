@@ -1,7 +1,8 @@
 """The comparison of DeepSpeed with a plain loop: exact, silent where DeepSpeed is right, and loud where it isn't."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,19 +27,8 @@ def wrong(stage: int, precision: str, accumulation: int, zero: dict[str, Any]) -
 
 FIRST = [(2, "bf16", 3, {}), (3, "fp32", 3, {}), (3, "bf16", 3, ON_CPU)]
 OTHERS = [
-    *(
-        (stage, precision, accumulation, {})
-        for stage in (1, 2, 3)
-        for precision in ("fp32", "bf16")
-        for accumulation in (1, 3)
-        if (stage, precision, accumulation, {}) not in FIRST
-    ),
-    *(
-        (stage, precision, 3, ON_CPU)
-        for stage in (1, 2, 3)
-        for precision in ("fp32", "bf16")
-        if stage < 3 or precision == "fp32"
-    ),
+    *itertools.product((1, 2, 3), ("fp32", "bf16"), (1, 3), [{}]),
+    *itertools.product((1, 2, 3), ("fp32", "bf16"), (3,), [ON_CPU]),
     (3, "bf16", 3, PARAMETERS_TOO),
     (2, "bf16", 3, {"overlap_comm": True, "reduce_scatter": True}),
     (2, "fp32", 3, {"contiguous_gradients": False, "allgather_partitions": False}),
@@ -113,31 +103,27 @@ def started(lost: str) -> str:
     return ""
 
 
-USED_TWICE, LABEL = "a layer's second use", "a label of step 2"
-ON_TWO_RANKS = [
-    *((wrong, *case) for case in FIRST),
-    (wrong_with, USED_TWICE, 2, "bf16"),
-    (wrong_with, USED_TWICE, 3, "fp32"),
-    (wrong_with, LABEL, 1, "bf16"),
-    (wrong_on_rank_1,),
-    (started, "nothing"),
-    (started, USED_TWICE),
-]
-
-
-def called(function: Callable[..., str], *arguments: Any) -> str:
-    return function(*arguments)
+def with_and_without_losses() -> dict[str, Any]:
+    twice = "a layer's second use"
+    return {
+        "right": [wrong(*case) for case in FIRST],
+        "twice": [wrong_with(twice, 2, "bf16"), wrong_with(twice, 3, "fp32")],
+        "label": wrong_with("a label of step 2", 1, "bf16"),
+        "rank 1": wrong_on_rank_1(),
+        "starts": started("nothing"),
+        "stops": started(twice),
+    }
 
 
 def test_a_lost_gradient_is_found_on_all_ranks_and_stops_a_run_at_its_start():
-    for found in on_ranks(2, each, called, ON_TWO_RANKS, seconds=600):
-        *right, twice, twice_sharded, label, of_rank_1, starts, stops = found
-        assert right == [""] * len(FIRST)
-        assert starts == ""
-        for one in (twice, twice_sharded):
+    for found in on_ranks(2, with_and_without_losses, seconds=600):
+        assert found["right"] == [""] * len(FIRST)
+        assert found["starts"] == ""
+        for one in found["twice"]:
             assert one.startswith("wrong from step 1 on: layers.0.weight (36 elements, gradient ")
             assert "layers.0.bias (6 elements, gradient " in one
             assert "embedding" not in one
-        assert label.startswith("wrong from step 2 on: gain (")
-        assert of_rank_1 == "wrong from step 1 on: gain"
-        assert "stage 2, bf16, 1 micro-batch, 2 ranks on the CPU: wrong from step 1 on: layers.0.weight (" in stops
+        assert found["label"].startswith("wrong from step 2 on: gain (")
+        assert found["rank 1"] == "wrong from step 1 on: gain"
+        stopped = "stage 2, bf16, 1 micro-batch, 2 ranks on the CPU: wrong from step 1 on: layers.0.weight ("
+        assert stopped in found["stops"]

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from data_pipeline.foundation.config_file import check, load
+from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
@@ -22,21 +22,18 @@ from pretrain.zero.deepspeed_private import Fragment
 from tests.pretrain.exactness import MODELS, OPTIMIZERS, Case, build, largest_difference, measure
 from tests.pretrain.runs import run_file, train_each
 from tests.pretrain.small_models import as_at_the_start
+from tests.pretrain.small_runs import run_config
 from tests.slow import slow
 from tests.tables import each
 
 
 def settings(model: str = "t5", schedule: object = None, **optimizer: object) -> RunConfig:
     """A run file with the given `optimizer` section."""
-    values = {
-        "run": {"name": "test", "directory": "run", "max_steps": 100},
-        "model": MODELS[model],
-        "data": {"train": [{"corpus": "none"}]},
-        "batch": {"global_batch_size": 8},
-        "optimizer": {"learning_rate": 1e-2, **optimizer},
-        **({"schedule": schedule} if schedule else {}),
-    }
-    return check(values, RunConfig, "run.yaml")
+    return run_config(
+        model=MODELS[model],
+        optimizer={"learning_rate": 1e-2, **optimizer},
+        schedule={"name": "constant"} if schedule is None else schedule,
+    )
 
 
 def stepped(run: RunConfig, theirs: object, steps: int = 10, device: str = "cpu") -> float:

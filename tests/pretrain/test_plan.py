@@ -18,11 +18,12 @@ from data_pipeline.foundation.formatting import duration
 from pretrain import hardware, models
 from pretrain.cli import app
 from pretrain.config import RunConfig
+from pretrain.config.run_config import ComputeSection
 from pretrain.functional.attention import using
 from pretrain.hardware import GPUS, Gpu, threads_per_rank
 from pretrain.tools.plan.memory import LiveMemory, Parameters, Rows, Setting, States, activations, states
 from pretrain.tools.plan.planner import Planner, resolve_rows
-from pretrain.zero.construction import layers, recomputed
+from pretrain.zero.construction import layers, prepare_layers
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES
@@ -68,9 +69,10 @@ def bytes_saved(config: models.ModelConfig, batch: dict[str, torch.Tensor], chec
             if isinstance(one, torch.Tensor):
                 keep(one)
 
-    for layer in layers(model).values() if checkpointing else ():
-        layer.forward = recomputed(layer.forward)  # type: ignore[method-assign]
-        layer.register_forward_pre_hook(hold, with_kwargs=True)
+    if checkpointing:
+        prepare_layers(model, ComputeSection(activation_checkpointing=True), stage=1)
+        for layer in layers(model).values():
+            layer.register_forward_pre_hook(hold, with_kwargs=True)
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         model(**batch)
     return sum(storage.nbytes() for storage in kept.values())
@@ -126,10 +128,9 @@ def allocated(*case: Any) -> dict[str, float]:
     from pretrain.zero.deepspeed_private import fragments
 
     flat_buffers.IN_PARTS = frozenset()  # as on a GPU
-    config = config_of(*case)
     batch = batch_of("t5", Rows(ROWS, INPUTS, TARGETS, TARGETS))
     with LiveMemory("cpu") as memory:
-        engine = engine_of(config)
+        engine = engine_of(config_of(*case))
         for number in range(2):
             gc.collect()
             memory.peak = memory.allocated

@@ -1,6 +1,5 @@
 """Models built under ZeRO-3: the same weights, a share of the memory."""
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from pretrain.checkpoint.trained import save_weights
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model
 from pretrain.tools.plan.memory import LiveMemory
-from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 
@@ -32,11 +30,8 @@ def whole(model: Model) -> dict[str, torch.Tensor]:
     """Every whole parameter of a sharded model."""
     import deepspeed
 
-    found = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        with deepspeed.zero.GatheredParameters([parameter]):
-            found[name] = parameter.detach().clone()
-    return found
+    with deepspeed.zero.GatheredParameters([*model.parameters()]):
+        return {name: parameter.detach().clone() for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 def constructed(precision: str, changes: dict) -> tuple:
@@ -50,32 +45,25 @@ def constructed(precision: str, changes: dict) -> tuple:
     return whole(model), held, own, outline.num_parameters(), count_flops(outline, Sizes.of_example(512, 114))
 
 
-PRECISIONS = ("fp32", "bf16")
 CONSTRUCTED = ("t5", "t5 v1.1", "t5gemma")
 
 
-@pytest.fixture(scope="module")
-def on_two_ranks() -> dict[tuple[str, str], tuple]:
-    """What `constructed` returns on each rank, by family and precision."""
-    cases = {(family, precision): (precision, FAMILIES[family]) for family in CONSTRUCTED for precision in PRECISIONS}
-    by_rank = on_ranks(2, each, constructed, list(cases.values()))
-    return dict(zip(cases, zip(*by_rank, strict=True), strict=True))
-
-
-@tables.each("family, precision", itertools.product(CONSTRUCTED, PRECISIONS))
-def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_share(family, precision, on_two_ranks):
-    config = run_config(3, FAMILIES[family])
-    torch.manual_seed(config.run.seed)
-    plain = models.build(config.model)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    expected = {name: value.to(dtype) for name, value in plain.named_parameters(remove_duplicate=False)}
-    for values, held, own, num_parameters, flops in on_two_ranks[family, precision]:
-        assert values.keys() == expected.keys()
-        assert all(torch.equal(values[name], expected[name]) for name in expected)
-        assert num_parameters == plain.num_parameters()
-        assert flops == count_flops(plain, Sizes.of_example(512, 114))
-        assert own == 0
-        assert held - num_parameters / 2 < len(expected)  # each parameter is padded to a multiple of the ranks
+def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_share():
+    cases = [(precision, FAMILIES[family]) for precision in ("fp32", "bf16") for family in CONSTRUCTED]
+    for found in on_ranks(2, each, constructed, cases):
+        for case, (values, held, own, num_parameters, flops) in zip(cases, found, strict=True):
+            precision, changes = case
+            config = run_config(3, changes)
+            torch.manual_seed(config.run.seed)
+            plain = models.build(config.model)
+            dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+            expected = {name: value.to(dtype) for name, value in plain.named_parameters(remove_duplicate=False)}
+            assert values.keys() == expected.keys(), case
+            assert all(torch.equal(values[name], expected[name]) for name in expected), case
+            assert num_parameters == plain.num_parameters()
+            assert flops == count_flops(plain, Sizes.of_example(512, 114))
+            assert own == 0
+            assert held - num_parameters / 2 < len(expected)  # each parameter is padded to a multiple of the ranks
 
 
 def loaded(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -103,9 +91,8 @@ def trained(
     """The losses of a constructed model, whether its tied matrices are one, and its buffers."""
     settings = {"name": optimizer, "learning_rate": 1e-2, "gradient_clipping": 0.5, "weight_decay": 0.1}
     settings |= {"newton_schulz_dtype": "fp32"} if optimizer == "muon" else {}
-    config = run_config(stage, changes, zero, precision=precision, optimizer=settings)
     layout = own_layout()
-    engine = engine_of(config)
+    engine = engine_of(run_config(stage, changes, zero, precision=precision, optimizer=settings))
     model = engine.deepspeed.module
     losses = []
     for step in range(3):

@@ -1,15 +1,124 @@
 """What one family does and no other: compared with papers, with PyTorch's own layers and with formulas."""
 
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.batches import as_batch
+from data_pipeline.objectives.in_one_row import InOneRow
+from data_pipeline.objectives.prefix_lm import PrefixLM
+from data_pipeline.packing.examples import balanced
+from pretrain.config.run_config import DataSection
+from pretrain.functional.attention_bias import toeplitz
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import padded
+from pretrain.huggingface import hf_model_of
+from pretrain.models import build, parse
 from pretrain.models.attention import AttentionInputs
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.modern import ends_of_inputs
+from pretrain.models.positions import LinearBias, linear_bias_slopes, sinusoids
+from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
+from tests.data_pipeline.example_rows import VOCABULARY as IDS
+from tests.data_pipeline.example_rows import ragged_rows
 from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import VOCABULARY, as_at_the_start, ids, made, placed
 from tests.tables import each
+
+# All families
+
+
+def test_configs_do_not_import_torch():
+    code = "import sys, pretrain.models; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_five_files_are_read_from_the_ids_to_the_loss():
+    """Those of models that a forward pass enters: below them are functions of tensors."""
+    model, entered = as_at_the_start("t5", dropout_rate=0.1).train(), set()
+    sys.setprofile(lambda frame, *_: entered.add(Path(frame.f_code.co_filename)))
+    try:
+        model(ids(2, 9), ids(2, 7), encoder_attention_mask=torch.ones(2, 9))
+    finally:
+        sys.setprofile(None)
+    files = [file for file in entered if file.parent.name == "models"]
+    assert {file.stem for file in files} == {"t5", "stacks", "layers", "attention", "model"}
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 1200
+
+
+# T5
+
+
+@each("bidirectional", [True, False])
+def test_buckets_are_those_of_transformers(bidirectional):
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5").T5Attention
+    distances = torch.arange(-300, 300)
+    found = relative_position_bucket(distances, bidirectional)
+    assert torch.equal(found, t5._relative_position_bucket(distances, bidirectional))
+
+
+@each("sizes, bidirectional", itertools.product([(5, 5), (1, 9), (3, 200), (150, 150)], [True, False]))
+def test_relative_bias_of_a_query_and_a_key_is_that_of_their_distance(sizes, bidirectional):
+    queries, keys = sizes
+    bias = RelativePositionBias(32, 128, 4, bidirectional, std=1.0)
+    positions = torch.arange(keys)
+    distances = positions[None, :] - positions[keys - queries :, None]
+    expected = bias.weight[relative_position_bucket(distances, bidirectional)].permute(2, 0, 1)[None]
+    found = toeplitz(bias(queries, keys), keys)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert found.is_contiguous()  # else PyTorch's attention copies it in each layer
+
+
+# Positions of several families
+
+
+def test_slopes_of_linear_biases():
+    """Press et al. 2022, section 3: 8 heads have 1/2, 1/4, … 1/256, 16 heads 1/√2, 1/2, 1/(2√2), …
+
+    Their code, for a number that is no power of two: those of the next smaller one, then every other one of the next
+    greater.
+    """
+    assert linear_bias_slopes(4) == [1 / 4, 1 / 16, 1 / 64, 1 / 256]
+    assert linear_bias_slopes(8) == [2.0**-power for power in range(1, 9)]
+    assert linear_bias_slopes(16) == pytest.approx([2 ** (-power / 2) for power in range(1, 17)])
+    assert linear_bias_slopes(1) == [1 / 256]
+    between = [2 ** (-power / 2) for power in (1, 3, 5, 7)]
+    assert linear_bias_slopes(12) == pytest.approx([2.0**-power for power in range(1, 9)] + between)
+
+
+def test_linear_bias_is_the_slope_times_the_distance():
+    bias = toeplitz(LinearBias(4)(3, 5, torch.device("cpu"), torch.float32), 5)
+    assert bias.shape == (1, 4, 3, 5)
+    for query in range(3):  # the last query is at the last key
+        for key in range(5):
+            distance = abs(query + 2 - key)
+            assert bias[0, :, query, key].tolist() == [-slope * distance for slope in (1 / 4, 1 / 16, 1 / 64, 1 / 256)]
+
+
+def test_an_encoders_heads_look_less_far_ahead_than_back():
+    """Of the slopes of 8 heads, 4 heads have every other one for keys before the query, and the ones between for keys
+    after."""
+    bias = toeplitz(LinearBias(4, bidirectional=True)(3, 3, torch.device("cpu"), torch.float32), 3)
+    assert bias[0, :, 2, 0].tolist() == [-2 * slope for slope in (1 / 4, 1 / 16, 1 / 64, 1 / 256)]
+    assert bias[0, :, 0, 2].tolist() == [-2 * slope for slope in (1 / 2, 1 / 8, 1 / 32, 1 / 128)]
+    assert bias.diagonal(dim1=2, dim2=3).count_nonzero() == 0
+
+
+def test_sinusoids_of_rows_and_of_an_odd_width():
+    found = sinusoids(torch.arange(50), 10, torch.float32)
+    rows = sinusoids(torch.tensor([[3, 0], [1, 2]]), 10, torch.float32)
+    torch.testing.assert_close(rows, found[torch.tensor([[3, 0], [1, 2]])], rtol=0, atol=0)
+    assert sinusoids(torch.arange(3), 7, torch.bfloat16).shape == (3, 7)
+
 
 # The vanilla Transformer
 
@@ -197,3 +306,91 @@ def test_the_z_loss_is_of_tokens_and_of_training_only():
     counted = batch["labels"] != -100
     assert (trained["labels"][counted] > evaluated["labels"][counted]).all()
     assert torch.equal(trained["next_sentence_labels"], evaluated["next_sentence_labels"])
+
+
+# A decoder whose inputs see one another: prefix LM without an encoder
+
+
+PREFIX_LM = {"family": "decoder_only", "d_model": 32, "d_ff": 64, "num_heads": 4, "num_layers": 2, "init_std": 0.3}
+ROTARY = {"positions": "rotary", "norm": "rms", "qk_norm": True, "activation": "swiglu", "biases": False}
+LEARNED = {"positions": "learned", "max_positions": 128}
+
+
+def prefix_lm(prefix="bidirectional", **settings):
+    torch.manual_seed(0)
+    ids = {"vocab_size": IDS.size, "pad_id": IDS.pad, "eos_id": IDS.eos}
+    return build(parse({**PREFIX_LM, **ids, "prefix_attention": prefix, **settings})).eval()
+
+
+def examples(lengths=(30, 9, 17, 30)):
+    rows, keys = ragged_rows([*lengths])
+    return InOneRow(of=PrefixLM(length=30)).apply(rows, keys, IDS, {})
+
+
+@each("settings", [ROTARY, LEARNED])
+def test_losses_depend_on_every_token_of_the_prefix_and_on_no_later_one(settings):
+    """The gradient of each loss with respect to the tokens' vectors says what it has seen."""
+    subject = prefix_lm(**settings)
+    batch = as_batch(examples((30,)), IDS.pad)
+    prefix = int(batch["prefix_mask"].sum())
+    vectors = subject.embedding(batch["encoder_input_ids"]).detach().requires_grad_()
+    states = subject.decoder(vectors, _inputs(batch))
+    weights = torch.randn(states.size(-1))  # the sum of a layer norm's output has no gradient
+    for place in range(vectors.size(1)):
+        (seen,) = torch.autograd.grad(states[0, place] @ weights, vectors, retain_graph=True)
+        found = seen[0].abs().sum(dim=1).gt(0).nonzero().flatten().tolist()
+        assert found == [*range(max(place + 1, prefix))]
+
+
+def _inputs(batch):
+    return AttentionInputs(**{key: value for key, value in batch.items() if key not in ("encoder_input_ids", "labels")})
+
+
+def test_a_causal_decoder_reads_the_same_rows_without_seeing_ahead():
+    batch = as_batch(examples(), IDS.pad)
+    causal, bidirectional = prefix_lm("causal", **ROTARY), prefix_lm(**ROTARY)
+    without = {name: tensor for name, tensor in batch.items() if name != "prefix_mask"}
+    assert torch.equal(causal(**batch)["labels"], causal(**without)["labels"])
+    assert not torch.allclose(bidirectional(**batch)["labels"], causal(**batch)["labels"])
+
+
+@each("settings", [ROTARY, LEARNED])
+def test_packed_rows_give_the_same_losses(settings):
+    subject, apart = prefix_lm(**settings), examples()
+    alone = subject(**as_batch(apart, IDS.pad))["labels"]
+    packed = subject(**as_batch(balanced(apart, 2), IDS.pad))["labels"]
+    losses = [np.sort(found[found != 0].detach().numpy()) for found in (alone, packed)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+@each("plain", [True, False])
+def test_generation_reads_a_prompt_as_training_reads_inputs(plain):
+    """The likeliest tokens after prompts of different lengths are those that the loss of the whole row prefers."""
+    subject = prefix_lm(**ROTARY)
+    prompts = [[5, 9, 11, 4, 1], [7, 8, 1]]
+    ids, mask = padded(prompts, IDS.pad, left=True)
+    settings = GenerationSettings(max_new_tokens=6)
+    written = generate(subject, ids, mask, settings, stop_early=not plain).tolist()
+    for prompt, row in zip(prompts, written, strict=True):
+        for count, token in enumerate(row):
+            whole = torch.tensor([[*prompt, *row[:count]]])
+            seen = (torch.arange(whole.size(1)) < len(prompt)).long()[None]
+            inputs = {"prefix_mask": seen}
+            logits = subject.lm_head(subject.decoder(subject.embedding(whole), _inputs(inputs)))[0, -1]
+            assert int(logits[: IDS.size].argmax()) == token
+            if token == IDS.eos:
+                break
+
+
+def test_another_objective_in_the_row_starts_afresh(tmp_path):
+    base, child = tmp_path / "base.yaml", tmp_path / "child.yaml"
+    base.write_text("train: [{corpus: c}]\nobjective: {name: in_one_row, of: {name: prefix_lm, length: 30}}")
+    child.write_text("extends: base.yaml\nobjective: {of: {name: text_to_text, targets_length: 9}}")
+    objective = load(child, [], DataSection).objective
+    assert (objective.of.name, objective.of.targets_length, objective.of.inputs_length) == ("text_to_text", 9, 512)
+
+
+def test_an_export_names_it():
+    for settings in (LEARNED, ROTARY):
+        with pytest.raises(UserError, match="prefix_attention: bidirectional"):
+            hf_model_of(prefix_lm(**settings).config)

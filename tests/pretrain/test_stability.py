@@ -80,14 +80,15 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     spikes = {"window": 8, "threshold": 8.0, "action": "rewind", "max_rewinds": 2}
     spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes})
     hopeless = settings(folder / "hopeless", corpus, 16, faults={"spikes": spikes})
-    ramp = {"ramp_up": [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]}
-    batch = {"global_batch_size": 32, "micro_batch_size": 4, **ramp}
+    ramp = [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]
+    batch = {"global_batch_size": 32, "micro_batch_size": 4, "ramp_up": ramp}
     growing = settings(folder / "growing", corpus, 6, batch=batch)
+    less = growing.model_copy(update={"batch": growing.batch.model_copy(update={"global_batch_size": 24})})
     return {
         "spiking": train_with(spiking, spike_at(192, 208)),
         "hopeless": train_with(hopeless, spike_at(192, 10**9)),
         "growing": train_with(growing, stop=3),
-        "grown": train_with(growing),
+        "grown": train_with(less),
     }
 
 
@@ -188,11 +189,12 @@ def test_a_run_whose_losses_stay_high_is_not_sent_back_for_ever(folder, told):
     assert rows[16]["train/spikes"] == 4
 
 
-def test_growing_batches_take_the_rows_in_their_order(folder, told, schedule):
-    """2 steps of 8 rows, 1 of 16 and 3 of 32, with a stop and resume in between."""
+def test_growing_and_changed_batches_take_the_rows_in_their_order(folder, told, schedule):
+    """2 steps of 8 rows and 1 of 16, a stop, and 3 steps of 24, which would have had 32 rows."""
     assert {of_rank["growing"][0] for of_rank in told} == {75}
     assert {of_rank["grown"][0] for of_rank in told} == {0}
     taken = [one for name in ("growing", "grown") for one in taken_by_both([of_rank[name] for of_rank in told])]
-    assert [len(rows) for _, rows in taken] == [8, 8, 16, 32, 32, 32]
-    assert [row for _, rows in taken for row in rows] == [row for rows in schedule[:8] for row in rows]
-    assert checkpoint_index.read(folder / "growing/run/checkpoints/step-00000006").position == 128
+    assert [len(rows) for _, rows in taken] == [8, 8, 16, 24, 24, 24]
+    assert [row for _, rows in taken for row in rows] == [row for rows in schedule for row in rows][:104]
+    index = checkpoint_index.read(folder / "growing/run/checkpoints/step-00000006")
+    assert (index.position, index.consumed) == (104, [104])

@@ -73,42 +73,35 @@ WORDS = ["red", "green", "house", "tree", "dog", "river"]
 LONG = "red " * 30
 
 
-def build_pairs(folder: Path, files: dict[str, str], tokenizer, options, rows) -> None:
-    """A corpus of the pairs in `files`, of which those named held-out are its validation split."""
-    for name, text in files.items():
-        (folder / f"{name}.tsv").write_text(text)
-    splits = {name: "validation" if name == "held-out" else "train" for name in files}
-    sources = [
-        {"format": "pairs", "name": name, "path": str(folder / f"{name}.tsv"), "split": split, "options": options}
-        for name, split in splits.items()
-    ]
-    path = write_corpus_file(folder / "corpus.yaml", name="swap", sources=sources, tokenizer=tokenizer, rows=rows)
-    done = run("data-pipeline", "build", path)
-    assert done.returncode == 0, done.stderr
-    (folder / "stdout").write_text(done.stdout)
-    (folder / "stderr").write_text(done.stderr)
-
-
 @pytest.fixture(scope="session")
 def pairs_corpus(small_corpus) -> Path:
     """Pairs with a prefix in two files, one of them held out, and the tokenizer of the small corpus."""
     lines = [f"{one} {other}\t{other} {one}\n" for one in WORDS for other in WORDS]
-    train = "".join([*lines[7:], f"a\t{LONG}\n", f"{LONG}\tb\n", "no target\t\n"])
-    files = {"train": train, "held-out": "".join(lines[:7])}
+    files = {"train": [*lines[7:], f"a\t{LONG}\n", f"{LONG}\tb\n", "no target\t\n"], "validation": lines[:7]}
     tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 20}
     objective = {"name": "text_to_text", "inputs_length": 32, "targets_length": 16}
     rows = {"packing": "examples", "objective": objective, "apply_at": "build"}
-    return (
-        made_once("pairs", lambda folder: build_pairs(folder, files, tokenizer, {"prefix": "swap: "}, rows)) / "corpus"
-    )
+
+    def make(folder: Path) -> None:
+        sources = []
+        for split, pairs in files.items():
+            path, options = folder / f"{split}.tsv", {"prefix": "swap: "}
+            path.write_text("".join(pairs))
+            sources.append({"format": "pairs", "name": split, "path": str(path), "split": split, "options": options})
+        path = write_corpus_file(folder / "corpus.yaml", name="swap", sources=sources, tokenizer=tokenizer, rows=rows)
+        done = run("data-pipeline", "build", path)
+        assert done.returncode == 0, done.stderr
+        (folder / "said").write_text(done.stdout + done.stderr)
+
+    return made_once("pairs", make) / "corpus"
 
 
 @pytest.mark.slow
 def test_pairs_that_are_empty_or_too_long_are_counted_and_a_source_may_be_held_out_whole(pairs_corpus):
-    said = (pairs_corpus.parent / "stdout").read_text()
+    said = (pairs_corpus.parent / "said").read_text()
     assert "documents: 2 files → 39 documents, 38 kept, 1 dropped: empty_target 1" in said
     warning = "warning: train: 1 inputs and 1 targets of 31 pairs are longer than rows.objective allows"
-    assert warning in (pairs_corpus.parent / "stderr").read_text()
+    assert warning in said
     assert warning in (pairs_corpus / "report.md").read_text()
     splits = json.loads((pairs_corpus / "report.json").read_text())["splits"]
     assert (splits["train"]["documents"], splits["validation"]["documents"]) == (31, 7)

@@ -27,7 +27,15 @@ from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server, answers
 from tests.tables import each
 
-pytestmark = pytest.mark.usefixtures("feed_often")
+
+@pytest.fixture(autouse=True)
+def _feed_often(monkeypatch):
+    """MLflow is fed without pauses, and may take longer than a test."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
+    monkeypatch.setattr(tracking, "SECONDS_BEFORE_FEEDS", 0.05)
+    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 0.05)
+    monkeypatch.setattr(tracking, "SECONDS_FOR_THE_REST", 3600.0)
+    monkeypatch.setattr(tracking, "LONGEST_PAUSE", 1.0)
 
 
 @pytest.fixture
@@ -200,31 +208,6 @@ def test_resumed_run_goes_on_under_the_same_id(tmp_path, uri, client):
     assert client.get_run(first).info.status == "FAILED"
 
 
-def test_lines_sent_before_a_kill_came_are_not_sent_as_new_ones(tmp_path, uri, client, monkeypatch):
-    with start(tmp_path, None) as tracker:
-        for step in range(1, 1501):
-            tracker.log(step, {"loss": 1 / step})
-    connection = feeder.connected(tmp_path, TrackedRun.load(tmp_path), uri)
-
-    def killed(self, run_dir):
-        if self.offsets:
-            raise KeyboardInterrupt
-        save(self, run_dir)
-
-    save = FeedState.save
-    monkeypatch.setattr(FeedState, "save", killed)
-    with pytest.raises(KeyboardInterrupt):
-        feeder.feed(connection)  # some are in MLflow, and nothing on disk says so
-    monkeypatch.setattr(FeedState, "save", save)
-    assert FeedState.load(tmp_path).offsets == {}
-    first = run_id(tmp_path)
-    (tmp_path / "mlflow.json").unlink()  # the run is found even without
-    assert sync(tmp_path, uri) == 1500
-    assert run_id(tmp_path) == first
-    assert points(client, tmp_path, "loss") == [(step, 1 / step) for step in range(1, 1501)]
-    assert sync(tmp_path, uri) == 0
-
-
 def child(code, *arguments):
     """A Python process as a user would start it: MLflow behaves differently when it detects a test."""
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTEST_CURRENT_TEST", "CI")}
@@ -284,17 +267,18 @@ def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, c
         if answers == "stays silent":
             server.listen()
         tracker = start(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}")
-        for step in range(100):
+        for step in range(250):
             tracker.log(step, {"loss": step})
-        assert len(read_metrics(tmp_path)) == 100
+        assert len(read_metrics(tmp_path)) == 250
         tracker.close("FINISHED", timeout=2)
     assert any(f"pretrain sync {tmp_path}" in message for message in caplog.messages)
     assert len(caplog.messages) <= 2
-    assert sync(tmp_path, uri) == 100
-    assert points(client, tmp_path, "loss") == [(step, step) for step in range(100)]
+    assert [sync(tmp_path, uri), sync(tmp_path, uri)] == [250, 0]
+    assert points(client, tmp_path, "loss") == [(step, step) for step in range(250)]
 
 
 def test_a_run_trains_on_where_mlflow_cannot_be_imported(tmp_path, uri, monkeypatch, caplog):
+    monkeypatch.delattr("pretrain.tracking.feeder")
     monkeypatch.setitem(sys.modules, "pretrain.tracking.feeder", None)
     with start(tmp_path, uri) as tracker:
         tracker.log(1, {"loss": 1.0})

@@ -101,16 +101,6 @@ def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(
     assert validation[0]["validation/small/loss"] == validation[1]["validation/small/loss"]
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_with_another_global_batch_where_its_rows_ended(small_corpus, tmp_path):
-    """After 4 steps of 16 rows, rows 0 … 63, come 4 steps of 8, rows 64 … 95 of the stream."""
-    path = run_file(tmp_path, small_corpus, evaluation=[])
-    assert train_ranks(path, 1, stop=4) == [75]
-    assert train_ranks(path, 1, "batch.global_batch_size=8") == [0]
-    index = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000008")
-    assert (index.step, index.position, index.consumed) == (8, 96, [96])
-
-
 def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
     """Every rank skips its own share; the checkpoint lists what all have skipped.
 
@@ -223,10 +213,9 @@ def test_a_resumed_run_logs_the_same_means(small_corpus, tmp_path):
 # Training straight from a real S3 server
 
 
-@pytest.fixture(scope="module")
-def store():
-    with pytest.MonkeyPatch.context() as patch:
-        yield from serving(patch)
+@pytest.fixture
+def store(monkeypatch):
+    yield from serving(monkeypatch)
 
 
 @pytest.mark.slow

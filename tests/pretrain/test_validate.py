@@ -18,6 +18,7 @@ from pretrain.models import FAMILIES
 from pretrain.trainer import preflight as module
 from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.validate import validate
+from tests.pretrain.runs import run_file
 from tests.pretrain.small_runs import run_config
 from tests.tables import each
 
@@ -105,14 +106,18 @@ def test_all_problems_are_told_at_once(prepared, small_corpus):
 
 def test_objectives_and_micro_batches_fit_the_rows(prepared, small_corpus):
     longer, causal = {"name": "span_corruption", "inputs_length": 64}, {"name": "causal_lm", "length": 33}
+    train = [{"corpus": str(small_corpus)}]
     for data, expected in (
         ({"objective": longer}, "data.objective: needs rows of"),
         ({"curriculum": [{"until_step": 4, "objective": longer}]}, "data.curriculum.0.objective: needs rows of"),
         ({"curriculum": [{"until_step": 4, "objective": causal}]}, "model.family: vanilla learns from"),
     ):
-        sections = {"data": {"train": [{"corpus": str(small_corpus)}], **data}}
-        (line,) = told(prepared, VANILLA, sections=sections)
+        (line,) = told(prepared, VANILLA, sections={"data": {"train": train, **data}})
         assert line.startswith(expected)
+    pairs = {**PAIRS, "length": open_corpus(small_corpus).manifest.rows.raw_length + 3}
+    lines = told(prepared, ENCODER, sections={"data": {"train": train, "objective": pairs, "pack": 2}})
+    (line,) = [line for line in lines if line.startswith("data.pack: ")]
+    assert line.endswith("/corpus has rows with next sentences, one for each row")
     sections = {"batch": {"global_batch_size": 8, "micro_batch_size": 3}}
     assert told(prepared, VANILLA, sections=sections) == [
         "batch.micro_batch_size: 3 doesn't divide a rank's share of 8 rows"
@@ -130,13 +135,6 @@ def test_the_ids_of_a_model_are_the_tokenizers(prepared, small_corpus, bart_corp
     corpora = [{"corpus": str(small_corpus)}, *corpora]
     (line,) = told(prepared, VANILLA, sections={"data": {"train": corpora}})
     assert line.startswith(f"{bart_corpus}: built with another tokenizer than {small_corpus}")
-
-
-def test_rows_with_next_sentences_cannot_be_shared(prepared, small_corpus):
-    objective = {**PAIRS, "length": open_corpus(small_corpus).manifest.rows.raw_length + 3}
-    data = {"train": [{"corpus": str(small_corpus)}], "objective": objective, "pack": 2}
-    (line,) = [one for one in told(prepared, ENCODER, sections={"data": data}) if one.startswith("data.pack: ")]
-    assert line.partition("/corpus ")[2].startswith("has rows with next sentences, one for each row")
 
 
 def test_a_corpus_is_named_once_in_training_and_once_held_out(prepared, small_corpus, tmp_path):
@@ -278,16 +276,7 @@ def test_no_shipped_run_needs_nvcc_and_quantized_weights_do(problems, tmp_path):
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        """
-run: {name: a, directory: a, max_steps: 1000}
-model: {family: t5, d_model: 8, d_kv: 4, d_ff: 8, num_heads: 2, num_encoder_layers: 1, num_decoder_layers: 1}
-data: {train: [{corpus: a}]}
-batch: {global_batch_size: 8}
-optimizer: {learning_rate: 1.0e-2}
-"""
-    )
+    path = run_file(tmp_path, Path("none"))
     return lambda *overrides: load(path, overrides, RunConfig)
 
 
