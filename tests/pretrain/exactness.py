@@ -78,32 +78,6 @@ def global_batch(settings: RunConfig, step: int) -> Batch:
     }
 
 
-def unsharded(model: nn.Module, settings: RunConfig) -> list[float]:
-    """Trains in a plain loop without DeepSpeed; returns each step's loss."""
-    optimizer = optimizers.build(model, settings.optimizer)
-    device = next(model.parameters()).device
-    losses = []
-    for step in range(settings.run.max_steps):
-        batch = {name: tensor.to(device) for name, tensor in global_batch(settings, step).items()}
-        loss = model(**batch)["labels"].sum() / (batch["labels"] != IGNORE_INDEX).sum()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.gradient_clipping)
-        set_rates(optimizer, settings, step)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-def train(engine: Any, steps: range) -> list[float]:
-    """Trains with the engine; returns each step's loss. All ranks call this together."""
-    losses = []
-    for step in steps:
-        own = own_rows(own_layout(ROWS // dist.get_world_size() // 2), global_batch(engine.config, step))
-        losses.append(engine.step(step, step * ROWS, own).loss)
-    return losses
-
-
 def whole_parameters(engine: Any) -> dict[str, Tensor]:
     """The whole parameters, gathered from all ranks, which call this together."""
     with engine.whole() as module:
@@ -151,7 +125,9 @@ def difference(case: Case, steps: int) -> float:
     zero = {"offload_optimizer": {"device": "cpu"}} if case.offload else {}
     settings = config(case.model, case.optimizer, steps, case.stage, case.precision, **zero)
     engine = Engine(build(settings), settings)
-    losses = train(engine, range(steps))
+    layout = own_layout(ROWS // dist.get_world_size() // 2)
+    own = (own_rows(layout, global_batch(settings, step)) for step in range(steps))
+    losses = [engine.step(step, step * ROWS, batches).loss for step, batches in enumerate(own)]
     parameters = whole_parameters(engine)
     engine.close()
     expected, expected_losses = _expected(case.model, case.optimizer, steps, engine.device)
@@ -163,9 +139,20 @@ def difference(case: Case, steps: int) -> float:
 
 @cache
 def _expected(model: str, optimizer: str, steps: int, device: torch.device) -> tuple[dict[str, Tensor], list[float]]:
+    """The parameters and the losses of each step in a plain loop without DeepSpeed."""
     settings = config(model, optimizer, steps)
     whole = build(settings, device)
-    losses = unsharded(whole, settings)
+    plain = optimizers.build(whole, settings.optimizer)
+    losses = []
+    for step in range(steps):
+        batch = {name: tensor.to(device) for name, tensor in global_batch(settings, step).items()}
+        loss = whole(**batch)["labels"].sum() / (batch["labels"] != IGNORE_INDEX).sum()
+        loss.backward()
+        nn.utils.clip_grad_norm_(whole.parameters(), settings.optimizer.gradient_clipping)
+        set_rates(plain, settings, step)
+        plain.step()
+        plain.zero_grad()
+        losses.append(loss.item())
     return {name: parameter.detach() for name, parameter in whole.named_parameters()}, losses
 
 

@@ -96,10 +96,8 @@ def rows_of(rng, number, causal):
 def test_greedy_and_beam_search_equal_transformers(family, seed, padding, tmp_path):
     """Compares tokens up to EOS; after it, transformers' beam search fills with EOS if pad is 0.
 
-    Transformers is told to suppress padding of the vocabulary, as exports tell it.
-
-    Transformers gets the padded batch of an encoder-decoder, but each prompt of a causal model alone: to its no-repeat
-    rule and minimum length, the padding before a prompt is text.
+    Transformers is told to suppress padding of the vocabulary, as exports tell it. It gets each prompt of a causal
+    model alone: to its no-repeat rule and minimum length, the padding before a prompt is text.
     """
     rng = random.Random(f"{family} {seed}")
     ours = random_model(family, std=1.0, vocab_size=24, pad_vocab_to_multiple_of=24 + padding)  # the last are no tokens
@@ -272,7 +270,7 @@ def test_what_a_model_cannot_do_is_refused(model, inputs):
     with pytest.raises(UserError, match="an input has 21 tokens, but the model takes 20 at most"):
         generate(learned, torch.ones(1, 21, dtype=torch.long))
     with pytest.raises(UserError, match="the family encoder_only don't generate"):
-        generate(as_at_the_start("bert"), *inputs)
+        generate(as_at_the_start("bert"), *inputs, settings())
 
 
 def test_sampled_shares():
