@@ -148,7 +148,7 @@ def hang():
 
 class Trouble:
     def __init__(self, settings):
-        from pretrain.evaluation import collectives as hooks, hook_runner
+        from pretrain.evaluation import hook as hooks, hook_runner
         self.settings = settings
         hooks.time = hook_runner.time = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped)
 
