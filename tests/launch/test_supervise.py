@@ -35,8 +35,6 @@ from tests.pretrain.runs import run_file
 from tests.processes import runs
 from tests.tables import each
 
-STOPS = f"{ASKED}; {STOPPED}"
-
 
 def supervisor(run: Path, *ranks: str) -> list[str]:
     """A command that calls `supervised` in a process of its own."""
@@ -47,7 +45,7 @@ def supervisor(run: Path, *ranks: str) -> list[str]:
 def test_a_signal_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, signalled):
     """These processes block it, and never report it themselves."""
     capfd.readouterr()
-    assert supervised(tmp_path, f"{signalled}\n{STOPS}") == 75
+    assert supervised(tmp_path, f"{signalled}\n{ASKED}; {STOPPED}") == 75
     assert capfd.readouterr().err == "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
 
 
@@ -70,7 +68,8 @@ def test_a_run_whose_terminal_is_closed_stops(tmp_path):
     """Both the kernel and the shell signal the supervisor, which then can't print any more."""
     terminal, inside = pty.openpty()
     heeds_hang_ups = ["env", "--default-signal=HUP"]  # which would be ignored below `nohup`
-    command = [*heeds_hang_ups, "setsid", "--ctty", *supervisor(tmp_path, f"echo training; {STOPS}")]
+    saves = f"echo training; {ASKED}; sleep 1; {STOPPED}"  # which a second signal must not end
+    command = [*heeds_hang_ups, "setsid", "--ctty", *supervisor(tmp_path, saves)]
     process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside)
     os.close(inside)
     with os.fdopen(terminal, "rb", buffering=0) as screen:
