@@ -244,8 +244,9 @@ def test_both_sides_of_a_pair_are_masked(tmp_path):
     pair = "ask {0} ann@example.org\tcall {0} 212-555-0123\n"
     (tmp_path / "pairs.tsv").write_text("".join(map(pair.format, range(40))))
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}}
-    changes = {"rows": rows, "cleaning": {"profile": "none", "pii": ["email", "phone"]}}
-    corpus = build(plain(tmp_path, tmp_path / "pairs.tsv", "pairs", **changes), until="documents")
+    cleaning = {"profile": "none", "pii": ["email", "phone"]}
+    source = {"format": "pairs", "path": str(tmp_path / "pairs.tsv"), "cleaning": cleaning}
+    corpus = build(plain(tmp_path, "", "pairs", rows=rows, sources=[source]), until="documents")
     assert report.read(corpus).masked == {"email": 40, "phone": 40}
 
 

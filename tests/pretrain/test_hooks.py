@@ -133,8 +133,6 @@ import signal
 import time
 from types import SimpleNamespace
 from typing import ClassVar, Literal
-from pretrain.config import RunConfig
-from pretrain.config.run_config import CallbackSection
 from pretrain.config.evaluation import HookSettings
 
 class TroubleSettings(HookSettings):

@@ -310,7 +310,7 @@ def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
     case = Case(torch.float32)
     case.x, case.labels = torch.randn(2, 32, 4), torch.arange(64).view(2, 32)
     case.states, case.in_text = torch.randn(2, 32, 5), torch.ones(2, 32, dtype=torch.bool)
-    with LargeTensors(1) as taught:
+    with LargeTensors(1) as with_teacher:
         losses_of(case, student, OnlyHead(Head(5, 1000, 1.0)), 1000)["labels"].sum().backward()
-    for watched in (alone, taught):
+    for watched in (alone, with_teacher):
         assert max(one.numel() for one in watched.made.values()) == 8 * 1000
