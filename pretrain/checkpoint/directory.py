@@ -22,7 +22,6 @@ with imported_at_first_use():
 
 _LONGEST = 4096  # bytes of `latest`
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # exactly one name for each step
-logger = logging.getLogger(__name__)
 
 
 def checkpoint_directory(run: Path, step: int) -> Path:
@@ -126,6 +125,9 @@ def _removed(node: Path, run: Path | None) -> bool:
         if not newer:
             shutil.rmtree(node, ignore_errors=True)
         return not newer
+
+
+logger = logging.getLogger(__name__)
 
 
 def checkpoint_in(path: Path) -> Path:

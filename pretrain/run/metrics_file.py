@@ -29,9 +29,6 @@ import psutil
 import pynvml
 
 FILE_NAME = "metrics.jsonl"
-_SYSTEM = "system"  # the folder with the files of machines
-_MEGABYTE = 1e6
-Sample = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -161,6 +158,12 @@ def _mend_last_line(path: Path) -> None:
             file.write(b"\n")
         else:
             file.truncate(start + whole)
+
+
+_SYSTEM = "system"
+_MEGABYTE = 1e6
+
+Sample = dict[str, float]
 
 
 def files_of_machines(run_dir: Path) -> list[Path]:

@@ -51,8 +51,6 @@ _NAMES = [
     (r"((?:embedding|norms)/.+)", r"model/\1"),
     (r"(.+/.+)", r"metrics/\1"),
 ]
-_HOST = "127.0.0.1"
-_TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application
 
 
 @dataclass(frozen=True)
@@ -242,6 +240,10 @@ def in_mlflow(name: str) -> str:
 def one_line(error: Exception) -> str:
     """The first line of the message: MLflow's messages continue with SQL statements and stacks."""
     return masked((str(error).strip().splitlines() or [type(error).__name__])[0][:300])
+
+
+_HOST = "127.0.0.1"
+_TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application
 
 
 def dashboard(run_dir: Path | None, uri: str, port: int = 5000) -> None:

@@ -13,12 +13,13 @@ from pretrain.trainer import wrappers
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.trainer.callbacks.bad_steps import SkippedSteps, Spikes
 from pretrain.trainer.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
+from pretrain.trainer.callbacks.fingerprints import WeightComparison
+from pretrain.trainer.callbacks.memory_at_rest import ComparingMemory
 from pretrain.trainer.callbacks.replay import Replaying
 from pretrain.trainer.callbacks.reporting import EvaluationHooks, Reporting
 from pretrain.trainer.callbacks.speed import Profiling, Speed
 from pretrain.trainer.callbacks.stops import Stops
 from pretrain.trainer.callbacks.stragglers import Straggling
-from pretrain.trainer.callbacks.weights_in_memory import ComparingMemory, WeightComparison
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.construction import construct

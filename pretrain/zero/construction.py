@@ -30,12 +30,6 @@ with imported_at_first_use():
 
     from pretrain.zero import deepspeed_private  # chooses its accelerator when it is imported; `compiles` comes before
 
-Forward = Callable[..., Tensor]
-BACKEND = "inductor"
-# Compiled graphs per layer: rows with or without padding, of one width or of any, aligned for the fastest kernels or
-# not. Beyond PyTorch's default of 8, it would run uncompiled with just a warning.
-_GRAPHS = 32
-
 
 def stage_on(config: RunConfig, ranks: int) -> int:
     """ZeRO's stage on `ranks` ranks. One rank has nothing to shard: unless it offloads, stage 3 is stage 2 there."""
@@ -101,6 +95,14 @@ def sharded(config: RunConfig) -> Iterator[None]:
         return
     with freed_at_once(), deepspeed_private.deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, ranks)):
         yield
+
+
+Forward = Callable[..., Tensor]
+
+BACKEND = "inductor"
+# Compiled graphs per layer: rows with or without padding, of one width or of any, aligned for the fastest kernels or
+# not. Beyond PyTorch's default of 8, it would run uncompiled with just a warning.
+_GRAPHS = 32
 
 
 def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> None:

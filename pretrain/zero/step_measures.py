@@ -26,9 +26,6 @@ from pretrain.zero.construction import layers
 from pretrain.zero.deepspeed_private import DeepSpeedEngine, flat_buffers, wrapped
 
 GRADIENT, WEIGHT, UPDATE = range(3)
-Item = TypeVar("Item")
-Call = Callable[..., Any]
-Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 class StepNorms:
@@ -125,6 +122,11 @@ def _updated(optimizer: Optimizer) -> Iterator[Tensor]:
     """The flat buffers that a call of `step` updates."""
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+Item = TypeVar("Item")
+Call = Callable[..., Any]
+Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 class StepTimes:

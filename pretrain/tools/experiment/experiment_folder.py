@@ -27,9 +27,6 @@ with imported_at_first_use():  # PyTorch takes 2 s, which the page of settings a
 
 FILE = "experiment.yaml"
 _NAME = re.compile(r"[\w.-]+")
-_OVERRIDES = "overrides.json"
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?)(steps?|%|flops)", re.I)
-_SMALLEST = 50  # steps: with fewer, whole steps miss the FLOPs by more than 1 %
 
 
 class Published(Section):
@@ -116,6 +113,11 @@ def read(directory: Path) -> Experiment:
     return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published)
 
 
+_FILE = "overrides.json"
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?)(steps?|%|flops)", re.I)
+_SMALLEST = 50  # steps: with fewer, whole steps miss the FLOPs by more than 1 %
+
+
 @dataclass(frozen=True)
 class PlannedRun:
     """One run of the experiment. `overrides` are those of the command line of its launcher."""
@@ -188,14 +190,14 @@ def plan_runs(
 
 def _check_overrides(out: Path, rows: dict[str, list[str]]) -> None:
     """A run can't go on with other overrides than it was started with."""
-    before = read_valid_json(out / _OVERRIDES, dict[str, list[str]]) or {}
+    before = read_valid_json(out / _FILE, dict[str, list[str]]) or {}
     changed = [row for row, given in rows.items() if before.get(row, given) != given and (out / row).exists()]
     if changed:
         raise UserError(
             f"{out}: has runs of {', '.join(changed)} with other settings or steps; give the same, or another --out"
         )
     rows = before | rows
-    write_json(out / _OVERRIDES, rows, mode=None if masked_values(rows) == rows else 0o600)
+    write_json(out / _FILE, rows, mode=None if masked_values(rows) == rows else 0o600)
 
 
 def shortened(config: RunConfig, budget: str) -> list[str]:

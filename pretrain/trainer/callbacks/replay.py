@@ -25,7 +25,7 @@ from pretrain.checkpoint.directory import set_aside_after
 from pretrain.run import watchdog
 from pretrain.run.environment import Machine, place
 from pretrain.trainer.callback import Callback, Trainer
-from pretrain.trainer.callbacks.weights_in_memory import Finding, named, sums
+from pretrain.trainer.callbacks.fingerprints import Finding, named, sums
 from pretrain.zero.ranks import of_all_ranks, on_rank_0
 
 _SHARE = 0.002  # of the forward and backward passes of training, that replays may add

@@ -28,7 +28,6 @@ _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
 _LONG = 0.01  # s: a product that takes as long keeps the device busy
 _PLACES, _ROWS_COUNTED = 8, 32  # rows at places all over a run, whose lengths stand for all
 _TIMES = 3  # of a product
-_FIRST_PROFILED, _PROFILED = 10, 3  # steps since the start: earlier ones compile and fill caches; then as many more
 
 
 def peak_flops(config: RunConfig, device: torch.device) -> float:
@@ -93,6 +92,9 @@ def flops_per_step(setup: ValidatedRun) -> float:
     firsts = [int(whole * (place + 0.5) / _PLACES) for place in range(_PLACES)]
     counted = sum(count_flops(model, Sizes(*sizes(batches[first].batch).tolist())) for first in firsts)
     return rows * counted / (_PLACES * _ROWS_COUNTED)
+
+
+_FIRST_PROFILED, _PROFILED = 10, 3  # steps since the start: earlier ones compile and fill caches; then as many more
 
 
 class Speed(Callback):
