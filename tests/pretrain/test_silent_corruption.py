@@ -20,7 +20,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
-from pretrain.trainer.callbacks.weights_in_memory import checksum, interval
+from pretrain.trainer.callbacks.memory_at_rest import checksum, interval
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
@@ -381,10 +381,10 @@ def test_checks_are_as_many_as_take_a_thousandth_of_the_time():
 
 @tables.each("dtype", [torch.float32, torch.bfloat16])
 def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
-    from pretrain.trainer.callbacks import weights_in_memory
-    from pretrain.trainer.callbacks.weights_in_memory import sums
+    from pretrain.trainer.callbacks import fingerprints
+    from pretrain.trainer.callbacks.fingerprints import sums
 
-    monkeypatch.setattr(weights_in_memory, "_PART", 1 << 10)
+    monkeypatch.setattr(fingerprints, "_PART", 1 << 10)
     values = torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)
     whole = sums(values)
     parts = [(0, 7), (7, 1500), (1500, len(values))]
@@ -400,7 +400,7 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
 
 def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
-    from pretrain.trainer.callbacks.weights_in_memory import difference, of_masters
+    from pretrain.trainer.callbacks.fingerprints import difference, of_masters
     from pretrain.zero.deepspeed_private import in_memory
 
     engine = engine_of(run_config(stage, precision=precision))
@@ -438,9 +438,9 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, pre
 
 
 def judged(right: list[list[int]], shared: bool) -> tuple[int | None, str] | None:
-    from pretrain.trainer.callbacks import weights_in_memory
+    from pretrain.trainer.callbacks import fingerprints
 
-    found = weights_in_memory.judged(["a", "b"], torch.tensor(right, dtype=torch.bool), shared)
+    found = fingerprints.judged(["a", "b"], torch.tensor(right, dtype=torch.bool), shared)
     return found and (found.rank, found.what)
 
 

@@ -12,8 +12,8 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.hardware import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder
-from pretrain.trainer.callbacks import speed
-from pretrain.trainer.callbacks.speed import measured_peak, sizes
+from pretrain.trainer import throughput
+from pretrain.trainer.throughput import measured_peak, sizes
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY, as_at_the_start, examples_of, packed
 from tests.pretrain.small_runs import run_config
 from tests.slow import slow
@@ -102,7 +102,7 @@ def test_peaks_are_the_data_sheets_without_sparsity(device, name, peaks):
 def test_the_measured_peak_is_work_over_time(monkeypatch, dtype):
     """By a clock that advances a second at each reading, twice a product, of all products that torch counts."""
     clock = itertools.count()
-    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     before = torch.random.get_rng_state()
     with FlopCounterMode(display=False) as counter:
         peak = measured_peak(dtype, torch.device("cpu"))
@@ -114,4 +114,4 @@ def test_the_measured_peak_is_work_over_time(monkeypatch, dtype):
 def test_the_peak_is_that_of_the_runs_arithmetic(monkeypatch, precision, tf32, arithmetic):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 PCIe")
     config = run_config(precision=precision, compute={"tf32": tf32})
-    assert speed.peak_flops(config, torch.device("cuda")) == GPUS["h100-pcie"].flops(arithmetic)
+    assert throughput.peak_flops(config, torch.device("cuda")) == GPUS["h100-pcie"].flops(arithmetic)

@@ -17,13 +17,10 @@ from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import masked_values
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config import RunConfig
 from pretrain.run import status
-
-with imported_at_first_use():  # PyTorch takes 2 s, which the page of settings and tables of results don't need
-    from pretrain.trainer import validate
-    from pretrain.trainer.callbacks import speed
+from pretrain.trainer.throughput import flops_per_step
+from pretrain.trainer.validate import validate
 
 FILE = "experiment.yaml"
 _NAME = re.compile(r"[\w.-]+")
@@ -233,7 +230,7 @@ def of_length(config: RunConfig, steps: int) -> list[str]:
 def _steps_of_flops(config: RunConfig, flops: float) -> int:
     # The weights that a run starts from may come from another run of the experiment, which isn't there yet.
     alone = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"init_from": None})})
-    steps = round(flops / speed.flops_per_step(validate.validate(alone, 0, 1)))
+    steps = round(flops / flops_per_step(validate(alone, 0, 1)))
     if steps < _SMALLEST:
         raise UserError(f"--budget: {flops:g} FLOPs are {steps} steps of {config.run.name}; {_SMALLEST} at least")
     return steps
