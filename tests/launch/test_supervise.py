@@ -109,10 +109,12 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path):
     process = subprocess.Popen(supervisor(tmp_path / "run", starts_a_worker, "kill -STOP $$"))
     tree = psutil.Process(process.pid)
     below: list[psutil.Process] = []
-    while not ((tmp_path / "ready").exists() and psutil.STATUS_STOPPED in [one.status() for one in below]):
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    # the launcher, two wrappers, two ranks, a worker; what touched the file may not be gone yet
+    while len(below) != 6 or psutil.STATUS_STOPPED not in [one.status() for one in below]:
         time.sleep(0.05)
         below = tree.children(recursive=True)
-    assert len(below) == 6  # the launcher, two wrappers, two ranks, a worker
     process.kill()
     process.wait()
     while any(runs(one.pid) for one in below):

@@ -64,11 +64,12 @@ def until_eos(row, eos=1):
 
 def any_settings(rng):
     """Random settings, and the same for transformers, except for those that depend on the prompt."""
-    beams = rng.choice([1, 2, 3, 5])
+    beams, most = rng.choice([1, 2, 3, 5]), rng.choice([1, 4, 25])
+    # 25 tokens that all differ are more than there are
     chosen = {
-        "max_new_tokens": rng.choice([1, 4, 25]),
+        "max_new_tokens": most,
         "num_beams": beams,
-        "no_repeat_ngram_size": rng.choice([0, 1, 2, 3]),
+        "no_repeat_ngram_size": rng.choice([0, 2, 3, *[1] * (most < 25)]),
     }
     chosen["min_new_tokens"] = min(rng.choice([0, 0, 3, 8]), chosen["max_new_tokens"])
     if beams > 1:

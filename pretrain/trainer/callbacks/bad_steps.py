@@ -24,6 +24,7 @@ class SkippedSteps(Callback):
 
     def before_training(self, trainer: Trainer) -> None:
         self._untried = trainer.run.resume  # what was resumed from, until a step from it was applied
+        self._since = trainer.state.step  # its step; not read from it, since rank 0 may have moved it by then
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         return {"train/skipped_steps": trainer.state.health.skipped}
@@ -35,7 +36,7 @@ class SkippedSteps(Callback):
         health, most, step = trainer.state.health, trainer.config.faults.max_skipped_steps, trainer.step
         message = f"step {step}: the loss or its gradient isn't finite"
         trainer.report.warn(f"{message}; step skipped ({health.in_a_row} in a row, {health.skipped} in total)")
-        if self._untried and step - checkpoint_index.read(self._untried).step >= min(_TRIED, most):
+        if self._untried and step - self._since >= min(_TRIED, most):
             self._further_back(trainer, self._untried)
         elif health.in_a_row >= most:  # this state isn't saved: no finite loss came from it
             trainer.finish_saving()
@@ -54,7 +55,7 @@ class SkippedSteps(Callback):
         if checkpoint is None:
             raise FailedError(f"{found}, and there is no older checkpoint")
         trainer.go_back(checkpoint, replace(state_of(run.directory, checkpoint), skipped=trainer.state.skipped))
-        self._untried = checkpoint
+        self._untried, self._since = checkpoint, trainer.state.step
         trainer.report.warn(f"{found}; going back to step {trainer.state.step}")
 
 
