@@ -16,9 +16,10 @@ from pretrain.functional.attention import attend, using
 from pretrain.functional.attention_bias import Pattern, Window, labels
 
 # Relative, in the L2 norm, against sums in fp32. bf16 rounds by up to 2⁻⁹: the inputs of the second product of each
-# result, and the result itself. TF32 as much.
+# result, and the result itself. TF32 as much. For gradients, FlashAttention takes the weighted mean of the values from
+# the rounded output: where a query sees two keys, or logits as large as 4, twice that is lost in the difference.
 _TOLERANCE, _TOLERANCE_OF_FP32 = 4e-3, 1e-5
-_LONGEST = 1024  # tokens: longer rows have more tiles of the same kind
+_SHORTEST, _LONGEST = 64, 1024  # tokens. Longer rows have more tiles of the same kind
 
 
 class Form(NamedTuple):
@@ -66,8 +67,9 @@ def _errors(form: Form, dtype: torch.dtype, device: torch.device) -> dict[str, f
         return torch.randn(shape, generator=generator).to(device, dtype)
 
     rows, heads, d_kv, before, after = form.rows, form.heads, form.d_kv, form.before, form.after
-    queries, keys = min(form.queries, _LONGEST), min(form.keys, _LONGEST)
+    queries, keys = (max(_SHORTEST, min(length, _LONGEST)) for length in (form.queries, form.keys))
     inputs = [draw(rows, length, heads, d_kv).transpose(1, 2) for length in (queries, keys, keys)]
+    inputs[0] /= form.scale * d_kv**0.5  # logits of variance 1, as at a model's start
     inputs += [draw(heads, queries + keys - 1)] if form.biased else []
     examples = (
         torch.arange(length, device=device).mul(2).div(length, rounding_mode="floor") for length in (queries, keys)

@@ -91,13 +91,19 @@ def store_tile(base, at, stride, length, tile, D: tl.constexpr, BLOCK_D: tl.cons
 @triton.jit
 def offset(base, distance):
     """`base` moved by `distance` elements; None if there is none."""
-    return None if base is None else base + distance
+    if base is None:
+        return  # Triton 3.6 can't return the constant None
+    else:
+        return base + distance
 
 
 @triton.jit
 def load_labels(labels, at, length):
     """Labels in the shape of `at`; None if there are none."""
-    return None if labels is None else tl.load(labels + at, mask=at < length)
+    if labels is None:
+        return
+    else:
+        return tl.load(labels + at, mask=at < length)
 
 
 @triton.jit
@@ -145,7 +151,10 @@ def mixed(x):
 @triton.jit
 def seed_of_head(SEED, row):
     """The seed of one head of one row of the batch; None without dropout."""
-    return None if SEED is None else mixed(tl.load(SEED).to(tl.uint32) + row.to(tl.uint32) * 0x9E3779B9)
+    if SEED is None:
+        return
+    else:
+        return mixed(tl.load(SEED).to(tl.uint32) + row.to(tl.uint32) * 0x9E3779B9)
 
 
 @triton.jit
