@@ -118,7 +118,7 @@ def page() -> str:
             sections += [f"## On a {title}", f"{most}."]
             sections += [section(name, record, most) for name, record in records.items()]
         elif device == "cuda":
-            sections.append("## On a GPU\n\nNot measured yet: no GPU was at hand.")
+            sections.append("## On a GPU\n\nNot measured by these benchmarks. [What has run on one](gpu.md).")
     if (PAGE.parent / "step-profile.svg").exists():
         sections.append(PROFILES)
     return "\n\n".join(part.strip() for part in [*sections, LONGER]) + "\n"

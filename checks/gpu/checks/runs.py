@@ -128,6 +128,7 @@ def _run_file(report: Report, name: str, corpus: Path, steps: int, **changes: An
         "optimizer": {"learning_rate": 3e-3, "gradient_clipping": 1.0},
         "schedule": {"name": "constant"},
         "precision": "bf16",
+        "compute": {"compile": False},  # which `throughput` does: it takes a small model 20 s at each start
         "checkpoint": {"every_steps": 1000},
         "tracking": {"mlflow": None, "log_every_steps": 1},
     }
