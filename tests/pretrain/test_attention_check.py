@@ -224,11 +224,11 @@ class _Rounded(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         q, k, v, weights, output = ctx.saved_tensors
         gradient = gradient.float()
-        of_logits = weights * (gradient @ v.float().mT - (output.float() * gradient).sum(-1, keepdim=True))
-        rounded = of_logits.bfloat16().float()
-        of_queries, of_keys = ctx.scale * (rounded @ k.float()), ctx.scale * (rounded.mT @ q.float())
-        of_values = weights.bfloat16().float().mT @ gradient
-        return *(one.bfloat16() for one in (of_queries, of_keys, of_values)), of_logits, None
+        d_logits = weights * (gradient @ v.float().mT - (output.float() * gradient).sum(-1, keepdim=True))
+        rounded = d_logits.bfloat16().float()
+        dq, dk = ctx.scale * (rounded @ k.float()), ctx.scale * (rounded.mT @ q.float())
+        dv = weights.bfloat16().float().mT @ gradient
+        return *(one.bfloat16() for one in (dq, dk, dv)), d_logits, None
 
 
 def rounded(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, scale: float, *_: Any) -> Tensor:
