@@ -21,11 +21,11 @@ from harness import Options, Table, main
 
 import data_pipeline
 from data_pipeline.cleaning.bad_words import contains_bad_word
-from data_pipeline.cleaning.c4_rules import clean_page
 from data_pipeline.cleaning.classifier import ClassifierConfig, scorer
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.gopher import GopherConfig, keep_page
 from data_pipeline.cleaning.language import detector
+from data_pipeline.cleaning.page import clean_page
 from data_pipeline.cleaning.pii import PLACEHOLDERS, mask
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.decontamination import DecontaminationConfig, Ngrams

@@ -14,7 +14,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.objectives.ul2 import UL2
 from pretrain.config import RunConfig
 from pretrain.hardware import gpu_named
-from pretrain.tools.plan.planner import Planner, resolve_rows
+from pretrain.tools.plan import Planner, resolve_rows
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (

@@ -2,16 +2,24 @@
 then those of installed packages.
 
 Personal data is masked in what is left. The language, bad words and the classifier come last, as in C4.
+
+C4's rules are those of Raffel et al. 2020, section 2.2, in the order and to the letter of TFDS `c4_utils`. Where the
+paper and the program differ, we follow the program, which made the published corpus. Copies of the paper that say
+"5 sentences, 3 words" have the two numbers swapped. Of the curly brackets, only `{` drops a page.
 """
 
+import heapq
+import re
+from collections.abc import Callable
+
 from data_pipeline.cleaning.bad_words import drops_page
-from data_pipeline.cleaning.c4_rules import clean_page, has_paragraphs, is_too_long
 from data_pipeline.cleaning.classifier import scorer
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.gopher import keep_page
 from data_pipeline.cleaning.language import detector, keep_language
 from data_pipeline.cleaning.pii import mask
 from data_pipeline.text.document import Tally
+from data_pipeline.text.sentences import count_sentences
 
 
 class Cleaner:
@@ -81,3 +89,106 @@ class PageFilters:
             tally.drop("classifier", text)
             return None
         return language
+
+
+_CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+_END_MARKS = (".", "?", "!", '"')
+_ELLIPSIS = "..."
+_NAMED = ("lorem ipsum", "javascript", "cookie", "policy", "terms of use")
+_POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+
+
+def clean_page(
+    text: str,
+    rules: CleaningConfig,
+    tally: Tally,
+    sentences: Callable[[str, int], int] = count_sentences,
+) -> str | None:
+    """The lines of `text` that are prose, or None if the page is dropped.
+
+    A line or page exactly at a threshold is kept. Words are measured before citation marks are removed.
+
+    `sentences(line, at_most)` returns the number of sentences in a line, or `at_most` if there are more. `tally` counts
+    for each line `line_passed` or the rule that dropped it (`line_too_long_word`, `line_no_endmark`, `line_too_short`,
+    `line_javascript`, `line_policy`), and for the page `passed` or the rule that dropped it (`too_long`, `lorem_ipsum`,
+    `curly_bracket`, `too_few_sentences`).
+
+        "Home | About\nUlm is a city on the Danube.[3]\nIt is old. Its minster is high."
+        ->  "Ulm is a city on the Danube.\nIt is old. Its minster is high."
+    """
+    if is_too_long(text, rules, tally):
+        return None
+    kept: list[str] = []
+    web_rules, least_words = rules.web_rules, rules.min_words_per_line
+    # Lines are converted to lower case only in a page that has one of the words somewhere. A removed citation mark may
+    # join the halves of one.
+    names = web_rules and ("[" in text or any(map(text.lower().__contains__, _NAMED)))
+    for line in text.splitlines():
+        line = line.strip()
+        if (longest := rules.max_word_length) and len(line) > longest and max(map(len, line.split())) > longest:
+            tally.drop("line_too_long_word", line)
+            continue
+        if web_rules and "[" in line:
+            line = _CITATION.sub("", line)  # not stripped again: C4 drops "A line. [3]" for its last character
+        if web_rules and (not line.endswith(_END_MARKS) or line.endswith(_ELLIPSIS)):
+            tally.drop("line_no_endmark", line)
+            continue
+        if least_words and len(line.split(None, least_words - 1)) < least_words:
+            tally.drop("line_too_short", line)
+            continue
+        lowered = line.lower() if names else ""
+        if "lorem ipsum" in lowered:
+            tally.drop("lorem_ipsum", line)
+            return None
+        if "javascript" in lowered:
+            tally.drop("line_javascript", line)
+            continue
+        if web_rules and "{" in line:
+            tally.drop("curly_bracket", line)
+            return None
+        if any(policy in lowered for policy in _POLICIES):
+            tally.drop("line_policy", line)
+            continue
+        tally["line_passed"] += 1
+        kept.append(line)
+    if not kept or not _has_sentences(kept, rules.min_sentences_per_page, sentences):
+        tally.drop("too_few_sentences", text)
+        return None
+    tally["passed"] += 1
+    return "\n".join(kept).strip()
+
+
+def is_too_long(text: str, rules: CleaningConfig, tally: Tally) -> bool:
+    """Whether the raw page exceeds `max_page_characters`; counts `too_long` if so.
+
+    C4 applies this rule before it chooses the newest page of each URL, and all others after it: a page that is too long
+    must not replace an older one.
+    """
+    if rules.max_page_characters is None or len(text) <= rules.max_page_characters:
+        return False
+    tally.drop("too_long", text)
+    return True
+
+
+def _has_sentences(lines: list[str], minimum: int, sentences: Callable[[str, int], int]) -> bool:
+    """Whether `lines` have `minimum` sentences, counted line by line.
+
+    Every line has at least one, so a page with `minimum` lines, as most have, needs no counting.
+    """
+    missing = minimum - len(lines)
+    for line in lines:
+        if missing <= 0:
+            return True
+        missing -= sentences(line, missing + 1) - 1
+    return missing <= 0
+
+
+def has_paragraphs(text: str, min_paragraphs: int = 3, min_paragraph_characters: int = 200) -> bool:
+    """Multilingual C4's rule in place of `clean_page`: whether at least that many lines are at least that long.
+
+    Xue et al. 2021 (mT5), section 3.1.
+
+        has_paragraphs("aaaa\nbb\ncccc", 2, 4)  ->  True        has_paragraphs("aaaa\nbb\nccc", 2, 4)  ->  False
+    """
+    longest = heapq.nlargest(min_paragraphs, map(len, text.split("\n")))
+    return len(longest) == min_paragraphs and all(length >= min_paragraph_characters for length in longest)

@@ -4,11 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PositiveInt, SerializeAsAny
 
-from data_pipeline.dedup.documents import EqualDocuments
-from data_pipeline.dedup.lines import EqualLines
+from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans
 from data_pipeline.dedup.minhash import MinHashConfig, NearDuplicates
 from data_pipeline.dedup.newest_url import NewestUrl
-from data_pipeline.dedup.spans import EqualSpans
 from data_pipeline.dedup.step import Step, StepConfig, custom_step
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
 from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults

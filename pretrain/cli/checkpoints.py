@@ -24,7 +24,7 @@ with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, transformers 1.4 
     from pretrain.checkpoint import trained as trained_models
     from pretrain.config import evaluation
     from pretrain.evaluation import lm_eval as harness
-    from pretrain.generation import blanks, command, ctranslate2_engine
+    from pretrain.generation import blanks, ctranslate2_engine
     from pretrain.generation import settings as generation
     from pretrain.generation import texts as answering
     from pretrain.huggingface import card
@@ -76,7 +76,7 @@ def generate(
         raise UserError(f"{out}: exists already; choose another file")
     prompts: list[str] = []
     if texts or file or corpus is None:
-        prompts = command.texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
+        prompts = answering.texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
     trained = _open(checkpoint)
     originals: list[str | None] = [None] * len(prompts)
     if corpus is not None:
@@ -96,8 +96,8 @@ def generate(
             trained = trained.on_best_device()
         written = answering.answer_texts(trained, prompts, settings, batch_size, other)
         likely = partial(blanks.likeliest_fillings, trained, number=likeliest) if likeliest else None
-        stream = stack.enter_context(command.new_file(out)) if out else sys.stdout
-        command.show(written, originals, jsonl, stream, likely)
+        stream = stack.enter_context(answering.new_file(out)) if out else sys.stdout
+        answering.show(written, originals, jsonl, stream, likely)
 
 
 @app.command("evaluate", epilog="Example: pretrain evaluate runs/quickstart --hook '{hook: samples, number: 8}'")

@@ -19,9 +19,9 @@ with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, pydantic 0.4 s; M
     from pretrain import config as configs
     from pretrain import hardware
     from pretrain.run import heartbeat, rank_logs
+    from pretrain.tools import plan as planner
     from pretrain.tools import reference, watch
     from pretrain.tools.experiment import run_experiment
-    from pretrain.tools.plan import planner
     from pretrain.tracking import mlflow_store, tracker
     from pretrain.trainer import picture, train
 

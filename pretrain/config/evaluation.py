@@ -71,7 +71,7 @@ class ValidationLossSettings(HookSettings):
 class LossBreakdownSettings(HookSettings):
     """Loss and accuracy by the position of a target, by the length of its span and by the frequency of its token."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.loss_breakdown.LossBreakdown"
+    implementation: ClassVar[str] = "pretrain.evaluation.validation_loss.LossBreakdown"
 
     hook: Literal["loss_breakdown"] = "loss_breakdown"
     every_steps: PositiveInt = 2000
@@ -165,7 +165,7 @@ class SamplesSettings(HookSettings):
     """Texts that the model writes: blanks in held-out sentences that it fills, or their beginnings that it
     continues."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.samples.Samples"
+    implementation: ClassVar[str] = "pretrain.evaluation.continuation.Samples"
 
     hook: Literal["samples"] = "samples"
     number: PositiveInt = 4

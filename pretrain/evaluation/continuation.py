@@ -1,7 +1,7 @@
-"""How well a model continues texts: the likelihood of the second half of held-out rows after the first half."""
+"""What a model makes of held-out texts: the likelihood of second halves after the first, and answers in words."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +10,15 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.reader import Reader
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.config.evaluation import ContinuationSettings
-from pretrain.evaluation.hook import Evaluation, Findings
+from pretrain.checkpoint.trained import TrainedModel
+from pretrain.config.evaluation import ContinuationSettings, SamplesSettings
+from pretrain.evaluation.hook import Evaluation, Findings, Row
 from pretrain.evaluation.prompt_format import PromptFormat, PromptScores
+from pretrain.generation.blanks import beginnings, blank_out, can_blank_out
+from pretrain.generation.settings import GenerationSettings
+from pretrain.generation.texts import Answer, answer_texts
+from pretrain.models import FAMILIES
+from pretrain.models.model import Model
 
 _LEAST = 3  # tokens of a text
 
@@ -103,3 +109,46 @@ def _texts(corpus: Corpus, most: int) -> list[list[int]]:
     if not texts:
         raise UserError(f"{corpus.directory}: no held-out row has {_LEAST} tokens")
     return texts
+
+
+class Samples:
+    """A table `samples`: for the same held-out sentences each time, what the model fills in or goes on with.
+
+    An encoder-decoder fills blanks; one whose blanks are masks (BART) writes the whole sentence. A causal model
+    continues the first half of a sentence. The likeliest token is taken each time, so two steps differ only by the
+    model. Families that don't generate text give no samples.
+    """
+
+    def __init__(self, settings: SamplesSettings):
+        self._settings = settings
+        self._prompts: dict[str, list[tuple[str, str]]] = {}  # by corpus: (prompt, whole sentence)
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        rows: list[Row] = []
+        with evaluation.whole_model() as model:
+            trained = TrainedModel(model, evaluation.held_out.tokenizer)
+            for name, corpus in evaluation.held_out.corpora.items():
+                prompts = self._corpus_prompts(name, corpus, model)
+                written = evaluation.shared(prompts, lambda pairs: self._write(trained, pairs))
+                rows += [
+                    {"corpus": name, "given": blanks, "written": whole, "original": original}
+                    for (blanks, original), whole in zip(prompts, written, strict=True)
+                ]
+        lines = [f"sample of {row['corpus']}: {row['written']}" for row in rows]
+        return Findings(tables={"samples": rows}, lines=lines[:1], more_lines=lines[1:])
+
+    def _write(self, trained: TrainedModel, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        settings = GenerationSettings(max_new_tokens=self._settings.max_new_tokens)
+        written: Iterator[Answer] = answer_texts(trained, [prompt for prompt, _ in pairs], settings)
+        return [one.whole for one in written]
+
+    def _corpus_prompts(self, name: str, corpus: Corpus, model: Model) -> list[tuple[str, str]]:
+        if name not in self._prompts:
+            settings, generates = self._settings, FAMILIES[model.config.family].generates
+            if generates == "answers" and can_blank_out(corpus.tokenizer):
+                self._prompts[name] = blank_out(corpus, corpus.tokenizer, settings.number, settings.seed)
+            elif generates == "continuations":
+                self._prompts[name] = beginnings(corpus, settings.number)
+            else:
+                self._prompts[name] = []
+        return self._prompts[name]

@@ -17,7 +17,7 @@ from data_pipeline.objectives.objective import Examples
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import InputUseSettings
 from pretrain.evaluation.hook import Evaluation, Findings
-from pretrain.evaluation.loss_breakdown import entropy, is_sentinel, is_text
+from pretrain.evaluation.validation_loss import entropy, is_sentinel, is_text
 
 _INPUT = "encoder_"
 _TRAINING_ROWS = 20_000  # in which tokens are counted

@@ -14,11 +14,9 @@ from pydantic import ValidationError
 
 from data_pipeline import report
 from data_pipeline.dedup.config import DedupConfig
-from data_pipeline.dedup.documents import EqualDocuments
+from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans, sentences_of
 from data_pipeline.dedup.keys import KeyBucket, Keys
-from data_pipeline.dedup.lines import EqualLines
 from data_pipeline.dedup.minhash import Clusters, MinHashConfig, NearDuplicates, bands, shape
-from data_pipeline.dedup.spans import EqualSpans, sentences_of
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.text.document import Document, Tally, normalize_url

@@ -17,16 +17,15 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import as_batch
 from data_pipeline.objectives import iid_denoising
-from data_pipeline.objectives.causal import CausalLM
-from data_pipeline.objectives.causal_infilling import CausalInfilling
+from data_pipeline.objectives.causal import CausalInfilling, CausalLM
 from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.iid_denoising import IidDenoising
-from data_pipeline.objectives.in_one_row import InOneRow
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.objective import Examples, Padded, together
 from data_pipeline.objectives.prefix_lm import FullLM, PrefixLM
 from data_pipeline.objectives.randomness import permutation, random_bits, row_keys, uniform
 from data_pipeline.objectives.span_corruption import SpanCorruption, with_sentinels
+from data_pipeline.objectives.text_to_text import InOneRow
 from data_pipeline.objectives.ul2 import UL2
 from data_pipeline.packing.examples import balanced
 from tests.data_pipeline.example_rows import (

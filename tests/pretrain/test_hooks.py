@@ -29,7 +29,7 @@ from pretrain.evaluation import record
 from pretrain.evaluation.attention import attention_patterns
 from pretrain.evaluation.hook import Collectives, Findings, Outcome, StepHook
 from pretrain.evaluation.hook_runner import HookRunner
-from pretrain.evaluation.loss_breakdown import power_of_two, span_lengths
+from pretrain.evaluation.validation_loss import power_of_two, span_lengths
 from pretrain.evaluation.vectors import embedding
 from pretrain.run.metrics_file import read_metrics
 from pretrain.trainer import callback, loop

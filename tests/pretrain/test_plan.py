@@ -21,8 +21,8 @@ from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.functional.attention import using
 from pretrain.hardware import GPUS, Gpu, threads_per_rank
-from pretrain.tools.plan.memory import LiveMemory, Parameters, Rows, Setting, States, activations, states
-from pretrain.tools.plan.planner import Planner, resolve_rows
+from pretrain.tools.plan import Planner, resolve_rows
+from pretrain.tools.plan_memory import LiveMemory, Parameters, Rows, Setting, States, activations, states
 from pretrain.zero.construction import layers, prepare_layers
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks

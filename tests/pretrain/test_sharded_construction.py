@@ -11,7 +11,7 @@ from pretrain.checkpoint.tensors import load_weights
 from pretrain.checkpoint.trained import save_weights
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model
-from pretrain.tools.plan.memory import LiveMemory
+from pretrain.tools.plan_memory import LiveMemory
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 

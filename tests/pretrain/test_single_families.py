@@ -13,8 +13,8 @@ from torch import nn
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batches import as_batch
-from data_pipeline.objectives.in_one_row import InOneRow
 from data_pipeline.objectives.prefix_lm import PrefixLM
+from data_pipeline.objectives.text_to_text import InOneRow
 from data_pipeline.packing.examples import balanced
 from pretrain.config.run_config import DataSection
 from pretrain.functional.attention_bias import toeplitz

@@ -15,10 +15,9 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import TextToTextSettings
-from pretrain.evaluation.answer_metrics import ANSWER_METRICS, normalized, word_f1
 from pretrain.evaluation.hook import Collectives, Evaluation
 from pretrain.evaluation.record import table
-from pretrain.evaluation.text_to_text import TextToTextAnswers
+from pretrain.evaluation.text_to_text import ANSWER_METRICS, TextToTextAnswers, normalized, word_f1
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.run.metrics_file import read_metrics

@@ -22,7 +22,7 @@ from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.hardware import CPU, Gpu
 from pretrain.models.flops import Sizes, flops_by_part
-from pretrain.tools.plan.memory import Offload, Parameters, Rows, Setting, States, activations, states
+from pretrain.tools.plan_memory import Offload, Parameters, Rows, Setting, States, activations, states
 from pretrain.trainer.validate import with_tokenizer_ids
 from pretrain.zero.memory import SAFE
 
