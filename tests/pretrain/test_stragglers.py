@@ -16,9 +16,9 @@ from pretrain.evaluation import record
 from pretrain.run.environment import machines, place
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
-from pretrain.trainer.callbacks.stragglers import COMPUTE, DATA, WHOLE, WINDOW, Straggling, compared, named, waiting
+from pretrain.trainer.callbacks.stragglers import WINDOW, Straggling
 from pretrain.zero import step_measures
-from pretrain.zero.step_measures import DeviceTimes, HostTimes
+from pretrain.zero.step_measures import COMPUTE, DATA, WHOLE, DeviceTimes, HostTimes, compared, named, waiting
 from tests.pretrain.rank_processes import each as each_in_turn
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
