@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 import data_pipeline
 from data_pipeline.foundation.atomic import lock
+from data_pipeline.foundation.packages import git
 from tests.in_process import done_here
 
 # The same examples each time, however long one takes: it may load a library first, and others share the cores.
@@ -176,10 +177,10 @@ def write_corpus_file(path: Path, **changes: object) -> Path:
 
 
 def _of_this_code() -> str:
-    """A name that changes with any file that what tests make may depend on."""
+    """A name that changes with any file that what tests make may depend on, and with the commit, which manifests have."""
     files = [path for folder in CODE for path in (TOP / folder).rglob("*") if path.suffix != ".pyc" and path.is_file()]
     facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((git("rev-parse", "HEAD"), sorted(facts))).encode()).hexdigest()[:16]
 
 
 MADE = TOP / "build/tests/made" / _of_this_code()

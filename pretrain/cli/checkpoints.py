@@ -1,10 +1,12 @@
 """Commands that use a checkpoint or make one: generate, evaluate, export, import and the like."""
 
+import json
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -13,6 +15,7 @@ from data_pipeline.foundation.command import path_argument, path_option
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import masked
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
+from data_pipeline.foundation.progress import track
 from pretrain.cli.app import Checkpoint, NewDirectory, app
 
 with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, transformers 1.4 s more
@@ -30,6 +33,10 @@ with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, transformers 1.4 
     from pretrain.huggingface import card
     from pretrain.tools import adapt, evaluate
     from pretrain.tracking import checkpoints as registry
+
+if TYPE_CHECKING:
+    from pretrain.generation.blanks import Filling
+    from pretrain.generation.texts import Answer
 
 
 @app.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
@@ -76,7 +83,7 @@ def generate(
         raise UserError(f"{out}: exists already; choose another file")
     prompts: list[str] = []
     if texts or file or corpus is None:
-        prompts = answering.texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
+        prompts = texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
     trained = _open(checkpoint)
     originals: list[str | None] = [None] * len(prompts)
     if corpus is not None:
@@ -96,8 +103,8 @@ def generate(
             trained = trained.on_best_device()
         written = answering.answer_texts(trained, prompts, settings, batch_size, other)
         likely = partial(blanks.likeliest_fillings, trained, number=likeliest) if likeliest else None
-        stream = stack.enter_context(answering.new_file(out)) if out else sys.stdout
-        answering.show(written, originals, jsonl, stream, likely)
+        stream = stack.enter_context(new_file(out)) if out else sys.stdout
+        show(written, originals, jsonl, stream, likely)
 
 
 @app.command("evaluate", epilog="Example: pretrain evaluate runs/quickstart --hook '{hook: samples, number: 8}'")
@@ -278,3 +285,79 @@ def adapt_command(
 
 def _open(path: Path) -> "trained_models.TrainedModel":
     return trained_models.TrainedModel.open(directories.checkpoint_in(path))
+
+
+_ABOUT_FILLINGS = (
+    "blank k: its likeliest fillings as wholes, with the probability of each up to its end; blanks before it have\n"
+    "their likeliest ones. The line `model` is written token by token, so it can differ.\n\n"
+)
+
+
+def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) -> list[str]:
+    """The texts given as arguments, or the lines of `file` or `piped`. Raises UserError unless there is one source."""
+    if arguments and file:
+        raise UserError("give texts as arguments or with --file, not both")
+    if arguments:
+        return list(arguments)
+    if file is None and piped is None:
+        raise UserError("give a text, --file, --corpus, or pipe lines of text in")
+    try:
+        lines = (file.read_text(encoding="utf-8") if file else piped.read() if piped else "").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file or 'stdin'}: can't be read: {error}") from None
+    if lines[-1] == "":
+        del lines[-1]
+    if not lines:
+        raise UserError(f"{file or 'stdin'}: has no line of text")
+    return lines
+
+
+def show(
+    written: "Iterator[Answer]",
+    originals: Sequence[str | None],
+    jsonl: bool,
+    out: TextIO,
+    fillings: "Callable[[str], list[list[Filling]]] | None" = None,
+) -> None:
+    """Writes each answer to `out` as it comes, with a progress bar on stderr unless `out` is a terminal itself.
+
+    `originals`: the texts before words were blanked out, if known; shown beside the answers. `fillings` gives the
+    likeliest fillings of each blank of a text.
+    """
+    if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
+        written = track(written, len(originals), "generate")
+    if fillings and not jsonl:
+        out.write(_ABOUT_FILLINGS)
+    for one, original in zip(written, originals, strict=True):
+        fillings_of_blanks = fillings(one.text) if fillings and one.has_blanks else []
+        out.write(_as_json(one, original, fillings_of_blanks) if jsonl else _as_text(one, original, fillings_of_blanks))
+        out.flush()
+
+
+def new_file(path: Path) -> TextIO:
+    """Creates the file. Raises UserError if it exists or can't be created."""
+    try:
+        return path.open("x", encoding="utf-8")
+    except FileExistsError:
+        raise UserError(f"{path}: exists already; choose another file") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be written: {error.strerror}") from None
+
+
+def _as_json(one: "Answer", original: str | None, fillings_of_blanks: "list[list[Filling]]") -> str:
+    fields: dict[str, object] = {"text": one.text, "generated": one.generated, "whole": one.whole}
+    if original:
+        fields["original"] = original
+    if fillings_of_blanks:
+        fields["likeliest"] = [[filling._asdict() for filling in fillings] for fillings in fillings_of_blanks]
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def _as_text(one: "Answer", original: str | None, fillings_of_blanks: "list[list[Filling]]") -> str:
+    if not one.has_blanks:
+        return one.whole + "\n"
+    lines = [f"blanks    {one.text}", f"model     {one.whole}", *([f"original  {original}"] if original else [])]
+    for number, fillings in enumerate(fillings_of_blanks):
+        words = "   ".join(f"[{filling.text}] {filling.probability:.1%}" for filling in fillings)
+        lines.append(f"blank {number:<3} {words}")
+    return "\n".join(lines) + "\n\n"

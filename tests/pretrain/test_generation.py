@@ -19,11 +19,12 @@ from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
+from pretrain.cli.checkpoints import show
 from pretrain.config.models import ModelConfig
 from pretrain.generation.blanks import blank_out, likeliest_fillings
 from pretrain.generation.decoding import generate, sample, uniform_draws, warped
 from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import Answer, answer_texts, padded, show, split_spans
+from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
 from pretrain.models.model import Model
 from pretrain.models.stacks import EncoderDecoder
 from tests.pretrain.exported import in_transformers, randomise
