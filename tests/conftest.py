@@ -177,7 +177,7 @@ def write_corpus_file(path: Path, **changes: object) -> Path:
 
 
 def _of_this_code() -> str:
-    """A name that changes with any file that what tests make may depend on, and with the commit, which manifests have."""
+    """A name that changes with any file that what tests make depends on, and the commit, which manifests have."""
     files = [path for folder in CODE for path in (TOP / folder).rglob("*") if path.suffix != ".pyc" and path.is_file()]
     facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr((git("rev-parse", "HEAD"), sorted(facts))).encode()).hexdigest()[:16]

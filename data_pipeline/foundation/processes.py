@@ -62,9 +62,6 @@ def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_SECONDS_TO_DIE, _POLL_SECONDS = 60.0, 0.1
-
-
 def until(true: Callable[[], object], seconds: float) -> bool:
     """Waits until something is true, at most `seconds`; returns whether it is."""
     deadline = time.monotonic() + seconds

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from data_pipeline.foundation.packages import offered
-from data_pipeline.objectives.causal import CausalInfilling, CausalLM
 from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.iid_denoising import IidDenoising
+from data_pipeline.objectives.language_modelling import CausalInfilling, CausalLM, FullLM, PrefixLM
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.objective import Objective
-from data_pipeline.objectives.prefix_lm import FullLM, PrefixLM
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.objectives.text_to_text import InOneRow, TextToText
 from data_pipeline.objectives.ul2 import UL2

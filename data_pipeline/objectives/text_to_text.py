@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from data_pipeline.objectives.iid_denoising import IidDenoising
+from data_pipeline.objectives.language_modelling import PrefixLM
 from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, Stretch, concatenated
-from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.text.vocabulary import Vocabulary
 

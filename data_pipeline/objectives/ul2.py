@@ -7,8 +7,8 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from data_pipeline.foundation.config_file import Section
+from data_pipeline.objectives.language_modelling import PrefixLM
 from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, together
-from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.text.vocabulary import Vocabulary

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.objectives.causal import CausalLM
 from data_pipeline.objectives.denoising import Denoising
+from data_pipeline.objectives.language_modelling import CausalLM, PrefixLM
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.objective import Objective, Padded
-from data_pipeline.objectives.prefix_lm import PrefixLM
 from data_pipeline.objectives.randomness import noise_keys
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.text.vocabulary import Vocabulary

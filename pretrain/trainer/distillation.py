@@ -24,7 +24,7 @@ from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.stream import differences
-from data_pipeline.objectives.prefix_lm import PrefixLM
+from data_pipeline.objectives.language_modelling import PrefixLM
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index

@@ -17,12 +17,11 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import as_batch
 from data_pipeline.objectives import iid_denoising
-from data_pipeline.objectives.causal import CausalInfilling, CausalLM
 from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.iid_denoising import IidDenoising
+from data_pipeline.objectives.language_modelling import CausalInfilling, CausalLM, FullLM, PrefixLM
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.objective import Examples, Padded, together
-from data_pipeline.objectives.prefix_lm import FullLM, PrefixLM
 from data_pipeline.objectives.randomness import permutation, random_bits, row_keys, uniform
 from data_pipeline.objectives.span_corruption import SpanCorruption, with_sentinels
 from data_pipeline.objectives.text_to_text import InOneRow

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.corpus import blocks
-from data_pipeline.objectives.causal import CausalLM
+from data_pipeline.objectives.language_modelling import CausalLM
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.objective import Examples, Padded, together
 from data_pipeline.objectives.span_corruption import SpanCorruption

@@ -17,7 +17,9 @@ from data_pipeline.foundation.formatting import duration
 from data_pipeline.stages import tokenizer
 from data_pipeline.tokenizer.training import largest_vocabulary
 from launch.tools.scaffold import machine as first_machine
-from launch.tools.scaffold.machine import SIZES, Machine, Passes, run_of_an_hour
+from launch.tools.scaffold import measured_steps
+from launch.tools.scaffold.machine import SIZES, Machine, run_of_an_hour
+from launch.tools.scaffold.measured_steps import Passes
 from launch.tools.scaffold.text import sample_of, sources_of
 from pretrain import models
 from pretrain.config import RunConfig
@@ -29,7 +31,6 @@ from tests.tables import each
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
 INF = float("inf")
-measure = first_machine.measure  # a fixture is in its place elsewhere
 # of each family one, and those that differ in their positions
 MODELS = ["t5-v1.1-xxl", "bart-base", "bert-base", "gpt2-small", "decoder-only-yan2024-15m"]
 
@@ -317,12 +318,12 @@ def test_an_idle_machine_on_which_more_threads_are_no_faster_is_not_busy():
 
 
 def test_a_few_passes_are_timed_with_one_thread_and_with_all(monkeypatch):
-    monkeypatch.setattr(first_machine, "PATIENCE", None)
+    monkeypatch.setattr(measured_steps, "PATIENCE", None)
     config = first_machine.with_vocabulary(first_machine.model_named("t5gemma2-1.2m"), 100, 0)
-    found = measure(config, 1, (16, 8), "fp32")
+    found = measured_steps.measure(config, 1, (16, 8), "fp32")
     assert found is not None
     assert min(found.one, found.all, found.processor) > 0
-    assert measure(config, 0, (16, 8), "fp64") is None  # it fails, and the estimate stays
+    assert measured_steps.measure(config, 0, (16, 8), "fp64") is None  # it fails, and the estimate stays
 
 
 @each(

@@ -11,7 +11,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import as_batch
-from data_pipeline.objectives.prefix_lm import PrefixLM
+from data_pipeline.objectives.language_modelling import PrefixLM
 from data_pipeline.packing.examples import balanced
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece

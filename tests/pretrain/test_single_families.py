@@ -13,7 +13,7 @@ from torch import nn
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batches import as_batch
-from data_pipeline.objectives.prefix_lm import PrefixLM
+from data_pipeline.objectives.language_modelling import PrefixLM
 from data_pipeline.objectives.text_to_text import InOneRow
 from data_pipeline.packing.examples import balanced
 from pretrain.config.run_config import DataSection
