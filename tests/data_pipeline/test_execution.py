@@ -143,7 +143,7 @@ def test_files_are_merged_where_their_readers_would_open_many(files, readers, si
 
 
 def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
-    """Those of other tokens, of keys and of duplicates are in the builds below."""
+    """Those of other tokens and of keys are in the builds below."""
     monkeypatch.setattr(buckets, "_TOKENS_AT_ONCE", 50)
     chance, files = np.random.default_rng(3), []
     same = np.sort(chance.integers(0, 2**64, 6, np.uint64))  # hashes that files share: their order decides
@@ -169,6 +169,19 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
             found, wanted = buckets.read_bucket(tmp_path, merged, bucket), buckets.read_bucket(tmp_path, apart, bucket)
             for name in ("tokens", "starts", "targets"):
                 assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
+
+
+def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "_DUPLICATES_AT_ONCE", 60)  # of two units, of six
+    chance, files = np.random.default_rng(7), []
+    for number in (0, 40, 1, 90, 30):
+        files.append(f"{len(files)}.safetensors")
+        units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
+        keys.write_duplicates(tmp_path / files[-1], units, places, 7)
+    keys.merge_duplicates(tmp_path, files, tmp_path / "merged.safetensors")
+    for unit in range(7):
+        merged = keys.read_duplicates(tmp_path, None, ["merged.safetensors"], unit)
+        assert merged == keys.read_duplicates(tmp_path, None, files, unit)
 
 
 @each("values", [3, 5])
