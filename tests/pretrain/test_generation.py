@@ -22,7 +22,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli.checkpoints import show
 from pretrain.config.models import ModelConfig
 from pretrain.generation.blanks import blank_out, likeliest_fillings
-from pretrain.generation.decoding import generate, sample, uniform_draws, warped
+from pretrain.generation.decoding import generate, repeating, sample, uniform_draws, warped
 from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
 from pretrain.models.model import Model
@@ -238,6 +238,10 @@ def test_draws_are_uniform_and_those_of_a_longer_run_begin_with_those_of_a_short
     torch.testing.assert_close(uniform_draws(settings(max_new_tokens=3), [7]), draws[7:8, :3], rtol=0, atol=0)
     assert torch.equal(uniform_draws(settings(), [5, 2])[1], uniform_draws(settings(), [2])[0])
     assert not torch.equal(uniform_draws(settings(), [2]), uniform_draws(settings(seed=1), [2]))
+
+
+def test_padding_before_a_prompt_repeats_nothing():
+    assert repeating(torch.tensor([[-1, -1, 3, 2]]), 1, 5).tolist() == [[False, False, True, True, False]]
 
 
 @each(
