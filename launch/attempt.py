@@ -14,13 +14,13 @@ from pretrain.checkpoint.directory import all_steps
 from pretrain.run import rank_logs
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.restarts import AttemptRecord
-from pretrain.run.status import Status
 
 REFUSED = 2
 _LOST_CONNECTION = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|\bgloo\b|ncclRemoteError|NCCL communicator was aborted"
 )
 _ERROR = re.compile(r"error: \S|([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)(:|$)")  # ours, or Python's
+_SECONDS_FOR_THE_CAUSE = 0.3  # in which a rank that has died is told from those that failed because of it
 _SILENT = 3.0  # s without a heartbeat, more than of the other ranks
 
 
@@ -34,7 +34,6 @@ class Attempt:
     `read`.
     """
 
-    before: Status
     logs: Path
     nodes: Sequence[str] = ()
     told: list[Event] = field(default_factory=list)
@@ -55,33 +54,28 @@ class Attempt:
 
     @property
     def codes(self) -> dict[int, int]:
-        """The exit codes of the ranks that have ended, in the order of arrival."""
-        return {event.number: event.code for event in self.told if event.kind == "rank ended"}
-
-    @property
-    def signs(self) -> list[int]:
-        """The ranks that have shown in any way that they fail, in the order of arrival."""
-        return [event.number for event in self.told if event.fails]
-
-    @property
-    def failed(self) -> list[int]:
-        """Those that did so before they ended, or whose end nobody has seen."""
-        return [event.number for event in self.told if event.fails and event.kind != "rank ended"]
+        """The exit codes of the ranks that have ended."""
+        return {rank: event.code for rank, event in self.events("ended").items()}
 
     @property
     def gone(self) -> dict[int, Event]:
         """The ranks that just left, or whose wrapper was killed."""
-        return self.events("rank left", "wrapper killed")
+        return self.events("left", "wrapper killed")
 
     @property
-    def hung(self) -> dict[int, Event]:
-        """The ranks that made no progress."""
-        return self.events("rank hung")
+    def failed(self) -> list[int]:
+        """The ranks that have shown that they fail before they ended, or whose end nobody has seen."""
+        return list(self.events("failed", "hung", "left", "wrapper killed"))
 
     @property
     def faulty(self) -> int | None:
         """The rank whose arithmetic was found wrong."""
-        return next(iter(self.events("rank faulty")), None)
+        return next(iter(self.events("faulty")), None)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a rank has failed. One that has saved and stopped hasn't, and others may take a while to follow."""
+        return bool(self.lost) or any(event.fails for event in self.told)
 
     @property
     def launcher(self) -> Event | None:
@@ -94,25 +88,24 @@ class Attempt:
         return REFUSED in self.codes.values() and not any(one.step for one in self.heartbeats.values())
 
     @property
-    def broken(self) -> bool:
-        """Whether a rank has failed. One that has saved and stopped hasn't, and others may take a while to follow."""
-        return bool(self.signs or self.lost)
+    def cause_is_known(self) -> bool:
+        """Whether the rank that failed first has ended, so that its log is complete.
 
-    @property
-    def was_killed(self) -> bool:
-        """Whether something outside has ended a rank: others fail because of it."""
-        ended = {rank for rank, code in self.codes.items() if code < 0}
-        return first_failed(self) in self.gone or not ended <= set(self.failed)
+        If something outside has ended it, others fail because of it. Else another may soon turn out to be the cause.
+        """
+        rank = first_failed(self)
+        if rank is None or rank not in {*self.codes, *self.gone}:
+            return False
+        return self.was_killed(rank) or time.time() - self.ended > _SECONDS_FOR_THE_CAUSE
 
-    @property
-    def has_said_why(self) -> bool:
-        """Whether all ranks that have reported a failure have ended, so that their logs are complete."""
-        return set(self.failed) <= {*self.codes, *self.gone}
+    def was_killed(self, rank: int) -> bool:
+        """Whether something outside the run's code has ended a rank, which hadn't reported a failure."""
+        return rank in self.gone or (self.codes.get(rank, 0) < 0 and rank not in self.failed)
 
 
 def error_of(attempt: Attempt, rank: int) -> str:
     """The error that a rank has told; the last one in its log if it ended without a word, or "" if there is none."""
-    told = attempt.events("rank failed", "rank hung").get(rank)
+    told = attempt.events("failed", "hung").get(rank)
     if told and any(told.lines):
         return "".join(told.lines)
     in_log = (line.removeprefix("error: ") for line in reversed(last_words(attempt, rank)) if _ERROR.match(line))
@@ -128,21 +121,22 @@ def first_failed(attempt: Attempt) -> int | None:
     that failed because of it. A rank whose error is a lost connection to another is never the one while any other is
     known to have failed.
     """
-    if attempt.faulty is not None:
+    failing, failed, gone = [event for event in attempt.told if event.fails], attempt.failed, attempt.gone
+    if attempt.faulty is not None or not failing:
         return attempt.faulty
-    signs, failed, gone = attempt.signs, attempt.failed, attempt.gone
-    lost_another = {rank for rank in signs if rank not in gone and _LOST_CONNECTION.search(error_of(attempt, rank))}
-    earliest = next((rank for rank in signs if rank not in lost_another), None)
-    if earliest in gone:
-        return earliest
-    with_error = (event.number for event in attempt.told if event.kind == "rank ended" and event.fails)
-    ended = next((rank for rank in with_error if rank not in lost_another), None)
+    ranks = dict.fromkeys(event.number for event in failing)
+    lost_another = {rank for rank in ranks if rank not in gone and _LOST_CONNECTION.search(error_of(attempt, rank))}
+    failing = [event for event in failing if event.number not in lost_another] or failing
+    first = failing[0].number
+    if first in gone:
+        return first
+    ended = next((event.number for event in failing if event.kind == "ended"), None)
     if ended is not None and ended not in failed:
         return ended
-    if failed and failed[0] in attempt.hung:
+    if failed and failed[0] in attempt.events("hung"):
         awaited = _awaited(attempt.heartbeats)
         return failed[0] if awaited is None else awaited
-    return earliest if earliest is not None else next(iter(signs), None)
+    return first
 
 
 def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:
@@ -160,13 +154,13 @@ def how_it_failed(attempt: Attempt, rank: int) -> str:
     """In words: "rank 1 was killed by SIGKILL"."""
     code = attempt.codes.get(rank)
     if rank in attempt.gone:
-        left = attempt.gone[rank].kind == "rank left"
+        left = attempt.gone[rank].kind == "left"
         how = "exited with code 0 before the run's end" if left else "lost its wrapper process, which was killed"
-    elif attempt.hung and (code is None or code > 0):
+    elif (hung := attempt.events("hung")) and (code is None or code > 0):
         own = attempt.heartbeats.get(rank)
         how = "makes no progress" + (", and its process is stopped (SIGSTOP)" if own and own.stopped else "")
-        others = [str(other) for other in attempt.hung if other != rank]
-        how += f"; {counted(len(others), 'rank')} waited for it" if others else ""
+        others = len(hung.keys() - {rank})
+        how += f"; {counted(others, 'rank')} waited for it" if others else ""
     elif code is None or (code < 0 and rank in attempt.failed):  # one that fails may abort as it ends
         how = "failed"
     else:
@@ -181,7 +175,7 @@ def how_it_ended(what: str, code: int) -> str:
 
 def last_words(attempt: Attempt, rank: int) -> Sequence[str]:
     """The last lines that a rank wrote."""
-    ended = attempt.events("rank ended").get(rank)
+    ended = attempt.events("ended").get(rank)
     return (ended and ended.lines) or rank_logs.last_lines(rank_logs.rank_log(attempt.logs, rank))
 
 
@@ -190,10 +184,8 @@ def record(attempt: Attempt, code: int, run: Path) -> AttemptRecord:
     outcomes = {0: "finished", STOPPED: "stopped", REFUSED: "refused"}
     failed = code not in (0, STOPPED)
     rank = first_failed(attempt) if failed else None
-    exited = attempt.codes.get(rank) if rank is not None else None
-    by_signal = exited is not None and exited < 0 and rank not in attempt.failed
     launcher = attempt.launcher.code if attempt.launcher and rank is None else 0
-    killed = bool(attempt.lost or rank in attempt.gone or by_signal or launcher < 0)
+    killed = bool(attempt.lost) or launcher < 0 or (rank is not None and attempt.was_killed(rank))
     cause = ", ".join(f"node {name} was lost: {reason}" for name, reason in attempt.lost.items())
     if not cause and failed:
         cause = how_it_failed(attempt, rank) if rank is not None else how_it_ended("DeepSpeed's launcher", launcher)

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,18 +11,41 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted, duration
-from launch.agent_pool import Agent
+from launch import deepspeed_launcher
 from launch.attempt import Attempt, record
 from launch.head import StopRequests, result, stop_requests, watch
-from launch.nodes import Access, Node, Nodes, Run, number_of_ranks, this_machine
+from launch.nodes import Access, Agent, AgentPool, Node
+from launch.protocol import Start
 from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
 from pretrain.hardware import count_gpus
-from pretrain.run import restarts, status
+from pretrain.run import node_memory, restarts, status
 from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
 from pretrain.trainer.preflight import is_finished, preflight, unchecked
 
 NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
+_WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and can't be reached: it may start anew
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to run. `fresh` moves the run in the run directory aside.
+
+    Without `min_nodes`, a run that has lost a node ends.
+    """
+
+    path: Path
+    overrides: list[str]
+    stop_at_step: int | None = None
+    fresh: bool = False
+    min_nodes: int | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """Those of `pretrain train`."""
+        stop = ["--stop-at-step", str(self.stop_at_step)] if self.stop_at_step else []
+        return [str(self.path.absolute()), *self.overrides, *stop]
 
 
 @dataclass(frozen=True)
@@ -39,13 +63,13 @@ def launch(run: Run, nodes: list[Node], access: Access, here: bool = False) -> E
     `here`: whether this machine is the only node.
     """
     config = load(run.path, run.overrides, RunConfig)
-    setup = preflight(config, number_of_ranks(nodes), run.fresh, here=here, folder=run.path.parent)
+    setup = preflight(config, _number_of_ranks(nodes), run.fresh, here=here, folder=run.path.parent)
     if is_finished(setup):
         return Ended(0, False)
     if run.fresh:
         status.move_aside(setup.directory)
-    with stop_requests(setup.directory) as requests, Nodes(run, config, nodes, access, requests) as reached:
-        return _Attempts(reached, run, config, requests).until_over()
+    with stop_requests(setup.directory) as requests, Attempts(run, config, nodes, access, requests) as attempts:
+        return attempts.until_over()
 
 
 def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
@@ -59,7 +83,7 @@ def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
         raise UserError(f"--ranks: {ranks}, but {has}; DS_ACCELERATOR=cpu in the environment trains on the CPU")
     ranks = ranks or gpus or 1
     if not dry_run:
-        return launch(run, *this_machine(ranks), here=True).code
+        return launch(run, [Node(node_memory.node_name(), ranks)], Access(), here=True).code
     config, folder = load(run.path, run.overrides, RunConfig), run.path.parent
     if not unchecked(config, ranks, folder):
         setup = preflight(config, ranks, run.fresh, may_train=True, folder=folder)
@@ -69,26 +93,29 @@ def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
     return 0
 
 
-class _Attempts:
-    """The attempts of a run so far; `failures` has those that failed."""
+class Attempts:
+    """The attempts of a run on `nodes`; `failures` has those that failed. No agent outlives the `with` block."""
 
-    def __init__(self, nodes: Nodes, run: Run, config: RunConfig, requests: StopRequests):
+    def __init__(self, run: Run, config: RunConfig, nodes: list[Node], access: Access, requests: StopRequests):
+        self.nodes = nodes
         self.failures: list[AttemptRecord] = []
-        self._nodes, self._run, self._requests = nodes, run, requests
-        self._faults, self._directory = config.faults, Path(config.run.directory)
+        self._run, self._access, self._requests = run, access, requests
+        self._batch, self._faults, self._directory = config.batch, config.faults, Path(config.run.directory)
+        self._pool: AgentPool | None = None
+        self._reached = False  # whether all nodes have been reached before
         self._began = time.monotonic()
 
     def until_over(self) -> Ended:
         """Makes attempts until the run ends, or fails in a way that another attempt wouldn't mend."""
         while True:
             try:
-                if not self._nodes.ready():
+                if not self.ready():
                     print(NOTHING_STARTED, file=sys.stderr, flush=True)
                     return Ended(STOPPED, self._requests.by_scheduler)
-                last = self.failures[-1].ended if self.failures else None
                 follows = restarts.left(self.failures, self._faults.restarts, time.time()) > 0
                 patience = self._faults.dead_rank_seconds
-                attempt = watch(self._start, self._directory, self._requests, patience, last, follows)
+                names = [node.name for node in self.nodes for _ in range(node.ranks)]
+                attempt = watch(self._start, names, self._directory, self._requests, patience, follows)
             except FailedError as error:
                 if not self.failures:
                     raise
@@ -97,9 +124,46 @@ class _Attempts:
             if ended := self.end_after(attempt):
                 return ended
 
+    def ready(self) -> bool:
+        """Reaches the nodes; returns False if a signal came before. Raises FailedError if one can't be reached."""
+        waits = iter(_WAITS if self._reached and self._access.tries_again else ())
+        while self._pool is None and not self._requests.signals:
+            if (problem := self._reach()) is None:
+                continue
+            seconds = next(waits, None)
+            if seconds is None:
+                raise FailedError(problem)
+            print(f"{problem}; trying again in {seconds} s", file=sys.stderr, flush=True)
+            self._requests.wait(seconds)
+        return not self._requests.signals
+
+    def _reach(self) -> str | None:
+        """Starts an agent on each node; returns why that isn't possible, None if it is."""
+        self._pool = pool = AgentPool([node.name for node in self.nodes], self._access)
+        pool.connect(give_up=lambda: self._requests.signals or pool.problems)
+        if problems := pool.problems:
+            self._close(run_goes_on=True)
+            return "\n".join(f"{name}: {reason}" for name, reason in problems.items())
+        if not self._requests.signals:
+            self._reached = True
+            _check(self.nodes, pool.agents)
+        return None
+
     def _start(self, logs: Path) -> list[Agent]:
-        earlier = {restarts.EARLIER: str(time.monotonic() - self._began)} if self.failures else {}
-        return self._nodes.start(logs, earlier)
+        """Starts an attempt's ranks, which write their logs to `logs`."""
+        assert self._pool
+        agents, ranks = self._pool.agents, {node.name: node.ranks for node in self.nodes}
+        first = agents[0].machine
+        assert first
+        environment = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.port)}
+        if self.failures:
+            environment[restarts.EARLIER] = str(time.monotonic() - self._began)
+        rank = [sys.executable, "-u", "-m", "pretrain", "train", *self._run.arguments]
+        for number, agent in enumerate(agents):
+            launcher = deepspeed_launcher.command(ranks, number, first.address, first.port)
+            seconds = self._faults.hang_seconds
+            agent.start(Start(rank, environment, 0, launcher, ranks[agent.name], str(logs), seconds))
+        return agents
 
     def end_after(self, attempt: Attempt) -> Ended | None:
         """How the run has ended with `attempt`; None, after a while, if another attempt follows."""
@@ -109,13 +173,13 @@ class _Attempts:
         with contextlib.suppress(OSError):  # a full disk is reported by others
             restarts.add(directory, recorded)
         if code != 1 or requests.stop_signal is not None or status.stop_requested(directory):
-            return Ended(code, code == STOPPED and _interrupted(self._run, directory, requests))
+            return Ended(code, code == STOPPED and self._interrupted())
         self.failures.append(recorded)
         if attempt.lost:
-            if not self._nodes.leave_out(list(attempt.lost)):
+            if not self.leave_out(list(attempt.lost)):
                 return self._failed(recorded, "", interrupted=True)
         elif node := restarts.faulty_again(self.failures):
-            if self._run.min_nodes is None or not self._nodes.leave_out([node]):
+            if self._run.min_nodes is None or not self.leave_out([node]):
                 return self._failed(recorded, _without(node))
         elif (reason := restarts.refusal(self.failures, self._faults.restarts)) is not None:
             return self._failed(recorded, reason)
@@ -125,6 +189,22 @@ class _Attempts:
         requests.wait(seconds)
         return Ended(code, False) if requests.signals else None
 
+    def leave_out(self, lost: Sequence[str]) -> bool:
+        """Has the next attempt begin without the nodes `lost`; returns whether the others may go on."""
+        self._close(run_goes_on=True)  # the others' agents too: they start anew with the ranks of fewer nodes
+        if self._run.min_nodes is None:
+            return self._access.tries_again and self._faults.restarts > 0
+        left = [node for node in self.nodes if node.name not in lost]
+        firsts = (left[:number] for number in range(len(left), self._run.min_nodes - 1, -1))
+        self.nodes = next(
+            (some for some in firsts if not BatchPlan(self._batch, _number_of_ranks(some)).problems()), []
+        )
+        if self.nodes:
+            names = ", ".join(node.name for node in self.nodes)
+            nodes, ranks = counted(len(self.nodes), "node"), counted(_number_of_ranks(self.nodes), "rank")
+            print(f"going on with {nodes} ({names}), {ranks}", file=sys.stderr, flush=True)
+        return bool(self.nodes)
+
     def _failed(self, record: AttemptRecord, reason: str, interrupted: bool = False) -> Ended:
         """Ends the run, which has failed for good; `reason`: why no attempt follows."""
         if reason:
@@ -133,17 +213,49 @@ class _Attempts:
             status.write(self._directory, Status("failed", record.attempt, record.checkpoint, reason=reason))
         return Ended(1, interrupted)
 
+    def _interrupted(self) -> bool:
+        """Whether the scheduler or `run.max_hours` has stopped the run, rather than the user."""
+        if self._requests.stop_signal is not None:
+            return self._requests.by_scheduler
+        now = status.read(self._directory)
+        return not now.stop_file and now.step != self._run.stop_at_step
+
+    def _close(self, run_goes_on: bool = False) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close(run_goes_on)
+
+    def __enter__(self) -> "Attempts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+
+def _number_of_ranks(nodes: Sequence[Node]) -> int:
+    return sum(node.ranks for node in nodes)
+
+
+def _check(nodes: Sequence[Node], agents: Sequence[Agent]) -> None:
+    """Raises UserError if nodes have fewer GPUs than ranks, or can't find the first one.
+
+    On nodes that all have no GPUs, the ranks are on the CPU.
+    """
+    machines = [agent.machine for agent in agents if agent.machine]
+    problems = [
+        f"{node.name}: {node.ranks} ranks, but it has {machine.gpus} GPUs"
+        for node, machine in zip(nodes, machines, strict=True)
+        if machine.gpus < node.ranks
+    ]
+    if problems and any(machine.gpus for machine in machines):
+        raise UserError("\n".join(problems))
+    here = [machine.address.startswith("127.") for machine in machines]
+    if here[0] and not all(here):
+        raise UserError(f"{nodes[0].name}: the other nodes can't find it at {machines[0].address}; name its address")
+
 
 def _without(node: str) -> str:
     return (
         f"the arithmetic of {node} was found wrong twice. Take the node away, or exchange the processor or GPU that "
         "the log names, and run the same command again. On several nodes, --min-nodes has the others go on at once"
     )
-
-
-def _interrupted(run: Run, directory: Path, requests: StopRequests) -> bool:
-    """Whether the scheduler or `run.max_hours` has stopped a run, rather than the user."""
-    if requests.stop_signal is not None:
-        return requests.by_scheduler
-    now = status.read(directory)
-    return not now.stop_file and now.step != run.stop_at_step

@@ -8,12 +8,11 @@ import typer
 
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
-from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
 with imported_at_first_use():  # pydantic, psutil and PyArrow take 1 s and 110 MB
     from data_pipeline.foundation import config_file, json_file
-    from launch import agent, attempts, hosts, nodes, slurm, slurm_head
+    from launch import agent, attempts, hosts, slurm, slurm_head
     from launch.tools.doctor import doctor
     from launch.tools.scaffold import files
     from pretrain import config as configs
@@ -74,7 +73,7 @@ def local(
 
     The first Ctrl-C, SIGTERM or SIGUSR1 makes the run save and stop (exit code 75); the second kills it.
     """
-    raise typer.Exit(attempts.launch_local(nodes.Run(config, overrides or [], stop_at_step, fresh), ranks, dry_run))
+    raise typer.Exit(attempts.launch_local(attempts.Run(config, overrides or [], stop_at_step, fresh), ranks, dry_run))
 
 
 @app.command("hosts", epilog="Example: launch hosts configs/runs/t5-v1.1-base-c4.yaml --hostfile hosts.txt")
@@ -83,7 +82,6 @@ def hosts_command(
     hostfile: Annotated[Path, path_option("--hostfile", "DeepSpeed's format: NAME slots=N in each line.")],
     overrides: Overrides = None,
     min_nodes: MinNodes = None,
-    address: Annotated[str | None, typer.Option(help="This machine's address, at which the hosts find it.")] = None,
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help='More options of ssh: "-p 2222 -i KEY".')] = "",
     stop_at_step: StopAtStep = None,
     fresh: Fresh = False,
@@ -93,8 +91,8 @@ def hosts_command(
     Signals do what they do to `launch local`.
     """
     found = hosts.read(hostfile)
-    access = hosts.access(found, address, shlex.split(ssh))
-    run = nodes.Run(config, overrides or [], stop_at_step, fresh, min_nodes)
+    access = hosts.access(shlex.split(ssh))
+    run = attempts.Run(config, overrides or [], stop_at_step, fresh, min_nodes)
     raise typer.Exit(attempts.launch(run, found, access).code)
 
 
@@ -112,7 +110,6 @@ def slurm_command(
     cluster: Annotated[
         Path | None, path_option("--cluster", "A cluster file: partition, environment, …", config_path)
     ] = None,
-    mode: Annotated[str, typer.Option(help="Who starts the ranks of a node: deepspeed or srun.")] = "deepspeed",
     time: Annotated[str | None, typer.Option(help="SLURM's time limit: days-hours:minutes:seconds.")] = None,
     min_nodes: MinNodes = None,
     requeue: Annotated[
@@ -133,15 +130,12 @@ def slurm_command(
 
     SIGUSR1 makes the job save and stop, and go back into the queue with --requeue. scancel also saves and stops.
     """
-    if mode not in ("deepspeed", "srun"):
-        raise UserError(f"--mode: {mode!r}; expected deepspeed or srun")
     settings = config_file.load(cluster, [], slurm.ClusterConfig) if cluster else slurm.ClusterConfig()
     head = slurm_head.HeadJob(
         path=config.absolute(),
         overrides=overrides or [],
         is_run="model" in config_file.sections(config, overrides or []),
         per_node=gpus_per_node or settings.gpus_per_node or 1,
-        agent_per_rank=mode == "srun",
         min_nodes=min_nodes,
         requeue=requeue,
         stop_at_step=stop_at_step,

@@ -11,122 +11,90 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.processes import announce, caught, until
-from launch.agent_pool import Agent
 from launch.attempt import REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
-from pretrain.checkpoint.directory import all_steps
-from pretrain.run import node_memory, rank_logs, status
+from launch.nodes import Agent
+from pretrain.run import rank_logs, status
 
 _POLL_SECONDS = 0.1
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
-_SECONDS_FOR_THE_CAUSE = 0.3  # in which a rank that has died is told from those that failed because of it
 _STDOUT, _STDERR = 1, 2
-_SECONDS_BETWEEN_LOOKS = 0.2  # at the log of rank 0
-_LOOKS_BETWEEN_PROBES = 25  # of the disk: 5 s
 _DELAY_SECONDS = 1.0  # in which a failure becomes known, whose cause is to be shown before what follows from it
+_LOOKS_BETWEEN_PROBES = 5  # of the disk
 _SECONDS_FOR_THE_REST = 5.0  # of the log
 
 
 def watch(
     start: Callable[[Path], Sequence[Agent]],
+    nodes: Sequence[str],
     run: Path,
     requests: "StopRequests",
     dead_rank_seconds: float,
-    failed: float | None = None,
     another_follows: bool = False,
 ) -> Attempt:
     """Makes an attempt: starts the ranks with `start`, which gets the directory of the logs, and waits until they end.
 
-    The first signal becomes a request to stop, which the ranks obey after their current step; the second signal kills
-    them. When a rank has died or failed, the others have `dead_rank_seconds` to end by themselves, or less if
-    `another_follows`: until the cause is known. When a node is lost, the others are killed. No process of the attempt
-    outlives this call. `failed`: when the attempt before did, which is compared with when all ranks have taken a step.
-    Raises FailedError if a node can't start its ranks.
+    `nodes` has the name of each rank's node. The first signal becomes a request to stop, which the ranks obey after
+    their current step; the second signal kills them. When a rank has died or failed, the others have
+    `dead_rank_seconds` to end by themselves, or less if `another_follows`: until the cause is known. When a node is
+    lost, the others are killed. No process of the attempt outlives this call. Raises FailedError if a node can't start
+    its ranks.
     """
-    attempt = Attempt(status.read(run), rank_logs.new_directory(run))
+    attempt = Attempt(rank_logs.new_directory(run), nodes)
     status.clear_stop(run)  # left from an earlier attempt
     if requests.stop_signal is not None:  # or just created by a signal
         status.request_stop(run)
     with Follower(rank_logs.rank_log(attempt.logs, 0)) as follower:
-        nodes = start(attempt.logs)
-        attempt.nodes = [node.name for node in nodes for _ in range(node.ranks)]
+        agents = start(attempt.logs)
+        deadline = float("inf")
         try:
-            _until_ended(attempt, nodes, requests, dead_rank_seconds, failed, another_follows, follower)
+            while len(requests.signals) < 2:
+                for agent in agents:
+                    attempt.told += agent.events()
+                if attempt.broken or attempt.launcher:
+                    attempt.ended = attempt.ended or time.time()
+                    follower.hold()
+                over = {*attempt.codes, *attempt.gone}
+                names = {name for rank, name in enumerate(nodes) if rank not in over}
+                at_work = [agent for agent in agents if agent.name in names]
+                # the launchers themselves would take seconds to notice that all ranks have ended
+                if not at_work or attempt.events("launcher ended", "refused") or _lost(attempt, at_work):
+                    break
+                if over or attempt.broken:
+                    patience = dead_rank_seconds if attempt.broken else _SECONDS_TO_LEAVE
+                    deadline = min(deadline, time.monotonic() + patience)
+                for number in attempt.events("signal"):
+                    requests.ask(number, "sent to an agent; saving and stopping")
+                # ranks fail when they miss those of a lost node, and that node is the one to name
+                quiet = any(agent.connection.quiet for agent in at_work)
+                if not quiet and (time.monotonic() > deadline or (another_follows and attempt.cause_is_known)):
+                    break
+                time.sleep(_POLL_SECONDS)
         finally:
             attempt.read = time.time()
             attempt.ended = attempt.ended or attempt.read
-            for node in nodes:
-                node.end()
-            for node in nodes:
-                node.wait()
-                attempt.heartbeats |= node.heartbeats
+            for agent in agents:
+                agent.end()
+            for agent in agents:
+                agent.wait()
+                attempt.heartbeats |= agent.heartbeats
     attempt.shown = follower.shown
-    if refused := [line for event in attempt.told if event.kind == "refused" for line in event.lines]:
-        raise FailedError("\n".join(refused))
+    if refused := attempt.events("refused").get(0):
+        raise FailedError("\n".join(refused.lines))
     return attempt
 
 
-def _until_ended(
-    attempt: Attempt,
-    nodes: Sequence[Agent],
-    requests: "StopRequests",
-    dead_rank_seconds: float,
-    failed: float | None,
-    another_follows: bool,
-    follower: "Follower",
-) -> None:
-    owners = [node for node in nodes for _ in range(node.ranks)]  # nodes have their ranks in order
-    deadline = float("inf")
-    while len(requests.signals) < 2:
-        time.sleep(_POLL_SECONDS)
-        news = [(node, event) for node in nodes for event in node.events()]
-        attempt.told += (event for _, event in news)
-        ended = attempt.codes.keys() | attempt.gone
-        at_work = dict.fromkeys(node for rank, node in enumerate(owners) if rank not in ended)
-        if attempt.broken:
-            attempt.ended = attempt.ended or time.time()
-        if attempt.signs or attempt.launcher:
-            follower.hold()
-        if failed is not None and sum(event.kind == "training" for event in attempt.told) == len(nodes):
-            print(f"training again, {time.time() - failed:.1f} s after the failure", file=sys.stderr, flush=True)
-            failed = None
-        if not at_work:  # the launchers themselves would take seconds to notice
-            break
-        # a launcher that was killed leaves its ranks behind, which may be saving
-        last = ("all ended",) if requests.signals else ("all ended", "launcher ended")
-        hopeless = any(event.kind == "refused" or (event.kind in last and node in at_work) for node, event in news)
-        if hopeless or _lost(attempt, at_work):
-            break
-        if ended or attempt.signs:
-            patience = dead_rank_seconds if attempt.broken else _SECONDS_TO_LEAVE
-            deadline = min(deadline, time.monotonic() + patience)
-        elif signals := [event.number for _, event in news if event.kind == "signal"]:
-            # only while all ranks live: once one has ended, DeepSpeed's launcher signals the others
-            requests.ask(signals[0], "sent to DeepSpeed's launcher; saving and stopping")
-        known = attempt.was_killed or (
-            attempt.broken and time.time() - attempt.ended > _SECONDS_FOR_THE_CAUSE and attempt.has_said_why
-        )
-        # ranks fail when they miss those of a lost node, and that node is the one to name
-        quiet = any(node.connection.quiet for node in at_work)
-        if not quiet and (time.monotonic() > deadline or (another_follows and known)):
-            break
-
-
-def _lost(attempt: Attempt, at_work: Iterable[Agent]) -> bool:
+def _lost(attempt: Attempt, at_work: Sequence[Agent]) -> bool:
     """Names the nodes that no longer answer although they have ranks."""
-    for node in at_work:
-        if (reason := node.connection.lost) and node.name not in attempt.lost:
-            attempt.lost[node.name] = reason
-            attempt.ended = attempt.ended or time.time()
-            print(f"node {node.name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)
+    attempt.lost = {agent.name: reason for agent in at_work if (reason := agent.lost)}
+    for name, reason in attempt.lost.items():
+        print(f"node {name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)
     return bool(attempt.lost)
 
 
@@ -149,12 +117,11 @@ class Follower:
         self._held.set()
 
     def _follow(self) -> None:
-        sizes: deque[tuple[float, int]] = deque()  # of the log, and when they were seen
-        looks = 0
-        while not self._done.wait(_SECONDS_BETWEEN_LOOKS):
-            sizes.append((time.monotonic(), self._log.stat().st_size if self._log.exists() else 0))
-            while sizes and sizes[0][0] <= time.monotonic() - _DELAY_SECONDS and not self._held.is_set():
-                self.shown = show(self._log, self.shown, sizes.popleft()[1])
+        size = looks = 0
+        while not self._done.wait(_DELAY_SECONDS):
+            if not self._held.is_set():
+                self.shown = show(self._log, self.shown, size)
+            size = self._log.stat().st_size if self._log.exists() else 0
             looks += 1
             if looks % _LOOKS_BETWEEN_PROBES == 0:
                 self._probe()
@@ -196,23 +163,16 @@ def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
 
 
 def _result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
-    now = status.read(run)
+    now, codes = status.read(run), attempt.codes
+    state = now.state if now.attempt == rank_logs.attempt(attempt.logs) else None
+    if state == "finished":
+        return 0
     # ranks save and stop when the launcher signals them because a wrapper was killed: nobody has asked for that
-    gone = attempt.gone.get(first) if (first := first_failed(attempt)) is not None else None
-    killed = gone is not None and gone.kind == "wrapper killed"
-    trusted = ("finished",) if killed else ("stopped", "finished")
-    if now.attempt == rank_logs.attempt(attempt.logs) and now.state in trusted:
-        return STOPPED if now.state == "stopped" else 0
-    codes = attempt.codes
-    agreed = set(codes.values()) if len(codes) == len(attempt.nodes) else set()
-    if agreed in ({0}, {STOPPED}):  # a network file system may show other hosts an older status
-        return agreed.pop()
-    known = bool(codes) or (attempt.launcher is not None and attempt.launcher.code == 0)
-    if known and not any(codes.values()) and now == attempt.before and now.state == "finished":
-        return 0  # the run was already finished
-    if len(requests.signals) > 1:
-        print(lost_steps(attempt, run), file=sys.stderr, flush=True)
-    elif not attempt.lost:
+    if state == "stopped" and first_failed(attempt) not in attempt.events("wrapper killed"):
+        return STOPPED
+    if len(codes) == len(attempt.nodes) and set(codes.values()) in ({0}, {STOPPED}):
+        return codes[0]  # a network file system may show other hosts an older status
+    if len(requests.signals) < 2 and not attempt.lost:
         _report_failure(attempt)
     return REFUSED if attempt.refused_its_configuration else 1
 
@@ -265,17 +225,6 @@ def stop_requests(run: Path) -> Iterator[StopRequests]:
         yield requests
 
 
-def lost_steps(attempt: Attempt, run: Path) -> str:
-    """What a second signal has cost: the steps since the last checkpoint, with the one that the ranks were taking."""
-    node = node_memory.path(run)
-    saved = max([*all_steps(run), *(all_steps(node) if node else [])], default=0)
-    last = max((heartbeat.step for heartbeat in attempt.heartbeats.values()), default=0)
-    steps = f"{counted(last - saved, 'step')}" if last > saved else "steps"
-    if saved:
-        return f"ended at once: the {steps} since the checkpoint of step {saved:,} are lost"
-    return f"ended at once: all {steps} are lost, since there is no checkpoint"
-
-
 def _report_failure(attempt: Attempt) -> None:
     """Reports on stderr which rank failed and its last output; also that a full disk may have lost output."""
     logs = attempt.logs
@@ -292,7 +241,7 @@ def _report_failure(attempt: Attempt) -> None:
         return  # the rank has printed the reason
     words = last_words(attempt, rank)
     own = rank in attempt.failed or attempt.codes.get(rank, 1) > 0
-    error = error_of(attempt, rank) if own and not attempt.hung and rank not in attempt.gone else ""
+    error = error_of(attempt, rank) if own and not attempt.events("hung") and rank not in attempt.gone else ""
     because = f": {error}" if error else ""
     print(f"{how_it_failed(attempt, rank)}{because}; its log: {rank_logs.rank_log(logs, rank)}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already

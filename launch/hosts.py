@@ -4,13 +4,11 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from data_pipeline.foundation.errors import UserError
-from launch.agent_pool import Agent, AgentPool
-from launch.nodes import Access, Node, address_towards
+from launch.nodes import Access, Node
 
 _LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d*)")
 _SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]
@@ -21,26 +19,18 @@ _OF_THIS_MACHINE = re.compile(
 )
 
 
-def access(hosts: list[Node], address: str | None, ssh: list[str]) -> Access:
+def access(ssh: list[str]) -> Access:
     """Starts an agent on each host, and DeepSpeed's launcher below it.
 
-    `address` is this machine's, at which the hosts find it; by default that on the way to the first host. `ssh` has
-    further options of ssh. Raises UserError without ssh, or for a host that can't be found.
+    `ssh` has further options of ssh. Raises UserError without ssh.
     """
     if shutil.which("ssh") is None:
         raise UserError("ssh is not on the PATH; `launch` starts agents on the hosts with it")
-    head = address or address_towards(_resolved(hosts[0].name, ssh))
 
-    def start(pool: AgentPool, chosen: list[Node]) -> None:
-        for index, host in enumerate(chosen):
-            command = [*_SSH, *ssh, "--", host.name, remote_command()]
-            pool.start(command, [host.name], index, portable_environment())
+    def command(host: str) -> list[str]:
+        return [*_SSH, *ssh, "--", host, remote_command()]
 
-    def master(first: Agent) -> tuple[str, int]:
-        own = first.connection.address
-        return (head if own.startswith("127.") else own), first.handshake.port
-
-    return Access(start, False, head, master, tries_again=True)
+    return Access(command, portable_environment(), tries_again=True)
 
 
 def read(hostfile: Path) -> list[Node]:
@@ -79,10 +69,3 @@ def remote_command() -> str:
 def portable_environment() -> dict[str, str]:
     """The variables of this process that count on other hosts too. DeepSpeed's launcher passes only a few prefixes."""
     return {name: value for name, value in os.environ.items() if not _OF_THIS_MACHINE.fullmatch(name)}
-
-
-def _resolved(host: str, ssh: list[str]) -> str:
-    """The name or address behind an alias of ssh's configuration."""
-    shown = subprocess.run(["ssh", *ssh, "-G", "--", host], capture_output=True, text=True)
-    named = (line.partition(" ") for line in shown.stdout.splitlines())
-    return next((value for key, _, value in named if key == "hostname"), host)

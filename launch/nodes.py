@@ -1,45 +1,21 @@
-"""The nodes of a run, with an agent on each, as long as enough of them are left."""
+"""The nodes of a run, and the head's side of the agents on them.
 
-import base64
+On the head's own machine its process does itself what an agent does elsewhere.
+"""
+
 import json
-import socket
+import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import counted
-from launch.agent_pool import Agent, AgentPool
-from launch.head import StopRequests
-from launch.protocol import Start
-from pretrain.config import RunConfig
-from pretrain.config.batch import BatchPlan
-from pretrain.hardware import free_port
-from pretrain.run import node_memory
+from data_pipeline.foundation.processes import Process, ProcessGroup, until
+from launch.agent import NodeProcesses
+from launch.protocol import TIMEOUT_SECONDS, Connection, Event, Machine, Start
+from pretrain.run.heartbeat import Heartbeat
 
-_WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and can't be reached: it may start anew
-_LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class Run:
-    """What to run. `fresh` moves the run in the run directory aside.
-
-    Without `min_nodes`, a run that has lost a node ends.
-    """
-
-    path: Path
-    overrides: list[str]
-    stop_at_step: int | None = None
-    fresh: bool = False
-    min_nodes: int | None = None
-
-    @property
-    def arguments(self) -> list[str]:
-        """Those of `pretrain train`."""
-        stop = ["--stop-at-step", str(self.stop_at_step)] if self.stop_at_step else []
-        return [str(self.path.absolute()), *self.overrides, *stop]
+_SECONDS_TO_CONNECT, _SECONDS_TO_END, _POLL_SECONDS = 300.0, 90.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -54,151 +30,122 @@ class Node:
 class Access:
     """How the head reaches nodes: through ssh or srun, or because it is on the only one.
 
-    `start` starts one agent for each node, or for each rank if `agent_per_rank`. `address` is where agents find the
-    head. `master` gives the address and port at which the ranks meet, from the agent that has rank 0. `tries_again`:
-    whether a node that was lost may be reached again at once.
+    `command` gives the command that starts an agent on the node of this name; None on the head's own machine.
+    `environment` is added to the agent's. `head` is the head's address in the network of the nodes, where ssh doesn't
+    tell it. `tries_again`: whether a node that was lost may be reached again at once.
     """
 
-    start: Callable[[AgentPool, list[Node]], None]
-    agent_per_rank: bool
-    address: str
-    master: Callable[[Agent], tuple[str, int]]
+    command: Callable[[str], list[str]] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    head: str | None = None
     tries_again: bool = False
 
 
-def this_machine(ranks: int) -> tuple[list[Node], Access]:
-    """This machine as the only node, with `ranks`."""
-    access = Access(lambda pool, _: pool.start_here(), False, _LOOPBACK, lambda _: (_LOOPBACK, free_port()))
-    return [Node(node_memory.node_name(), ranks)], access
+class Agent:
+    """One agent, with the last `heartbeats` of its ranks once they have been ended. It has connected once it has told
+    of its `machine`."""
 
-
-def number_of_ranks(nodes: Sequence[Node]) -> int:
-    return sum(node.ranks for node in nodes)
-
-
-def deepspeed_launcher(nodes: Sequence[Node], number: int, address: str, port: int) -> list[str]:
-    """DeepSpeed's launcher on the node `number` of `nodes`, before the command of a rank.
-
-    The ranks meet at `address` and `port`. The program `deepspeed --no_ssh` would start the same launcher, but import
-    PyTorch and DeepSpeed twice before.
-    """
-    world = json.dumps({node.name: list(range(node.ranks)) for node in nodes})
-    encoded = base64.urlsafe_b64encode(world.encode()).decode()
-    program = [sys.executable, "-u", "-m", "launch.deepspeed_launcher", f"--world_info={encoded}"]
-    program += [f"--node_rank={number}", f"--master_addr={address}", f"--master_port={port}"]
-    return [*program, "--no_local_rank", "--quiet", "--no_python"]
-
-
-class Nodes:
-    """The `nodes` of a run, for one attempt after another. No agent outlives the `with` block."""
-
-    def __init__(self, run: Run, config: RunConfig, nodes: list[Node], access: Access, requests: StopRequests):
-        self._run, self._config, self._nodes, self._access = run, config, nodes, access
-        self._requests = requests
-        self._pool: AgentPool | None = None
-        self._agents: list[Agent] = []
-        self._reached = False  # whether all nodes have been reached before
+    def __init__(self, name: str, connection: Connection | NodeProcesses, process: Process | None = None):
+        self.name, self.connection, self._process = name, connection, process
+        self.machine: Machine | None = None
+        self.heartbeats: dict[int, Heartbeat] = {}
+        self._ends = False  # whether it was asked to end its processes
+        self._events: list[Event] = []
 
     @property
-    def _where(self) -> list[Node]:
-        """The node of each agent."""
-        return [node for node in self._nodes for _ in range(node.ranks if self._access.agent_per_rank else 1)]
+    def lost(self) -> str | None:
+        """Why the agent counts as lost; None while it answers. Call `events` first, which updates this."""
+        if self._process and (code := self._process.code) is not None:
+            self._receive()  # its last words
+            said = "; ".join(self.connection.said) or "it said nothing"
+            return f"{self._process.program} ended with exit code {code}: {said}"
+        seconds = TIMEOUT_SECONDS if self.machine else _SECONDS_TO_CONNECT
+        return f"no word from it for {seconds:.0f} s" if self.connection.silent > seconds else None
 
-    def ready(self) -> bool:
-        """Reaches the nodes; returns False if a signal came before. Raises FailedError if one can't be reached."""
-        if self._pool is not None:
-            return True
-        problem = self._reach()
-        for seconds in _WAITS if self._reached and self._access.tries_again else ():
-            if problem is None or self._requests.signals:
-                break
-            print(f"{problem}; trying again in {seconds} s", file=sys.stderr, flush=True)
-            self._requests.wait(seconds)
-            problem = self._reach()
-        if self._requests.signals:
-            return False
-        if problem is not None:
-            raise FailedError(problem)
-        self._reached = True
-        if not self._access.agent_per_rank:
-            _check_gpus(self._nodes, self._agents)
-        return True
+    def start(self, asked: Start) -> None:
+        self.connection.send({"start": asdict(asked)})
 
-    def _reach(self) -> str | None:
-        """Starts an agent on each node; returns why that isn't possible, None if it is."""
-        self._pool = pool = AgentPool([node.name for node in self._where], self._access.address)
-        self._access.start(pool, self._nodes)
-        pool.connect(give_up=lambda: self._requests.signals or pool.problems)
-        if not pool.problems:
-            self._agents = [agent for _, agent in sorted(pool.agents.items())]
-            return None
-        self._close(run_goes_on=True)
-        return "\n".join(f"{name}: {reason}" for name, reason in pool.problems.items())
+    def events(self) -> list[Event]:
+        """The events since the last call."""
+        self._receive()
+        events, self._events = self._events, []
+        return events
 
-    def start(self, logs: Path, environment: dict[str, str]) -> list[Agent]:
-        """Starts an attempt's ranks, which write their logs to `logs`, with `environment` added to theirs."""
-        address, port = self._access.master(self._agents[0])
-        environment = {**environment, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        alone = self._access.agent_per_rank
-        rank = [sys.executable, "-u", "-m", "pretrain", "train", *self._run.arguments]
-        for number, (agent, node) in enumerate(zip(self._agents, self._where, strict=True)):
-            agent.start(
-                Start(
-                    rank,
-                    environment,
-                    ranks=1 if alone else node.ranks,
-                    local_ranks=node.ranks,
-                    logs=str(logs),
-                    launcher=[] if alone else deepspeed_launcher(self._nodes, number, address, port),
-                    hang_seconds=self._config.faults.hang_seconds,
-                )
-            )
-        return self._agents
+    def end(self, dismissed: bool = False, run_goes_on: bool = True) -> None:
+        """Asks it to kill all that it has started, and if it is `dismissed` to end itself.
 
-    def leave_out(self, lost: Sequence[str]) -> bool:
-        """Has the next attempt begin without the nodes `lost`; returns whether the others may go on."""
-        self._close(run_goes_on=True)  # the others' agents too: they start anew with the ranks of fewer nodes
-        if self._run.min_nodes is None:
-            return self._access.tries_again and self._config.faults.restarts > 0
-        left = [node for node in self._nodes if node.name not in lost]
-        firsts = (left[:number] for number in range(len(left), self._run.min_nodes - 1, -1))
-        shared = (some for some in firsts if not BatchPlan(self._config.batch, number_of_ranks(some)).problems())
-        self._nodes = next(shared, [])
-        if self._nodes:
-            names = ", ".join(node.name for node in self._nodes)
-            nodes, ranks = counted(len(self._nodes), "node"), counted(number_of_ranks(self._nodes), "rank")
-            print(f"going on with {nodes} ({names}), {ranks}", file=sys.stderr, flush=True)
-        return bool(self._nodes)
+        If the run goes on, its state stays in the node's memory.
+        """
+        self.heartbeats.clear()
+        self._ends = True
+        self.connection.send({"dismissed": dismissed, "run_goes_on": run_goes_on})
 
-    def _close(self, run_goes_on: bool = False) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close(run_goes_on)
+    def wait(self) -> None:
+        """Waits until it has done so, or the node is lost."""
 
-    def __enter__(self) -> "Nodes":
+        def over() -> bool:
+            self._receive()
+            return not self._ends or self.lost is not None
+
+        until(over, _SECONDS_TO_END)
+        self._events.clear()
+
+    def _receive(self) -> None:
+        for message in self.connection.receive():
+            if "event" in message:
+                self._events.append(Event(*message["event"]))
+                continue
+            self._ends = False
+            self.machine = Machine(**message["machine"])
+            self.heartbeats = {int(rank): Heartbeat(**one) for rank, one in message["heartbeats"].items()}
+            if message["kept"]:
+                where = f"{self.name}: " if self._process else ""
+                print(f"{where}{message['kept']}", file=sys.stderr, flush=True)
+
+
+class AgentPool:
+    """Starts an agent on each of the nodes `names`, in whose order `agents` are. What it has started ends with the
+    block."""
+
+    def __init__(self, names: Sequence[str], access: Access):
+        self._access = access
+        self._group = ProcessGroup(seconds_to_end=5.0)  # ssh and srun end by themselves once their agents have gone
+        self.agents = [self._started(number, name) for number, name in enumerate(names)]
+
+    def _started(self, number: int, name: str) -> Agent:
+        if self._access.command is None:
+            return Agent(name, NodeProcesses("127.0.0.1", "lo", "launcher.log"))
+        environment, directory = dict(self._access.environment), os.getcwd()  # noqa: PTH109
+        given = {"number": number, "head": self._access.head, "environment": environment, "directory": directory}
+        command, line = self._access.command(name), json.dumps(given).encode() + b"\n"
+        process = self._group.start(command, output="pipe", stdin=line, signals_blocked=True)
+        return Agent(name, Connection(process.read, process.write), process)
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """The names of the nodes whose agents are lost, or haven't connected in time, and why."""
+        return {agent.name: reason for agent in self.agents if (reason := agent.lost)}
+
+    def connect(self, give_up: Callable[[], object]) -> None:
+        """Waits until each agent has connected or has a problem, or until `give_up`."""
+        while not give_up():
+            for agent in self.agents:
+                agent.events()
+            if all(agent.machine or agent.lost for agent in self.agents):
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def __enter__(self) -> "AgentPool":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self.close()
 
-
-def _check_gpus(nodes: list[Node], agents: list[Agent]) -> None:
-    """Raises UserError if nodes have fewer GPUs than ranks; on nodes that all have none, the ranks are on the CPU."""
-    problems = [
-        f"{node.name}: {node.ranks} ranks, but it has {agent.handshake.gpus} GPUs"
-        for node, agent in zip(nodes, agents, strict=True)
-        if agent.handshake.gpus < node.ranks
-    ]
-    if problems and any(agent.handshake.gpus for agent in agents):
-        raise UserError("\n".join(problems))
-
-
-def address_towards(host: str) -> str:
-    """This machine's address on the way to `host`. Raises UserError if the name doesn't resolve."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise UserError(f"{host}: can't be reached: {error.strerror}") from None
+    def close(self, run_goes_on: bool = False) -> None:
+        """Ends the agents, and with them what they have started."""
+        for agent in self.agents:
+            agent.end(dismissed=True, run_goes_on=run_goes_on)
+        for agent in self.agents:
+            if agent.machine:
+                agent.wait()
+        self._group.end(number=None)

@@ -1,75 +1,47 @@
-"""The protocol between a head and its agents: JSON messages over TCP, one per line.
+"""The protocol between a head and its agents: JSON messages, one a line, through the stdin and stdout of ssh or srun.
 
 Both sides send heartbeats, so that each notices when the other is gone.
 """
 
-import hmac
 import json
-import socket
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from data_pipeline.foundation.command import STOPPED
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.json_file import parse_json
 
 HEARTBEAT_SECONDS = 2.0
 TIMEOUT_SECONDS = 30.0  # after which the other side counts as lost
 _QUIET = 3 * HEARTBEAT_SECONDS
-_LONGEST = 2**24  # bytes of a message
-_LONGEST_HANDSHAKE = 4096
+_MARK = b"message: "  # before a message: a login shell or a container may print lines of its own
+_LINES_SAID = 3
 
 
 @dataclass(frozen=True)
-class Handshake:
-    """An agent's first message: its token and number, and the GPUs that it may use and a free port of its node."""
+class Machine:
+    """What an agent tells of its node: its address in the network of the nodes, its GPUs, and a free port."""
 
-    token: str
-    index: int
-    host: str
+    address: str
     gpus: int
     port: int
-
-
-def handshake(connected: socket.socket, token: str) -> Handshake | None:
-    """The first message on a connection, which doesn't block; None if it hasn't all arrived.
-
-    Whatever else has arrived stays unread. Raises FailedError if the other side is no agent with this `token`.
-    """
-    try:
-        received = connected.recv(_LONGEST_HANDSHAKE, socket.MSG_PEEK)
-    except BlockingIOError:
-        return None
-    except OSError as error:
-        raise FailedError(f"the connection broke ({error.strerror})") from None
-    line, end, _ = received.partition(b"\n")
-    if not end and 0 < len(received) < _LONGEST_HANDSHAKE:
-        return None
-    shown = parse_json(line, Handshake, "handshake")
-    if not hmac.compare_digest(shown.token.encode(), token.encode()):
-        raise FailedError("no agent of this head")
-    connected.recv(len(line) + 1)
-    return shown
 
 
 @dataclass(frozen=True)
 class Start:
     """Asks an agent to start `command`, whose environment is changed by `environment`: a program, or ranks.
 
-    Events of a program have its `number`. `ranks`: how many of the node's `local_ranks` there are, whose output goes to
-    the directory `logs`. `launcher` is the command that starts them, before that of a rank; without it there is one
-    rank. `hang_seconds`: the run's `faults.hang_seconds`.
+    Events of a program have its `number`. `launcher` is the command that starts the node's `ranks`, before that of a
+    rank. Their output goes to the directory `logs`. `hang_seconds`: the run's `faults.hang_seconds`.
     """
 
     command: list[str]
     environment: dict[str, str]
     number: int = 0
-    ranks: int = 0
-    local_ranks: int = 0
-    logs: str = ""
     launcher: Sequence[str] = ()
+    ranks: int = 0
+    logs: str = ""
     hang_seconds: float | None = None
 
 
@@ -81,42 +53,43 @@ class Event(NamedTuple):
     """
 
     kind: Literal[
-        "training",  # all ranks of the node have taken their first step
-        "rank failed",  # the rank has met the error in `lines`, and may take a while to end
-        "rank hung",  # it has made no progress for too long, because of itself or of a rank that it waits for
-        "rank faulty",  # the arithmetic of the rank, which may be on another node, was found wrong
-        "rank ended",
-        "rank left",  # it has exited with code 0 before the end of its work
+        "failed",  # the rank has met the error in `lines`, and may take a while to end
+        "hung",  # it has made no progress for too long, because of itself or of a rank that it waits for
+        "faulty",  # the arithmetic of the rank, which may be on another node, was found wrong
+        "ended",
+        "left",  # it has exited with code 0 before the end of its work
         "wrapper killed",  # the process above the rank was killed, so that nobody sees how the rank ends
-        "signal",  # a stop signal was sent to a process above the ranks
-        "launcher ended",  # the node's launcher, or a program
-        "all ended",  # no process of the node's ranks is left
+        "launcher ended",  # the node's launcher, before its ranks; or a program
+        "signal",  # a stop signal was sent to the agent
         "refused",  # the node can't start its ranks
     ]
     number: int = 0
     code: int = 0
-    lines: tuple[str, ...] = ()
+    lines: Sequence[str] = ()
 
     @property
     def fails(self) -> bool:
         """Whether it is a sign that its rank fails."""
-        ended_with_error = self.kind == "rank ended" and self.code not in (0, STOPPED)
-        return ended_with_error or self.kind in ("rank failed", "rank hung", "rank left", "wrapper killed")
+        ended_with_error = self.kind == "ended" and self.code not in (0, STOPPED)
+        return ended_with_error or self.kind in ("failed", "hung", "left", "wrapper killed")
 
 
 class Connection:
-    """One end of a connection. No call blocks. All times are of this machine's own clock."""
+    """One end of a connection. No call blocks. All times are of this machine's own clock.
 
-    def __init__(self, connected: socket.socket):
-        connected.setblocking(False)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = connected
+    `read` returns what has arrived, and raises EOFError or OSError once nothing more can. `write` returns how many
+    bytes it took. `said` has the last lines that arrived and are no messages.
+    """
+
+    def __init__(self, read: Callable[[], bytes], write: Callable[[bytes], int]):
+        self._read, self._write = read, write
         self._received, self._unsent = b"", b""
         self._last_received = self._last_sent = time.monotonic()
-        self.closed: str | None = None  # why, once nothing more can be sent or received
+        self.closed = False
+        self.said: deque[str] = deque(maxlen=_LINES_SAID)
 
     def send(self, message: dict[str, Any]) -> None:
-        self._unsent += json.dumps(message).encode() + b"\n"
+        self._unsent += _MARK + json.dumps(message).encode() + b"\n"
         self._flush()
 
     def receive(self) -> list[dict[str, Any]]:
@@ -125,51 +98,37 @@ class Connection:
             self._last_sent = time.monotonic()
             self._unsent = self._unsent or b"\n"
         self._flush()
-        while self.closed is None:
-            try:
-                received = self._socket.recv(65536)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                self.closed = f"its connection broke ({error.strerror})"
-                break
-            if not received or len(self._received) > _LONGEST:
-                self.closed = "its connection was closed"
-            self._last_received = time.monotonic()
-            self._received += received
-        *lines, self._received = self._received.split(b"\n")
         try:
-            return [json.loads(line) for line in lines if line]
-        except ValueError:
-            self.closed = "it sent no JSON"
-            return []
+            if received := self._read():
+                self._last_received = time.monotonic()
+                self._received += received
+        except (EOFError, OSError):
+            self.closed = True
+        *lines, self._received = self._received.split(b"\n")
+        messages = []
+        for line in lines:
+            printed, mark, message = line.partition(_MARK)
+            if mark:
+                messages.append(json.loads(message))
+            if words := printed.decode(errors="replace").strip():
+                self.said.append(words)
+        return messages
 
     @property
-    def lost(self) -> str | None:
-        """Why the other side counts as lost; None while it answers. Call `receive` first, which updates this."""
-        if self.closed is None and time.monotonic() - self._last_received > TIMEOUT_SECONDS:
-            return f"no word from it for {TIMEOUT_SECONDS:.0f} s"
-        return self.closed
+    def silent(self) -> float:
+        """For how many seconds the other side has sent nothing."""
+        return time.monotonic() - self._last_received
 
     @property
     def quiet(self) -> bool:
         """Whether the other side hasn't answered for a while, so that it may be lost."""
-        return time.monotonic() - self._last_received > _QUIET
-
-    @property
-    def address(self) -> str:
-        """The other side's."""
-        return str(self._socket.getpeername()[0])
-
-    def close(self) -> None:
-        self.closed = self.closed or "it has ended"
-        self._socket.close()
+        return self.silent > _QUIET
 
     def _flush(self) -> None:
         try:
-            while self._unsent and self.closed is None:
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+            while self._unsent and not self.closed:
+                self._unsent = self._unsent[self._write(self._unsent) :]
         except BlockingIOError:
             pass
-        except OSError as error:
-            self.closed = f"its connection broke ({error.strerror})"
+        except OSError:
+            self.closed = True

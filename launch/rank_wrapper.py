@@ -22,14 +22,14 @@ def main(logs: str, outcomes: str, rank: int, command: list[str]) -> int:
         opened = os.open(f"{logs}/rank-{rank:05d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, 1)
         os.dup2(opened, 2)
-    _tell(outcomes, rank, STARTED, f"{os.getppid()} {os.getpid()}")
+    _tell(outcomes, rank, STARTED, str(os.getpid()))
     process = os.posix_spawnp(command[0], command, os.environ)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     exit_code = code if code >= 0 else _SIGNAL - code
     with contextlib.suppress(OSError):
         written = os.open(f"{logs}/rank-{rank:05d}.exit", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.write(written, f"{exit_code}\n".encode())  # for people; a full disk may lose it
-    _tell(outcomes, rank, ENDED, f"{os.getpid()} {code}")
+    _tell(outcomes, rank, ENDED, str(code))
     return exit_code
 
 

@@ -16,7 +16,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.config_file import LocalPath, Section, load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import counted, masked_code
+from data_pipeline.foundation.formatting import masked_code
 from launch.slurm_head import PYTHON, HeadJob
 from pretrain.config import RunConfig
 from pretrain.trainer.preflight import preflight, unchecked
@@ -154,12 +154,11 @@ def _checked(job: Job, dry_run: bool, submit: bool) -> tuple[str, Path]:
 def batch_script(job: Job, name: str, directory: Path) -> str:
     """The script that sbatch gets. A name or path is one word to SLURM and to the shell, whatever its characters."""
     head, cluster, plain = job.head, job.cluster, re.sub(r"[^\w.-]+", "-", name).strip("-") or "run"
-    on_gpus = cluster.device == "gpu"
     options: list[tuple[str, str | int | None]] = [
         ("job-name", plain),
         ("nodes", job.nodes),
-        ("ntasks-per-node", head.per_node if head.is_run and head.agent_per_rank else 1),
-        ("gpus-per-node", head.per_node if on_gpus and head.is_run else None),
+        ("ntasks-per-node", 1),
+        ("gpus-per-node", head.per_node if head.is_run and cluster.device == "gpu" else None),
         ("partition", cluster.partition),
         ("account", cluster.account),
         ("qos", cluster.qos),
@@ -171,17 +170,7 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     flags = ["--exclusive", "--requeue" if head.requeue else "--no-requeue", *(["--no-kill"] if head.min_nodes else [])]
     lines = [f"--{key}={_directive(str(value), key)}" for key, value in options if value is not None]
     lines += [*flags, *(_directive(option, "sbatch") for option in cluster.sbatch)]
-    if head.is_run:
-        ranks = f"{counted(job.nodes, 'node')} × {counted(head.per_node, 'GPU' if on_gpus else 'rank')}"
-        what = f"{ranks}, started by {'srun' if head.agent_per_rank else 'the deepspeed launcher'}"
-    else:
-        what = f"data-pipeline build on {counted(job.nodes, 'node')}"
-    script = [
-        "#!/bin/bash",
-        f"# {plain}: {what}. Written by `launch slurm`.",
-        *(f"#SBATCH {line}" for line in lines),
-        "",
-    ]
+    script = ["#!/bin/bash", "# Written by `launch slurm`.", *(f"#SBATCH {line}" for line in lines), ""]
     script += [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
     script += [f"export {key}={shlex.quote(value)}" for key, value in _variables(job).items()]
     script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]

@@ -23,9 +23,9 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught, until
-from launch.agent_pool import Agent, AgentPool
-from launch.attempts import NOTHING_STARTED, Ended, launch
-from launch.nodes import Access, Node, Run, address_towards
+from launch.agent import address_towards
+from launch.attempts import NOTHING_STARTED, Ended, Run, launch
+from launch.nodes import Access, Node
 from pretrain.config import RunConfig
 from pretrain.run import slurm
 
@@ -41,16 +41,15 @@ _NOT_FOR_TRAINING = ("documents", ".stages")
 class HeadJob:
     """What the head of a job is to do with the file `path`: train if `is_run`, else build a corpus.
 
-    With `agent_per_rank`, srun starts the `per_node` ranks of each node, else DeepSpeed's launcher. `srun` has further
-    options of srun, `container` is put before what it starts. `stage`: where each node first copies the corpora.
-    `doctor`: whether the doctor examines the nodes first, with `cluster_file`.
+    A run has `per_node` ranks on each node. `srun` has further options of srun, `container` is put before what it
+    starts. `stage`: where each node first copies the corpora. `doctor`: whether the doctor examines the nodes first,
+    with `cluster_file`.
     """
 
     path: Path
     per_node: int
     overrides: list[str] = field(default_factory=list)
     is_run: bool = False
-    agent_per_rank: bool = False
     min_nodes: int | None = None
     requeue: bool = False
     stop_at_step: int | None = None
@@ -83,27 +82,20 @@ def head(job: HeadJob) -> int:
     return ended.code
 
 
-def access(
-    nodes: list[Node], srun: list[str], container: list[str], variables: dict[str, str], agent_per_rank: bool = False
-) -> Access:
+def access(nodes: list[Node], srun: list[str], container: list[str], variables: dict[str, str]) -> Access:
     """Starts agents on nodes of this allocation with srun; `variables` are set in their environment."""
 
-    def start(pool: AgentPool, chosen: list[Node]) -> None:
-        tasks = chosen[0].ranks if agent_per_rank else 1
-        names = [node.name for node in chosen]
-        command = ["srun", f"--nodes={len(chosen)}", f"--nodelist={','.join(names)}", f"--ntasks={len(chosen) * tasks}"]
-        # --overlap: the step of an attempt that has lost a node holds the others, as long as SLURM waits for that node.
-        # --cpu-bind=none: each rank binds itself to the cores beside its GPU.
-        command += [f"--ntasks-per-node={tasks}", "--overlap", "--kill-on-bad-exit=0", "--cpu-bind=none", "--no-kill"]
-        index = "SLURM_PROCID" if agent_per_rank else "SLURM_NODEID"
-        pool.start([*command, *srun, *container, *PYTHON, "agent"], names, index, variables)
-
-    def master(first: Agent) -> tuple[str, int]:
-        return slurm.node_address(first.name), slurm.master_port(os.environ["SLURM_JOB_ID"])
+    def command(node: str) -> list[str]:
+        return [*_on(node), *srun, *container, *PYTHON, "agent"]
 
     # the way to any other node shows on which of this node's networks the nodes are
-    address = address_towards(slurm.node_address(nodes[-1].name))
-    return Access(start, agent_per_rank, address, master)
+    return Access(command, variables, address_towards(slurm.node_address(nodes[-1].name)))
+
+
+def _on(node: str) -> list[str]:
+    """Starts what follows on a node. It shares the node with what else the job runs there, and all of its cores: each
+    rank binds itself to those beside its GPU."""
+    return ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", "--cpu-bind=none"]
 
 
 def _train(job: HeadJob, nodes: list[Node]) -> Ended:
@@ -117,8 +109,7 @@ def _train(job: HeadJob, nodes: list[Node]) -> Ended:
         before.append([*each_node, *PYTHON, "stage", "--to", str(job.stage), *job.file])
         copies = overrides_of_copies(load(run.path, run.overrides, RunConfig), job.stage)
         run = replace(run, overrides=[*run.overrides, *copies])
-    reached = access(nodes, job.srun, job.container, {}, job.agent_per_rank)
-    return _run_before(before) or launch(run, nodes, reached)
+    return _run_before(before) or launch(run, nodes, access(nodes, job.srun, job.container, {}))
 
 
 def _run_before(commands: list[list[str]]) -> Ended | None:
@@ -218,8 +209,8 @@ def _build_corpus(arguments: Sequence[str], names: list[str], job: str, srun: li
             where = ["--head", f"--port={port}", "--include-dashboard=false"] if number == 0 else []
             where = where or [f"--address={host}:{port}"]
             options = [*where, "--block", "--disable-usage-stats", *([f"--num-cpus={cpus}"] if cpus else [])]
-            on_node = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--overlap", "--cpu-bind=none", *srun]
-            ray = group.start([*on_node, *container, sys.executable, "-c", _RAY, "start", *options], output="file")
+            command = [*_on(name), *srun, *container, sys.executable, "-c", _RAY, "start", *options]
+            ray = group.start(command, output="file")
             if number == 0:
                 _wait_for_head(ray, host, port, received)
         process = group.start(

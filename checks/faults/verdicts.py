@@ -20,7 +20,7 @@ from tests.pretrain.runs import steps_taken
 ROUNDING = 1e-6  # of losses on another number of ranks, which add gradients in another order
 _AGAIN = re.compile(r"starting attempt 2 ")
 _WARNING = re.compile(r"warning|failed|MLflow")
-_ASIDE = re.compile(r"warning: |.* is no longer slow$|training again")  # unless it names the fault
+_ASIDE = re.compile(r"warning: |.* is no longer slow$")  # unless it names the fault
 COLUMNS = ["cell", "fault", "point", "rank", "step", "attempt", "hosts", "s to detection", "s to the next step"]
 COLUMNS += ["steps twice", "result", "first line"]
 

@@ -105,6 +105,11 @@ class Process:
                 chunks.append(chunk)
         return b"".join(chunks)
 
+    def write(self, data: bytes) -> int:
+        """Writes to its stdin what the pipe takes; returns how many bytes that was. Raises OSError if it takes none."""
+        os.set_blocking(self._pipes["stdin"], False)
+        return os.write(self._pipes["stdin"], data)
+
     def last_lines(self, number: int) -> list[str]:
         """The last lines in the file of its output, without empty ones."""
         assert self._log is not None

@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import mmap
 import os
-import signal
 import threading
 import time
 import traceback
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.processes import stop_signals
 
 DIRECTORY = "PRETRAIN_HEARTBEATS"  # of this node's ranks, in their environment
 _SECONDS = 0.5
@@ -152,16 +150,6 @@ def messages(directory: Path, known: set[str]) -> list[Message]:
                 rank, kind = file.name.removeprefix("rank-").split(".")
                 found.append((file.stat().st_mtime_ns, Message(int(rank), kind, file.read_text())))
     return [message for _, message in sorted(found, key=lambda one: (one[0], one[1].kind == "ended"))]
-
-
-def pending(process: int) -> signal.Signals | None:
-    """A stop signal that was sent to `process` but is blocked there; see ShdPnd in proc_pid_status(5)."""
-    with contextlib.suppress(OSError):  # the process has ended
-        for line in Path(f"/proc/{process}/status").read_text().splitlines():
-            if line.startswith("ShdPnd:"):
-                pending = int(line.split()[1], 16)
-                return next((number for number in stop_signals() if pending >> (number - 1) & 1), None)
-    return None
 
 
 def _words(error: BaseException) -> str:

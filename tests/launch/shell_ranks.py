@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from launch.agent import RankProcesses, wrapped
-from launch.agent_pool import Agent, AgentPool
 from launch.head import result, stop_requests, watch
+from launch.nodes import Access, Agent, AgentPool
+from launch.protocol import Start
 from pretrain.run import heartbeat, rank_logs
 
 WAITS = "sleep 3600"
@@ -53,15 +54,13 @@ def supervise(
 
         def start(logs: Path) -> list[Agent]:
             supervised = {**os.environ, rank_logs.SUPERVISED: str(logs)}
-            started = RankProcesses(command, supervised, ranks, logs / "launcher.log", hang_seconds=hang_seconds)
-            pool = AgentPool(["here"], "127.0.0.1")  # its agent is this process, as if it had started the ranks
-            pool.start_here()
-            agent = pool.agents[0]
-            agent.ranks = ranks
+            asked = Start(command, {}, ranks=ranks, hang_seconds=hang_seconds)
+            started = RankProcesses(asked, supervised, logs / "launcher.log")
+            (agent,) = AgentPool(["here"], Access()).agents  # it is this process, as if it had started the ranks
             agent.connection.started.append(started)
             return [agent]
 
-        attempt = watch(start, run, requests, dead_rank_seconds, another_follows=another_follows)
+        attempt = watch(start, ["here"] * ranks, run, requests, dead_rank_seconds, another_follows)
         return result(attempt, run, requests)
 
 

@@ -59,8 +59,8 @@ def test_the_script_says_what_slurm_is_to_know(small_corpus, tmp_path):
         "--requeue",
         "--mem=0",
     }
-    others = options(batch_script(job(path, agent_per_rank=True, min_nodes=2), "t5", tmp_path / "slurm"))
-    assert {"--ntasks-per-node=8", "--nodes=4", "--no-kill", "--no-requeue"} <= others
+    others = options(batch_script(job(path, min_nodes=2), "t5", tmp_path / "slurm"))
+    assert {"--nodes=4", "--no-kill", "--no-requeue"} <= others
 
 
 def test_a_chain_waits_for_its_own_jobs_alone(small_corpus, tmp_path, monkeypatch):

@@ -53,9 +53,8 @@ with heartbeat.beating(0):
 SSH = """#!/bin/sh
 for last; do :; done
 case "$*" in
-*"-G -- "*) echo hostname 127.0.0.1 ;;
 *" n3 "*) echo "ssh: connect to host n3 port 22: No route to host" >&2; exit 255 ;;
-*) exec sh -c "$last" ;;
+*) SSH_CONNECTION="127.0.0.1 50000 127.0.0.1 22" exec sh -c "$last" ;;
 esac
 """
 

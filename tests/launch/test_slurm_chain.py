@@ -29,9 +29,9 @@ def host(mount) -> list[str]:
 
 
 def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, tmp_path):
-    """Ranks started by srun, which read staged corpora. The first job meets its time limit, the second is cancelled."""
+    """Ranks read staged corpora. The first job meets its time limit, the second is cancelled."""
     path = a_run(tmp_path, small_corpus, steps=1_000_000)
-    options = ("--mode", "srun", "--chain", "3", "--time", "120", "--warn-seconds", "3600")
+    options = ("--chain", "3", "--time", "120", "--warn-seconds", "3600")
     limited, cancelled, last = submitted(path, *options, stage=str(tmp_path / "local"))
     until_steps(cluster, limited, tmp_path, attempt=1)
     cluster.run("scontrol", "hold", last)

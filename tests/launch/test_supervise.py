@@ -16,20 +16,18 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.processes import STOP_SIGNALS
-from launch import attempts, head
+from launch import attempts, deepspeed_launcher
 from launch.agent import RankProcesses
-from launch.agent_pool import AgentPool
 from launch.attempt import Attempt, first_failed, record
-from launch.attempts import Ended, _Attempts
+from launch.attempts import Attempts, Ended, Run
 from launch.head import StopRequests, result, stop_requests
-from launch.nodes import Access, Node, Nodes, Run, deepspeed_launcher
-from launch.protocol import Event
+from launch.nodes import Access, AgentPool, Node
+from launch.protocol import Event, Start
 from launch.slurm_head import _run_before
 from pretrain.config import RunConfig
 from pretrain.run import heartbeat, rank_logs, restarts
-from pretrain.run.status import Status
 from tests.launch import shell_ranks
-from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TO_LAUNCHER, WAITS, launcher_of, supervise, supervised, told
+from tests.launch.shell_ranks import ASKED, DONE, STOPPED, WAITS, launcher_of, supervise, supervised, told
 from tests.mounts import mounted
 from tests.pretrain.runs import run_file
 from tests.processes import runs
@@ -39,29 +37,6 @@ from tests.tables import each
 def supervisor(run: Path, *ranks: str) -> list[str]:
     """A command that calls `supervised` in a process of its own."""
     return [sys.executable, "-m", shell_ranks.__name__, str(run), *ranks]
-
-
-@each("signalled", ["kill -TERM $PPID", TO_LAUNCHER])
-def test_a_signal_to_a_process_above_the_ranks_stops_the_run(tmp_path, capfd, signalled):
-    """These processes block it, and never report it themselves."""
-    capfd.readouterr()
-    assert supervised(tmp_path, f"{signalled}\n{ASKED}; {STOPPED}") == 75
-    assert capfd.readouterr().err == "SIGTERM: sent to DeepSpeed's launcher; saving and stopping\n"
-
-
-@each(
-    "saved, last, said",
-    [
-        ([100, 200], 231, "the 31 steps since the checkpoint of step 200 are lost"),
-        ([], 7, "all 7 steps are lost, since there is no checkpoint"),
-        ([200], 0, "the steps since the checkpoint of step 200 are lost"),
-        ([], 0, "all steps are lost, since there is no checkpoint"),
-    ],
-)
-def test_a_second_signal_says_which_steps_are_lost(tmp_path, monkeypatch, saved, last, said):
-    monkeypatch.setattr(head, "all_steps", lambda run: saved)
-    attempt = Attempt(Status(), tmp_path, heartbeats={0: heartbeat.Heartbeat(last, 9, 0.0, 0.0, None, False)})
-    assert head.lost_steps(attempt, tmp_path) == f"ended at once: {said}"
 
 
 def test_a_run_whose_terminal_is_closed_stops(tmp_path):
@@ -193,16 +168,17 @@ def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
 def test_a_rank_was_silent_though_it_wakes_before_the_end(tmp_path, monkeypatch):
     """DeepSpeed's launcher signals the others when one has ended, which interrupts native code that hangs."""
     read = {rank: heartbeat.Heartbeat(9, 9, 5.0 * rank, 0.0, 9.0) for rank in range(2)}
-    monkeypatch.setattr(heartbeat, "read", lambda directory: read)
+    monkeypatch.setattr(heartbeat, "read", lambda directory: dict(read))
     launcher = launcher_of(*[["sh", "-c", f"[ $RANK = 1 ] || {{ {told('hung', '')}; }}; {WAITS}"]] * 2)
-    ranks = RankProcesses(launcher, {**os.environ, rank_logs.SUPERVISED: str(tmp_path)}, 2, tmp_path / "log")
+    supervised = {**os.environ, rank_logs.SUPERVISED: str(tmp_path)}
+    ranks = RankProcesses(Start(launcher, {}, ranks=2), supervised, tmp_path / "log")
     try:
-        while not any(event.kind == "rank hung" for event in ranks.events()):
+        while not any(event.kind == "hung" for event in ranks.events()):
             time.sleep(0.05)
         read[1] = read[0]  # it wakes
     finally:
         heartbeats = ranks.end()
-    attempt = Attempt(Status("running", 1), tmp_path, "aa", [Event("rank hung", 0)], heartbeats=heartbeats)
+    attempt = Attempt(tmp_path, "aa", [Event("hung", 0)], heartbeats=heartbeats)
     assert first_failed(attempt) == 1
 
 
@@ -270,8 +246,7 @@ def test_exit_codes_say_how_a_run_ended_where_its_status_is_seen_late(tmp_path, 
     write_json(tmp_path / "status.json", {"state": "running", "attempt": 1})
     logs = tmp_path / "logs/attempt-0002"
     logs.mkdir(parents=True)
-    told = [Event("rank ended", rank, code) for rank, code in codes.items()]
-    attempt = Attempt(Status("running", 1), logs, "aa", told)
+    attempt = Attempt(logs, "aa", [Event("ended", rank, code) for rank, code in codes.items()])
     attempt.heartbeats = {0: heartbeat.Heartbeat(step, 0, 0.0, 0.0, None)}
     with stop_requests(tmp_path) as requests:
         assert result(attempt, tmp_path, requests) == expected
@@ -284,52 +259,39 @@ def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_
     capfd.readouterr()
     assert _run_before([["true"], signalled]) == Ended(75, interrupted)
     assert nothing in capfd.readouterr().err
-
-    def start(pool: AgentPool, chosen: list[Node]) -> None:
-        pool.start(signalled, ["host"], 0, {})
-
-    access = Access(start, False, "127.0.0.1", lambda first: ("127.0.0.1", 1))
     path = run_file(tmp_path, small_corpus)
-    assert attempts.launch(Run(path, []), [Node("host", 1)], access) == Ended(75, interrupted)
+    assert attempts.launch(Run(path, []), [Node("host", 1)], Access(lambda host: signalled)) == Ended(75, interrupted)
     assert f"{nothing} command starts the run again" in capfd.readouterr().err
     assert not (tmp_path / "run/logs").exists()
 
 
-JOINS = """
-import contextlib, json, socket, sys
-given = json.loads(sys.stdin.readline())
-said = {"token": given["token"], "index": 0, "host": "host", "gpus": 0, "port": 1}
-others = [socket.create_connection(given["head"]) for _ in range(70)]
-for other, sent in zip(others, eval(sys.argv[1])):
-    with contextlib.suppress(OSError):  # closed before it was all sent
-        other.sendall(sent)
-connection = socket.create_connection(given["head"])
-connection.sendall(json.dumps(said).encode() + b"\\n" * 5)
-connection.recv(1)
-"""
+def agent(*before: str) -> list[str]:
+    """What stands for ssh: it runs lines of shell, then an agent."""
+    runs = f"exec {sys.executable} -P -m launch agent"
+    return ["env", "SSH_CONNECTION=127.0.0.1 50000 127.0.0.1 22", "sh", "-c", "; ".join([*before, runs])]
 
 
-NO_HANDSHAKES = [
-    *(b"5\n", b"[]\n", b"null\n", b'{"token":"\xc3\xa9"}\n', b"[" * 100_000 + b"\n"),
-    *(b"[" * 4000 + b"\n", b'{"token":"\\ud800","index":0,"host":"a","gpus":0,"port":1}\n'),  # half a character
-]
-
-
-@each("sent", ["[b'{}\\n' * 2_000_000]", "[]", repr(NO_HANDSHAKES)])
-def test_an_agent_joins_whatever_others_send_before_it(sent):
-    """More connections than may be without a token."""
-    with AgentPool(["host"], "127.0.0.1") as pool:
-        pool.start([sys.executable, "-c", JOINS, sent], ["host"], 0, {})
-        pool.connect(give_up=lambda: False, seconds=200)
+def test_an_agent_is_understood_whatever_its_login_prints(monkeypatch):
+    monkeypatch.setenv("SECRET", "of the head's user")
+    with AgentPool(["a", "b"], Access(lambda _: agent("echo Welcome", "printf Unended"), {"SECRET": "secret"})) as pool:
+        pool.connect(give_up=lambda: pool.problems)
         assert pool.problems == {}
-        assert pool.agents[0].handshake.host == "host"
+        for one in pool.agents:
+            assert list(one.connection.said) == ["Welcome", "Unended"]
+            assert (one.machine.address, one.machine.port > 0) == ("127.0.0.1", True)
+            one.start(Start(["sh", "-c", "echo $SECRET; exit 3"], {}, number=5))
+        for one in pool.agents:
+            told: list[Event] = []
+            while not told:
+                told += one.events()
+            assert told == [Event("launcher ended", 5, 3, ["secret"])]
 
 
 def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
     """It gives them RANK and the like; by itself it would also give them GPUs 0 and 1."""
     shown = "echo $RANK $LOCAL_RANK $LOCAL_SIZE $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $CUDA_VISIBLE_DEVICES"
     chosen = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-8932f937,5"}
-    launcher = deepspeed_launcher([Node("a", 2), Node("b", 2)], 1, "10.0.0.1", 29)
+    launcher = deepspeed_launcher.command({"a": 2, "b": 2}, 1, "10.0.0.1", 29)
     done = subprocess.run([*launcher, "sh", "-c", shown], env=chosen, capture_output=True, text=True)
     assert sorted(done.stdout.splitlines()) == [
         f"{2 + local} {local} 2 4 10.0.0.1 29 GPU-8932f937,5" for local in range(2)
@@ -355,22 +317,20 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
     path = run_file(tmp_path, tmp_path / "corpus", batch={"global_batch_size": 12, "micro_batch_size": 2})
     config, run = load(path, [], RunConfig), Run(path, [], min_nodes=min_nodes)
     requests = StopRequests(tmp_path / "run")
-    access = Access(lambda pool, chosen: None, False, "", lambda agent: ("", 0), tries_again=True)
-    nodes = Nodes(run, config, [Node(name, 1) for name in "abc"], access, requests)
-    nodes._pool = pool = Mock()  # of agents that are sent away
-    attempts = _Attempts(nodes, run, config, requests)
+    attempts = Attempts(run, config, [Node(name, 1) for name in "abc"], Access(agent, tries_again=True), requests)
+    attempts._pool = pool = Mock()  # of agents that are sent away
     ends = []
     for number, node in enumerate(found, 1):
         logs = tmp_path / f"run/logs/attempt-{number:04d}"
         logs.mkdir(parents=True)
         rank, now = "abc".index(node), 100.0 * number
-        attempt = Attempt(Status("running", number), logs, "abc", began=now, ended=now + 9, read=now + 9)
+        attempt = Attempt(logs, "abc", began=now, ended=now + 9, read=now + 9)
         attempt.heartbeats = {0: heartbeat.Heartbeat(10 * number, 0, 0.0, 0.0, 5.0)}
-        attempt.told = [Event("rank failed", 0), Event("rank failed", 1), Event("rank failed", 2)]
+        attempt.told = [Event("failed", 0), Event("failed", 1), Event("failed", 2)]
         words = (f"step {10 * number}: rank {rank} computes wrong",)
-        attempt.told += [Event("rank faulty", rank), *(Event("rank ended", one, 1, words) for one in range(3))]
+        attempt.told += [Event("faulty", rank), *(Event("ended", one, 1, words) for one in range(3))]
         ends.append(attempts.end_after(attempt))
-    assert (ends, "".join(node.name for node in nodes._nodes)) == ([None, last], left)
+    assert (ends, "".join(node.name for node in attempts.nodes)) == ([None, last], left)
     assert all(call.args == (True,) for call in pool.close.call_args_list)  # the run goes on
     assert said in capsys.readouterr().err
     ranks = [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")]
@@ -380,36 +340,33 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
 def test_a_killed_launcher_and_a_full_disk_are_recorded_as_what_they_are(tmp_path, monkeypatch):
     logs = tmp_path / "logs/attempt-0001"
     logs.mkdir(parents=True)
-    attempt = Attempt(Status(), logs, "ab", [Event("launcher ended", 0, -9)])
+    attempt = Attempt(logs, "ab", [Event("launcher ended", 0, -9)])
     recorded = record(attempt, 1, tmp_path)
     assert (recorded.killed, recorded.cause) == (True, "DeepSpeed's launcher was killed by SIGKILL")
     monkeypatch.setattr("pretrain.run.rank_logs.refusal", lambda logs: "No space left on device")
-    recorded = record(Attempt(Status(), logs, "ab", [Event("rank ended", 0, 1)]), 1, tmp_path)
+    recorded = record(Attempt(logs, "ab", [Event("ended", 0, 1)]), 1, tmp_path)
     assert "the disk refuses to be written" in (restarts.refusal([recorded], 3) or "")
 
 
 def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monkeypatch):
     """The first time it can't be reached, a run ends: its name may be wrong."""
-    monkeypatch.setattr("launch.nodes._WAITS", (0.1, 0.2))
+    monkeypatch.setattr("launch.attempts._WAITS", (0.1, 0.2))
     path = run_file(tmp_path, tmp_path / "corpus")
     config, run, left = load(path, [], RunConfig), Run(path, []), ["works", "fails", "fails", "works", *["fails"] * 4]
 
-    def start(pool: AgentPool, _: list[Node]) -> None:
-        agent = [sys.executable, "-P", "-m", "launch", "agent"]
-        broken = ["sh", "-c", "echo No route to host; exit 255"]
-        pool.start(agent if left.pop(0) == "works" else broken, ["a"], 0, {})
+    def ssh(host: str) -> list[str]:
+        return agent() if left.pop(0) == "works" else ["sh", "-c", "echo No route to host; exit 255"]
 
-    access = Access(start, False, "127.0.0.1", lambda agent: ("", 0), tries_again=True)
-    with Nodes(run, config, [Node("a", 1)], access, StopRequests(Path(config.run.directory))) as ranks:
-        assert ranks.ready()
-        assert ranks.leave_out(["a"])
-        assert ranks.ready()
+    nodes, access, requests = [Node("a", 1)], Access(ssh, tries_again=True), StopRequests(Path(config.run.directory))
+    with Attempts(run, config, nodes, access, requests) as attempts:
+        assert attempts.ready()
+        assert attempts.leave_out(["a"])
+        assert attempts.ready()
         said = "a: sh ended with exit code 255: No route to host"
         assert capsys.readouterr().err == f"{said}; trying again in 0.1 s\n{said}; trying again in 0.2 s\n"
-        assert ranks.leave_out(["a"])
+        assert attempts.leave_out(["a"])
         with pytest.raises(FailedError, match="No route to host"):
-            ranks.ready()
-    again = Nodes(run, config, [Node("a", 1)], access, StopRequests(Path(config.run.directory)))
-    with again, pytest.raises(FailedError, match="No route to host"):
+            attempts.ready()
+    with Attempts(run, config, nodes, access, requests) as again, pytest.raises(FailedError, match="No route to host"):
         again.ready()
     assert left == []

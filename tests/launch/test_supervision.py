@@ -131,7 +131,6 @@ def test_a_run_goes_on_by_itself_with_the_same_losses_and_loses_a_step_or_two(sm
     assert (memory := node_memory.path(folder / "run")) is not None
     assert not memory.exists()
     assert "starting attempt 4 (faults.restarts)\n" in one.stderr
-    assert one.stderr.count("training again, ") == 3
 
 
 # ---- ranks and commands that are forked

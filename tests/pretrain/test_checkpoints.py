@@ -23,8 +23,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.loading.stream import Stream
-from launch.attempts import launch_local
-from launch.nodes import Run
+from launch.attempts import Run, launch_local
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.directory import checkpoint_directory, is_valid, newest

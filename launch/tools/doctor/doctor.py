@@ -15,8 +15,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted
 from launch import hosts, slurm_head
-from launch.agent_pool import Agent, AgentPool
-from launch.nodes import Access, Node, this_machine
+from launch.nodes import Access, Agent, AgentPool, Node
 from launch.protocol import Start
 from launch.slurm import ClusterConfig
 from launch.tools.doctor import checks
@@ -41,12 +40,12 @@ def machines(
     """
     if hostfile:
         nodes = hosts.read(hostfile)
-        return nodes, hosts.access(nodes, None, ssh)
+        return nodes, hosts.access(ssh)
     if "SLURM_JOB_NODELIST" in os.environ:
         nodes = [Node(name, ranks or 0) for name in slurm.hostnames(os.environ["SLURM_JOB_NODELIST"])]
         settings = load(cluster, [], ClusterConfig) if cluster else ClusterConfig()
         return nodes, slurm_head.access(nodes, settings.srun, settings.container, settings.variables)
-    return [Node("this machine", ranks or 0)], this_machine(0)[1]
+    return [Node("this machine", ranks or 0)], Access()
 
 
 def doctor(
@@ -111,11 +110,11 @@ def of_ranks(check: Check, settings: Settings, per_node: Sequence[int], address:
 def _examined(nodes: list[Node], access: Access, settings: Settings, with_numerics: bool) -> Iterator[Finding]:
     names = [node.name for node in nodes]
     lock = locked_file(Path(settings.directory)) if settings.directory else contextlib.nullcontext()
-    with lock as locked, AgentPool(names, access.address) as pool:
-        access.start(pool, nodes)
-        pool.connect(give_up=lambda: False, seconds=_SECONDS_TO_START)
-        agents = dict(sorted(pool.agents.items()))
-        gpus = {index: agent.handshake.gpus for index, agent in agents.items()}
+    with lock as locked, AgentPool(names, access) as pool:
+        pool.connect(give_up=lambda: False)
+        machines = {index: agent.machine for index, agent in enumerate(pool.agents) if agent.machine}
+        agents = {index: pool.agents[index] for index in machines}
+        gpus = {index: machine.gpus for index, machine in machines.items()}
         per_node = [node.ranks or gpus.get(index) or 1 for index, node in enumerate(nodes)]
         settings = replace(settings, per_node=per_node, locked=str(locked) if locked else None)
         requests = {index: replace(settings, node=index) for index in agents}
@@ -127,7 +126,7 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
         if not pool.problems:
             if settings.run_file:
                 together.append([Program(RUN_FILE, 0, RUN_FILE.request(settings))])
-            address, port = access.master(agents[0])[0], agents[0].handshake.port
+            address, port = machines[0].address, machines[0].port
             together.append(of_ranks(ALL_REDUCE, settings, per_node, address, port))
             if with_numerics:
                 together.append(of_ranks(NUMERICS, settings, [min(2, gpus[0] or 2)], "127.0.0.1", port))
@@ -163,7 +162,7 @@ def _run(programs: list[Program], agents: dict[int, Agent], problems: dict[str, 
                 answers[event.number] = program.check.findings(program.rank, event.code, event.lines)
         for number, program in list(running.items()):
             agent = agents[program.node]
-            if reason := agent.connection.lost:
+            if reason := agent.lost:
                 problems[agent.name] = reason
                 del running[number]
             elif time.monotonic() - started > program.check.seconds + _SECONDS_TO_START:
