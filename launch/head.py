@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
@@ -98,7 +97,7 @@ def _lost(attempt: Attempt, at_work: Sequence[Agent]) -> bool:
     return bool(attempt.lost)
 
 
-class Follower:
+class Follower(threading.Thread):
     """Copies new content of `log` to stdout within the block, in a thread: a blocked terminal blocks nothing.
 
     A second late, so that `hold` comes in time. `shown` counts the bytes that were shown. Warns when the disk refuses
@@ -106,17 +105,17 @@ class Follower:
     """
 
     def __init__(self, log: Path):
+        super().__init__(name="follower", daemon=True)
         self.shown = 0
         self._log = log
         self._refusal: str | None = None  # the disk's latest error
         self._done, self._held = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
     def hold(self) -> None:
         """Shows nothing more: `show` does, once the cause of the failure has been shown."""
         self._held.set()
 
-    def _follow(self) -> None:
+    def run(self) -> None:
         size = looks = 0
         while not self._done.wait(_DELAY_SECONDS):
             if not self._held.is_set():
@@ -136,12 +135,12 @@ class Follower:
                 os.write(_STDERR, warning.encode())
 
     def __enter__(self) -> "Follower":
-        self._thread.start()
+        self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._thread.join(_SECONDS_FOR_THE_REST)
+        self.join(_SECONDS_FOR_THE_REST)
 
 
 def show(log: Path, start: int, end: int | None = None) -> int:
@@ -239,11 +238,9 @@ def _report_failure(attempt: Attempt) -> None:
         return
     if attempt.codes.get(rank) == REFUSED and attempt.refused_its_configuration:
         return  # the rank has printed the reason
-    words = last_words(attempt, rank)
-    own = rank in attempt.failed or attempt.codes.get(rank, 1) > 0
-    error = error_of(attempt, rank) if own and not attempt.events("hung") and rank not in attempt.gone else ""
+    error = "" if attempt.was_killed(rank) or attempt.events("hung") else error_of(attempt, rank)
     because = f": {error}" if error else ""
     print(f"{how_it_failed(attempt, rank)}{because}; its log: {rank_logs.rank_log(logs, rank)}", file=sys.stderr)
     if rank:  # rank 0's output has been shown already
-        for line in words:
+        for line in last_words(attempt, rank):
             print(f"  {line}", file=sys.stderr)

@@ -108,8 +108,10 @@ class Connection:
         messages = []
         for line in lines:
             printed, mark, message = line.partition(_MARK)
-            if mark:
-                messages.append(json.loads(message))
+            try:
+                messages += [json.loads(message)] if mark else []
+            except ValueError:  # mixed with what ssh or srun print as they end
+                printed = line
             if words := printed.decode(errors="replace").strip():
                 self.said.append(words)
         return messages
