@@ -35,7 +35,8 @@ _SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
 def agent() -> int:
     """Serves one head; returns 0 if the head has ended it, 1 if the head was lost."""
     with caught() as signals:
-        given = json.loads(sys.stdin.buffer.raw.readline())  # type: ignore[attr-defined]  # and not a byte more
+        with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
+            given = json.loads(stdin.readline())  # and not a byte more
         os.environ |= given["environment"]
         os.chdir(given["directory"])
         head = given["head"] or os.environ["SSH_CONNECTION"].split()[0]
@@ -88,7 +89,7 @@ class NodeProcesses:
     directory of the logs.
     """
 
-    silent, quiet = 0.0, False
+    silent, quiet, said = 0.0, False, ()
 
     def __init__(self, address: str, interface: str | None, log: str):
         self.started: list[RankProcesses] = []
