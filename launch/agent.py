@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.processes import ProcessGroup, caught, until
+from data_pipeline.foundation.processes import ProcessGroup, caught
 from launch import rank_wrapper
 from launch.protocol import TIMEOUT_SECONDS, Connection, Event, Machine, Start
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
@@ -99,12 +99,18 @@ class NodeProcesses:
         self._log = log
         self._machine = Machine(address, count_gpus(), 0)
         self._run: Path | None = None  # the directory of the run whose ranks it has started
+        self._waiting: Start | None = None  # for the directory of the logs
+        self._since = 0.0
         self._answers = [self._idle({})]
 
     def send(self, message: dict[str, Any]) -> None:
         """Does what a message of the head asks for."""
         if "start" in message:
-            self._start(Start(**message["start"]))
+            asked = Start(**message["start"])
+            if asked.ranks:
+                self._waiting, self._since = asked, time.monotonic()
+            else:
+                self.started.append(RankProcesses(asked, {**self._network, **os.environ, **asked.environment}))
             return
         heartbeats, kept = self.end(), None
         if message["dismissed"]:
@@ -115,6 +121,8 @@ class NodeProcesses:
 
     def receive(self) -> list[dict[str, Any]]:
         """The answers and events since the last call."""
+        if self._waiting:
+            self._start_ranks(self._waiting)
         answers, self._answers = self._answers, []
         return [*answers, *({"event": event} for processes in self.started for event in processes.events())]
 
@@ -122,6 +130,7 @@ class NodeProcesses:
         """Ends all processes; returns the last heartbeats of ranks."""
         heartbeats = {rank: one for processes in self.started for rank, one in processes.end().items()}
         self.started.clear()
+        self._waiting = None
         return heartbeats
 
     def _idle(self, heartbeats: dict[int, Heartbeat], kept: str | None = None) -> dict[str, Any]:
@@ -129,22 +138,21 @@ class NodeProcesses:
         last = {rank: asdict(one) for rank, one in heartbeats.items()}
         return {"machine": asdict(replace(self._machine, port=free_port())), "heartbeats": last, "kept": kept}
 
-    def _start(self, asked: Start) -> None:
-        if not asked.ranks:
-            environment = {**self._network, **os.environ, **asked.environment}
-            self.started.append(RankProcesses(asked, environment))
-            return
+    def _start_ranks(self, asked: Start) -> None:
+        """Starts ranks once this node sees the directory of their logs."""
         logs = Path(asked.logs)
-        if self._run is None:
-            self._run = logs.parent.parent
-            remove_left_in_memory()
-        if not until(logs.is_dir, _SECONDS_TO_SEE_THE_LOGS):
+        if logs.is_dir():
+            if self._run is None:
+                self._run = logs.parent.parent
+                remove_left_in_memory()
+            environment = self._network | ranks_environment(self._machine.gpus, asked.ranks)
+            environment |= {**asked.environment, rank_logs.SUPERVISED: asked.logs}
+            self.started.append(RankProcesses(asked, environment, logs / self._log, self._run))
+            self._waiting = None
+        elif time.monotonic() - self._since > _SECONDS_TO_SEE_THE_LOGS:
             reason = f"{socket.gethostname()} doesn't see {logs}; it must be on a file system of all nodes"
             self._answers.append({"event": Event("refused", lines=[f"run.directory: {reason}"])})
-            return
-        environment = self._network | ranks_environment(self._machine.gpus, asked.ranks)
-        environment |= {**asked.environment, rank_logs.SUPERVISED: asked.logs}
-        self.started.append(RankProcesses(asked, environment, logs / self._log, self._run))
+            self._waiting = None
 
 
 def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:

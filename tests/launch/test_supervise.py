@@ -287,6 +287,17 @@ def test_an_agent_is_understood_whatever_its_login_prints(monkeypatch):
             assert told == [Event("launcher ended", 5, 3, ["secret"])]
 
 
+def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path, monkeypatch):
+    """It answers while it waits for it: else it would count as lost."""
+    with AgentPool(["here"], Access()) as pool:
+        (here,) = pool.agents
+        here.start(Start([], {}, ranks=1, logs=str(tmp_path / "attempt-0001")))
+        assert here.events() == []
+        monkeypatch.setattr("launch.agent._SECONDS_TO_SEE_THE_LOGS", 0.0)
+        (refused,) = here.events()
+        assert (refused.kind, "it must be on a file system of all nodes" in refused.lines[0]) == ("refused", True)
+
+
 def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
     """It gives them RANK and the like; by itself it would also give them GPUs 0 and 1."""
     shown = "echo $RANK $LOCAL_RANK $LOCAL_SIZE $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $CUDA_VISIBLE_DEVICES"
