@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_pipeline.foundation.command import STOPPED
@@ -42,10 +42,11 @@ class Run:
     min_nodes: int | None = None
 
     @property
-    def arguments(self) -> list[str]:
-        """Those of `pretrain train`."""
+    def rank(self) -> list[str]:
+        """The command of a rank."""
         stop = ["--stop-at-step", str(self.stop_at_step)] if self.stop_at_step else []
-        return [str(self.path.absolute()), *self.overrides, *stop]
+        train = [sys.executable, "-u", "-m", "pretrain", "train"]
+        return [*train, str(self.path.absolute()), *self.overrides, *stop]
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ class Attempts:
         """Reaches the nodes; returns False if a signal came before. Raises FailedError if one can't be reached."""
         waits = iter(_WAITS if self._reached and self._access.tries_again else ())
         while self._pool is None and not self._requests.signals:
-            if (problem := self._reach()) is None:
-                continue
+            if (problem := self._reach()) is None or self._requests.signals:
+                break
             seconds = next(waits, None)
             if seconds is None:
                 raise FailedError(problem)
@@ -158,11 +159,10 @@ class Attempts:
         environment = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.port)}
         if self.failures:
             environment[restarts.EARLIER] = str(time.monotonic() - self._began)
-        rank = [sys.executable, "-u", "-m", "pretrain", "train", *self._run.arguments]
+        asked = Start(self._run.rank, environment, logs=str(logs), hang_seconds=self._faults.hang_seconds)
         for number, agent in enumerate(agents):
             launcher = deepspeed_launcher.command(ranks, number, first.address, first.port)
-            seconds = self._faults.hang_seconds
-            agent.start(Start(rank, environment, 0, launcher, ranks[agent.name], str(logs), seconds))
+            agent.start(replace(asked, launcher=launcher, ranks=ranks[agent.name]))
         return agents
 
     def end_after(self, attempt: Attempt) -> Ended | None:
@@ -196,9 +196,8 @@ class Attempts:
             return self._access.tries_again and self._faults.restarts > 0
         left = [node for node in self.nodes if node.name not in lost]
         firsts = (left[:number] for number in range(len(left), self._run.min_nodes - 1, -1))
-        self.nodes = next(
-            (some for some in firsts if not BatchPlan(self._batch, _number_of_ranks(some)).problems()), []
-        )
+        shared = (some for some in firsts if not BatchPlan(self._batch, _number_of_ranks(some)).problems())
+        self.nodes = next(shared, [])
         if self.nodes:
             names = ", ".join(node.name for node in self.nodes)
             nodes, ranks = counted(len(self.nodes), "node"), counted(_number_of_ranks(self.nodes), "rank")
