@@ -11,9 +11,10 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted, duration
+from data_pipeline.foundation.processes import caught
 from launch import deepspeed_launcher
 from launch.attempt import Attempt, record
-from launch.head import StopRequests, result, stop_requests, watch
+from launch.head import StopRequests, result, watch
 from launch.nodes import Access, Agent, AgentPool, Node
 from launch.protocol import Start
 from pretrain.config import RunConfig
@@ -69,7 +70,8 @@ def launch(run: Run, nodes: list[Node], access: Access, here: bool = False) -> E
         return Ended(0, False)
     if run.fresh:
         status.move_aside(setup.directory)
-    with stop_requests(setup.directory) as requests, Attempts(run, config, nodes, access, requests) as attempts:
+    requests = StopRequests(setup.directory)
+    with caught(requests.on_signal), Attempts(run, config, nodes, access, requests) as attempts:
         return attempts.until_over()
 
 

@@ -11,12 +11,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.processes import announce, caught, until
+from data_pipeline.foundation.processes import announce, until
 from launch.attempt import REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
 from launch.nodes import Agent
 from pretrain.run import rank_logs, status
@@ -177,7 +177,7 @@ def _result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
 
 
 class StopRequests:
-    """Turns the first signal to this process or a launcher into a request to stop.
+    """Turns the first signal to this process or an agent into a request to stop.
 
     `signals` are this process's. `stop_signal` is the signal that the request came from.
     """
@@ -197,6 +197,7 @@ class StopRequests:
         until(lambda: self.signals, seconds)
 
     def on_signal(self, number: int) -> None:
+        """What a signal to this process does, for `caught`."""
         if self.signals and number == signal.SIGHUP:
             return  # closing a terminal sends it more than once: the shell does, and the kernel
         self.signals.append(number)
@@ -214,14 +215,6 @@ class StopRequests:
         except OSError as error:  # the run must not end unsaved because of it
             failed = f"{self._run}/{status.STOP} can't be created: {error.strerror}"
             announce(number, f"{failed}; signal a rank instead")
-
-
-@contextlib.contextmanager
-def stop_requests(run: Path) -> Iterator[StopRequests]:
-    """Within the block, signals become requests to stop the run."""
-    requests = StopRequests(run)
-    with caught(requests.on_signal):
-        yield requests
 
 
 def _report_failure(attempt: Attempt) -> None:

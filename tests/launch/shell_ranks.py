@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.foundation.processes import caught
 from launch.agent import RankProcesses, wrapped
-from launch.head import result, stop_requests, watch
+from launch.head import StopRequests, result, watch
 from launch.nodes import Access, Agent, AgentPool
 from launch.protocol import Start
 from pretrain.run import heartbeat, rank_logs
@@ -50,7 +51,8 @@ def supervise(
     another_follows: bool = False,
 ) -> int:
     """Runs `command` until its `ranks` have ended; returns the exit code of `result`."""
-    with stop_requests(run) as requests:
+    requests = StopRequests(run)
+    with caught(requests.on_signal):
 
         def start(logs: Path) -> list[Agent]:
             supervised = {**os.environ, rank_logs.SUPERVISED: str(logs)}

@@ -20,7 +20,7 @@ from launch import attempts, deepspeed_launcher
 from launch.agent import RankProcesses
 from launch.attempt import Attempt, first_failed, record
 from launch.attempts import Attempts, Ended, Run
-from launch.head import StopRequests, result, stop_requests
+from launch.head import StopRequests, result
 from launch.nodes import Access, AgentPool, Node
 from launch.protocol import Event, Start
 from launch.slurm_head import _run_before
@@ -248,8 +248,7 @@ def test_exit_codes_say_how_a_run_ended_where_its_status_is_seen_late(tmp_path, 
     logs.mkdir(parents=True)
     attempt = Attempt(logs, "aa", [Event("ended", rank, code) for rank, code in codes.items()])
     attempt.heartbeats = {0: heartbeat.Heartbeat(step, 0, 0.0, 0.0, None)}
-    with stop_requests(tmp_path) as requests:
-        assert result(attempt, tmp_path, requests) == expected
+    assert result(attempt, tmp_path, StopRequests(tmp_path)) == expected
 
 
 @each("name, interrupted", [("USR1", True), ("TERM", False)])
