@@ -182,9 +182,9 @@ def _copy(corpus: Path, copy: Path) -> None:
 
 def _corpora(config: RunConfig) -> list[tuple[str, str]]:
     """(key, corpus) for each corpus of a run that isn't remote."""
-    data = {"train": config.data.train, "validation": config.data.validation}
     found = [
-        (f"data.{split}.{at}", entry.corpus) for split, entries in data.items() for at, entry in enumerate(entries)
+        *((f"data.train.{number}", entry.corpus) for number, entry in enumerate(config.data.train)),
+        *((f"data.validation.{number}", entry.corpus) for number, entry in enumerate(config.data.validation)),
     ]
     return [(key, corpus) for key, corpus in found if "://" not in corpus]
 
