@@ -83,13 +83,11 @@ def _latest(run: Path) -> tuple[int | None, str]:
         # a FIFO would wait for a writer, and the message about a link's target would show a file elsewhere
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST:
             return None, f"{path}: names no checkpoint: it is no small regular file"
-        name = path.read_bytes().decode().strip()
+        name = path.read_text(errors="replace").strip()
     except FileNotFoundError:
         return None, f"{path}: missing"
     except OSError as error:
         return None, f"{path}: can't be read: {error.strerror}"
-    except UnicodeDecodeError:
-        return None, f"{path}: names no checkpoint: it isn't text"
     step = step_in_name(name)
     return step, "" if step is not None else f"{path}: names no checkpoint of this run: {name[:60]!r}"
 

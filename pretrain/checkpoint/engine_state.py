@@ -5,7 +5,6 @@ Nothing but the optimizer's next step changes the state. So the copy is made bes
 and that step waits for it: on a GPU in a stream of its own, on a CPU in the thread that then writes the checkpoint.
 """
 
-import contextlib
 import math
 import mmap
 import os
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +21,19 @@ from torch import Tensor
 
 from pretrain.checkpoint.index import Piece
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, load_buffers
-from pretrain.optimizers.flat_buffers import Fragment, Sharded
+from pretrain.optimizers.flat_buffers import Sharded
 from pretrain.run import watchdog
 from pretrain.zero.deepspeed_private import flat_buffers, in_memory, loaded, swapped, update_parameters, wrapped
 from pretrain.zero.engine import Engine
 
 
 class _Pages(mmap.mmap):
-    """Pages that the GPU may read and write by itself until they are freed, once they are locked."""
+    """Pages that are unlocked, if a GPU may read and write them by itself, before they are given back."""
 
-    _runtime: Any = None
-    _address = 0
-
-    def lock(self, address: int, runtime: Any) -> None:
-        """Locks the pages, which begin at `address`. Raises MemoryError where the system allows no more."""
-        code = int(runtime.cudaHostRegister(address, len(self), 0))
-        if code:
-            raise MemoryError(f"cudaHostRegister: error {code} for {len(self):,} bytes (ulimit -l, memory of the node)")
-        self._runtime, self._address = runtime, address
+    unlock: Callable[[], object] = staticmethod(lambda: None)
 
     def __del__(self) -> None:
-        if self._address:
-            self._runtime.cudaHostUnregister(self._address)
+        self.unlock()
 
 
 def host_memory(size: int, page_locked: bool = False, path: Path | None = None, runtime: Any = None) -> Tensor:
@@ -59,11 +50,16 @@ def host_memory(size: int, page_locked: bool = False, path: Path | None = None, 
             os.posix_fallocate(file.fileno(), 0, size)  # else a write to a full file system would be a SIGBUS
             pages = _Pages(file.fileno(), size)
     whole = torch.frombuffer(pages, dtype=torch.uint8)
-    if page_locked:
-        if path is None:
-            pages.madvise(mmap.MADV_DONTFORK)  # else a write after a fork would move a page away from under the GPU
-        with contextlib.suppress(*[MemoryError] if path else []):
-            pages.lock(whole.data_ptr(), runtime or torch.cuda.cudart())
+    if not page_locked:
+        return whole
+    if path is None:
+        pages.madvise(mmap.MADV_DONTFORK)  # else a write after a fork would move a page away from under the GPU
+    runtime, address = runtime or torch.cuda.cudart(), whole.data_ptr()
+    code = int(runtime.cudaHostRegister(address, size, 0))
+    if code == 0:
+        pages.unlock = partial(runtime.cudaHostUnregister, address)
+    elif path is None:
+        raise MemoryError(f"cudaHostRegister: error {code} for {size:,} bytes (ulimit -l, memory of the node)")
     return whole
 
 
@@ -133,28 +129,26 @@ class HostCopies:
         optimizer = wrapped(deepspeed)
         state: dict[Tensor, dict[str, Tensor]] = optimizer.state
         factored = optimizer.factored_state() if isinstance(optimizer, Sharded) else {}
+        buffers = [(buffer.tensor, [one for one in buffer.fragments if one.size]) for buffer in flat_buffers(deepspeed)]
         shapes: dict[str, list[int]] = {}
         whole: dict[str, Tensor] = {}
-        buffers = [(buffer.tensor, [one for one in buffer.fragments if one.size]) for buffer in flat_buffers(deepspeed)]
         scalars = _scalars([state.get(buffer, {}) for buffer, _ in buffers])
         for (buffer, owned), single in zip(buffers, scalars, strict=True):
             names = [name for name, value in state.get(buffer, {}).items() if value.dim()]
-            shapes |= {f"{name}/{one.name}": [one.size] for name in (PARAMETER, *names) for one in owned}
-            for fragment in owned:
-                others = factored.get(fragment.name, {}) if fragment.start == 0 else {}
-                whole |= {f"{name}/{fragment.name}": value for name, value in others.items()}
-                shape = list(fragment.shape)
-                copy.pieces[fragment.name] = Piece(fragment.start, fragment.size, shape, single, names, list(others))
+            for one in owned:
+                others = factored.get(one.name, {}) if one.start == 0 else {}
+                shapes |= {f"{name}/{one.name}": [one.size] for name in (PARAMETER, *names)}
+                whole |= {f"{name}/{one.name}": value for name, value in others.items()}
+                copy.pieces[one.name] = Piece(one.start, one.size, list(one.shape), single, names, list(others))
         self._lay_out(shapes | {name: list(value.shape) for name, value in whole.items()}, buffers[0][0].is_cuda)
         copy.image, copy.tensors = self._image, dict(self._tensors)
         for number, (buffer, owned) in enumerate(buffers):
             watchdog.alive()
             with loaded(deepspeed, number):
-                for name in (PARAMETER, *copy.pieces[owned[0].name].states) if owned else ():
-                    values = buffer.data if name == PARAMETER else state[buffer][name].detach()
-                    for first, size in _adjacent(owned):
-                        to = copy.tensors[f"{name}/{first.name}"].as_strided([size], [1])
-                        source = values.narrow(0, first.offset, size)
+                for one in owned:
+                    for name in (PARAMETER, *copy.pieces[one.name].states):
+                        values = buffer.data if name == PARAMETER else state[buffer][name].detach()
+                        to, source = copy.tensors[f"{name}/{one.name}"], one.view(values)
                         if swapped(deepspeed, number):  # it is in memory only now
                             to.copy_(source)
                         else:
@@ -176,18 +170,6 @@ class HostCopies:
         self._shapes = shapes
 
 
-def _adjacent(fragments: list[Fragment]) -> list[tuple[Fragment, int]]:
-    """The fragments of a buffer, those with nothing between them put together: the first, and the size of all."""
-    runs: list[tuple[Fragment, int]] = []
-    for one in fragments:
-        first, size = runs[-1] if runs else (one, 0)
-        if size and one.offset == first.offset + size:
-            runs[-1] = (first, size + one.size)
-        else:
-            runs.append((one, one.size))
-    return runs
-
-
 def _scalars(slots: list[dict[str, Tensor]]) -> list[dict[str, float]]:
     """The scalars among the optimizer's states of each flat buffer, which are read from the device together."""
     single = [{name: value for name, value in one.items() if not value.dim()} for one in slots]
@@ -196,25 +178,27 @@ def _scalars(slots: list[dict[str, Tensor]]) -> list[dict[str, float]]:
     return [{name: next(read) for name in one} for one in single]
 
 
-def restore(engine: Engine, directory: Path) -> None:
-    """Loads a checkpoint's parameters and optimizer state into an engine. All ranks call it together.
+def restore(engine: Engine, directory: Path, weights_only: bool = False) -> None:
+    """Loads a checkpoint's parameters and optimizer state, or its weights alone, into an engine. All ranks call it
+    together.
 
     Each rank reads what it owns. The files must have been verified before.
     """
-    stored = StoredTensors(directory)
-    state = wrapped(engine.deepspeed).state
+    stored, optimizer = StoredTensors(directory), wrapped(engine.deepspeed)
     for fragment in in_memory(engine.deepspeed):
         watchdog.alive()
         elements = (fragment.name, fragment.start, fragment.size)
         fragment.view(fragment.buffer.data).copy_(stored.read(PARAMETER, *elements))
-        slots = state.setdefault(fragment.buffer, {})
+        if weights_only:
+            continue
+        slots = optimizer.state.setdefault(fragment.buffer, {})
         for name, value in stored.scalars(fragment.name).items():
             slots[name] = torch.tensor(value, dtype=torch.float32, device=fragment.buffer.device)
         for name in stored.states(fragment.name):
             if name not in slots:
                 slots[name] = torch.zeros_like(fragment.buffer.data)
             fragment.view(slots[name]).copy_(stored.read(name, *elements))
-    if isinstance(optimizer := wrapped(engine.deepspeed), Sharded):
+    if isinstance(optimizer, Sharded) and not weights_only:
         optimizer.set_factored_state(stored.factored_state())
     update_parameters(engine.deepspeed)
     load_buffers(engine.deepspeed.module, directory)

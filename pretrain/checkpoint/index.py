@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import xxhash
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_path, fingerprint, flush, sha256
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, parse_json
 from data_pipeline.loading.stream import Mixture, Skipped, differences
@@ -35,9 +35,14 @@ class File:
     bytes: NonNegativeInt
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
+    @classmethod
+    def of(cls, path: Path, progress: Callable[[], None] = lambda: None) -> "File":
+        """That of the file `path`. Calls `progress` as it is read."""
+        return cls(path.stat().st_size, sha256(path, progress))
+
     def matches(self, path: Path, progress: Callable[[], None]) -> bool:
         """True if `path` has this content. Calls `progress` as it is read."""
-        return sha256(path, progress) == self.sha256
+        return File.of(path, progress) == self
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class MappedFile:
     def matches(self, path: Path, progress: Callable[[], None]) -> bool:
         """True if `path` has this content."""
         progress()
+        if path.stat().st_size != self.bytes:
+            return False
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             return xxhash.xxh3_128_hexdigest(mapped) == self.xxh3
 
@@ -123,9 +130,10 @@ class Index:
         found = differences(self.identity, json.loads(json.dumps(identity)))
         return [f"the checkpoint of step {self.step} is of another run: {line}" for line in found]
 
-    def as_json(self) -> str:
+    def write(self, directory: Path) -> None:
+        """Writes index.json, which must be the last file of a checkpoint."""
         values = asdict(self)
-        return json.dumps({**values, _CHECKSUM: _checksum(values)}, indent=1)
+        write_json(directory / INDEX, {**values, _CHECKSUM: _checksum(values)})
 
 
 _CHECKSUM = "checksum"  # of the index's other keys
@@ -210,30 +218,29 @@ class Piece:
 
 @dataclass(frozen=True)
 class Table:
-    """The content of a rank's .json file: `fragments` by parameter name, and the safetensors `file`."""
+    """The content of a rank's .json file: the fragments in the safetensors file beside it, by parameter name."""
 
     fragments: dict[str, Piece]
-    file: File | None = None
 
-    def write(self, path: Path) -> None:
-        """Writes the table. The rename comes last, because rank 0 may rename the whole directory after it."""
-        unnamed = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
-        unnamed.write_text(json.dumps(asdict(self)))
-        flush(unnamed)
-        unnamed.replace(path)
+
+Files = Mapping[str, File | MappedFile]
+"""Descriptions of files, by their path below the checkpoint."""
+
+
+def write_table(directory: Path, rank: int, pieces: dict[str, Piece]) -> Files:
+    """Writes the table of the fragments of `rank`; returns its description."""
+    path = directory / f"{rank_file(rank)}.json"
+    write_json(path, Table(pieces))
+    return {path.name: File.of(path)}
 
 
 def write_run_index(
-    directory: Path,
-    parts: Mapping[str, File | MappedFile],
-    origin: Origin,
-    train_state: TrainState,
-    weights: str | None = None,
+    directory: Path, described: Files, origin: Origin, train_state: TrainState, weights: str | None = None
 ) -> Index:
     """`write_index` for a run that stands at `train_state`. `weights`: their fingerprint."""
     return write_index(
         directory,
-        parts,
+        described,
         **vars(train_state),
         consumed=origin.mixture.consumed(train_state.position),
         config_fingerprint=origin.config_fingerprint,
@@ -244,18 +251,17 @@ def write_run_index(
     )
 
 
-def write_index(directory: Path, parts: Mapping[str, File | MappedFile], **values: Any) -> Index:
+def write_index(directory: Path, described: Files, **values: Any) -> Index:
     """Writes the index, the last file of a checkpoint, with the other `values` of `Index`.
 
-    `parts` describes the tensors' files, which are not read again.
+    Files that are `described` are not read again; the others are brought to the disk.
     """
-    files = dict(parts)
+    files = dict(described)
     for path in directory.rglob("*"):
         name = str(path.relative_to(directory))
-        if path.is_file() and name not in parts and not name.endswith(TEMPORARY_SUFFIX):
+        if path.is_file() and name not in {*described, INDEX} and not name.endswith(TEMPORARY_SUFFIX):
             flush(path)
-            files[name] = File(path.stat().st_size, sha256(path))
+            files[name] = File.of(path)
     index = Index(files=dict(sorted(files.items())), **values)
-    with atomic_path(directory / INDEX) as path:
-        path.write_text(index.as_json())
+    index.write(directory)
     return index

@@ -15,8 +15,6 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +23,21 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
-from data_pipeline.foundation.atomic import sha256, write_json
+from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.checkpoint import rank_file
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.engine_state import Copy, HostCopies, host_memory
-from pretrain.checkpoint.index import File, MappedFile, Origin, Table, write_run_index
-from pretrain.checkpoint.save import union, write_common
+from pretrain.checkpoint.index import Files, MappedFile, Origin, write_run_index, write_table
+from pretrain.checkpoint.save import write_common, write_together
 from pretrain.checkpoint.tensors import model_buffers
 from pretrain.run import node_memory
 from pretrain.run.train_state import TrainState
 from pretrain.zero.deepspeed_private import fragments
 from pretrain.zero.engine import Engine
-from pretrain.zero.ranks import of_all_ranks, on_rank_0
+from pretrain.zero.ranks import group_of_threads, of_all_ranks, on_rank_0
 
 _RUN_NAME = "memory.json"
-_COMMON = "common"
 _SLOTS = 2
 _SHARE = 0.002  # of a step's time that a checkpoint may take on average
 _MOST_BYTES = 1 << 30  # of a message
@@ -78,7 +75,7 @@ class MemoryCheckpoints:
         self._engine, self._origin, self._node = engine, origin, node
         self._auto, self._every = every == "auto", 1 if every == "auto" else int(every)
         self._first_of_node = int(os.environ["LOCAL_RANK"]) == 0
-        self._slots: list[_Slot] = []
+        self._slots = [_Slot(engine, node, origin.rank, number) for number in range(_SLOTS)]
         self._number = self._step = 0
         self._storing: threading.Thread | None = None
         self._began, self._seconds = time.monotonic(), 0.0
@@ -88,8 +85,8 @@ class MemoryCheckpoints:
         if self._first_of_node:
             self._prepare(name)
         self._neighbours = _neighbours() if _several_nodes() else None
-        self._group = dist.new_group(backend="gloo")  # for threads of their own
-        dist.barrier()  # before the first slot is made
+        self._group = group_of_threads()
+        dist.barrier()  # before the first slot is filled
 
     def _name_run(self) -> str:
         checkpoints = self._origin.run / "checkpoints"
@@ -99,13 +96,15 @@ class MemoryCheckpoints:
         return name
 
     def _prepare(self, name: str) -> None:
-        """Writes the files that all checkpoints share, and removes those but the one that this run has resumed from."""
-        origin, common = self._origin, self._node / _COMMON
-        for left in (common, *(self._node / "checkpoints").glob("*")):
+        """Removes checkpoints but the one that this run has resumed from, and puts into each slot the files that no
+        rank owns."""
+        origin = self._origin
+        for left in (self._node / "checkpoints").glob("*"):
             if origin.resumed is None or left != checkpoint_directory(self._node, origin.resumed):
                 shutil.rmtree(left, ignore_errors=True)
-        common.mkdir(parents=True)
-        write_common(origin, model_buffers(self._engine.deepspeed.module), common)
+        for slot in self._slots:
+            slot.directory.mkdir(parents=True)
+            write_common(origin, model_buffers(self._engine.deepspeed.module), slot.directory)
         write_json(self._node / _RUN_NAME, {"run": name})
 
     def due(self, step: int) -> bool:
@@ -120,56 +119,36 @@ class MemoryCheckpoints:
         if self._storing is not None:
             self.close()
             self._adjust(self._seconds)
-        if len(self._slots) < _SLOTS:
-            self._slots.append(_Slot(self._engine, self._node, self._origin.rank, len(self._slots)))
         slot = self._slots[self._number % _SLOTS]
         self._number, self._step = self._number + 1, train_state.step
-        copy = Copy()
+        copy: Copy | OSError
         try:
             slot.withdraw()
             copy = slot.copies.take()
         except OSError as error:
-            self.problem = f"{self._node}: {error.strerror}: no further checkpoints in memory"
+            copy = error
         self._seconds = time.perf_counter() - started
         arguments = (slot, copy, train_state)
         self._storing = threading.Thread(target=self._store, args=arguments, name="memory checkpoint", daemon=True)
         self._storing.start()
 
-    def _store(self, slot: "_Slot", copy: Copy, train_state: TrainState) -> None:
+    def _store(self, slot: "_Slot", copy: "Copy | OSError", train_state: TrainState) -> None:
         """Completes the copy, and a checkpoint of it if that of each rank is complete. Called in a thread."""
         try:
-            copy.finish()
-            self._complete(slot, copy, train_state)
-        except (OSError, RuntimeError, ValueError) as error:  # no room, or a rank is gone, or this rank's group
-            self.problem = " ".join(str(error).split())
-        self._seconds += copy.seconds + time.thread_time()
+            files, state = write_together(lambda: slot.describe(self._origin.rank, copy), train_state, self._group)
+            if self._neighbours:
+                self._exchange(slot, files)
+            slot.place = checkpoint_directory(self._node, state.step)
+            if self._first_of_node:
+                write_run_index(slot.directory, files, self._origin, state)
+                slot.directory.rename(slot.place)
+                for step in all_steps(self._node)[:-_SLOTS]:  # the one that was resumed from
+                    shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
+        except Exception as error:  # no room, or a rank is gone
+            self.problem = f"{self._node}: {' '.join(str(error).split())}: no further checkpoints in memory"
+        self._seconds += time.thread_time() + (copy.seconds if isinstance(copy, Copy) else 0.0)
 
-    def _complete(self, slot: "_Slot", copy: Copy, train_state: TrainState) -> None:
-        """Raises RuntimeError if a rank has none."""
-        rank, files, problem = self._origin.rank, {}, self.problem
-        try:
-            files = slot.describe(rank, copy) if problem is None else {}
-        except OSError as error:
-            problem = f"{self._node}: {error.strerror}: no further checkpoints in memory"
-        told: list[Any] = [None] * self._origin.ranks
-        dist.all_gather_object(told, (problem, files, train_state if rank == 0 else train_state.skipped), self._group)
-        if problem := next((one for one, *_ in told if one is not None), None):
-            raise RuntimeError(problem)
-        files = {name: file for _, of_rank, _ in told for name, file in of_rank.items()}
-        if self._neighbours:
-            self._exchange(slot, files)
-        state: TrainState = told[0][2]
-        final = checkpoint_directory(self._node, state.step)
-        if self._first_of_node:
-            shutil.copytree(self._node / _COMMON, slot.directory, dirs_exist_ok=True)
-            state = replace(state, skipped=union([state.skipped, *(skipped for *_, skipped in told[1:])]))
-            write_run_index(slot.directory, files, self._origin, state)
-            slot.directory.rename(final)
-            for step in all_steps(self._node)[:-_SLOTS]:
-                shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
-        slot.place = final
-
-    def _exchange(self, slot: "_Slot", files: Mapping[str, File | MappedFile]) -> None:
+    def _exchange(self, slot: "_Slot", files: Files) -> None:
         """Sends this rank's files to a rank of the next node, and receives those that this rank keeps."""
         assert self._neighbours
         to, sources = self._neighbours
@@ -201,11 +180,9 @@ class MemoryCheckpoints:
         self.close()
         dist.barrier()  # all ranks' files, and what other nodes keep of them, are stored
         for slot in self._slots:
-            with contextlib.suppress(OSError):
-                slot.withdraw()
-        dist.barrier()
+            slot.withdraw()
         if self._first_of_node:
-            for step in all_steps(self._node):
+            for step in all_steps(self._node):  # the one that was resumed from
                 shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
         dist.barrier()
         self._step = 0
@@ -235,19 +212,19 @@ class _Slot:
         return self.files[rank]
 
     def withdraw(self) -> None:
-        """Takes the files from the checkpoint that they are a part of, which is none any more."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for rank in self.files:
-            name = f"{rank_file(rank)}.safetensors"
-            (self.place / name).rename(self.directory / name)
+        """Takes the checkpoint's name from the files, if they are one. The first of the node's ranks does it for all:
+        none fills its file before."""
+        with contextlib.suppress(FileNotFoundError):
+            self.place.rename(self.directory)
         self.place = self.directory
 
-    def describe(self, rank: int, copy: Copy) -> dict[str, File | MappedFile]:
-        """Writes the table of this rank's fragments; returns the descriptions of its files, by name."""
-        table = self.directory / f"{rank_file(rank)}.json"
-        Table(copy.pieces).write(table)
+    def describe(self, rank: int, copy: Copy | OSError) -> Files:
+        """Completes the copy and writes the table of this rank's fragments; returns the descriptions of its files."""
+        if isinstance(copy, OSError):
+            raise copy
+        copy.finish()
         tensors = MappedFile(copy.image.numel(), xxhash.xxh3_128_hexdigest(copy.image.numpy().data))
-        return {f"{rank_file(rank)}.safetensors": tensors, table.name: File(table.stat().st_size, sha256(table))}
+        return {f"{rank_file(rank)}.safetensors": tensors, **write_table(self.directory, rank, copy.pieces)}
 
 
 def _several_nodes() -> bool:

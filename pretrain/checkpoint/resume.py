@@ -53,65 +53,56 @@ def newer(run: Path, resume: Path | None) -> Path | None:
     on_disk = checkpoint_index.read(resume).step if resume else -1
     held = of_all_ranks(_held(node, on_disk) if node else {})
     for key in sorted({key for one in held for key in one}, reverse=True):
-        where: dict[str, int] = {}
-        for holder, one in enumerate(held):
-            where |= {name: holder for name in one[key][1] if name not in where} if key in one else {}
-        if any(key in one and len(where) < one[key][0] for one in held):
+        told = [(name, rank, there) for rank, one in enumerate(held) for name, there in one.get(key, {}).items()]
+        where = {name: rank for name, rank, there in told if there}
+        if any(name not in where for name, *_ in told):
             continue
-        if int(os.environ["LOCAL_SIZE"]) == dist.get_world_size() and node:
-            found = checkpoint_directory(node, key[0])
-        else:
-            found = _on_disk(run, node, key[0], where)
-        if problem := _damage_on_any_rank(found):
-            logger.warning("%s", problem)
-        else:
+        alone = int(os.environ["LOCAL_SIZE"]) == dist.get_world_size()
+        found = checkpoint_directory(node, key[0]) if alone and node else _on_disk(run, node, key[0], where)
+        problem = _damage_on_any_rank(found) if found else f"step {key[0]} in memory: a file is damaged"
+        if problem is None:
             return found
+        logger.warning("%s", problem)
     return resume
 
 
-def _held(node: Path, after: int) -> dict[_Key, tuple[int, list[str]]]:
-    """The checkpoints after that step in `node`: the number of files, and those that this rank has found sound.
+def _held(node: Path, after: int) -> dict[_Key, dict[str, bool]]:
+    """The checkpoints after that step in `node`, each with its files and whether they are there; those of other nodes'
+    ranks may not be.
 
-    Each rank of a node checks its share of them.
+    Each rank of a node tells of its share of them.
     """
     share = slice(int(os.environ["LOCAL_RANK"]), None, int(os.environ["LOCAL_SIZE"]))
-    held: dict[_Key, tuple[int, list[str]]] = {}
+    held: dict[_Key, dict[str, bool]] = {}
     for step in (step for step in all_steps(node) if step > after):
         directory = checkpoint_directory(node, step)
         try:
-            files = checkpoint_index.read(directory).files
-            sound = [name for name in sorted(files)[share] if _is_sound(directory / name, files[name])]
-            held[step, sha256(directory / INDEX)] = len(files), sound
+            names = sorted(checkpoint_index.read(directory).files)[share]
+            held[step, sha256(directory / INDEX)] = {name: (directory / name).is_file() for name in names}
         except UserError as error:
             logger.warning("%s", error)
     return held
 
 
-def _is_sound(path: Path, expected: File | MappedFile) -> bool:
-    if not path.is_file():  # as those of other nodes' ranks
-        return False
-    sound = path.stat().st_size == expected.bytes and expected.matches(path, watchdog.alive)
-    if not sound:
-        logger.warning("%s: damaged: its checksum differs from %s's", path, INDEX)
-    return sound
-
-
-def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) -> Path:
-    """Copies a checkpoint to `run`, each file by the rank that `where` names; its new path."""
+def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) -> Path | None:
+    """Copies a checkpoint to `run`, each file by the rank that `where` names; its new path, None if one is damaged."""
     final, rank = checkpoint_directory(run, step), dist.get_rank()
-    temporary = from_rank_0(temporary_path(final))
-    files: dict[str, File] = {}
-    for name in [name for name, holder in where.items() if holder == rank]:
-        assert node
-        watchdog.alive()
-        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(checkpoint_directory(node, step) / name, temporary / name)
-        flush(temporary / name)
-        files[name] = File((temporary / name).stat().st_size, sha256(temporary / name, watchdog.alive))
-    files = dict(sorted((name, file) for one in of_all_ranks(files) for name, file in one.items()))
-    if node and rank == min(where.values()):
-        index = checkpoint_index.read(checkpoint_directory(node, step))
-        (temporary / INDEX).write_text(replace(index, files={**files}).as_json())
+    source, temporary = checkpoint_directory(node or run, step), from_rank_0(temporary_path(final))
+    mine = [name for name, holder in where.items() if holder == rank]
+    index = checkpoint_index.read(source) if mine else None
+    copied: dict[str, File | MappedFile] = {}
+    for name in mine:
+        assert index
+        if index.files[name].matches(source / name, watchdog.alive):
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, temporary / name)
+            flush(temporary / name)
+            copied[name] = File.of(temporary / name, watchdog.alive)
+    copied = dict(sorted((name, file) for one in of_all_ranks(copied) for name, file in one.items()))
+    if copied.keys() != where.keys():
+        return None
+    if index and rank == min(where.values()):
+        replace(index, files=copied).write(temporary)
         shutil.rmtree(final, ignore_errors=True)  # of the same step, from an attempt before; it wasn't valid
         commit(temporary, final)
         set_latest(run, step)

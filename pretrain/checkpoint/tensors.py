@@ -21,13 +21,12 @@ from data_pipeline.foundation.json_file import read_json
 from data_pipeline.foundation.safetensors_file import os_errors
 from pretrain import models
 from pretrain.checkpoint import BUFFERS, index, rank_file
-from pretrain.checkpoint.index import File, Piece, Table
+from pretrain.checkpoint.index import File, Files, Piece, Table, write_table
 from pretrain.models.model import Model
 
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
 _BLOCK = 1 << 22  # bytes
 _BLOCKS_BETWEEN_FLUSHES = 1 << 8
-Gather = Callable[[nn.Parameter], contextlib.AbstractContextManager[bool]]
 
 
 def header(shapes: Mapping[str, list[int]]) -> bytes:
@@ -43,14 +42,15 @@ def header(shapes: Mapping[str, list[int]]) -> bytes:
 
 def write_part(
     directory: Path, rank: int, image: Tensor, pieces: dict[str, Piece], progress: Callable[[], None]
-) -> None:
-    """Writes a rank's safetensors file, whose bytes `image` (bytes,) has, and after it the table of its fragments.
+) -> Files:
+    """Writes a rank's safetensors file, whose bytes `image` (bytes,) has, and the table of its fragments; returns
+    their descriptions.
 
     Computes the sha256 on the way, so that nothing is read back. Calls `progress` after each block, which is on the
     disk soon: a write that gets on can be told from one that hangs.
     """
-    content, digest = image.numpy().data, hashlib.sha256()
-    with atomic_file(directory / f"{rank_file(rank)}.safetensors") as opened:
+    name, content, digest = f"{rank_file(rank)}.safetensors", image.numpy().data, hashlib.sha256()
+    with atomic_file(directory / name) as opened:
         for number, begin in enumerate(range(0, len(content), _BLOCK), 1):
             block = content[begin : begin + _BLOCK]
             digest.update(block)
@@ -58,7 +58,7 @@ def write_part(
             if number % _BLOCKS_BETWEEN_FLUSHES == 0:
                 os.fsync(opened.fileno())
             progress()
-    Table(pieces, File(len(content), digest.hexdigest())).write(directory / f"{rank_file(rank)}.json")
+    return {name: File(len(content), digest.hexdigest()), **write_table(directory, rank, pieces)}
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -67,19 +67,20 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         save_file(tensors, path)
 
 
-def load_weights(model: Model, directory: Path, gathered: Gather = lambda _: contextlib.nullcontext(True)) -> None:
-    """Loads a checkpoint's fp32 parameters into `model`, converted to its precision, one at a time, and its buffers.
-
-    `gathered` makes a parameter whole and says whether this process must fill it. For a sharded model, pass
-    `zero.deepspeed_private.gathered` and call this on all ranks together. Raises FailedError if names or shapes differ.
-    """
+def verified(directory: Path, config: models.ModelConfig) -> "StoredTensors":
+    """The tensors of a checkpoint of this model. Raises FailedError if names, shapes or content are wrong."""
     stored = StoredTensors(directory)
     stored.verify()
-    stored.check_shapes(model.config, "this model")
+    stored.check_shapes(config, "this model")
+    return stored
+
+
+def load_weights(model: Model, directory: Path) -> None:
+    """Loads a checkpoint's fp32 parameters into `model`, one at a time, and its buffers. Raises as `verified`."""
+    stored = verified(directory, model.config)
     for name, parameter in model.named_parameters():
-        with torch.no_grad(), gathered(parameter) as here:
-            if here:
-                parameter.copy_(stored.whole(PARAMETER, name))
+        with torch.no_grad():
+            parameter.copy_(stored.whole(PARAMETER, name))
     load_buffers(model, directory)
 
 
@@ -98,17 +99,11 @@ class StoredTensors:
         self.directory = directory
         self.index = index.read(directory)
         index.missing_or_short(directory, self.index)
-        self._tables: dict[str, Table] = {}
-        self._pieces: dict[str, list[tuple[Piece, str]]] = {}
-        self._whole: dict[str, tuple[str, list[str]]] = {}
+        self._pieces: dict[str, list[tuple[Piece, str]]] = {}  # with the file of each
         self._opened: dict[str, Any] = {}  # to open a file reads the places of all its tensors
         for rank in range(self.index.world_size):
-            file = f"{rank_file(rank)}.safetensors"
-            self._tables[file] = read_json(directory / f"{rank_file(rank)}.json", Table)
-            for name, piece in self._tables[file].fragments.items():
-                self._pieces.setdefault(name, []).append((piece, file))
-                if piece.whole:
-                    self._whole[name] = (file, piece.whole)
+            for name, piece in read_json(directory / f"{rank_file(rank)}.json", Table).fragments.items():
+                self._pieces.setdefault(name, []).append((piece, f"{rank_file(rank)}.safetensors"))
         for name, pieces in self._pieces.items():
             if problem := _incomplete([piece for piece, _ in pieces]):
                 raise FailedError(f"{directory}: damaged: the tables of the ranks disagree on {name}: {problem}")
@@ -121,9 +116,12 @@ class StoredTensors:
         """
         index.verify(self.directory, self.index, share, progress)
         self.check_shapes(self.index.model, "the model it names")
-        for file in sorted(self.index.files)[share]:
-            if file in self._tables:
-                self._verify_tensors(file, progress)
+        files = set(sorted(self.index.files)[share])
+        for name, pieces in self._pieces.items():
+            for piece, file in pieces:
+                if file in files:
+                    progress()
+                    self._verify_tensors(name, piece, file)
 
     def check_shapes(self, config: models.ModelConfig, model: str) -> None:
         """Raises FailedError for parameters that are missing, extra or misshapen, one line for each kind.
@@ -142,14 +140,12 @@ class StoredTensors:
         if problems:
             raise FailedError("\n".join(f"{self.directory}: not of {model}: {problem}" for problem in problems))
 
-    def _verify_tensors(self, file: str, progress: Callable[[], None]) -> None:
+    def _verify_tensors(self, name: str, piece: Piece, file: str) -> None:
         with self._open(file) as tensors:
-            for name, piece in self._tables[file].fragments.items():
-                for state in (PARAMETER, *piece.states, *piece.whole):
-                    progress()
-                    elements = None if state in piece.whole else piece.size
-                    if problem := _damage(tensors.get_tensor(f"{state}/{name}"), elements, state == PARAMETER):
-                        raise FailedError(f"{self.directory / file}: damaged: {state}/{name} {problem}")
+            for state in (PARAMETER, *piece.states, *piece.whole):
+                elements = None if state in piece.whole else piece.size
+                if problem := _damage(tensors.get_tensor(f"{state}/{name}"), elements, state == PARAMETER):
+                    raise FailedError(f"{self.directory / file}: damaged: {state}/{name} {problem}")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -166,9 +162,11 @@ class StoredTensors:
     def factored_state(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer states in another shape than their parameter's, by parameter and state name."""
         found: dict[str, dict[str, Tensor]] = {}
-        for name, (file, states) in self._whole.items():
-            with self._open(file) as tensors:
-                found[name] = {state: tensors.get_tensor(f"{state}/{name}") for state in states}
+        for name, pieces in self._pieces.items():
+            for piece, file in pieces:
+                with self._open(file) as tensors:
+                    whole = {state: tensors.get_tensor(f"{state}/{name}") for state in piece.whole}
+                found |= {name: whole} if whole else {}
         return found
 
     def whole(self, state: str, name: str) -> Tensor:
@@ -193,12 +191,19 @@ class StoredTensors:
     @contextlib.contextmanager
     def _open(self, file: str) -> Iterator[Any]:
         """An open safetensors file. Raises FailedError if it can't be read, within the block too."""
-        try:
+        with _read(self.directory / file):
             if file not in self._opened:
                 self._opened[file] = safe_open(self.directory / file, "pt")
             yield self._opened[file]
-        except (SafetensorError, OSError) as error:
-            raise FailedError(f"{self.directory / file}: damaged: {error}") from None
+
+
+@contextlib.contextmanager
+def _read(path: Path) -> Iterator[None]:
+    """Within the block, a safetensors file that can't be read raises FailedError."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise FailedError(f"{path}: damaged: {error}") from None
 
 
 def _incomplete(pieces: list[Piece]) -> str | None:
@@ -244,12 +249,8 @@ def write_buffers(buffers: Mapping[str, Tensor], directory: Path) -> None:
 def read_buffers(directory: Path) -> dict[str, Tensor]:
     """The buffers in a checkpoint. Raises FailedError if their file is damaged."""
     path = directory / BUFFERS
-    if not path.exists():
-        return {}
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise FailedError(f"{path}: damaged: {error}") from None
+    with _read(path):
+        return load_file(path) if path.exists() else {}
 
 
 def load_buffers(model: nn.Module, directory: Path) -> None:

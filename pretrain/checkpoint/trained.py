@@ -22,7 +22,7 @@ from pretrain import models
 from pretrain.checkpoint import BUFFERS, CONFIG, rank_file
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.directory import candidates
-from pretrain.checkpoint.index import Index, Piece, Table, write_index
+from pretrain.checkpoint.index import Index, Piece, write_index, write_table
 from pretrain.checkpoint.tensors import (
     PARAMETER,
     StoredTensors,
@@ -88,7 +88,7 @@ def save_weights(
         tensors = {f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}
         write_tensors(tensors, partial / f"{rank_file(0)}.safetensors")
         pieces = {name: Piece(0, state[name].numel(), list(state[name].shape)) for name in names}
-        Table(pieces).write(partial / f"{rank_file(0)}.json")
+        write_table(partial, 0, pieces)
         write_buffers({name: state[name] for name in model_buffers(model) if name in state}, partial)
         if run_file is not None:
             shutil.copyfile(run_file, partial / CONFIG)

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import itertools
 import os
 import shutil
 import socket
@@ -26,16 +25,13 @@ def node_name() -> str:
 
 
 def path(run: Path, host: str | None = None) -> Path | None:
-    """The directory for `run` on this node, or on `host`; None where there is no file system in memory.
-
-    A directory that isn't this user's alone, or a link, is left to whoever made it: the next name counts.
-    """
+    """The directory for `run` on this node, or on `host`; None where there is no file system in memory, or somebody
+    else has made one, or a link, of this name."""
     if not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)):
         return None
     named = hashlib.blake2b(f"{host or node_name()}:{run.resolve()}".encode(), digest_size=8).hexdigest()
-    numbered = (f"{_prefix()}{named}-{number}" for number in itertools.count(2))
-    names = itertools.chain([f"{_prefix()}{named}"], numbered)
-    return next(_MEMORY / name for name in names if is_private(_MEMORY / name))
+    node = _MEMORY / f"{_prefix()}{named}"
+    return node if is_private(node) else None
 
 
 def is_private(directory: Path) -> bool:

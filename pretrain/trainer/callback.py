@@ -19,6 +19,7 @@ from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.engine_state import restore
 from pretrain.checkpoint.save import Saved
+from pretrain.checkpoint.tensors import verified
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.trainer import micro_batch
@@ -63,7 +64,7 @@ class Callback:
         """Called when the weights and the optimizer state of a checkpoint are loaded."""
 
     def after_save(self, trainer: "Trainer", saved: Saved) -> None:
-        """Called when a checkpoint is on disk, or couldn't be written. Rank 0 learns it first."""
+        """Called when a checkpoint is on disk, or couldn't be written."""
 
     def before_going_back(self, trainer: "Trainer") -> None:
         """Called before the run goes back, or ends because its last steps were wrong: what isn't on disk is dropped."""
@@ -112,6 +113,9 @@ class Trainer:
         self.outline = models.outline(run.model)
         if run.resume:
             self._load(run.resume)
+        elif run.initial_weights:
+            verified(run.initial_weights, run.model)
+            restore(engine, run.initial_weights, weights_only=True)
         if problem := choose_attention(run, engine.device):
             report.warn(problem)
         self.plan = micro_batch.choose(run, engine)
@@ -201,7 +205,7 @@ class Trainer:
             before.position + self.layout.rows(len(micro_batches)),
             self._batches.skipped,
             before.health.after(outcome.loss, outcome.applied, self.config.faults.spikes),
-            {} if self.logging else self.engine.unlogged,
+            {} if self.logging else dict(self.engine.unlogged),
         )
 
     def after_step(self) -> None:

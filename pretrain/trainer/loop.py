@@ -5,7 +5,6 @@ from importlib import import_module
 
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import UserError
-from pretrain.checkpoint.tensors import load_weights
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
 from pretrain.run import watchdog
@@ -23,7 +22,6 @@ from pretrain.trainer.callbacks.stragglers import Straggling
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.construction import construct
-from pretrain.zero.deepspeed_private import gathered
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import communication_device
 
@@ -35,9 +33,7 @@ LAST = (Reporting, CheckpointsInMemory, EvaluationHooks, WeightComparison, Check
 
 def train(run: ValidatedRun, report: RunReport, callbacks: dict[str, Callback]) -> int:
     """Trains from where the run stands; returns 0 if it has finished, 75 if it stops on request. All ranks call it."""
-    model = construct(run.config, run.model, drawn=run.resume is None)
-    if run.initial_weights and not run.resume:
-        load_weights(model, run.initial_weights, gathered)
+    model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
     wrappers.wrap(model, run.config, communication_device())
     trainer = Trainer(run, report, Engine(model, run.config), callbacks)
     for callback in callbacks.values():

@@ -100,19 +100,6 @@ def _equals_model_weights(fragment: Fragment, parameter: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def gathered(parameter: nn.Parameter) -> Iterator[bool]:
-    """Makes `parameter` whole if ZeRO-3 shards it, and says whether this process must fill it: then only rank 0 must.
-
-    All ranks call this together; they then hold what rank 0 has filled in. Without shards each process fills its own.
-    """
-    if hasattr(parameter, "ds_id"):
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-            yield dist.get_rank() == 0
-    else:
-        yield True
-
-
-@contextlib.contextmanager
 def gathered_whole(engine: DeepSpeedEngine) -> Iterator[None]:
     """Makes all parameters whole on each rank if ZeRO-3 shards them; they must only be read.
 

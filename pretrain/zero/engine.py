@@ -8,8 +8,7 @@ import contextlib
 import hashlib
 import io
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -80,8 +79,8 @@ class Engine:
         """Called in each step when its gradients are there, and before the weights change."""
         self.applied = False
         """True if the last step changed the weights: a step without a finite gradient is skipped."""
-        self._sums: Counter[str] = Counter()  # of losses since the last metrics, by name
-        self._counts: Counter[str] = Counter()  # of what they are means over
+        self.unlogged: dict[str, tuple[float, int]] = {}
+        """By name, the sum of each loss since the last metrics, and the number of what it is a mean over."""
 
     def step(self, step: int, position: int, batches: list[Batch], requests: tuple[bool, ...] = ()) -> Outcome:
         """Trains on this rank's micro-batches of `step`, whose rows begin at `position` of the stream.
@@ -116,8 +115,9 @@ class Engine:
         step_counts = {name: int(next(values)) for name in LABELS}
         applied = self.applied = self.deepspeed.was_step_applied()
         if applied:
-            self._sums.update(step_sums)
-            self._counts.update({name: _count(step_counts, name) for name in step_sums})
+            for name, added in step_sums.items():
+                before, counted_before = self.unlogged.get(name, (0.0, 0))
+                self.unlogged[name] = before + added, counted_before + _count(step_counts, name)
         loss = sum(step_sums[name] / max(_count(step_counts, name), 1) for name in step_sums if name in trained)
         return Outcome(loss, applied, tuple(asked > 0 for asked in values))
 
@@ -208,16 +208,6 @@ class Engine:
         finally:
             self.deepspeed.train()
 
-    @property
-    def unlogged(self) -> dict[str, tuple[float, int]]:
-        """By name, the sum of each loss since the last metrics, and the number of what it is a mean over."""
-        return {name: (total, self._counts[name]) for name, total in self._sums.items()}
-
-    @unlogged.setter
-    def unlogged(self, sums: Mapping[str, tuple[float, int]]) -> None:
-        self._sums = Counter({name: total for name, (total, _) in sums.items()})
-        self._counts = Counter({name: count for name, (_, count) in sums.items()})
-
     def take_metrics(self) -> dict[str, float]:
         """Metrics since the last call.
 
@@ -226,16 +216,13 @@ class Engine:
         includes them.
         train/gradient_norm: L2 norm of the last step's gradient before clipping; infinite if that step was skipped.
         """
-        names = sorted(self._sums) or ["labels"]
-        means = {name: self._sums[name] / self._counts[name] if self._counts[name] else math.nan for name in names}
-        metrics = {
+        sums, self.unlogged = self.unlogged or {"labels": (0.0, 0)}, {}
+        means = {name: total / number if number else math.nan for name, (total, number) in sorted(sums.items())}
+        return {
             **{f"train/{_METRICS.get(name, name)}": mean for name, mean in means.items()},
             "train/learning_rate": self._rate,
             "train/gradient_norm": self.gradient_norm,
         }
-        self._sums.clear()
-        self._counts.clear()
-        return metrics
 
     @property
     def gradient_norm(self) -> float:

@@ -38,6 +38,7 @@ with imported_at_first_use():
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
 _opened: list[dist.TCPStore] = []
+_of_threads: list[dist.ProcessGroup] = []
 _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # PyTorch: whether something else than rank 0 has opened the store
 
 
@@ -135,8 +136,9 @@ def _leave(error: BaseException, rank: int) -> BaseException:
 
 
 def _exit_may_block() -> bool:
-    """True if leaving the process group may wait for ranks that wait for this one: NCCL's communicators do."""
-    return dist.get_backend() == "nccl"
+    """True if leaving the process group may wait for ranks that wait for this one, as NCCL's communicators do, or end
+    in an abort, as gloo does while a thread communicates."""
+    return dist.get_backend() == "nccl" or (bool(_of_threads) and dist.get_world_size() > 1)
 
 
 def _exit_now(code: int) -> NoReturn:
@@ -147,6 +149,13 @@ def _exit_now(code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def group_of_threads() -> dist.ProcessGroup:
+    """A group in which threads of all ranks communicate beside training. All ranks call this together."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=99))  # a disk may be slow; the watchdog has the limit
+    _of_threads.append(group)
+    return group
 
 
 def from_rank_0(value: T) -> T:

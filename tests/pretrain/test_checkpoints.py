@@ -21,13 +21,12 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, sha256
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.json_file import read_json
 from data_pipeline.loading.stream import Stream
 from launch.attempts import Run, launch_local
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
 from pretrain.checkpoint.directory import checkpoint_directory, is_valid, newest
-from pretrain.checkpoint.index import Origin, Table
+from pretrain.checkpoint.index import Origin
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, write_part
 from pretrain.checkpoint.trained import TrainedModel, average, save_weights
 from pretrain.config import RunConfig
@@ -46,9 +45,9 @@ def test_a_file_is_read_by_safetensors_and_has_the_sha256_that_was_computed_on_t
     content = header({name: list(one.shape) for name, one in tensors.items()})
     content += torch.cat([one.flatten() for one in tensors.values()]).numpy().tobytes()  # more than one block
     image, blocks = torch.frombuffer(bytearray(content), dtype=torch.uint8), []
-    write_part(tmp_path, 0, image, {}, lambda: blocks.append(None))
-    file = read_json(tmp_path / "rank-00000.json", Table).file
+    described = write_part(tmp_path, 0, image, {}, lambda: blocks.append(None))
     (path,) = tmp_path.glob("*.safetensors")
+    file = described[path.name]
     assert len(blocks) == 2
     assert (file.bytes, file.sha256) == (path.stat().st_size, sha256(path))
     found = load_file(path)
@@ -151,12 +150,14 @@ def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished
 @pytest.mark.parametrize("moves", [True, False])
 def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(moves, monkeypatch):
     alone = Origin(Path(), 0, 1, 2, {}, "", None, None, None)
-    monkeypatch.setattr(save, "from_rank_0", lambda value: value)
+    monkeypatch.setattr(save, "group_of_threads", lambda: None)
+    monkeypatch.setattr(save, "first_value", lambda value: value)
     monkeypatch.setattr(save.dist, "all_reduce", lambda tensor: None)
     saver = save.Saver(SimpleNamespace(device="cpu"), alone)
-    saver._writing = writing = Mock(told=True, error=None, parts_ended=0, advanced=threading.Event())
-    writing.join.side_effect = lambda seconds: writing.advanced.set() if moves else None
-    writing.is_alive.side_effect = [True] * 4 + [False]
+    saver._writing = writing = Mock(error=None, parts_ended=0, advanced=threading.Event())
+    saver._thread = thread = Mock()
+    thread.join.side_effect = lambda seconds: writing.advanced.set() if moves else None
+    thread.is_alive.side_effect = [True] * 4 + [False]
     noted: list[None] = []
     monkeypatch.setattr(watchdog, "alive", lambda: noted.append(None))
     saver.wait()
@@ -240,7 +241,7 @@ def test_a_disk_that_refuses_a_save_costs_no_other_checkpoint(finished, policy):
 
 
 def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus, tmp_path):
-    """Rank 0 renames the checkpoint's directory as soon as every rank's files exist."""
+    """Rank 0 renames the checkpoint's directory when each rank's files are on the disk."""
     assert on_ranks(2, on_a_slow_disk, tmp_path, small_corpus) == [75, 75]
     run = tmp_path / "adamw/run"
     index = checkpoint_index.read(checkpoint_directory(run, 3))
@@ -248,16 +249,14 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
 
 
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:
-    """Rank 1's disk confirms its last file after rank 0 has renamed the directory."""
+    """Rank 1's disk confirms what is written long after rank 0's."""
     from data_pipeline.foundation import atomic
     from pretrain.trainer.train import train_on
 
     confirm = atomic.flush
 
     def slowly(path: Path) -> None:
-        for directory in (path, *path.parents):
-            while directory.name.startswith(".step-") and (directory / "rank-00001.json").exists():
-                time.sleep(0.02)
+        time.sleep(0.2)
         confirm(path)
 
     if dist.get_rank() == 1:

@@ -7,7 +7,6 @@ import torch
 
 from data_pipeline.corpus import open_corpus
 from pretrain import models
-from pretrain.checkpoint.tensors import load_weights
 from pretrain.checkpoint.trained import save_weights
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model
@@ -66,23 +65,30 @@ def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_s
             assert held - num_parameters / 2 < len(expected)  # each parameter is padded to a multiple of the ranks
 
 
-def loaded(checkpoint: Path) -> dict[str, torch.Tensor]:
-    from pretrain.zero.construction import construct
-    from pretrain.zero.deepspeed_private import gathered
+def loaded(checkpoint: Path, precision: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The weights that a model computes with, and this rank's fragments of the fp32 ones, by name."""
+    from pretrain.checkpoint.engine_state import restore
+    from pretrain.zero.deepspeed_private import fragments
 
-    config = run_config(3)
-    model = construct(config, config.model)
-    load_weights(model, checkpoint, gathered)
-    return whole(model)
+    engine = engine_of(run_config(3, precision=precision))
+    restore(engine, checkpoint, weights_only=True)
+    own = {one.name: one.view(one.buffer.data).clone() for one in fragments(engine.deepspeed)}
+    return whole(engine.deepspeed.module), own
 
 
 def test_a_sharded_model_takes_the_weights_of_a_checkpoint(small_corpus, tmp_path):
     config = run_config(3).model
     state = models.build(config).state_dict()
     save_weights(config, state, open_corpus(small_corpus).tokenizer, tmp_path / "checkpoint")
-    for values in on_ranks(2, loaded, tmp_path / "checkpoint"):
-        assert len(values) == len(state)
-        assert all(torch.equal(value, state[name]) for name, value in values.items())
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        (values, first), (others, second) = on_ranks(2, loaded, tmp_path / "checkpoint", precision)
+        assert len(values) == len(others) == len(state)
+        for name, expected in state.items():
+            assert torch.equal(values[name], expected.to(dtype))
+            assert torch.equal(others[name], expected.to(dtype))
+            if name in first | second:  # a name that a tied matrix has too isn't
+                parts = [one[name] for one in (first, second) if name in one]
+                assert torch.equal(torch.cat(parts), expected.flatten())
 
 
 def trained(

@@ -4,11 +4,13 @@ import multiprocessing as mp
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -17,6 +19,7 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.restarts import AttemptRecord, add, faulty_again, read, refusal, seconds_down, seconds_to_wait
 from pretrain.zero.construction import prepare_layers
+from tests.ports import free_port
 from tests.pretrain.rank_processes import PROCESSES, on_ranks
 from tests.tables import each
 
@@ -181,6 +184,30 @@ def end_with(error: BaseException | None, output: Path, child: Path) -> None:
         if error:
             raise error
     assert not dist.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_while_its_thread_communicates_ends_with_its_exit_code():
+    """At the exit of Python, gloo would abort it. The other rank, which waits for it, fails too."""
+    where, port = f"{fail_beside_a_thread.__module__} import {fail_beside_a_thread.__name__}", free_port()
+    commands = [f"from {where} as fail; fail({rank}, {port})" for rank in range(2)]
+    ranks = [subprocess.Popen([sys.executable, "-c", command], stderr=subprocess.DEVNULL) for command in commands]
+    assert [rank.wait() for rank in ranks] == [1, 1]
+
+
+def fail_beside_a_thread(rank: int, port: int) -> None:
+    from pretrain.zero import ranks
+
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_SIZE": 2}
+    os.environ |= {name: str(value) for name, value in {**own, "MASTER_PORT": port}.items()}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    with ranks.process_group(1, 600.0):
+        group = ranks.group_of_threads()
+        if rank == 0:
+            threading.Thread(target=dist.barrier, args=(group,), daemon=True).start()
+            time.sleep(0.5)  # it waits for the other rank's
+            raise ValueError("on purpose")
+        dist.all_reduce(torch.ones(1))
 
 
 def test_ranks_of_one_machine_meet_where_no_other_machine_reaches_them():

@@ -13,7 +13,7 @@ from pretrain.trainer.callback import Callback, Trainer
 from pretrain.zero.ranks import least
 
 _HELD_BACK = "no checkpoint in memory yet"
-_FAILED = "end the save that failed"
+_WRITING = "a checkpoint is being written"
 
 
 class CheckpointsInMemory(Callback):
@@ -64,12 +64,13 @@ class Checkpointing(Callback):
         self._saver = Saver(trainer.engine, trainer.run.origin)
 
     def requests(self, trainer: Trainer) -> Mapping[str, bool]:
-        return {_FAILED: self._saver.failed}
+        return {_WRITING: self._saver.writes}
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.outcome.applied:  # its loss was finite
             self._saver.prove()
-        self._saved(trainer, self._saver.wait() if trainer.requested[_FAILED] else self._saver.done())
+        if not trainer.requested[_WRITING]:
+            self._saved(trainer, self._saver.wait())
         if not trainer.saving:
             return
         with watchdog.slow_phase():
