@@ -124,11 +124,11 @@ def test_a_check_that_hangs_is_ended_and_named(small_corpus, tmp_path, monkeypat
 class Answer(BaseHTTPRequestHandler):
     """MLflow's answer to those who log in."""
 
-    def do_GET(self) -> None:
-        wanted = "Basic bWU6c2VjcmV0"  # me:secret
-        self.send_response(200 if self.headers["Authorization"] == wanted else 401)
+    def do_POST(self) -> None:
+        is_me = self.headers["Authorization"] == "Basic bWU6c2VjcmV0"  # me:secret
+        self.send_response(200 if is_me else 401)
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(b"{}" if is_me else b"You are not authenticated.")
 
     def log_message(self, *_: object) -> None:
         pass
@@ -145,10 +145,11 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
             for login in ("me:secret@", "me:wrong@", "")
         }
         server.shutdown()
-    assert {login: (one.level, one.found) for login, one in asked.items()} == {
+    refused = "API request to endpoint /api/2.0/mlflow/experiments/search failed with error code 401"
+    assert {login: (one.level, one.found.partition(" != 200")[0]) for login, one in asked.items()} == {
         "me:secret@": ("ok", f"http://me:***@{at} answers"),
-        "me:wrong@": ("warning", f"http://me:***@{at} answers 401"),
-        "": ("warning", f"http://{at} answers 401"),
+        "me:wrong@": ("warning", f"http://me:***@{at}: {refused}"),
+        "": ("warning", f"http://{at}: {refused}"),
     }
     assert "set MLFLOW_TRACKING_USERNAME" in asked["me:wrong@"].remedy
     (gone,) = machine.tracking(Settings(tracking=f"http://{at}", run_file=("run.yaml",)))

@@ -27,6 +27,7 @@ from tests.tables import each
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
 INF = float("inf")
+THIS_MACHINE = Machine.this
 TWO_CORES = Machine(0, "2 cores, no GPU", 200e9, "measured in fp32", "fp32")
 # of each family one, and those that differ in their positions
 MODELS = ["t5-v1.1-xxl", "bart-base", "bert-base", "gpt2-small", "decoder-only-yan2024-15m"]
@@ -294,12 +295,11 @@ def test_a_model_that_the_user_names_keeps_its_steps_and_the_estimate_is_said():
     ],
 )
 def test_the_speed_of_gpus_is_that_of_their_data_sheet(monkeypatch, device, flops, known, precision):
-    monkeypatch.undo()
     monkeypatch.setattr(first_machine, "device_type", lambda: "cuda")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     of_device = SimpleNamespace(name=device[0], major=device[1])
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: of_device)
-    assert Machine.this() == Machine(2, f"2 × {device[0]}", flops, known, precision)
+    assert THIS_MACHINE() == Machine(2, f"2 × {device[0]}", flops, known, precision)
 
 
 def test_the_first_metrics_come_within_a_minute_and_two_thirds_of_the_steps_have_long_spans():

@@ -220,5 +220,12 @@ def tracking(settings: Settings) -> list[Finding]:
         mlflow_store.client(settings.tracking).search_experiments(max_results=1)
     except exceptions.MlflowException as error:
         expected = "a server that answers and takes the login"
-        return [Finding("tracking", "warning", f"{shown}: {masked(one_line(error))}", expected, _LATER)]
+        return [Finding("tracking", "warning", f"{shown}: {masked(_reason(error))}", expected, _LATER)]
     return [Finding("tracking", "ok", f"{shown} answers")]
+
+
+def _reason(error: BaseException) -> str:
+    """The reason of an error: that of the one which it follows from, such as the network's."""
+    while origin := error.__cause__ or error.__context__:
+        error = origin
+    return getattr(error, "strerror", None) or one_line(error)

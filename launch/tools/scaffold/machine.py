@@ -52,17 +52,12 @@ class Machine:
     @classmethod
     def this(cls) -> "Machine":
         if device_type() == "cpu":
-            name, precision = f"{counted(threads_per_rank(1), 'core')}, no GPU", cpu_multiplies_bf16()
-            return cls(0, name, product_flops(), "measured in fp32", "bf16" if precision else "fp32")
+            cores, precision = counted(threads_per_rank(1), "core"), "bf16" if cpu_multiplies_bf16() else "fp32"
+            return cls(0, f"{cores}, no GPU", product_flops(), "measured in fp32", precision)
         device, gpus = torch.cuda.get_device_properties(0), torch.cuda.device_count()
-        name, gpu, precision = (
-            f"{gpus} × {device.name}",
-            gpu_of_device(device.name),
-            "bf16" if device.major >= 8 else "fp32",
-        )
-        if gpu is None:
-            return cls(gpus, name, gpus * _UNKNOWN, "guessed: an unknown GPU", precision)
-        return cls(gpus, name, gpus * gpu.flops(precision), "by its data sheet", precision)
+        gpu, precision = gpu_of_device(device.name), "bf16" if device.major >= 8 else "fp32"
+        flops, known = (gpu.flops(precision), "by its data sheet") if gpu else (_UNKNOWN, "guessed: an unknown GPU")
+        return cls(gpus, f"{gpus} × {device.name}", gpus * flops, known, precision)
 
     def seconds_of_row(self, config: ModelConfig, lengths: tuple[int, int]) -> float:
         """The time that training a model takes for a row: its FLOPs by the FLOP/s that its width reaches."""
