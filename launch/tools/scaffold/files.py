@@ -14,7 +14,8 @@ from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives.registry import AnyObjective
+from data_pipeline.objectives.masked_lm import MaskedLM
+from data_pipeline.objectives.objective import Objective
 from data_pipeline.sources.formats import OPTIONS
 from launch.tools.scaffold.machine import SIZES, FirstRun, Machine, model_named, run_of_an_hour
 from launch.tools.scaffold.text import PART, cut, sample_of, sources_of
@@ -30,8 +31,6 @@ _ROWS = {  # by family, the shipped corpus file whose rows and tokens the first 
 }
 _OTHER_ROWS = "c4-published"
 _SHIPPED = "configs:corpora/wikipedia-c4-small.yaml"  # has the text that ships
-_OWN_HINT = "# add `language: en` if all of it is English"
-_SHIPPED_HINT = "# the text that ships; `launch init NAME --text PATH` takes your own"
 _SENTINELS, _LARGEST_VOCABULARY = 100, 32_000
 _BYTES_PER_TOKEN = 4  # English with a vocabulary of a few thousand
 _SHORTER = "rows: {{objective: {{length: {longest}}}}}   # the model has no positions for more\n"
@@ -85,7 +84,7 @@ def write_first_files(
     sample, machine, objective = sample_of(sources), Machine.this(), _objective(config)
     vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) if sample else _LARGEST_VOCABULARY
     lengths = objective.shape
-    if config.family == "encoder_only":  # the head's FLOPs are those of the tokens that are predicted
+    if isinstance(objective, MaskedLM):  # the head's FLOPs are those of the tokens that are predicted
         lengths = lengths[0], math.ceil(objective.mask_ratio * lengths[0])
     if model:
         seconds = _NAMED_BATCH * machine.seconds_of_row(config, lengths)
@@ -103,7 +102,6 @@ def write_first_files(
             run=run_file,
             rows=_ROWS.get(config.family, _OTHER_ROWS),
             name=name,
-            hint=_OWN_HINT if text else _SHIPPED_HINT,
             sources="\n".join(f"  - {_flow(_as_written(source))}" for source in sources),
             dedup=_flow(not is_cut),
             by="position" if is_cut else "hash",
@@ -130,7 +128,7 @@ def _shipped() -> list[SourceConfig]:
     return load(paths.config(_SHIPPED), [], CorpusConfig).sources
 
 
-def _objective(config: ModelConfig) -> AnyObjective:
+def _objective(config: ModelConfig) -> Objective:
     """What rows are for, in the corpus of this model; they are no longer than the model has positions."""
     corpus_file = paths.config(f"configs:corpora/{_ROWS.get(config.family, _OTHER_ROWS)}.yaml")
     objective = load(corpus_file, [], CorpusConfig).rows.objective

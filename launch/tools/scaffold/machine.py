@@ -30,6 +30,9 @@ _MFU = 0.31  # of a GPU; the default of pretrain plan
 _UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/hardware.py
 
 
+Precision = Literal["bf16", "fp32"]
+
+
 class _ModelFile(Section):
     model: AnyModelConfig
 
@@ -47,15 +50,15 @@ class Machine:
     name: str
     flops: float
     known: str
-    precision: Literal["bf16", "fp32"]
+    precision: Precision
 
     @classmethod
     def this(cls) -> "Machine":
         if device_type() == "cpu":
-            cores, precision = counted(threads_per_rank(1), "core"), "bf16" if cpu_multiplies_bf16() else "fp32"
-            return cls(0, f"{cores}, no GPU", product_flops(), "measured in fp32", precision)
+            name = f"{counted(threads_per_rank(1), 'core')}, no GPU"
+            return cls(0, name, product_flops(), "measured in fp32", _precision(cpu_multiplies_bf16()))
         device, gpus = torch.cuda.get_device_properties(0), torch.cuda.device_count()
-        gpu, precision = gpu_of_device(device.name), "bf16" if device.major >= 8 else "fp32"
+        gpu, precision = gpu_of_device(device.name), _precision(device.major >= 8)
         flops, known = (gpu.flops(precision), "by its data sheet") if gpu else (_UNKNOWN, "guessed: an unknown GPU")
         return cls(gpus, f"{gpus} × {device.name}", gpus * flops, known, precision)
 
@@ -67,6 +70,10 @@ class Machine:
     def __str__(self) -> str:
         speed = f"{self.flops / 1e9:,.0f} GFLOP/s in wide products ({self.known})"
         return f"{self.name}, {speed}; precision {self.precision}"
+
+
+def _precision(multiplies_bf16: bool) -> Precision:
+    return "bf16" if multiplies_bf16 else "fp32"
 
 
 @dataclass(frozen=True)
