@@ -77,7 +77,6 @@ def fresh_copy(tmp_path, monkeypatch) -> Path:
     (tmp_path / "books").mkdir()
     (tmp_path / "books/a.txt").write_text((TOP / "LICENSE").read_text())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launch.tools.scaffold.machine.measure", lambda *_: None)
     return tmp_path
 
 

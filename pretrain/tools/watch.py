@@ -6,6 +6,7 @@ Braille characters, each of which holds 2 × 4 dots.
 
 import contextlib
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
+from rich.table import Column, Table
 from rich.text import Text
 
 from data_pipeline.foundation.errors import UserError
@@ -29,8 +32,9 @@ _POLL_SECONDS = 1.0
 _LOSS = "train/loss"
 _STRAGGLER = "stragglers/factor"  # above 1 while something is named as slow
 _LOWEST, _HIGHEST = 4, 10  # lines of a curve
+_OTHERS = 16  # lines above and below the curves, about
 _MOST_POINTS = 2000
-_NARROWEST = 40
+_NARROWEST, _BESIDE_CHARTS = 50, 42  # columns
 _BESIDE = {  # small charts: names of metrics and how their last value is written
     "train/learning_rate": "{:.2e}",
     "train/gradient_norm": "{:.3f}",
@@ -39,7 +43,6 @@ _BESIDE = {  # small charts: names of metrics and how their last value is writte
     "train/data_wait_fraction": "{:.1%}",
 }
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a character, by row and column
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
@@ -72,9 +75,10 @@ class Curves:
     def of(self, name: str) -> list[Point]:
         return sorted(self._values.get(name, {}).items())
 
-    def validation(self) -> list[str]:
-        """The names of the losses on held-out rows."""
-        return sorted(name for name in self._values if name.startswith("validation/") and name.endswith("/loss"))
+    def losses(self) -> list[str]:
+        """The names of the losses, the training rows' first."""
+        held_out = sorted(name for name in self._values if re.fullmatch("validation/.+/loss", name))
+        return [*([_LOSS] if self._values.get(_LOSS) else []), *held_out]
 
 
 def watch(run_dir: Path, once: bool = False, console: Console | None = None) -> None:
@@ -98,17 +102,12 @@ def watch(run_dir: Path, once: bool = False, console: Console | None = None) -> 
             curves.read()
 
 
-def _view(run_dir: Path, curves: Curves, width: int, height: int | None = None) -> Group:
-    """Everything, in `width` columns. In at most `height` lines: curves become lower, then the end is left out."""
-    width = max(width, _NARROWEST)
-    losses = [(name, points) for name in (_LOSS, *curves.validation()) if (points := curves.of(name))]
-    below = [*_small_charts(curves, width), *_samples(run_dir, width)]
-    head = list(_head(run_dir, curves))
-    lines = _HIGHEST
-    if height is not None and losses:
-        lines = max(_LOWEST, min(_HIGHEST, (height - 1 - len(head) - len(below)) // len(losses) - 2))
-    shown = [*head, *(line for name, points in losses for line in _curve(name, points, width, lines)), *below]
-    return Group(*shown[: height - 1 if height else None])
+def _view(run_dir: Path, curves: Curves, width: int, height: int = 0) -> Group:
+    """Everything, in `width` columns. In a terminal of `height` lines, curves are lower if there are many."""
+    width, losses = max(width, _NARROWEST), curves.losses()
+    lines = max(_LOWEST, min(_HIGHEST, (height - _OTHERS) // len(losses) - 2)) if height and losses else _HIGHEST
+    shown = [line for name in losses for line in _curve(name, curves.of(name), width, lines)]
+    return Group(*_head(run_dir, curves), *shown, _small_charts(curves, width), *_samples(run_dir))
 
 
 def _head(run_dir: Path, curves: Curves) -> Iterator[Text]:
@@ -136,41 +135,37 @@ def _head(run_dir: Path, curves: Curves) -> Iterator[Text]:
 
 def _curve(name: str, points: Sequence[Point], width: int, height: int) -> Iterator[Text]:
     """A curve of `height` lines below its name and its last value; a single point has only these."""
-    yield Text()
     (step, value), best = points[-1], min((y for _, y in points if math.isfinite(y)), default=math.nan)
-    yield Text.assemble((name, "bold"), f"  {value:.4f} at step {step:,.0f}, lowest {best:.4f}")
+    yield Text.assemble("\n", (name, "bold"), f"  {value:.4f} at step {step:,.0f}, lowest {best:.4f}")
     if len(points) > 1:
-        every = -(-len(points) // _MOST_POINTS)
-        some = [*points[:-1:every], points[-1]]
-        yield from (Text(line, style="cyan", no_wrap=True) for line in plot(some, width - 1, height))
+        yield from (Text(line, style="cyan", no_wrap=True) for line in plot(_thinned(points), width - 1, height))
 
 
-def _small_charts(curves: Curves, width: int) -> Iterator[Text]:
-    found = [(name, form, curves.of(name)) for name, form in _BESIDE.items() if curves.of(name)]
-    if not found:
-        return
-    yield Text()
-    longest = max(len(name) for name, _, _ in found)
-    for name, form, points in found:
-        values = [value for _, value in points]
-        last = form.format(values[-1])
-        chart = bars(values, max(width - longest - 16, 8))
-        yield Text.assemble((f"{name:<{longest}} ", "bold"), f"{last:>12}  ", (chart, "cyan"), no_wrap=True)
+def _small_charts(curves: Curves, width: int) -> Padding:
+    """The name, the last value and a curve of one line of each metric that the run has."""
+    table = Table.grid(Column(style="bold"), Column(justify="right"), Column(style="cyan"), padding=(0, 2, 0, 0))
+    for name, form in _BESIDE.items():
+        if points := curves.of(name):
+            table.add_row(name, form.format(points[-1][1]), *braille(_thinned(points), width - _BESIDE_CHARTS, 1))
+    return Padding(table, (1, 0, 0, 0))
 
 
-def _samples(run_dir: Path, width: int) -> Iterator[Text]:
+def _thinned(points: Sequence[Point]) -> list[Point]:
+    """Evenly spaced ones of many points, and the last."""
+    return [*points[: -1 : -(-len(points) // _MOST_POINTS)], points[-1]]
+
+
+def _samples(run_dir: Path) -> Iterator[Text]:
     """The texts that the model wrote at the last step of the table."""
     rows = record.table(record.directory(run_dir) / "samples.json")
     if not rows:
         return
     last = rows[-1].get("step")
-    yield Text()
-    yield Text(f"samples of step {last}", style="bold")
+    yield Text(f"\nsamples of step {last}", style="bold")
     for row in (row for row in rows if row.get("step") == last):
         for label, key, style in (("given  ", "given", "dim"), ("written", "written", "")):
             text = " ".join(str(row.get(key, "")).split())
-            room = width - len(label) - 2
-            yield Text(f"{label}  {text if len(text) <= room else text[: room - 1] + '…'}", style=style, no_wrap=True)
+            yield Text(f"{label}  {text}", style=style, no_wrap=True, overflow="ellipsis")
 
 
 def plot(points: Sequence[Point], width: int, height: int) -> list[str]:
@@ -182,36 +177,34 @@ def plot(points: Sequence[Point], width: int, height: int) -> list[str]:
     if not finite:
         return []
     low, high = min(y for _, y in finite), max(y for _, y in finite)
-    if high == low:
-        low, high = low - max(abs(low), 1) / 100, high + max(abs(high), 1) / 100
-    labels = [_short(high - (high - low) * row / (height - 2), high - low) for row in range(height - 1)]
+    span = high - low or max(abs(low), 1) / 50
+    digits = max(0, min(6, 2 - math.floor(math.log10(span))))  # as many as tell the labels apart
+    labels = [f"{high - span * row / (height - 2):.{digits}f}" for row in range(height - 1)]
     margin = max(map(len, labels))
     columns = width - margin - 2
-    left, right = finite[0][0], finite[-1][0]
-    across = (2 * columns - 1) / (right - left) if right > left else 0.0
-    down = (4 * (height - 1) - 1) / (high - low)
-    dots = [(round((x - left) * across), round((high - y) * down)) if math.isfinite(y) else None for x, y in points]
-    cells = [[0] * columns for _ in range(height - 1)]
-    for begin, end in pairwise([None, *dots]):
-        for x, y in _segment(begin or end, end) if end else ():
-            cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
-    curve = ["".join(chr(0x2800 + cell) if cell else " " for cell in row) for row in cells]
+    first, last = f"{finite[0][0]:,.0f}", f"{finite[-1][0]:,.0f}"
+    curve = braille(points, columns, height - 1)
     lines = [f"{label:>{margin}} ┤{line}".rstrip() for label, line in zip(labels, curve, strict=True)]
-    first, last = f"{left:,.0f}", f"{right:,.0f}"
     return [*lines, f"{'':>{margin}}  {first}{last:>{max(columns - len(first), 0)}}"]
 
 
-def bars(values: Sequence[float], width: int) -> str:
-    """A line of at most `width` bars, whose heights are the means of equal stretches of `values`."""
-    finite = [value for value in values if math.isfinite(value)]
+def braille(points: Sequence[Point], columns: int, rows: int) -> list[str]:
+    """A curve from the first of `points` to the last, between their lowest and highest value, in `rows` of text.
+
+    Points that aren't finite leave a gap; without any finite point, there is no row.
+    """
+    finite = [(x, y) for x, y in points if math.isfinite(y)]
     if not finite:
-        return ""
-    number = min(width, len(finite))
-    bounds = [len(finite) * index // number for index in range(number + 1)]
-    means = [sum(finite[begin:end]) / (end - begin) for begin, end in pairwise(bounds)]
-    low, high = min(means), max(means)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+        return []
+    left, high = finite[0][0], max(y for _, y in finite)
+    across = (2 * columns - 1) / (finite[-1][0] - left or 1)
+    down = (4 * rows - 1) / (high - min(y for _, y in finite) or 1)
+    dots = [(round((x - left) * across), round((high - y) * down)) if math.isfinite(y) else None for x, y in points]
+    cells = [[0] * columns for _ in range(rows)]
+    for begin, end in pairwise([None, *dots]):
+        for x, y in _segment(begin or end, end) if end else ():
+            cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
+    return ["".join(chr(0x2800 + cell) if cell else " " for cell in row) for row in cells]
 
 
 def _segment(begin: Dot, end: Dot) -> Iterator[Dot]:
@@ -220,9 +213,3 @@ def _segment(begin: Dot, end: Dot) -> Iterator[Dot]:
     steps = max(abs(to_x - x), abs(to_y - y), 1)
     for step in range(steps + 1):
         yield round(x + (to_x - x) * step / steps), round(y + (to_y - y) * step / steps)
-
-
-def _short(number: float, span: float) -> str:
-    """A label of an axis that spans `span`, with as many digits as tell its lines apart."""
-    digits = max(0, min(6, 2 - math.floor(math.log10(span))))
-    return f"{number:.{digits}f}" if abs(number) < 1e6 else f"{number:.3g}"

@@ -111,7 +111,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_check_that_hangs_is_ended_and_named(small_corpus, tmp_path, monkeypatch, capsys):
     """The server never answers, and the check itself would wait for 10 s."""
-    monkeypatch.setattr("launch.tools.doctor.doctor.NODE_CHECKS", [Check("tracking", "machine", "tracking", 3)])
+    monkeypatch.setattr("launch.tools.doctor.doctor.NODE_CHECKS", [Check("tracking", "machine.tracking", 3)])
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"tracking.mlflow.uri=http://127.0.0.1:{server.getsockname()[1]}"
         assert examine(*machines(1, None, [], None), write_run_file(tmp_path, small_corpus), [uri], as_json=True) == 1
@@ -124,10 +124,11 @@ def test_a_check_that_hangs_is_ended_and_named(small_corpus, tmp_path, monkeypat
 class Answer(BaseHTTPRequestHandler):
     """MLflow's answer to those who log in."""
 
-    def do_GET(self) -> None:
-        wanted = "Basic bWU6c2VjcmV0"  # me:secret
-        self.send_response(200 if self.headers["Authorization"] == wanted else 401)
+    def do_POST(self) -> None:
+        is_me = self.headers["Authorization"] == "Basic bWU6c2VjcmV0"  # me:secret
+        self.send_response(200 if is_me else 401)
         self.end_headers()
+        self.wfile.write(b"{}" if is_me else b"You are not authenticated.")
 
     def log_message(self, *_: object) -> None:
         pass
@@ -144,10 +145,11 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
             for login in ("me:secret@", "me:wrong@", "")
         }
         server.shutdown()
-    assert {login: (one.level, one.found) for login, one in asked.items()} == {
+    refused = "API request to endpoint /api/2.0/mlflow/experiments/search failed with error code 401"
+    assert {login: (one.level, one.found.partition(" != 200")[0]) for login, one in asked.items()} == {
         "me:secret@": ("ok", f"http://me:***@{at} answers"),
-        "me:wrong@": ("warning", f"http://me:***@{at} answers 401"),
-        "": ("warning", f"http://{at} answers 401"),
+        "me:wrong@": ("warning", f"http://me:***@{at}: {refused}"),
+        "": ("warning", f"http://{at}: {refused}"),
     }
     assert "set MLFLOW_TRACKING_USERNAME" in asked["me:wrong@"].remedy
     (gone,) = machine.tracking(Settings(tracking=f"http://{at}", run_file=("run.yaml",)))
@@ -164,19 +166,19 @@ def test_bandwidth_is_that_of_a_ring():
     "gpus, found",
     [
         ([("H100", 0), ("H100", 1e9)], {("ok", "2 × H100")}),
-        ([("H100", 0), ("A100", 0)], {("warning", "2 × A100 and H100")}),
+        ([("H100", 0), ("A100", 0)], {("ok", "2 × A100 and H100")}),
         ([("H100", 0), ("H100", 7e10)], {("ok", "2 × H100"), ("warning", "GPUs 1: up to 70.0 GB in use")}),
         ([("H100", 0)], {("fault", "1")}),
     ],
 )
-def test_gpus_are_as_many_as_ranks_alike_and_free(gpus, found, monkeypatch):
+def test_gpus_are_as_many_as_ranks_and_free(gpus, found, monkeypatch):
     monkeypatch.setattr(machine, "count_gpus", lambda: len(gpus))
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(gpus))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda place: place)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda place: gpus[place][0])
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda place: SimpleNamespace(used=gpus[place][1]))
-    assert {(one.level, one.found) for one in machine.gpus(Settings(per_node=[2]))} == found
+    assert {(one.level, one.found) for one in machine.gpus(Settings(ranks_here=2))} == found
 
 
 def test_a_node_with_other_versions_is_a_fault():

@@ -13,7 +13,7 @@ import pytest
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.run.metrics_file import MetricLog
-from pretrain.tools.watch import Curves, bars, plot, watch
+from pretrain.tools.watch import Curves, braille, plot, watch
 from pretrain.trainer import picture
 from tests.pretrain.forked import Forked
 from tests.tables import each
@@ -64,8 +64,7 @@ def test_a_curve_falls_where_its_values_do():
     gap = plot([(0, 1.0), (1, math.nan), (2, 1.0)], width=20, height=4)
     assert sum(character in BRAILLE for line in gap for character in line) == 2
     assert plot([(0, math.nan)], 20, 5) == []
-    assert bars([1, 2, 3, 4, 5, 6, 7, 8], 8) == "▁▂▃▄▅▆▇█"
-    assert bars([1.0, 1.0, 8.0, 8.0], 2) == "▁█"
+    assert braille([(0, 1.0), (1, 2.0), (2, 3.0), (3, 4.0)], columns=2, rows=1) == ["⡠⠊"]
 
 
 def test_steps_that_a_resumed_run_takes_again_are_dropped(run_dir):

@@ -4,9 +4,9 @@ A check is a function of this folder that takes the settings and returns its fin
 check needs, and ends by itself at its time limit, even where it waits for a dead file system or its parent is gone.
 """
 
-import importlib
 import json
 import os
+import pkgutil
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,26 +20,18 @@ _LONGEST_ERROR = 200  # characters
 
 @dataclass(frozen=True)
 class Settings:
-    """What a check needs to know: it runs on the node number `node`; `per_node` are the ranks of each.
+    """What a check needs to know: the number of ranks on its node and on all, and what is in the run file.
 
     `locked` is a file that the head holds locked beside the run directory. `run_file` is the file and its overrides.
     """
 
-    node: int = 0
-    per_node: Sequence[int] = (1,)
+    ranks_here: int = 1
+    all_ranks: int = 1
     workers: int = 2
     directory: str | None = None
     locked: str | None = None
     tracking: str | None = None
     run_file: Sequence[str] = ()
-
-    @property
-    def ranks_here(self) -> int:
-        return self.per_node[self.node]
-
-    @property
-    def all_ranks(self) -> int:
-        return sum(self.per_node)
 
 
 @dataclass(frozen=True)
@@ -59,17 +51,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """How findings name a check, its module and function, the seconds that it may take, and what to do if it fails."""
+    """How findings name a check, its `function` in this folder, the seconds that it may take, and what to do if it
+    fails."""
 
     title: str
-    module: str
     function: str
     seconds: float = 60.0
     remedy: str = "see what it waits for: a file system, a driver"
 
     def request(self, settings: Settings) -> dict[str, str]:
         """The environment that asks this program for the check."""
-        return {_REQUEST: json.dumps([self.module, self.function, self.seconds, asdict(settings)])}
+        return {_REQUEST: json.dumps([self.function, self.seconds, asdict(settings)])}
 
     def findings(self, rank: str, code: int, last_lines: Sequence[str] = ()) -> list[Finding]:
         """What a process has found, of a `rank` or of nobody, that ended with this exit code and these lines."""
@@ -83,23 +75,23 @@ class Check:
 
 
 NODE_CHECKS = [
-    Check("versions", "machine", "versions"),
-    Check("GPUs", "machine", "gpus"),
-    Check("memory", "machine", "memory"),
-    Check("run directory", "machine", "run_directory", 90),
-    Check("tracking", "machine", "tracking"),
+    Check("versions", "machine.versions"),
+    Check("GPUs", "machine.gpus"),
+    Check("memory", "machine.memory"),
+    Check("run directory", "machine.run_directory", 90),
+    Check("tracking", "machine.tracking"),
 ]
-RUN_FILE = Check("run file", "machine", "run_file", 300)  # once for all nodes
+RUN_FILE = Check("run file", "machine.run_file", 300)  # once for all nodes
 # Of ranks together. A network file system makes starting Python and importing torch slow; DeepSpeed may compile.
 _REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
-ALL_REDUCE = Check("all-reduce", "ranks", "all_reduce", 180, _REACHABLE)
-NUMERICS = Check("numerics", "ranks", "numerics", 300, remedy="")
+ALL_REDUCE = Check("all-reduce", "ranks.all_reduce", 180, _REACHABLE)
+NUMERICS = Check("numerics", "ranks.numerics", 300, remedy="")
 
 
 def main() -> None:
-    module, function, seconds, settings = json.loads(os.environ[_REQUEST])
+    function, seconds, settings = json.loads(os.environ[_REQUEST])
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    check = getattr(importlib.import_module(f"launch.tools.doctor.{module}"), function)
+    check = pkgutil.resolve_name(f"launch.tools.doctor.{function}")
     findings = [asdict(finding) for finding in check(Settings(**settings))]
     print(f"{_REPORT}{json.dumps(findings)}", flush=True)
 

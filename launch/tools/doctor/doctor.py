@@ -82,57 +82,60 @@ def _settings(path: Path | None, overrides: list[str]) -> Settings:
 
 @dataclass(frozen=True)
 class Program:
-    """A check that is run on the node number `node` with this `environment`. `rank` is how its failure begins."""
+    """A check that an agent runs with this `environment`. `rank` is how its failure begins."""
 
     check: Check
-    node: int
+    agent: Agent
     environment: dict[str, str]
     rank: str = ""
 
 
-def of_ranks(check: Check, settings: Settings, per_node: Sequence[int], address: str, port: int) -> list[Program]:
-    """A check that ranks make together, `per_node` of them on each node, which meet at `address` and `port`."""
-    places = [(node, local) for node, ranks in enumerate(per_node) for local in range(ranks)]
-    shared = {
-        **check.request(settings),
-        "WORLD_SIZE": str(len(places)),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    programs = []
-    for rank, (node, local) in enumerate(places):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_SIZE": str(per_node[node])}
-        programs.append(Program(check, node, {**shared, **own}, f"rank {rank} of {len(places)}: "))
+def _of_ranks(
+    check: Check, settings: Settings, places: list[tuple[Agent, int]], address: str, port: int
+) -> list[Program]:
+    """A check that ranks make together, so many with each agent, which meet at `address` and `port`."""
+    world = sum(ranks for _, ranks in places)
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": address, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    programs: list[Program] = []
+    for agent, ranks in places:
+        for local in range(ranks):
+            own = {"RANK": str(len(programs)), "LOCAL_RANK": str(local), "LOCAL_SIZE": str(ranks)}
+            environment = {**check.request(settings), **shared, **own}
+            programs.append(Program(check, agent, environment, f"rank {len(programs)} of {world}: "))
     return programs
 
 
 def _examined(nodes: list[Node], access: Access, settings: Settings, with_numerics: bool) -> Iterator[Finding]:
-    names = [node.name for node in nodes]
     lock = locked_file(Path(settings.directory)) if settings.directory else contextlib.nullcontext()
-    with lock as locked, AgentPool(names, access) as pool:
+    with lock as locked, AgentPool([node.name for node in nodes], access) as pool:
         pool.connect(give_up=lambda: False)
-        machines = {index: agent.machine for index, agent in enumerate(pool.agents) if agent.machine}
-        agents = {index: pool.agents[index] for index in machines}
-        gpus = {index: machine.gpus for index, machine in machines.items()}
-        per_node = [node.ranks or gpus.get(index) or 1 for index, node in enumerate(nodes)]
-        settings = replace(settings, per_node=per_node, locked=str(locked) if locked else None)
-        requests = {index: replace(settings, node=index) for index in agents}
-        programs = [Program(check, index, check.request(requests[index])) for index in agents for check in NODE_CHECKS]
-        answers = sorted(_run(programs, agents, pool.problems).items())
-        found = [replace(one, node=names[programs[number].node]) for number, answer in answers for one in answer]
-        yield from [*found, *other_versions(found)]
+        machines = [
+            (agent, agent.machine, node.ranks) for agent, node in zip(pool.agents, nodes, strict=True) if agent.machine
+        ]
+        places = [(agent, ranks or machine.gpus or 1) for agent, machine, ranks in machines]
+        settings = replace(
+            settings, all_ranks=sum(ranks for _, ranks in places), locked=str(locked) if locked else None
+        )
+        programs = [
+            Program(check, agent, check.request(replace(settings, ranks_here=ranks)))
+            for agent, ranks in places
+            for check in NODE_CHECKS
+        ]
+        answers = sorted(_run(programs).items())
+        findings = [replace(one, node=programs[number].agent.name) for number, answer in answers for one in answer]
+        yield from [*findings, *other_versions(findings)]
         together: list[list[Program]] = []
         if not pool.problems:
+            first, machine, _ = machines[0]
             if settings.run_file:
-                together.append([Program(RUN_FILE, 0, RUN_FILE.request(settings))])
-            address, port = machines[0].address, machines[0].port
-            together.append(of_ranks(ALL_REDUCE, settings, per_node, address, port))
+                together.append([Program(RUN_FILE, first, RUN_FILE.request(settings))])
+            together.append(_of_ranks(ALL_REDUCE, settings, places, machine.address, machine.port))
             if with_numerics:
-                together.append(of_ranks(NUMERICS, settings, [min(2, gpus[0] or 2)], "127.0.0.1", port))
+                pair = [(first, min(2, machine.gpus or 2))]
+                together.append(_of_ranks(NUMERICS, settings, pair, "127.0.0.1", machine.port))
         for programs in together:
             # the first that has anything to say is rank 0, or a rank that failed
-            yield from next(filter(None, _run(programs, agents, pool.problems).values()), [])
+            yield from next(filter(None, _run(programs).values()), [])
         for name, reason in pool.problems.items():
             yield Finding("node", "fault", reason, "an answer", "a run can't start there either", name)
 
@@ -146,24 +149,20 @@ def other_versions(findings: list[Finding]) -> Iterator[Finding]:
             yield replace(one, level="fault", expected=expected, remedy="use one environment on all nodes")
 
 
-def _run(programs: list[Program], agents: dict[int, Agent], problems: dict[str, str]) -> dict[int, list[Finding]]:
-    """Runs programs at the same time. Returns what they have found, by number, in the order of their answers.
-
-    `problems` gets the names of nodes that no longer answer, and the reason.
-    """
+def _run(programs: list[Program]) -> dict[int, list[Finding]]:
+    """Runs programs at the same time. Returns what they have found, by number, in the order of their answers."""
+    agents = list(dict.fromkeys(program.agent for program in programs))
     answers: dict[int, list[Finding]] = {}
     started, running = time.monotonic(), dict(enumerate(programs))
     for number, program in running.items():
-        agents[program.node].start(Start(_PROGRAM, program.environment, number))
+        program.agent.start(Start(_PROGRAM, program.environment, number))
     while running:
-        for event in [event for agent in agents.values() for event in agent.events()]:
+        for event in [event for agent in agents for event in agent.events()]:
             if event.kind == "launcher ended" and event.number in running:
                 program = running.pop(event.number)
                 answers[event.number] = program.check.findings(program.rank, event.code, event.lines)
         for number, program in list(running.items()):
-            agent = agents[program.node]
-            if reason := agent.lost:
-                problems[agent.name] = reason
+            if program.agent.lost:
                 del running[number]
             elif time.monotonic() - started > program.check.seconds + _SECONDS_TO_START:
                 answers[number] = program.check.findings(program.rank, -signal.SIGALRM)

@@ -10,16 +10,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pynvml
 from packaging.requirements import Requirement
 
 from data_pipeline.foundation.atomic import lock
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted, masked
+from data_pipeline.foundation.errors import UserError, one_line
+from data_pipeline.foundation.formatting import counted, human_size, masked
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.packages import PACKAGE
 from data_pipeline.foundation.processes import available_memory, until
@@ -27,7 +27,7 @@ from launch.tools.doctor.checks import Finding, Level, Settings
 from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, product_flops, threads_per_rank
 
 with imported_at_first_use():  # a check imports only what it needs
-    import requests
+    from mlflow import exceptions
 
     from data_pipeline.foundation import config_file
     from pretrain import config as configs
@@ -45,8 +45,10 @@ _LEAST_ROOM, _LEAST_SPEED = 5e9, 50e6
 _SECONDS_TO_LOCK = 60.0
 _SECONDS_TO_SEE = 20.0  # a network file system shows a new file late
 _REFUSED = "choose another run.directory, or make room there"
-_SECONDS_TO_ANSWER = 10.0
-_LATER = "the run trains on; feed MLflow afterwards with pretrain sync"
+_LATER = (
+    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD if it asks for them; the run trains on without it, and "
+    "pretrain sync feeds MLflow afterwards"
+)
 _NOTHING_PREVENTS = "nothing prevents a second run in this directory; make sure that only one trains there"
 
 
@@ -78,7 +80,7 @@ def _version(package: str) -> str:
 
 
 def gpus(settings: Settings) -> list[Finding]:
-    """Whether each rank has a GPU, all are of one kind, and nobody else uses them."""
+    """Whether each rank has a GPU, and nobody else uses them."""
     number, ranks = count_gpus(), settings.ranks_here
     if number == 0:
         chosen = " and ".join(f"{name}={os.environ[name]}" for name in (ACCELERATOR, VISIBLE) if name in os.environ)
@@ -91,8 +93,6 @@ def gpus(settings: Settings) -> list[Finding]:
     handles = [pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())]
     kinds = sorted({str(pynvml.nvmlDeviceGetName(handle)) for handle in handles})
     findings = [Finding("GPUs", "ok", f"{len(handles)} × {' and '.join(kinds)}")]
-    if len(kinds) > 1:
-        findings = [Finding("GPUs", "warning", findings[0].found, "GPUs of one kind", "the slowest sets the pace")]
     used = [pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
     if busy := [str(place) for place, amount in enumerate(used) if amount > _BUSY]:
         found = f"GPUs {', '.join(busy)}: up to {max(used) / 1e9:,.1f} GB in use"
@@ -105,20 +105,18 @@ def memory(settings: Settings) -> list[Finding]:
     """What is free for the ranks and their loaders. The model's own memory is what `pretrain plan` shows."""
     ranks, workers = settings.ranks_here, settings.workers
     free, needed = available_memory(), ranks * (_RANK + workers * _WORKER)
-    findings = [Finding("memory", "ok", f"{free / 1e9:.1f} GB free")]
+    found = Finding("memory", "ok", f"{free / 1e9:.1f} GB free")
     if free < needed:
         expected = f"{needed / 1e9:.1f} GB for {ranks} × (1 rank + {workers} loaders), and the model"
-        remedy = "free some, or start fewer ranks or data.workers"
         level: Level = "fault" if free < needed / 2 else "warning"
-        findings = [Finding("memory", level, findings[0].found, expected, remedy)]
-    needed = ranks * (_SHARED_BY_RANK + workers * _SHARED_BY_WORKER)
-    free = shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else 0
-    found = f"{free / 1e9:.1f} GB free" if free > 1e9 else f"{free / 1e6:.1f} MB free"
-    if free >= needed:
-        return [*findings, Finding("shared memory", "ok", found)]
-    expected = f"{needed / 1e6:.0f} MB or more for NCCL and loaders"
-    remedy = "enlarge it: docker run --shm-size=8g or --ipc=host, mount -o remount,size=8g /dev/shm"
-    return [*findings, Finding("shared memory", "fault", f"{found} in {_SHARED}", expected, remedy)]
+        found = replace(found, level=level, expected=expected, remedy="start fewer ranks or data.workers, or free some")
+    free, needed = shutil.disk_usage(_SHARED).free, ranks * (_SHARED_BY_RANK + workers * _SHARED_BY_WORKER)
+    shared = Finding("shared memory", "ok", f"{human_size(free)} free in {_SHARED}")
+    if free < needed:
+        expected = f"{human_size(needed)} or more for NCCL and loaders"
+        remedy = "enlarge it: docker run --shm-size=8g or --ipc=host, mount -o remount,size=8g /dev/shm"
+        shared = replace(shared, level="fault", expected=expected, remedy=remedy)
+    return [found, shared]
 
 
 def existing(directory: Path) -> Path:
@@ -211,43 +209,23 @@ def run_file(settings: Settings) -> list[Finding]:
 
 def tracking(settings: Settings) -> list[Finding]:
     """Whether MLflow answers at the run's tracking URI. A run trains without it, so nothing here is a fault."""
-    uri = settings.tracking
     if not settings.run_file:
         return []
-    if uri is None:
+    if settings.tracking is None:
         return [Finding("tracking", "ok", "MLflow is off (tracking.mlflow: null)")]
-    shown, file = masked(uri), mlflow_store.sqlite_file(uri)
+    shown = masked(settings.tracking)
+    if not shown.startswith(("http://", "https://")):
+        return [Finding("tracking", "ok", f"{shown} is no server, so nobody has to answer")]
     try:
-        if file:
-            with tempfile.TemporaryFile(dir=existing(file.parent)):  # SQLite writes beside its file too
-                if file.exists() and not os.access(file, os.W_OK):
-                    raise PermissionError(0, "can't be written")
-            return [Finding("tracking", "ok", f"{file} can be written")]
-        if not uri.startswith(("http://", "https://")):
-            return [Finding("tracking", "ok", f"{shown}: not checked")]
-        status = _status(uri)
-    except (OSError, ValueError) as error:
-        expected = "a file that can be written" if file else "a server that answers"
-        return [Finding("tracking", "warning", f"{file or shown}: {_reason(error)}", expected, _LATER)]
-    if status == 200:
-        return [Finding("tracking", "ok", f"{shown} answers")]
-    login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; " if status in (401, 403) else ""
-    return [Finding("tracking", "warning", f"{shown} answers {status}", "200", f"{login}{_LATER}")]
-
-
-def _status(uri: str) -> int:
-    """The status of the server's answer to MLflow's question for its experiments."""
-    user, password, token = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD", "TOKEN"))
-    return requests.get(
-        f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1",
-        headers={"Authorization": f"Bearer {token}"} if token else {},
-        auth=(user, password or "") if user and not token and not urlsplit(uri).username else None,
-        timeout=_SECONDS_TO_ANSWER,
-    ).status_code
+        mlflow_store.client(settings.tracking).search_experiments(max_results=1)
+    except exceptions.MlflowException as error:
+        expected = "a server that answers and takes the login"
+        return [Finding("tracking", "warning", f"{shown}: {masked(_reason(error))}", expected, _LATER)]
+    return [Finding("tracking", "ok", f"{shown} answers")]
 
 
 def _reason(error: BaseException) -> str:
-    """The reason of an error of the network or the disk: that of the error which it follows from."""
-    while (origin := error.__cause__ or error.__context__) is not None:
+    """The reason of an error: that of the one which it follows from, such as the network's."""
+    while origin := error.__cause__ or error.__context__:
         error = origin
-    return "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
+    return getattr(error, "strerror", None) or one_line(error)

@@ -1,54 +1,43 @@
 """Writes the first corpus file and run file of a user, by the templates beside this, on top of files that ship."""
 
-import json
 import math
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import yaml
+
 import data_pipeline
+from data_pipeline.config import CorpusConfig, SourceConfig
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted, duration
+from data_pipeline.objectives.masked_lm import MaskedLM
+from data_pipeline.objectives.objective import Objective
 from data_pipeline.sources.formats import OPTIONS
-from launch.tools.scaffold.machine import MICRO_BATCH, FirstRun, Machine, model_named, run_of_an_hour, with_vocabulary
-from launch.tools.scaffold.text import Source, sample_of, sources_of
-from pretrain.models import outline
+from launch.tools.scaffold.machine import SIZES, FirstRun, Machine, model_named, run_of_an_hour
+from launch.tools.scaffold.text import PART, cut, sample_of, sources_of
+from pretrain.config.models import ModelConfig
 
 _TEMPLATES = Path(__file__).with_name("templates")
+_SAMPLES = Path(data_pipeline.__file__).with_name("samples")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_ROWS = {  # by family, the shipped corpus file whose rows, tokens and lengths the first one takes
+_ROWS = {  # by family, the shipped corpus file whose rows and tokens the first one takes
     "bart": "c4-bart",
     "encoder_only": "c4-bert",
     **dict.fromkeys(("decoder_only", "autoregressive", "double_decoder"), "c4-causal"),
 }
 _OTHER_ROWS = "c4-published"
-_ROW_LENGTH = {"c4-causal": 1024}
-_TARGETS = {_OTHER_ROWS: 114, "c4-bert": 77}  # predicted tokens of a row; else as many as it has
+_SHIPPED = "configs:corpora/wikipedia-c4-small.yaml"  # has the text that ships
 _SENTINELS, _LARGEST_VOCABULARY = 100, 32_000
-_TOKENS_PER_ROW, _BYTES_PER_TOKEN = 568, 4  # T5's; English with a vocabulary of a few thousand
-_LANGUAGE_HINT = "# add `language: en` if all of it is English"
-_SHIPPED_HINT = "# the text that ships; `launch init NAME --text PATH` takes your own"
-_SAMPLES = Path(data_pipeline.__file__).with_name("samples")
-_SHIPPED = [  # the text that ships
-    Source("wikipedia", f"{_SAMPLES}/enwiki-*-pages-articles*.xml.bz2", keys={"name": "enwiki", "language": "en"}),
-    Source("c4", f"{_SAMPLES}/c4-train.*.json.gz", keys={"name": "c4", "language": "en"}),
-]
-_TEXT_COMMENT = (
-    "# sample_by: `document` keeps a file in order; `paragraph`, `line`: each is a document, and they are shuffled\n"
-)
-_PARTS_COMMENT = """\
-# split: the end of the last of these few files is held out; max_document_bytes cuts them at blank lines, in order
-dedup: {documents: false}       # parts that repeat each other stay
-"""
-_ENOUGH_FILES, _PARTS = 20, 1000  # of fewer files the last parts are held out, of more some files
-_SMALLEST_PART, _LARGEST_PART = 256, 8 << 20
+_BYTES_PER_TOKEN = 4  # English with a vocabulary of a few thousand
 _SHORTER = "rows: {{objective: {{length: {longest}}}}}   # the model has no positions for more\n"
 _TEXTBOOK = """\
-optimizer: {{name: adamw, learning_rate: {rate}, betas: [0.9, 0.98], weight_decay: 0.1, gradient_clipping: 1.0}}
-schedule: {{name: cosine, warmup_steps: {warmup}, final_learning_rate: {last_rate}}}"""
+optimizer: {{name: adamw, learning_rate: {rate:.1e}, betas: [0.9, 0.98], weight_decay: 0.1, gradient_clipping: 1.0}}
+schedule: {{name: cosine, warmup_steps: {warmup}, final_learning_rate: {last_rate:.1e}}}"""
+_RATES = {"t5-v1.1-1m": 3e-3, "t5-v1.1-5m": 2e-3, "t5-v1.1-15m": 1e-3}  # smaller models take larger ones
 # The speedrun's recipe: docs/results/speedrun.md. Models with muP take the rates of its width.
 _RECORD = """\
 optimizer: {{name: muon, learning_rate: 1.0e-2, adamw_learning_rate: 2.0e-2, newton_schulz_dtype: {precision}}}
@@ -56,18 +45,12 @@ schedule: {{name: linear, warmup_steps: {warmup}, final_learning_rate: 0.0}}"""
 _CURRICULUM = """\
   curriculum:                 # half of each row first: more to predict, and more to look for in the input
     - until_step: {until}
-      objective: {{name: span_corruption, inputs_length: {inputs}, noise_density: 0.5, mean_span_length: 5.0}}
+      objective: {{name: span_corruption, inputs_length: 342, noise_density: 0.5, mean_span_length: 5.0}}
 """
 _INPUT_USE = "\n  - {{hook: input_use, every_steps: {evaluate}, rows: 256}}"
-_SHOWN = 9_000_000  # parameters
-_UNTRIED_SIZE = (
-    "recipe: shown up to 9 M parameters (docs/results/babylm.md), on enwik8 up to 1.5 M; untried at this model's size"
-)
-_UNTRIED_ON_GPUS = "GPU: the time assumes 31 % MFU, which nobody has measured with this recipe"
-_LONG_SPANS_INPUTS = 342  # with long spans, of the 568 tokens of a row; T5's have 512
 _NAMED_STEPS, _NAMED_BATCH = 10_000, 128  # of a model that the user names
+_MICRO_BATCH = 8  # rows on a CPU
 _SECONDS_TO_LOG = 10.0
-_RATES = {"t5-v1.1-1m": "3.0e-3", "t5-v1.1-5m": "2.0e-3", "t5-v1.1-15m": "1.0e-3"}  # smaller models take larger ones
 
 
 def write_first_files(
@@ -89,135 +72,115 @@ def write_first_files(
     if text and corpus:
         raise UserError("--text and --corpus: a run has its text from one of them; give only one")
     try:
-        config = model_named(model) if model else None
+        config = model_named(model or SIZES[0])
     except ValueError as error:
         raise UserError(f"--model: {error}") from None
     run_file, corpus_file = Path(f"{name}.run.yaml"), Path(f"{name}.corpus.yaml")
     for path in [run_file] if corpus else [run_file, corpus_file]:
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
-    given = _Text(*(sources_of(text, text_format) if text else ([] if corpus else _SHIPPED, [])))
-    rows = _ROWS.get(config.family if config else "", _OTHER_ROWS)
-    row_length = _ROW_LENGTH.get(rows, 512)
-    longest = config.longest_sequence if config else None
-    inputs = min(row_length, longest or row_length)
-    lengths = inputs, min(inputs, _TARGETS.get(rows, inputs))
-    machine, sample = Machine.this(), given.sample
+    sources, lines = sources_of(text, text_format) if text else ([] if corpus else _shipped(), [])
+    sources, found = cut(sources)
+    sample, machine, objective = sample_of(sources), Machine.this(), _objective(config)
     vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) if sample else _LARGEST_VOCABULARY
-    if model and config:
+    lengths = objective.shape
+    if isinstance(objective, MaskedLM):  # the head's FLOPs are those of the tokens that are predicted
+        lengths = lengths[0], math.ceil(objective.mask_ratio * lengths[0])
+    if model:
         seconds = _NAMED_BATCH * machine.seconds_of_row(config, lengths)
         first_run = FirstRun(model, config, _NAMED_STEPS, _NAMED_BATCH, seconds)
     else:
-        text_rows = sample.bytes / _BYTES_PER_TOKEN / _TOKENS_PER_ROW if sample else math.inf
+        text_rows = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length if sample else math.inf
         first_run = run_of_an_hour(machine, vocabulary, _SENTINELS, lengths, text_rows)
-    first_run = first_run.measured(machine, lengths)
     directory = corpus or f"corpora/{name}"
     contents = {run_file: _run_file(name, directory, first_run, machine, long_spans=not corpus)}
     if not corpus:
-        models = min(_LARGEST_VOCABULARY, (model_named(first_run.model).vocab_size or math.inf) - _SENTINELS)
+        is_cut = any(PART in source.options for source in sources)
+        is_divided = any(source.split for source in sources)
         contents[corpus_file] = _filled(
             "corpus",
             run=run_file,
-            rows=rows,
-            name=_flow(name),
-            output=_flow(directory),
-            comments=given.comments,
-            hint=_LANGUAGE_HINT if text else _SHIPPED_HINT,
-            sources="\n".join(given.sources),
-            by="by: position, " if given.parts else "",
-            held_out=given.held_out,
-            vocab_size=int(min(vocabulary, models)),
-            why="the text can fill" if vocabulary < models else "the model has",
+            rows=_ROWS.get(config.family, _OTHER_ROWS),
+            name=name,
+            sources="\n".join(f"  - {_flow(_as_written(source))}" for source in sources),
+            dedup=_flow(not is_cut),
+            by="position" if is_cut else "hash",
+            held_out=0 if is_divided else sample.held_out() if sample else 0.01,
+            vocab_size=min(vocabulary, (first_run.config.vocab_size or math.inf) - _SENTINELS),
         )
-        if longest and longest < row_length:
-            contents[corpus_file] += _SHORTER.format(longest=longest)
+        if objective.shape[0] == config.longest_sequence:
+            contents[corpus_file] += _SHORTER.format(longest=config.longest_sequence)
     for path, content in contents.items():
         with path.open("x") as file:
             file.write(content)
     return [
-        *(given.lines if text else []),
+        *lines,
+        *(found if text else []),
         f"machine: {machine}",
-        *first_run.promise(),
-        *_untried(first_run, machine),
+        f"model: {first_run}",
         f"wrote {'' if corpus else f'{corpus_file} and '}{run_file}. Next:",
         f"  data-pipeline {f'show {shlex.quote(corpus)}' if corpus else f'build {corpus_file}'}",
         f"  launch local {run_file}",
     ]
 
 
-def _untried(first_run: FirstRun, machine: Machine) -> list[str]:
-    """What of the speedrun's recipe nobody has measured at this size, or on this device."""
-    if not first_run.config.mup:
-        return []
-    largest = outline(with_vocabulary(first_run.config, _LARGEST_VOCABULARY, _SENTINELS))
-    reasons = {_UNTRIED_SIZE: largest.num_parameters() > _SHOWN, _UNTRIED_ON_GPUS: machine.gpus}
-    return [reason for reason, applies in reasons.items() if applies]
+def _shipped() -> list[SourceConfig]:
+    return load(paths.config(_SHIPPED), [], CorpusConfig).sources
 
 
-class _Text:
-    """The sources of a corpus as lines of its file, a sample of them if they exist, and lines and comments about them.
+def _objective(config: ModelConfig) -> Objective:
+    """What rows are for, in the corpus of this model; they are no longer than the model has positions."""
+    corpus_file = paths.config(f"configs:corpora/{_ROWS.get(config.family, _OTHER_ROWS)}.yaml")
+    objective = load(corpus_file, [], CorpusConfig).rows.objective
+    if config.longest_sequence and config.longest_sequence < objective.shape[0]:
+        return objective.model_copy(update={"length": config.longest_sequence})
+    return objective
 
-    The few files of plain text are cut into `parts` documents, of which the last are held out; 0: none is cut.
-    """
 
-    def __init__(self, found: list[Source], lines: list[str]):
-        self.sample, self.lines = sample_of(found), lines
-        self.sources: list[str] = []
-        self.comments, self.parts = "", 0
-        for source in found:
-            files = source.files() if self.sample else []
-            size = sum(file.bytes for file in files)
-            if source.format == "text":
-                options: dict[str, Any] = {"sample_by": "document"}
-                self.comments += _TEXT_COMMENT
-                if 0 < len(files) < _ENOUGH_FILES:
-                    part = min(_LARGEST_PART, max(_SMALLEST_PART, size // _PARTS))
-                    options["max_document_bytes"], self.parts = part, max(1, size // part)
-                    self.comments += _PARTS_COMMENT
-                source = replace(source, options=options)
-            own = {"format": source.format, **source.keys, "path": source.path, "options": source.options}
-            line = _flow({key: value for key, value in own.items() if value})
-            self.sources.append(f"  - {line.replace(f'{_SAMPLES}/', '${samples:}/')}")
-            if files:
-                what = source.format + (f" in {source.options['text']!r}" if "text" in source.options else "")
-                self.lines.append(f"text: {counted(len(files), 'file')}, {size / 1e6:,.1f} MB, format {what}")
-        has_splits = any("split" in source.keys for source in found)
-        self.held_out = 0 if has_splits else self.sample.held_out(self.parts) if self.sample else 0.01
+def _as_written(source: SourceConfig) -> dict[str, Any]:
+    """The keys of a source in the corpus file. A name that is the format's is left out."""
+    without = {"name"} if source.name == source.format else None
+    keys = source.model_dump(exclude_unset=True, exclude=without)
+    if isinstance(source.path, str):
+        keys["path"] = source.path.replace(f"{_SAMPLES}/", "${samples:}/")
+    return keys
 
 
 def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, long_spans: bool) -> str:
     """`long_spans`: whether rows have the length that the curriculum is for."""
-    steps, rows = first_run.steps, _ROWS.get(first_run.config.family, _OTHER_ROWS)
-    warmup = max(1, steps // (10 if steps == _NAMED_STEPS else 20)) if steps > 1 else 0
-    evaluate = max(1, steps // 20)
-    input_use = _INPUT_USE.format(evaluate=evaluate) if rows in ("c4-published", "c4-bart") else ""
-    rate = _RATES.get(first_run.model, "3.0e-4")
-    optimizer, curriculum = _TEXTBOOK.format(rate=rate, warmup=warmup, last_rate=f"{float(rate) / 10:.1e}"), ""
-    if first_run.config.mup:
-        optimizer = _RECORD.format(precision=machine.precision, warmup=warmup)
-        until = max(1, 2 * steps // 3)
-        curriculum = _CURRICULUM.format(until=until, inputs=_LONG_SPANS_INPUTS) if long_spans else ""
+    config, steps, curriculum = first_run.config, first_run.steps, ""
+    if config.mup:
+        optimizer = _RECORD.format(precision=machine.precision, warmup=steps // 20)
+        if long_spans:
+            curriculum = _CURRICULUM.format(until=max(1, 2 * steps // 3))
+    else:
+        rate = _RATES.get(first_run.model, 3e-4)
+        optimizer = _TEXTBOOK.format(rate=rate, warmup=steps // 10, last_rate=rate / 10)
+    reads_inputs = _ROWS.get(config.family, _OTHER_ROWS) in ("c4-published", "c4-bart")
     return _filled(
         "run",
         model=first_run.model,
-        time=duration(steps * first_run.seconds),
+        time=first_run.time,
         machine=machine.name,
-        name=_flow(name),
-        directory=_flow(f"runs/{name}"),
+        name=name,
         corpus=_flow(corpus),
         steps=steps,
-        ids=", pad_id: 0, eos_id: 1" if "pad_id" in first_run.config.model_fields_set else "",
+        ids=", pad_id: 0, eos_id: 1" if "pad_id" in config.model_fields_set else "",
         workers=2 if machine.gpus else 0,
         batch=first_run.batch,
-        micro_batch="auto" if machine.gpus else min(MICRO_BATCH, first_run.batch),
+        micro_batch="auto" if machine.gpus else min(_MICRO_BATCH, first_run.batch),
         curriculum=curriculum,
         optimizer=optimizer,
         precision=machine.precision,
-        save=max(1, steps // 10),
-        evaluate=evaluate,
-        input_use=input_use,
+        save=_part(steps, 10),
+        evaluate=_part(steps, 20),
+        input_use=_INPUT_USE.format(evaluate=_part(steps, 20)) if reads_inputs else "",
         log=max(1, min(50, int(_SECONDS_TO_LOG / first_run.seconds))),
     )
+
+
+def _part(steps: int, parts: int) -> int:
+    return max(1, steps // parts)
 
 
 def _filled(template: str, **values: object) -> str:
@@ -225,10 +188,6 @@ def _filled(template: str, **values: object) -> str:
 
 
 def _flow(value: Any) -> str:
-    """`value` as YAML reads it back, in one line; strings without quotes if they are plain."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_flow(one)}' for key, one in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_flow, value))}]"
-    is_plain = not isinstance(value, str) or re.fullmatch(r"[A-Za-z][\w./-]*", value)
-    return str(value) if is_plain else json.dumps(value, ensure_ascii=False)
+    """`value` as YAML reads it back, in one line."""
+    listed = yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+    return listed.removeprefix("[").removesuffix("]\n")
