@@ -1,6 +1,5 @@
 """Commands that train, that say beforehand what a run needs, and that show a run."""
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -102,7 +101,6 @@ def plan_command(
         ),
     ] = None,
     price: Annotated[float | None, typer.Option(min=0.0, help="Dollars for a GPU and an hour. Default: 2.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One object, in bytes, seconds and FLOPs.")] = False,
 ) -> None:
     """Say how long a run takes on GPUs, what it costs and what fits. Needs no GPU, no network and no corpus.
 
@@ -123,8 +121,7 @@ def plan_command(
     settings, row, corpus_file = planning.resolve_rows(settings, config)
     mfu = mfu or (hardware.cpu_share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
-    plan = planning.Plan(settings, row, gpu, kind, gpus, mfu, price, nodes, corpus_file)
-    print(json.dumps(planning.as_json(plan), indent=1) if json_ else planning.text(plan))
+    print(planning.text(planning.Plan(settings, row, gpu, kind, gpus, mfu, price, nodes, corpus_file)))
 
 
 @app.command("reference", epilog="Example: pretrain reference optimizer.learning_rate")

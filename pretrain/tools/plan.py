@@ -1,10 +1,8 @@
-"""The needs of a run on GPUs of one kind: the largest micro-batch that fits, the time at a stated MFU, and the cost.
-
-The plan comes as text for a terminal, and as JSON."""
+"""The needs of a run on GPUs of one kind: the largest micro-batch that fits, the time at a stated MFU, and the cost."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
@@ -78,7 +76,6 @@ class Option:
     peak: int
     seconds: float
     hours: float
-    cost: float
 
 
 @dataclass
@@ -143,7 +140,6 @@ class Plan:
         rows = next((rows for rows in sizes if peak(rows) <= self.usable), 0)
         of_row = flops + recomputed * (flops - self.flops["head"]) / 3
         rate = self.gpus * self.mfu * self.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
-        hours = self.rows_of_run * of_row / rate / 3600
         return Option(
             stage,
             recomputed,
@@ -152,8 +148,7 @@ class Plan:
             rows=rows,
             peak=peak(rows or 1),
             seconds=config.batch.global_batch_size * of_row / rate,
-            hours=hours,
-            cost=hours * self.gpus * self.price,
+            hours=self.rows_of_run * of_row / rate / 3600,
         )
 
     @property
@@ -169,61 +164,48 @@ class Plan:
         return 2 * self.parameters.state // self.nodes * (2 if self.nodes > 1 else 1) if kept else 0
 
 
-def as_json(plan: Plan) -> dict[str, object]:
-    """Everything that `text` says, in bytes, seconds and FLOPs."""
-    return {
-        "run": plan.config.run.name,
-        "parameters": plan.parameters.count,
-        "row": asdict(plan.rows),
-        "flops_per_row": {**plan.flops, "all": sum(plan.flops.values())},
-        "rows_from": plan.corpus_file,
-        "gpu": plan.gpu_name,
-        "gpus": plan.gpus,
-        "assumed": {"mfu": plan.mfu, "price_per_gpu_hour": plan.price, "usable_bytes": int(plan.usable)},
-        "copied_bytes_per_node": plan.copied,
-        "memory_checkpoint_bytes_per_node": plan.kept_in_memory,
-        "own": asdict(plan.own),
-        "options": [asdict(option) for option in plan.options],
-    }
-
-
 def text(plan: Plan) -> str:
-    """How long the run takes, what that is from, and what fits: sentences around a table."""
-    config, row, own, options = plan.config, plan.rows, plan.own, plan.options
-    name, offloads = config.run.name, any(option.states.host for option in options)
-    where = "this CPU" if plan.on_cpu else f"{plan.gpus} × {plan.gpu_name}"
-    cost = f", ${own.cost:,.0f}" if plan.price else ""
-    time = f"{duration(3600 * own.hours)}{cost} (stage {own.stage}, micro-batches of {own.rows})"
-    flops = sum(plan.flops.values())
-    shares = ", ".join(f"{part} {of_part / flops:.1%}" for part, of_part in plan.flops.items())
-    before = [
-        f"{name} on {where}: {time if own.rows else f'not even one row fits at stage {own.stage}'}.",
-        plan.corpus_file and f"{config.data.train[0].corpus} isn't built: its rows are taken from {plan.corpus_file}.",
+    """How long the run takes, what that is from, and what fits."""
+    return "\n".join(line for part in _parts(plan) for line in ([part] if "\n" in part else wrap(part, _WIDTH)))
+
+
+def _parts(plan: Plan) -> Iterator[str]:
+    """Sentences, and a table of several lines."""
+    config, row, own = plan.config, plan.rows, plan.own
+    name, where = config.run.name, "this CPU" if plan.on_cpu else f"{plan.gpus} × {plan.gpu_name}"
+    if own.rows:
+        cost = f", ${own.hours * plan.gpus * plan.price:,.0f}" if plan.price else ""
+        time = duration(3600 * own.hours) + cost
+        yield f"{name} on {where}: {time} (stage {own.stage}, micro-batches of {own.rows})."
+    else:
+        yield f"{name} on {where}: not even one row fits at stage {own.stage}."
+    if plan.corpus_file:
+        yield f"{config.data.train[0].corpus} isn't built: its rows are taken from {plan.corpus_file}."
+    yield (
         f"{name}: {plan.parameters.count:,} parameters, {config.model.family}, {config.precision}, "
         f"{config.optimizer.name}; {config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows of "
-        f"{row.inputs} inputs and {row.targets} targets",
-        f"Arithmetic of a row, forward and backward: {flops / 1e9:,.1f} GFLOP ({shares}).",
-        f"This CPU: {plan.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now. Assumed: training reaches "
-        f"{plan.mfu:.0%} of that (--mfu)."
-        if plan.on_cpu
-        else f"Assumed: {plan.mfu:.0%} MFU, ${plan.price:g} per GPU-hour. Waiting for other GPUs isn't counted.",
-        offloads and "The optimizer's step on the CPU comes on top of each time.",
-    ]
+        f"{row.inputs} inputs and {row.targets} targets"
+    )
+    flops = sum(plan.flops.values())
+    shares = ", ".join(f"{part} {of_part / flops:.1%}" for part, of_part in plan.flops.items())
+    yield f"Arithmetic of a row, forward and backward: {flops / 1e9:,.1f} GFLOP ({shares})."
+    if plan.on_cpu:
+        yield f"Its peak: {plan.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now."
+    price = f", ${plan.price:g} per GPU-hour" if plan.price else ""
+    yield f"Assumed: {plan.mfu:.0%} MFU{price}. Waiting for other ranks isn't counted."
     title = f"Memory of a rank, GiB of {plan.gpu.memory:.3g}, and the run at {plan.mfu:.0%} MFU"
-    in_memory = f"; those in memory take {_gib(plan.kept_in_memory)} GiB of /dev/shm" if plan.kept_in_memory else ""
-    after = [
+    yield "\n".join(["", title, *aligned([_HEADINGS, *map(_cells, plan.options)])])
+    yield (
         f"Rows: the largest micro-batch within {plan.usable / GIB:.1f} GiB, {SAFE:.0%} of the memory but "
         f"{RESERVED / GIB:g} GiB for CUDA and NCCL. Rec: layers recomputed (compute.activation_checkpointing). Acts: "
-        "of one row, at their peak.",
-        config.wrapper and f"Not counted: what the wrapper {config.wrapper.name} adds.",
-        f"Checkpoints on disk are written from a copy: {_gib(plan.copied)} GiB of each node's memory{in_memory}.",
-    ]
-    table = ["", title, *aligned([_HEADINGS, *map(_cells, options)])]
-    return "\n".join([*_wrapped(before), *table, *_wrapped(after)])
-
-
-def _wrapped(sentences: Iterable[str | bool | None]) -> list[str]:
-    return [line for sentence in sentences if sentence for line in wrap(str(sentence), _WIDTH)]
+        "of one row, at their peak."
+    )
+    if own.states.host:
+        yield "Host: GiB of a rank's host memory. The optimizer's step there comes on top of each time."
+    if config.wrapper:
+        yield f"Not counted: what the wrapper {config.wrapper.name} adds."
+    in_memory = f"; those in memory take {_gib(plan.kept_in_memory)} GiB of /dev/shm" if plan.kept_in_memory else ""
+    yield f"Checkpoints on disk are written from a copy: {_gib(plan.copied)} GiB of each node's memory{in_memory}."
 
 
 def _gib(size: float) -> str:
