@@ -79,6 +79,8 @@ def generate(
         raise UserError(f"--quantization: expected int8, got {quantization!r}")
     if quantization and engine == "pytorch":
         raise UserError("--quantization is for --engine ctranslate2")
+    if out is not None and out.exists():
+        raise UserError(f"{out}: exists already; choose another file")
     prompts: list[str] = []
     if texts or file or corpus is None:
         prompts = texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)

@@ -39,7 +39,7 @@ def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | 
     corpus file that builds it. Raises UserError for what none of them says.
     """
     directory, model, objective = Path(config.data.train[0].corpus), config.model, config.data.objective
-    corpus_file, problems = None, []
+    corpus_file, problems = None, list[str]()
     if directory.is_dir():
         corpus = open_corpus(str(directory))
         model, problems = with_tokenizer_ids(model, corpus)

@@ -202,9 +202,9 @@ def test_the_table_has_means_spreads_and_p_values_beside_what_is_published():
     rows = [line.split() for line in published.splitlines()]
     # differences −0.02, −0.03, −0.01: t = −2√3 with 2 degrees of freedom
     p = f"{scipy.stats.ttest_1samp([-0.02, -0.03, -0.01], 0).pvalue:.3f}"
-    mse = ["mse", "15.7635M", "3.290±0.010", "3.390±0.010", "4.2e-09", "123.5", "-0.020", p]
+    mse = ["mse", "15.7635M", "3.290±0.010", "3.390±0.010", "4.2e-9", "123.5", "-0.020", p]
     at = rows.index(mse)
-    assert rows[at + 1] == ["published", "15.7635M", "2.998", "3.385", "4.1e-09"]
+    assert rows[at + 1] == ["published", "15.7635M", "2.998", "3.385", "4.1e-9"]
     assert rows[at + 2] == ["plain*", "15.7635M", "3.310±0.010", "3.410±0.010", "123.5"]
     assert ["subtracted(0)"] in rows  # no run of it has finished
 

@@ -86,9 +86,7 @@ def _blocks(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
             cells.append(_cells(line, most_seeds))
             if one := line.published:
                 losses = [shown(value, ".3f") for value in (one.train_loss, one.validation_loss)]
-                cells.append(
-                    [" published", _count(one.parameters), *losses, shown(one.embedding_loss, ".1e"), "", "", ""]
-                )
+                cells.append([" published", _count(one.parameters), *losses, _small(one.embedding_loss), "", "", ""])
         yield title + (f", {metric} in place of the validation loss" if metric else ""), cells
 
 
@@ -100,16 +98,23 @@ def _cells(line: Line, most_seeds: int) -> list[str]:
         _count(line.runs[0].parameters if line.runs else None),
         shown(line.spread("train_loss"), ".3f"),
         shown(line.compared, ".3f"),
-        shown(embedding_loss and embedding_loss.mean, ".1e"),
-        shown(rank and rank.mean, ".1f"),
-        shown(line.comparison and line.comparison.difference, "+.3f"),
+        _small(embedding_loss.mean if embedding_loss else None),
+        shown(rank.mean if rank else None, ".1f"),
+        shown(line.comparison.difference if line.comparison else None, "+.3f"),
         "<.001" if p is not None and p < 0.001 else shown(p, ".3f"),
     ]
 
 
 def _count(number: int | None) -> str:
     """306496 -> "306,496"; 15763500 -> "15.7635M"."""
-    return shown(number, ",") if (number or 0) < 1_000_000 else f"{number / 1e6:.4f}M"
+    if number is None:
+        return ""
+    return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.4f}M"
+
+
+def _small(value: float | None) -> str:
+    """4.673e-09 -> "4.7e-9"."""
+    return shown(value, ".1e").replace("e-0", "e-").replace("e+0", "e")
 
 
 def picture(experiment: Experiment, results: Sequence[Result]) -> Figure:
