@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 import yaml
@@ -65,7 +65,11 @@ def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[Hook
     """
     hooks: list[HookSettings] = []
     for one in given or SUITES[suite]:
-        settings = _given(one)
+        try:
+            read = yaml.safe_load(one)
+        except yaml.YAMLError:
+            read = one
+        settings = read if isinstance(read, dict) else {"hook": read}
         if (name := str(settings.get("hook"))) not in HOOKS:
             raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {one!r}")
         if HOOKS[name].in_training:
@@ -73,17 +77,6 @@ def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[Hook
         of_run = [hook for hook in trained_with if hook.hook == name] if len(settings) == 1 else []
         hooks += of_run or [check(settings, HOOKS[name], f"--hook {name}")]
     return hooks
-
-
-def _given(hook: str) -> dict[str, Any]:
-    """The settings that a name, or a YAML mapping of settings, stands for; none if it can't be read."""
-    if not hook.startswith("{"):
-        return {"hook": hook}
-    try:
-        settings = yaml.safe_load(hook)
-    except yaml.YAMLError:
-        return {}
-    return settings if isinstance(settings, dict) else {}
 
 
 @dataclass(frozen=True)
