@@ -14,7 +14,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.objectives.ul2 import UL2
 from pretrain.config import RunConfig
 from pretrain.hardware import gpu_named
-from pretrain.tools.plan import Planner, resolve_rows
+from pretrain.tools.plan import Plan, resolve_rows
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (
@@ -44,13 +44,11 @@ def corpora() -> dict[str, CorpusConfig]:
     return {config.output: config for config in files}
 
 
-def planner(recipe: str, gpu: str) -> Planner:
+def plan_of(recipe: str, gpu: str, gpus: int) -> Plan:
     """The plan of a recipe on GPUs of one kind. Rows are as long as its corpus file says."""
     path = ROOT / f"configs/runs/{recipe}.yaml"
-    config = load(path, [], RunConfig)
-    inputs, targets = corpora()[config.data.train[0].corpus].rows.objective.shape
-    config, row, _ = resolve_rows(config, path, inputs, targets)
-    return Planner(config, row, gpu, gpu_named(gpu), MFU, price=2.0)
+    config, row, _ = resolve_rows(load(path, [], RunConfig), path)
+    return Plan(config, row, gpu, gpu_named(gpu), gpus, MFU, price=2.0)
 
 
 def tokens(recipe: str) -> float:
@@ -63,13 +61,13 @@ def tokens(recipe: str) -> float:
 
 def hours(recipe: str, gpu: str, gpus: int) -> str:
     """Of the fastest setting that fits, "–" if none does."""
-    fitting = [option.hours for option in planner(recipe, gpu).options(gpus) if option.rows]
+    fitting = [option.hours for option in plan_of(recipe, gpu, gpus).options if option.rows]
     return "–" if not fitting else f"{min(fitting):,.0f}" if min(fitting) >= 20 else f"{min(fitting):.1f}"
 
 
 def counted(recipe: str) -> list[str]:
     """The exact columns of a row of the table."""
-    plan = planner(recipe, "a100-80gb")
+    plan = plan_of(recipe, "a100-80gb", 1)
     batch, row = plan.config.batch.global_batch_size, plan.rows
     flops = sum(plan.flops.values()) * batch * plan.config.run.max_steps
     read = tokens(recipe)

@@ -15,7 +15,7 @@ from scipy.stats import ttest_1samp, ttest_ind
 from data_pipeline.foundation.command import path_argument, run_command
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import aligned
-from pretrain.tools.experiment.results import Result, Spread, read_csv
+from pretrain.tools.experiment.results import Result, Spread, read_csv, shown
 
 P_VALUE = 0.01  # of a record, at most
 _CLOCKS = {"processor_seconds": "CPU s", "seconds": "s"}
@@ -153,11 +153,11 @@ def rows(found: Sequence[Attempt]) -> Iterator[list[str]]:
             f"{one.parameters:,}",
             f"{one.steps:,}",
             f"{one.tokens / 1e6:.2f}M",
-            one.seconds.rounded(1),
+            f"{one.seconds:.1f}",
             "" if one.times_less is None else "{:.1f} ({:.1f}–{:.1f})".format(*one.times_less),
-            one.loss.rounded(4),
-            str(one.text_loss or ""),
-            str(one.input_worth or ""),
+            f"{one.loss:.4f}",
+            shown(one.text_loss, ".3f"),
+            shown(one.input_worth, ".3f"),
             "" if one.p is None else "<.001" if one.p < 0.001 else f"{one.p:.3f}",
             "record" if one.is_record else "",
         ]

@@ -66,11 +66,11 @@ def _compared(name: str, path: Path, group: int = 0) -> Iterator[tuple[Line, lis
     experiment, results = _experiment(name), read_csv(path)
     for line in lines(experiment, results):
         chosen: Group = experiment.groups[group]
-        if line.group == chosen.title:
+        if line.group == chosen:
             ends = list(ends_by_seed(results, line.row, chosen.metric).values())
             difference = number(line.comparison.difference, 3, sign=True) if line.comparison else ""
             cells = [spread(ends, 3), difference, p_value(line.adjusted_p)]
-            yield line, cells, [result for result in results if result.row == line.row]
+            yield line, cells, line.runs
 
 
 @table("experiments-small")
@@ -83,14 +83,14 @@ def _experiments_small(folder: Path) -> Iterator[list[str]]:
         for line, (end, difference, p), runs in found:
             own, base = (published.get(row) for row in (line.row, group.baseline))
             known = own and base and not line.is_baseline and own.validation_loss and base.validation_loss
-            rank = line.effective_rank.mean if line.effective_rank else None
+            rank, embedding_loss = (line.spread(name) for name in ("effective_rank", "embedding_loss"))
             yield [
                 f"`{line.row}`" + "*" * line.is_baseline,
-                f"{line.parameters:,}",
+                f"{runs[0].parameters:,}",
                 spread([run.train_loss for run in runs], 3),
                 end,
-                power(line.embedding_loss.mean) if line.embedding_loss else "",
-                number(rank, 1),
+                power(embedding_loss.mean) if embedding_loss else "",
+                number(rank.mean if rank else None, 1),
                 difference,
                 p,
                 number(own.validation_loss - base.validation_loss, 3, sign=True) if known else "",

@@ -12,7 +12,7 @@ from data_pipeline.foundation import formatting
 from experiments.ladder.compared import Other
 from experiments.ladder.rungs import Ladder, SizedRung
 from experiments.ladder.scaling_law import Law, fit
-from pretrain.tools.experiment.results import Result, Spread, ends_by_seed
+from pretrain.tools.experiment.results import Result, Spread, ends_by_seed, shown
 
 _HEADINGS = ("rung", "params", "steps", "tokens", "epochs", "FLOPs", "loss", "law")
 _SIGNS = {"flops": "C", "parameters": "N"}
@@ -138,7 +138,7 @@ class Report:
         return said
 
     def _cells(self, rung: SizedRung) -> list[str]:
-        loss = str(Spread.of(list(self.losses[rung.name].values())) or "")
+        loss = shown(Spread.of(list(self.losses[rung.name].values())), ".3f")
         law = "" if self.law is None else f"{self.law(_measure(self.ladder, rung)):.3f}"
         name = rung.name + (" (next)" if rung is self.ladder.next else "")
         tokens, flops = f"{rung.tokens:.3g}".replace("e+0", "e"), f"{rung.flops:.3g}".replace("e+", "e")

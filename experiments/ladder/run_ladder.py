@@ -38,10 +38,10 @@ def ladder(
     runs = rungs.planned_runs(found, seeds, out, threads)
     to_train = [run for run in runs if train_next or run.row != found.next.name]
     size = f"{counted(len(found.all) if train_next else len(found.rungs), 'rung')} × {counted(seeds, 'seed')}"
-    trained = train_all(to_train, environments, f"{out}: {size}", train)
+    code = train_all(to_train, environments, f"{out}: {size}", train)
     report = Report.of(found, results(runs), other)
     write_json(out / "ladder.json", report.as_json())
     write_bytes(out / "ladder.md", report.markdown().encode())
     write_bytes(out / "ladder.png", png(report.picture()))
     files = [out / f"ladder.{kind}" for kind in ("json", "md", "png")]
-    return conclude(trained, runs, report.means, files, report.text(), out)
+    return conclude(code, runs, report.means, files, report.text(), out)

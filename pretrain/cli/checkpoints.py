@@ -145,20 +145,19 @@ def evaluate_command(
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
     if suite not in evaluation.SUITES:
         raise UserError(f"--suite: expected {' or '.join(evaluation.SUITES)}, got {suite!r}")
+    directory = directories.checkpoint_in(checkpoint)
     if lm_eval is not None:
         settings = harness.LmEvalSettings(lm_eval.split(","), include_path, few_shot, limit)
-        evaluate.evaluate_on_tasks(directories.checkpoint_in(checkpoint), settings, form, batch_size, out, json_)
+        evaluate.evaluate_on_tasks(directory, settings, form, batch_size, out, json_)
         return
     if include_path or few_shot is not None:
         raise UserError("--include-path and --few-shot are for --lm-eval")
     if minimal_pairs is not None:
-        evaluate.evaluate_on_pairs(
-            directories.checkpoint_in(checkpoint), minimal_pairs, form, limit, batch_size, out, json_
-        )
+        evaluate.evaluate_on_pairs(directory, minimal_pairs, form, limit, batch_size, out, json_)
         return
     if form or limit is not None:
         raise UserError("--form and --limit are for --lm-eval and --minimal-pairs")
-    evaluate.evaluate(directories.checkpoint_in(checkpoint), corpora or [], suite, hooks or [], batch_size, out, json_)
+    evaluate.evaluate(directory, corpora or [], suite, hooks or [], batch_size, out, json_)
 
 
 @app.command(epilog="Example: pretrain attention runs/quickstart 'The <extra_id_0> is red.' --out pictures")

@@ -1,6 +1,5 @@
 """Commands that train, that say beforehand what a run needs, and that show a run."""
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, pydantic 0.4 s; M
     from pretrain import config as configs
     from pretrain import hardware
     from pretrain.run import heartbeat, rank_logs
-    from pretrain.tools import plan as planner
+    from pretrain.tools import plan as planning
     from pretrain.tools import reference, watch
     from pretrain.tools.experiment import run_experiment
     from pretrain.tracking import mlflow_store, tracker
@@ -83,8 +82,8 @@ def experiment(
     raise typer.Exit(run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train))
 
 
-@app.command(epilog="Example: pretrain plan configs/runs/t5-v1.1-base-c4.yaml --gpus 8 --gpu a100-80gb")
-def plan(
+@app.command("plan", epilog="Example: pretrain plan configs/runs/t5-v1.1-base-c4.yaml --gpus 8 --gpu a100-80gb")
+def plan_command(
     config: RunPath,
     gpu: Annotated[
         str,
@@ -102,13 +101,10 @@ def plan(
         ),
     ] = None,
     price: Annotated[float | None, typer.Option(min=0.0, help="Dollars for a GPU and an hour. Default: 2.")] = None,
-    inputs: Annotated[int | None, typer.Option(min=1, help="Input tokens of a row. Default: the corpus's.")] = None,
-    targets: Annotated[int | None, typer.Option(min=1, help="Target tokens of a row. Default: the corpus's.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One object, in bytes, seconds and FLOPs.")] = False,
 ) -> None:
     """Say how long a run takes on GPUs, what it costs and what fits. Needs no GPU, no network and no corpus.
 
-    Without a built corpus, the lengths of rows come from the corpus file that builds it, which is named.
+    The lengths of rows come from the run file or its corpus, else from the corpus file that builds it, which is named.
 
     `--gpu cpu` answers for this machine's CPU, which it measures for half a second.
     """
@@ -122,15 +118,10 @@ def plan(
     nodes = nodes or -(-gpus // GPUS_PER_NODE)
     if gpus % nodes:
         raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
-
-    settings, row, corpus_file = planner.resolve_rows(settings, config, inputs, targets)
+    settings, row, corpus_file = planning.resolve_rows(settings, config)
     mfu = mfu or (hardware.cpu_share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
-    planned = planner.Planner(settings, row, gpu, kind, mfu, price, corpus_file)
-    if json_:
-        print(json.dumps(planner.as_json(planned, gpus, nodes), indent=1))
-    else:
-        print(planner.text(planned, gpus, nodes))
+    print(planning.text(planning.Plan(settings, row, gpu, kind, gpus, mfu, price, nodes, corpus_file)))
 
 
 @app.command("reference", epilog="Example: pretrain reference optimizer.learning_rate")

@@ -56,10 +56,6 @@ _OUTSIDE = {
     "decoder_embedding.weight": ("decoder", "embedding.weight"),
     "lm_head.weight": ("decoder", "lm_head.weight"),
 }
-_NAME = re.compile(
-    r"(?:(encoder|decoder)\.)?(?:layers\.\d+\.)?(?:((?:self_|cross_)?attention|feed_forward)(?:_norm(?:_after)?)?|(\w+))\..*"
-)
-_NEW = "new"
 
 
 class Origin(NamedTuple):
@@ -72,14 +68,12 @@ class Origin(NamedTuple):
 class Adapted(NamedTuple):
     """The weights of the encoder-decoder by name, and where each comes from; None: it is new.
 
-    `new`: the elements of weights that come from a decoder but have more rows here. `unused`: the elements of decoders'
-    weights that aren't used here.
+    `new`: the elements of weights that come from a decoder but have more rows here.
     """
 
     state: dict[str, Tensor]
     origins: dict[str, Origin | None]
     new: dict[str, int]
-    unused: dict[Origin, int]
 
 
 def adapt(
@@ -104,7 +98,7 @@ def adapt(
     except UserError as error:
         raise UserError(f"{decoder}: {error}") from None
     config = config.model_copy(update={"vocab_size": tokenizer.size})
-    result = adapted(config, encoder_state, decoder_state, crosses_like_self(config), seed)
+    result = adapted(config, encoder_state, decoder_state, seed)
     save_weights(config, result.state, tokenizer, out)
     return table(result, {"decoder": decoder, "encoder": encoder or decoder})
 
@@ -125,13 +119,6 @@ def read(path: Path) -> tuple[DecoderOnlyConfig, State, Tokenizer]:
     return config, state, tokenizer
 
 
-def crosses_like_self(config: ModelConfig) -> bool:
-    """True if cross-attention has the shapes of self-attention: the stacks are equally wide."""
-    stacks = [getattr(config, name, None) for name in ("encoder", "decoder")]
-    widths = {stack.d_model for stack in stacks if isinstance(stack, Heads)}
-    return len(widths) <= 1
-
-
 def _ids(tokenizer: Tokenizer) -> tuple[object, ...]:
     return tokenizer.sha256, tokenizer.special_tokens, tokenizer.sentinels
 
@@ -147,37 +134,23 @@ def _with_sentinels(tokenizer: Tokenizer, sentinels: int | None) -> Tokenizer:
 def table(result: Adapted, paths: dict[str, Path]) -> list[str]:
     """One line for each group of parameters with one origin, then the sums. `paths`: the decoders, by the stacks that
     they became."""
-
-    def origin(one: Origin) -> str:
-        return f"{_group(one.name.removeprefix('decoder.'))} of {paths[one.stack]}"
-
-    rows: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
     for name, found in result.origins.items():
         size = result.state[name].numel()
-        new = size if found is None else result.new.get(name, 0)
-        if found is not None:
-            rows[_group(name), origin(found)] += size - new
+        new = result.new.get(name, 0) if found else size
+        if found:
+            sizes[_group(name), f"{_group(found.name)} of {paths[found.stack]}"] += size - new
         if new:
-            rows[_group(name), _NEW] += new
-    new = sum(size for (_, source), size in rows.items() if source == _NEW)
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = [f"{part:{widths[0]}}  {source:{widths[1]}}  {size:>15,}" for (part, source), size in rows.items()]
-    lines.append(f"{rows.total() - new:,} parameters copied, {new:,} new")
-    unused: Counter[str] = Counter()
-    for one, size in result.unused.items():
-        unused[origin(one)] += size
-    return [*lines, *(f"not used: {source}, {size:,} parameters" for source, size in unused.items())]
+            sizes[_group(name), "new"] += new
+    new = sum(size for (_, source), size in sizes.items() if source == "new")
+    widths = [max(len(row[column]) for row in sizes) for column in (0, 1)]
+    lines = [f"{part:{widths[0]}}  {source:{widths[1]}}  {size:>15,}" for (part, source), size in sizes.items()]
+    return [*lines, f"{sizes.total() - new:,} parameters copied, {new:,} new"]
 
 
 def _group(name: str) -> str:
-    """The part that a parameter belongs to, with its norms.
-
-    decoder.layers.3.cross_attention_norm.weight → decoder cross_attention
-    """
-    found = _NAME.fullmatch(name)
-    assert found is not None, name
-    stack, sublayer, other = found.groups()
-    return " ".join(part for part in (stack, sublayer or other) if part)
+    """decoder.layers.3.cross_attention.q.weight → decoder.cross_attention"""
+    return ".".join(re.sub(r"layers\.\d+\.", "", name).split(".")[:-1][:2])
 
 
 # --- the config ---
@@ -245,12 +218,15 @@ def origin(name: str, crosses: bool) -> Origin | None:
     return Origin(stack, f"decoder.{rest}")
 
 
-def adapted(config: ModelConfig, encoder: State, decoder: State, crosses: bool, seed: int = 0) -> Adapted:
+def adapted(config: ModelConfig, encoder: State, decoder: State, seed: int = 0) -> Adapted:
     """The weights of the encoder-decoder `config`, from the `state_dict()` of one decoder or two.
 
-    Matrices of tokens may get further rows. New weights and rows are drawn as at the start of a run with this seed.
+    Cross-attention is new if the stacks' widths differ. Matrices of tokens may get further rows. New weights and rows
+    are drawn as at the start of a run with this seed.
     """
     states = {"encoder": encoder, "decoder": decoder}
+    stacks = (getattr(config, name, None) for name in states)
+    crosses = len({stack.d_model for stack in stacks if isinstance(stack, Heads)}) <= 1
     shapes = {name: tuple(tensor.shape) for name, tensor in models.outline(config).named_parameters()}
     origins = {name: origin(name, crosses) for name in shapes}
     taken = {name: states[one.stack][one.name] for name, one in origins.items() if one is not None}
@@ -266,11 +242,4 @@ def adapted(config: ModelConfig, encoder: State, decoder: State, crosses: bool, 
                 rows = min(len(taken[name]), len(drawn[name]))
                 state[name][:rows] = taken[name][:rows]
                 new[name] = state[name][rows:].numel()
-    used = {tensor.data_ptr() for tensor in taken.values()}  # a tied matrix has two names
-    unused = {
-        Origin(stack, name): tensor.numel()
-        for stack, weights in states.items()
-        for name, tensor in weights.items()
-        if tensor.data_ptr() not in used
-    }
-    return Adapted(state, origins, new, unused)
+    return Adapted(state, origins, new)

@@ -4,10 +4,10 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 import yaml
@@ -65,7 +65,11 @@ def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[Hook
     """
     hooks: list[HookSettings] = []
     for one in given or SUITES[suite]:
-        settings = _given(one)
+        try:
+            read = yaml.safe_load(one)
+        except yaml.YAMLError:
+            read = one
+        settings = read if isinstance(read, dict) else {"hook": read}
         if (name := str(settings.get("hook"))) not in HOOKS:
             raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {one!r}")
         if HOOKS[name].in_training:
@@ -75,15 +79,36 @@ def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[Hook
     return hooks
 
 
-def _given(hook: str) -> dict[str, Any]:
-    """The settings that a name, or a YAML mapping of settings, stands for; none if it can't be read."""
-    if not hook.startswith("{"):
-        return {"hook": hook}
-    try:
-        settings = yaml.safe_load(hook)
-    except yaml.YAMLError:
-        return {}
-    return settings if isinstance(settings, dict) else {}
+@dataclass(frozen=True)
+class _Session:
+    """A checkpoint on this rank, and the config of its run, if that is there."""
+
+    trained: TrainedModel
+    config: RunConfig | None
+    rank: int
+    ranks: int
+    batch_size: int
+
+    def held_out(self, corpora: Mapping[str, Corpus]) -> HeldOut:
+        layout = BatchLayout(self.rank, self.ranks, self.batch_size, 1)
+        return HeldOut(corpora, self.trained.tokenizer, skip_damage=False, layout=layout)
+
+    def evaluation(self, subject: TrainedModel) -> Evaluation:
+        collectives = Collectives(None, self.trained.device, alone=self.ranks == 1)
+        return Evaluation(Standalone(subject), self.held_out({}), 0, collectives)
+
+    def prompt_format(self, form: str | None) -> PromptFormat:
+        vocabulary = self.trained.tokenizer.vocabulary
+        return PromptFormat.choose(self.trained.model.config, vocabulary, form, _trained_on(self.config))
+
+
+@contextlib.contextmanager
+def _opened(checkpoint: Path, batch_size: int) -> Iterator[_Session]:
+    """`checkpoint` on the ranks that a launcher started; a process by itself needs no process group."""
+    config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
+    alone = contextlib.nullcontext((0, 1))
+    with process_group(None, _HANG_SECONDS) if "RANK" in os.environ else alone as (rank, ranks):
+        yield _Session(TrainedModel.open(checkpoint).on_best_device(), config, rank, ranks, batch_size)
 
 
 def evaluate(
@@ -101,30 +126,34 @@ def evaluate(
     and images go below `out`. Raises UserError if there is no corpus, or one with another tokenizer, and FailedError at
     the end if a hook failed.
     """
-    config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
-    hooks = selected_hooks(suite, names, config.evaluation if config else [])
-    step = checkpoint_index.read(checkpoint).step
     metrics: dict[str, float] = {}
     failed = False
-    with _ranks() as (rank, ranks):
-        trained = TrainedModel.open(checkpoint).on_best_device()
-        held_out = _corpora(corpora, config, trained)
+    with _opened(checkpoint, micro_batch) as session:
+        hooks = selected_hooks(suite, names, session.config.evaluation if session.config else [])
+        held_out = _corpora(corpora, session.config, session.trained)
         objectives = {name: corpus.objective.full_name for name, corpus in held_out.items()}
         if not held_out and any(settings.needs_corpus for settings in hooks):
             raise UserError(f"{checkpoint}: no held-out corpus is known; give --corpus")
         if names and (lines := [f"--hook {one.hook}: {line}" for one in hooks for line in one.problems(objectives)]):
             raise UserError("\n".join(lines))
         hooks = [settings for settings in hooks if not settings.problems(objectives)]
-        data = HeldOut(held_out, trained.tokenizer, skip_damage=False, layout=BatchLayout(rank, ranks, micro_batch, 1))
-        for findings in HookRunner(hooks, data, out).after(Standalone(trained), step, last=True):
+        runner, step = HookRunner(hooks, session.held_out(held_out), out), checkpoint_index.read(checkpoint).step
+        for findings in runner.after(Standalone(session.trained), step, last=True):
             metrics |= findings.metrics
             failed |= findings.failed
-            if rank == 0:
+            if session.rank == 0:
                 _show(findings, sys.stderr if as_json else sys.stdout)
-        if rank == 0 and as_json:
+        if session.rank == 0 and as_json:
             print(json.dumps(metrics, indent=1))
     if failed:
         raise FailedError("not every hook gave a result")
+
+
+def _show(findings: Findings, stream: TextIO) -> None:
+    for line in (*findings.lines, *findings.more_lines):
+        print(line, file=stream, flush=True)
+    for name, value in findings.metrics.items():
+        print(f"{name:45} {value:.6g}", file=stream, flush=True)
 
 
 def evaluate_on_tasks(
@@ -140,25 +169,18 @@ def evaluate_on_tasks(
     On several ranks if a launcher started them. `form`: the form of an encoder-decoder's prompts, a key of FORMS; None:
     that of its training. All results go to `out`/lm_eval.json. Raises UserError for a model that can't be prompted so.
     """
-    config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
-    with _ranks() as (rank, ranks):
-        trained = TrainedModel.open(checkpoint).on_best_device()
-        model, vocabulary = trained.model, trained.tokenizer.vocabulary
-        prompt_format = PromptFormat.choose(model.config, vocabulary, form, _trained_on(config))
-        data = HeldOut({}, trained.tokenizer, skip_damage=False, layout=BatchLayout(rank, ranks, batch_size, 1))
-        subject = Standalone(trained)
-        collectives = Collectives(None, subject.device, alone=ranks == 1)
-        requests = LmEvalRequests(model, prompt_format, Evaluation(subject, data, 0, collectives), batch_size)
+    with _opened(checkpoint, batch_size) as session:
+        prompt_format, evaluation = session.prompt_format(form), session.evaluation(session.trained)
+        requests = LmEvalRequests(session.trained.model, prompt_format, evaluation, batch_size)
         found, results = run_tasks(requests, settings)
-        if rank == 0:
-            if out is not None:
-                write_json(out / "lm_eval.json", json.loads(json.dumps(results, default=str)))
-            if prompt_format.form in FORMS:
-                print(
-                    f"prompted as {prompt_format.form}: {FORMS[prompt_format.form]}",
-                    file=sys.stderr if as_json else sys.stdout,
-                )
-            print(json.dumps(found.metrics, indent=1) if as_json else "\n".join(found.lines), flush=True)
+        if session.rank > 0:
+            return
+        if out is not None:
+            write_json(out / "lm_eval.json", json.loads(json.dumps(results, default=str)))
+        if prompt_format.form in FORMS:
+            line = f"prompted as {prompt_format.form}: {FORMS[prompt_format.form]}"
+            print(line, file=sys.stderr if as_json else sys.stdout)
+        print(json.dumps(found.metrics, indent=1) if as_json else "\n".join(found.lines), flush=True)
 
 
 def evaluate_on_pairs(
@@ -176,28 +198,23 @@ def evaluate_on_pairs(
     go to `out`/minimal_pairs.json. Raises UserError as `evaluate_on_tasks` does, and for wrong pairs.
     """
     pairs = minimal_pairs.read_pairs(directory, limit)
-    config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
-    with _ranks() as (rank, ranks):
-        trained = TrainedModel.open(checkpoint).on_best_device()
-        tokenizer, model = trained.tokenizer, trained.model.config
-        prompt_format = PromptFormat.choose(model, tokenizer.vocabulary, form, _trained_on(config))
-        prompts = minimal_pairs.SentencePrompts(prompt_format)
+    with _opened(checkpoint, batch_size) as session:
+        trained, prompt_format = session.trained, session.prompt_format(form)
+        tokenizer, prompts = trained.tokenizer, minimal_pairs.SentencePrompts(prompt_format)
         torch.manual_seed(0)
-        untrained = TrainedModel(models.build(model).eval(), tokenizer).on_best_device()
+        untrained = TrainedModel(models.build(trained.model.config).eval(), tokenizer).on_best_device()
         scores: dict[str, minimal_pairs.Score] = {}
         for name, score, one in [*((name, name, trained) for name in prompts.scores), ("random", "", untrained)]:
-            data = HeldOut({}, tokenizer, skip_damage=False, layout=BatchLayout(rank, ranks, batch_size, 1))
-            evaluation = Evaluation(Standalone(one), data, 0, Collectives(None, trained.device, alone=ranks == 1))
-            likelihoods = PromptScores(prompt_format, evaluation, batch_size)
+            likelihoods = PromptScores(prompt_format, session.evaluation(one), batch_size)
             scores[name] = minimal_pairs.model_score(score or prompts.scores[0], prompts, tokenizer, likelihoods)
-        if config is not None and (corpora := _training_corpora(config)):
+        if corpora := _training_corpora(session.config):
             scores["unigram"] = minimal_pairs.unigram_score(corpora, tokenizer)
         found = {}
         for name, by in scores.items():
             found[name] = minimal_pairs.accuracies(pairs, by)
-            if rank == 0:
+            if session.rank == 0:
                 print(f"{name}: {100 * found[name].of_paradigms:.1f} %", file=sys.stderr, flush=True)
-        if rank == 0:
+        if session.rank == 0:
             _show_accuracies(found, out, as_json)
 
 
@@ -210,10 +227,10 @@ def _show_accuracies(found: dict[str, minimal_pairs.Accuracies], out: Path | Non
     print(json.dumps(metrics, indent=1) if as_json else "\n".join(minimal_pairs.lines(found)), flush=True)
 
 
-def _training_corpora(config: RunConfig) -> list[Corpus]:
+def _training_corpora(config: RunConfig | None) -> list[Corpus]:
     """Those of a run that are there."""
     found = []
-    for entry in config.data.train:
+    for entry in config.data.train if config else []:
         with contextlib.suppress(UserError):
             found.append(open_corpus(entry.corpus))
     return found
@@ -221,57 +238,30 @@ def _training_corpora(config: RunConfig) -> list[Corpus]:
 
 def _trained_on(config: RunConfig | None) -> str | None:
     """The name of the objective that a run trains with; None if it isn't known."""
-    if config is None:
-        return None
-    if config.data.objective is not None:
+    if config and config.data.objective:
         return config.data.objective.name
-    try:
-        return open_corpus(config.data.train[0].corpus).objective.name
-    except UserError:
-        return None
+    return next((corpus.objective.name for corpus in _training_corpora(config)), None)
 
 
 def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedModel) -> dict[str, Corpus]:
     """The held-out corpora by name."""
-    if given or config is None:
-        opened = {corpus.name: corpus for corpus in map(open_corpus, given)}
-    else:
-        data = config.data
-        pairs = [
-            (entry, open_corpus(entry.corpus).with_objective(data.held_out_objective(entry)))
-            for entry in data.validation
-        ]
-        opened = {entry.name or corpus.name: corpus for entry, corpus in pairs}
-    model = trained.model.config
+    opened = {corpus.name: corpus for corpus in map(open_corpus, given)}
+    if config and not given:
+        for entry in config.data.validation:
+            corpus = open_corpus(entry.corpus).with_objective(config.data.held_out_objective(entry))
+            opened[entry.name or corpus.name] = corpus
+    family = trained.model.config.family
     for corpus in opened.values():
         if corpus.tokenizer.sha256 != trained.tokenizer.sha256:
             raise UserError(f"{corpus.directory}: built with another tokenizer than the model's")
-        objective = corpus.objective
-        if objective.kind_of_batches not in FAMILIES[model.family].objectives:
-            learns = ", ".join(FAMILIES[model.family].objectives)
+        if corpus.objective.kind_of_batches not in FAMILIES[family].objectives:
+            learns = ", ".join(FAMILIES[family].objectives)
             raise UserError(
-                f"{corpus.directory}: has {objective.name}, but models of the family {model.family} have {learns}"
+                f"{corpus.directory}: has {corpus.objective.name}, but models of the family {family} have {learns}"
             )
         if not corpus.rows("validation"):
             raise UserError(f"{corpus.directory}: has no validation rows")
     return opened
-
-
-@contextlib.contextmanager
-def _ranks() -> Iterator[tuple[int, int]]:
-    """(rank, ranks) of the processes that a launcher started; a process by itself needs no process group."""
-    if "RANK" in os.environ:
-        with process_group(None, _HANG_SECONDS) as (rank, ranks):
-            yield rank, ranks
-    else:
-        yield 0, 1
-
-
-def _show(findings: Findings, stream: TextIO) -> None:
-    for line in (*findings.lines, *findings.more_lines):
-        print(line, file=stream, flush=True)
-    for name, value in findings.metrics.items():
-        print(f"{name:45} {value:.6g}", file=stream, flush=True)
 
 
 def draw_attention(trained: TrainedModel, text: str, target: str | None, most: int, out: Path) -> list[Path]:

@@ -12,8 +12,8 @@ as this project sets it, and is checked in the tests against what DeepSpeed allo
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from typing import Any, Literal, NamedTuple, Self
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,17 +25,14 @@ from torch.utils._pytree import tree_iter
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.deepspeed_keys import ZeroSection, zero_defaults
-from pretrain.config.models import EncoderOnlyConfig
 from pretrain.config.optimizers import AdafactorConfig
-from pretrain.functional.attention import using
+from pretrain.functional.attention import Backend, using
 from pretrain.models import ModelConfig
 from pretrain.models.model import Model
 from pretrain.optimizers.groups import parameter_groups
 from pretrain.zero.construction import layers, recomputed
 
 _IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-_ALIGNMENT = 8  # elements: PyTorch copies a bias whose rows are no multiple of it into rows that are
-Offload = Literal["none", "optimizer", "optimizer and weights"]
 FP32 = 4  # bytes
 _MOMENTS = {"adamw": 2, "adamw_scale": 2, "muon": 1}  # of each element, in fp32
 _COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # of a rank's gradient, in a step
@@ -44,15 +41,17 @@ _COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # of a rank
 class LiveMemory(TorchDispatchMode):
     """Counts the storages that are created on `device` within its block until they are freed.
 
-    `allocated` are the bytes that exist now, `peak` the most that existed at once. What kernels allocate inside, and
-    what an allocator wastes, doesn't count.
+    `allocated` are the bytes that exist now, `peak` the most that existed at once. `known` tensors, what kernels
+    allocate inside, and what an allocator wastes don't count.
     """
 
-    def __init__(self, device: str):
+    def __init__(self, device: str, known: Iterable[Tensor] = ()):
         super().__init__()
         self._device = device
         self._storages: dict[int, weakref.ref[UntypedStorage]] = {}
         self.allocated = self.peak = 0
+        for tensor in known:
+            self._watch(tensor.untyped_storage(), 0)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -61,12 +60,6 @@ class LiveMemory(TorchDispatchMode):
                 storage = value.untyped_storage()
                 self._watch(storage, storage.nbytes())
         return result
-
-    def without(self, tensors: Iterable[Tensor]) -> Self:
-        """Leaves out `tensors`, which existed before."""
-        for tensor in tensors:
-            self._watch(tensor.untyped_storage(), 0)
-        return self
 
     def _watch(self, storage: UntypedStorage, size: int) -> None:
         key = storage._cdata
@@ -92,74 +85,51 @@ class Rows:
     predicted: int
 
 
-class Activations(NamedTuple):
-    """Bytes at the peak of a forward and backward pass, and what the forward pass keeps for the backward pass.
-
-    The weights don't count, and a parameter's gradient only until it is complete.
-    """
-
-    peak: int
-    saved: int
-
-
 @cache
 def activations(
-    config: ModelConfig,
-    rows: Rows,
-    precision: str,
-    checkpointing: bool,
-    on_gpu: bool = True,
-    fused_attention: bool = True,
-    attention: Literal["auto", "sdpa", "triton", "eager"] = "auto",
-) -> Activations:
-    """The memory of a pass over `rows` in training.
+    config: ModelConfig, rows: Rows, precision: str, recomputed_layers: bool, attention: Backend
+) -> tuple[int, int]:
+    """The memory of a pass over `rows` in training: on a GPU if `attention` is `triton`, this project's kernels there;
+    else on a CPU.
 
-    `on_gpu`: the forms that the layers take there; otherwise those of a CPU. `fused_attention`: PyTorch's kernels where
-    the layers ask for them, which don't keep the attention weights; otherwise the plain formula, with which a CPU
-    computes attention if its bias is learned. `attention` is `compute.attention`; `auto` is expected to take this
-    project's kernels on a GPU.
+    Returns the bytes at the peak of the forward and backward pass, and those that the forward pass keeps for the
+    backward pass. The weights don't count, and a parameter's gradient only until it is complete.
     """
-    backend = attention if attention != "auto" else "triton" if on_gpu else None
     model = models.outline(config).to(torch.bfloat16 if precision == "bf16" else torch.float32)
-    as_on_gpu = _AsOnGpu(on_gpu, fused_attention)
-    if checkpointing:
+    forms = _DeviceForms(on_gpu=attention == "triton")
+    if recomputed_layers:
         for layer in layers(model).values():
-            layer.forward = recomputed(as_on_gpu.around(layer.forward))
+            layer.forward = recomputed(forms.around(layer.forward))
     for parameter in model.parameters():  # ZeRO moves a gradient to its own buffer as soon as it is complete
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
     with torch.device("meta"):
-        batch = _batch(config, rows, on_gpu)
-    memory = LiveMemory("meta").without([*model.parameters(), *model.buffers()])
-    with memory, as_on_gpu, using(backend):
+        batch = {
+            "encoder_input_ids": torch.zeros(rows.count, rows.inputs, dtype=torch.long),
+            "labels": torch.zeros(rows.count, rows.targets, dtype=torch.long),
+            "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),
+            "target_indices": torch.zeros(rows.count * rows.predicted, dtype=torch.long),
+        }
+        if getattr(config, "next_sentence", False):
+            batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
+    memory = LiveMemory("meta", known=[*model.parameters(), *model.buffers()])
+    with memory, forms, using(attention):
         loss = torch.stack([values.sum() for values in model(**batch).values()]).sum()
         saved = memory.allocated
         loss.backward()
-    return Activations(memory.peak, saved)
+    return memory.peak, saved
 
 
-def _batch(config: ModelConfig, rows: Rows, on_gpu: bool) -> dict[str, Tensor]:
-    batch = {
-        "encoder_input_ids": torch.zeros(rows.count, rows.inputs, dtype=torch.long),
-        "labels": torch.zeros(rows.count, rows.targets, dtype=torch.long),
-        "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),
-    }
-    if on_gpu or isinstance(config, EncoderOnlyConfig):
-        batch["target_indices"] = torch.zeros(rows.count * rows.predicted, dtype=torch.long)
-    if isinstance(config, EncoderOnlyConfig) and config.next_sentence:
-        batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
-    return batch
+class _DeviceForms(TorchFunctionMode):
+    """Replaces what the meta device can't do, or does otherwise than a GPU or a CPU.
 
-
-class _AsOnGpu(TorchFunctionMode):
-    """Replaces what the meta device can't do, or does otherwise than a GPU.
-
-    Tensors say that they are on a GPU, if `on_gpu`, since layers choose their forms by that. Where these are PyTorch's
-    attention, its kernels are those that CUDA would take: the memory-efficient one with a bias, the flash one without.
+    Tensors say that they are on a GPU, if `on_gpu`, since layers choose their forms by that. PyTorch's attention is a
+    fused kernel, which keeps no attention weights; on a CPU only if nothing is dropped and no bias learned. Those of
+    CUDA keep what the CPU's does.
     """
 
-    def __init__(self, on_gpu: bool, fused_attention: bool):
+    def __init__(self, on_gpu: bool):
         super().__init__()
-        self._on_gpu, self._fused = on_gpu, fused_attention
+        self._on_gpu = on_gpu
 
     def around(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """`function` within this mode also in the backward pass, in which PyTorch turns modes off."""
@@ -171,42 +141,15 @@ class _AsOnGpu(TorchFunctionMode):
         return within
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
         if self._on_gpu and function == _IS_CUDA:
             return True
-        chosen = _fused_attention if self._fused and function is F.scaled_dot_product_attention else function
-        return chosen(*args, **(kwargs or {}))
-
-
-def _fused_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> Tensor:
-    aten: Any = torch.ops.aten
-    if attn_mask is None and queries.dtype == torch.bfloat16:
-        flash = aten._scaled_dot_product_flash_attention
-        return flash(queries, keys, values, dropout_p, is_causal, scale=scale)[0]
-    if attn_mask is not None:
-        width = attn_mask.size(-1)
-        if width % _ALIGNMENT:
-            attn_mask = F.pad(attn_mask, (0, -width % _ALIGNMENT))[..., :width]
-        attn_mask = attn_mask.expand(*queries.shape[:3], keys.size(2))
-    efficient = aten._scaled_dot_product_efficient_attention
-    return efficient(queries, keys, values, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting that a plan compares. `offload`: the tensors in host memory; weights can only at stage 3, which shards
-    them."""
-
-    stage: int
-    offload: Offload
-    checkpointing: bool
+        if function is F.scaled_dot_product_attention:
+            bias = given["attn_mask"]
+            if self._on_gpu or not (given["dropout_p"] or (bias is not None and bias.requires_grad)):
+                fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+                return fused(*args, **given)[0]
+        return function(*args, **given)
 
 
 @dataclass(frozen=True)
@@ -239,7 +182,7 @@ class Parameters:
                     moments += FP32 * parameter.numel()
         return cls(sizes, moments, whole, _COPIES[optimizer.name])
 
-    @cached_property
+    @property
     def count(self) -> int:
         return sum(self.sizes)
 
@@ -267,9 +210,9 @@ class States:
     moments: int
     gradients: int
     step: int
-    buffers: int = 0
-    reduction: int = 0
-    reduced_after: float = 1.0
+    buffers: int
+    reduction: int
+    reduced_after: float
     host: int = 0
 
     @property
@@ -284,45 +227,48 @@ class States:
         return self.lasting + max(self.buffers + max(activations, left + self.reduction), self.step)
 
 
-def states(parameters: Parameters, setting: Setting, ranks: int, precision: str, zero: ZeroSection) -> States:
-    """The tensors that a rank keeps. `zero`: the run file's `deepspeed.zero_optimization`, for the sizes of buckets."""
+def states(parameters: Parameters, stage: int, ranks: int, precision: str, zero: ZeroSection) -> States:
+    """The tensors that a rank keeps at `stage`. `zero`: the run file's `deepspeed.zero_optimization`, for the sizes of
+    buckets and what is offloaded; weights only are at stage 3, which shards them."""
     given = {key: value for key, value in zero.model_dump().items() if value is not None}
     keys, width = {**dict(ZeroSection()), **zero_defaults(3, "cuda"), **given}, 2 if precision == "bf16" else FP32
-    stage, offload = setting.stage, setting.offload
+    offloaded = {*zero.offloaded_to("cpu"), *zero.offloaded_to("nvme")}
     count, largest, bucket = parameters.count, max(parameters.sizes), keys["reduce_bucket_size"]
     share, filled = -(-count // ranks), min(bucket, count)
-    held = States(
-        weights=width * count,
-        master_weights=FP32 * share if width < FP32 or offload != "none" else 0,
-        moments=parameters.moments // ranks + parameters.whole_moments,
-        gradients=FP32 * share,
-        step=FP32 * share * parameters.copies,
-        reduced_after=filled / count,
-    )
+    weights, gradients = width * count, FP32 * share
     if stage == 3:
         persistent = sum(size for size in parameters.sizes if size <= keys["stage3_param_persistence_threshold"])
         live = min(count, keys["stage3_max_live_parameters"])
         coming = min(count - live, keys["stage3_prefetch_bucket_size"])
+        weights = width * (share + persistent)
         # a gathered parameter is copied out of the buffer in which it arrived
-        gathered = width * (live - persistent + coming + largest)
-        buffers, reduction = FP32 * bucket + gathered, FP32 * filled
-        held = replace(held, weights=width * (share + persistent), buffers=buffers, reduction=reduction)
-    elif stage == 1 and offload == "none":
+        buffers = FP32 * bucket + width * (live - persistent + coming + largest)
+        reduction = FP32 * filled
+    elif stage == 1 and not offloaded:
         # in fp32 what a backward pass makes is reduced and added to the share; in bf16 it is added up at once
         own, buffers = (0, width * largest) if width < FP32 else (FP32 * share, FP32 * bucket)
-        held = replace(held, gradients=FP32 * count + own, buffers=buffers)
+        gradients, reduction = FP32 * count + own, 0
     else:
         staged = FP32 if stage == 1 else width
-        gradients = held.gradients + (FP32 * count if stage == 1 else 0)
+        gradients += FP32 * count if stage == 1 else 0
         buffers = staged * bucket * (2 if keys["overlap_comm"] else 1)
         reduction = (staged if staged == FP32 else staged + FP32) * filled
-        held = replace(held, gradients=gradients, buffers=buffers, reduction=reduction)
-    if offload == "none":
+    held = States(
+        weights=weights,
+        master_weights=FP32 * share if width < FP32 or offloaded else 0,
+        moments=parameters.moments // ranks + parameters.whole_moments,
+        gradients=gradients,
+        step=FP32 * share * parameters.copies,
+        buffers=buffers,
+        reduction=reduction,
+        reduced_after=filled / count,
+    )
+    if not offloaded:
         return held
     host = held.master_weights + held.moments + 2 * FP32 * share  # gradients, as they accumulate and for the optimizer
-    held = replace(held, master_weights=0, moments=0, step=0)
+    held = replace(held, master_weights=0, moments=0, step=0, host=host)
     if stage < 3:  # new weights on their way to the GPU
-        return replace(held, buffers=held.buffers + FP32 * largest, host=host + width * share)
-    if offload == "optimizer and weights":
-        return replace(held, gradients=0, weights=0, host=host + held.weights)
-    return replace(held, gradients=0, host=host)
+        return replace(held, buffers=buffers + FP32 * largest, host=host + width * share)
+    if "offload_param" in offloaded:
+        return replace(held, gradients=0, weights=0, host=host + weights)
+    return replace(held, gradients=0)

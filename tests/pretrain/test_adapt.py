@@ -13,7 +13,7 @@ from pretrain.checkpoint.trained import TrainedModel, save_weights
 from pretrain.config import RunConfig
 from pretrain.models import DecoderOnlyConfig, build, stacks
 from pretrain.models.attention import LayerMasks, before_only
-from pretrain.tools.adapt import adapted, crosses_like_self, target
+from pretrain.tools.adapt import adapted, target
 from tests.in_process import done_here, run_here
 from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import ids
@@ -32,7 +32,7 @@ def config(kind, **changes):
 def become(style, decoder, encoder=None, seed=0):
     """(the encoder-decoder, what became of the weights)"""
     made = target(style, decoder.config, encoder.config if encoder else None)
-    result = adapted(made, (encoder or decoder).state_dict(), decoder.state_dict(), crosses_like_self(made), seed)
+    result = adapted(made, (encoder or decoder).state_dict(), decoder.state_dict(), seed)
     model = build(made)
     assert not model.load_state_dict(result.state, strict=False).unexpected_keys
     return model.eval(), result
@@ -97,7 +97,7 @@ def test_an_encoder_of_another_size_gets_new_cross_attention_that_the_seed_decid
 def test_matrices_of_tokens_get_further_rows():
     decoder = randomise(build(config("Gemma 2")))
     made = target("t5gemma", decoder.config).model_copy(update={"vocab_size": 520})
-    result = adapted(made, decoder.state_dict(), decoder.state_dict(), crosses=True)
+    result = adapted(made, decoder.state_dict(), decoder.state_dict())
     assert result.new == {"embedding.weight": 20 * 48, "lm_head.weight": 20 * 48}
     assert torch.equal(result.state["embedding.weight"][:500], decoder.embedding.weight)
     assert result.state["embedding.weight"][500:].std().item() == pytest.approx(0.02, rel=0.1)

@@ -1,7 +1,6 @@
 """`pretrain experiment`: budgets, the runs of a folder, statistics over seeds, the table and the picture."""
 
 import csv
-import json
 import math
 import os
 import signal
@@ -14,7 +13,6 @@ import pytest
 import scipy.stats
 import yaml
 
-from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
@@ -23,8 +21,8 @@ from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import experiment_folder, report, results, run_experiment
-from pretrain.tools.experiment.experiment_folder import plan_experiment, shortened
-from pretrain.tools.experiment.results import Result, compare, holm
+from pretrain.tools.experiment.experiment_folder import plan_experiment, plan_runs, shortened
+from pretrain.tools.experiment.results import Comparison, Result, compare, holm, read_csv
 from pretrain.tools.experiment.run_experiment import experiment
 from pretrain.trainer.validate import validate
 from tests.pretrain.forked import Forked
@@ -49,9 +47,8 @@ PUBLISHED = CONFIGS / "autoregressive"
 def test_a_comparison_is_the_paired_t_test_of_common_seeds(row, baseline):
     found = compared({**dict(enumerate(row)), 9: 100.0}, {7: -100.0, **dict(enumerate(baseline))})
     expected = scipy.stats.ttest_rel(row, baseline)
-    assert found.pairs == len(row)
-    assert (found.t, found.p) == pytest.approx((expected.statistic, expected.pvalue))
-    assert found.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert found.degrees_of_freedom == expected.df == len(row) - 1
+    assert (found.difference / found.error, found.p) == pytest.approx((expected.statistic, expected.pvalue))
     assert found.difference == pytest.approx(np.mean(row) - np.mean(baseline))
 
 
@@ -62,7 +59,7 @@ def compared(row, baseline):
 def test_few_seeds_and_equal_differences_have_no_scatter():
     assert compared({1: 2.0}, {2: 2.0}) is None
     alone = compared({1: 2.0}, {1: 1.5})
-    assert (alone.difference, alone.pairs, alone.p) == (pytest.approx(0.5), 1, None)
+    assert (alone.difference, alone.p) == (pytest.approx(0.5), None)
     assert compared({1: 2.0, 2: 2.0}, {1: 2.0, 2: 2.0}).p == 1.0
     assert compared({1: 3.0, 2: 3.0}, {1: 2.0, 2: 2.0}).p == 0.0
 
@@ -75,10 +72,9 @@ def test_the_scatter_of_all_rows_is_pooled():
     found = compare(rows, "row-0")["row-3"]
     residuals = values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
     error = math.sqrt((residuals**2).sum() / 8 * 2 / 3)
-    t = (values[3].mean() - values[0].mean()) / error
-    assert (found.degrees_of_freedom, found.error, found.t) == (8, pytest.approx(error), pytest.approx(t))
-    assert found.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 8))
-    assert found.resolution(1) == pytest.approx(scipy.stats.t.ppf(0.975, 8) * error)
+    difference = values[3].mean() - values[0].mean()
+    assert found == Comparison(pytest.approx(difference), pytest.approx(error), 8)
+    assert found.p == pytest.approx(2 * scipy.stats.t.sf(abs(difference / error), 8))
 
 
 def test_p_values_are_adjusted_for_being_one_of_several():
@@ -166,10 +162,10 @@ def test_rows_without_groups_are_compared_with_the_first(tmp_path):
         (
             ["a", "plain"],
             "groups: [{title: t, baseline: a, rows: [a, plian]}]",
-            r"groups\.0\.rows: plian\.yaml .* plain",
+            r"experiment\.yaml: plian\.yaml isn't in the folder",
         ),
         (["a"], "groups: [{title: t, baseline: b, rows: [a]}]", r"groups\.0: baseline: b is none of the rows a"),
-        (["a"], "published: [{row: b}]", r"published\.0\.row: b\.yaml isn't in the folder"),
+        (["a"], "published: [{row: b}]", r"experiment\.yaml: b\.yaml isn't in the folder"),
         (["a"], "publish: []", r"publish: unknown key; nearest valid key: published"),
         (["a"], "name: a b", r"'a b': expected letters"),
         ([], None, "no run file"),
@@ -197,7 +193,7 @@ RESULTS = [made_up("plain", seed, loss) for seed, loss in ((1, 3.40), (2, 3.42),
 RESULTS += [made_up("mse", *one) for one in ((1, 3.38, 4.138e-9), (2, 3.39, 4.2e-9), (3, 3.40, 4.3e-9))]
 
 
-def test_the_table_has_means_spreads_and_p_values_beside_what_is_published(tmp_path):
+def test_the_table_has_means_spreads_and_p_values_beside_what_is_published():
     lines = report.lines(experiment_folder.read(PUBLISHED), RESULTS)
     text = report.text(lines)
     assert max(map(len, text.splitlines())) <= 80
@@ -211,15 +207,6 @@ def test_the_table_has_means_spreads_and_p_values_beside_what_is_published(tmp_p
     assert rows[at + 1] == ["published", "15.7635M", "2.998", "3.385", "4.1e-9"]
     assert rows[at + 2] == ["plain*", "15.7635M", "3.310±0.010", "3.410±0.010", "123.5"]
     assert ["subtracted(0)"] in rows  # no run of it has finished
-    cells = [[cell.strip() for cell in line.split("|")][1:-1] for line in report.markdown(lines).splitlines()]
-    assert mse in cells
-
-    write_json(tmp_path / "table.json", lines)
-    (as_json,) = [line for line in json.loads((tmp_path / "table.json").read_text()) if line["row"] == "mse"]
-    assert as_json["seeds"] == [1, 2, 3]
-    assert as_json["validation_loss"] == pytest.approx({"mean": 3.39, "deviation": 0.01, "number": 3})
-    assert as_json["comparison"]["t"] == pytest.approx(-2 * 3**0.5)
-    assert as_json["published"]["embedding_loss"] == 4.138e-9
 
 
 def test_the_picture_has_the_mean_over_seeds_and_differences_by_seed():
@@ -240,14 +227,14 @@ def test_a_group_may_compare_rows_by_another_metric(tmp_path):
     (tmp_path / "experiment.yaml").write_text(f"groups: {groups}")
     found = experiment_folder.read(tmp_path)
     made = [
-        replace(made_up(row, seed, 3.0), others={"infilling/x": [(200, value + seed / 100)]})
+        replace(made_up(row, seed, 3.0), others={"infilling/x": value + seed / 100})
         for row, value in (("a", 2.0), ("b", 1.5))
         for seed in (1, 2)
     ]
     lines = report.lines(found, made)
     assert [line.comparison.difference for line in lines if line.comparison] == pytest.approx([0.0, -0.5])
     assert lines[3].compared.mean == pytest.approx(1.515)
-    assert lines[3].validation_loss.mean == 3.0
+    assert lines[3].spread("validation_loss").mean == 3.0
     text = report.text(lines)
     assert "two, infilling/x in place of the validation loss" in text
     assert "1.515±0.007" in text
@@ -277,28 +264,26 @@ def test_gpus_are_divided_among_runs(monkeypatch):
     assert shares(2, 2) == ["4", "7"]
 
 
-def three_runs(folder, corpus, **of_b):
-    """Of rows a, b and c; `of_b` are sections of b."""
+def three_runs(folder, corpus):
+    """Of rows a, b and c."""
     (folder / "rows").mkdir()
     for name in "abc":
-        run_file(folder, corpus, **(of_b if name == "b" else {})).rename(folder / f"rows/{name}.yaml")
+        run_file(folder, corpus).rename(folder / f"rows/{name}.yaml")
     return plan_experiment(experiment_folder.read(folder / "rows"), 1, None, [], folder / "out", 1)
 
 
 def train_with(script, runs, folder, monkeypatch):
     """What comes of runs, two at once, each a process with a `script` in the place of a launcher: it gets the row and a
-    folder. Also the rows in the order of their starts, each with what the folder had by then."""
-    started = []
+    folder."""
     folder.mkdir()
 
     def start(group, run, changes):
-        started.append((run.row, sorted(path.name for path in folder.iterdir())))
         run.log.parent.mkdir(parents=True, exist_ok=True)
         with run.log.open("wb") as log:
             return group.start([sys.executable, "-c", script, run.row, folder], output=log)
 
     monkeypatch.setattr(run_experiment, "start", start)
-    return run_experiment.train_all(runs, [{}, {}], "three"), started
+    return run_experiment.train_all(runs, [{}, {}], "three")
 
 
 def test_a_signal_reaches_the_runs_that_train_and_no_other_is_started(small_corpus, tmp_path, monkeypatch, capfd):
@@ -318,8 +303,7 @@ while True:
     time.sleep(0.1)
 """
     before = signal.getsignal(signal.SIGTERM)
-    ended, _ = train_with(script, three_runs(tmp_path, small_corpus), tmp_path / "shared", monkeypatch)
-    assert ended == (75, [])
+    assert train_with(script, three_runs(tmp_path, small_corpus), tmp_path / "shared", monkeypatch) == 75
     assert signal.getsignal(signal.SIGTERM) is before
     printed = capfd.readouterr()
     assert sorted(line.split(" (")[0] for line in printed.out.splitlines()[1:]) == [
@@ -346,32 +330,33 @@ def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path)
         plan_experiment(found, 2, None, [], out, 1)
 
 
-def test_a_run_waits_for_the_one_whose_weights_it_starts_from(small_corpus, tmp_path, monkeypatch, capsys):
-    """The third row doesn't. Where the first fails, the second isn't started, and the third finishes."""
-    start = {"init_from": f"{tmp_path}/out/a/seed-0"}
-    runs = three_runs(tmp_path, small_corpus, checkpoint=start)
-    assert [run.row for run in runs if run.follows(runs[0])] == ["b"]
+def test_a_run_that_starts_from_another_of_the_experiment_is_refused(small_corpus, tmp_path):
+    """The other's weights may not be there yet."""
+    file = run_file(tmp_path, small_corpus, checkpoint={"init_from": f"{tmp_path}/out/a/seed-0"})
+    with pytest.raises(UserError, match="out: b: starts from a run of the same experiment"):
+        plan_runs({"b": (file, [])}, 1, tmp_path / "out", 1)
+
+
+def test_a_run_that_fails_ends_no_other(small_corpus, tmp_path, monkeypatch, capsys):
+    """It fails before the others end."""
     script = """
 import pathlib, signal, sys, time
 signal.alarm(200)
-row, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-while row == "a" and not (folder / "c").exists():
+row, failed = sys.argv[1], pathlib.Path(sys.argv[2], "failed")
+if row == "a":
+    failed.touch()
+    print("why", end="\\n\\n")
+    sys.exit(3)
+while not failed.exists():
     time.sleep(0.02)
-(folder / row).touch()
-print("why", end="\\n\\n")
-sys.exit(3 * (row == "a" and folder.name == "fails"))
 """
-    (_, failed), started = train_with(script, runs, tmp_path / "works", monkeypatch)
-    assert (failed, started) == ([], [("a", []), ("c", []), ("b", ["a", "c"])])
-    capsys.readouterr()
-    ended, started = train_with(script, runs, tmp_path / "fails", monkeypatch)
-    assert [row for row, _ in started] == ["a", "c"]
-    log = runs[0].log
-    assert ended == (1, [f"failed: a-seed-0 (exit code 3), {log}: why"])
-    title, *lines = [line.split(" (")[0] for line in capsys.readouterr().out.splitlines()]
+    runs = three_runs(tmp_path, small_corpus)
+    assert train_with(script, runs, tmp_path / "shared", monkeypatch) == 1
+    title, *lines = [line.split(" (1")[0].split(" (0")[0] for line in capsys.readouterr().out.splitlines()]
     assert title == "three, 0 of 3 runs finished"
-    assert sorted(line[5:] for line in lines) == [f"a-seed-0: failed, {log}: why", "c-seed-0: finished"]
-    assert lines[-1].startswith("1/3  ")
+    expected = [f"a-seed-0: failed (exit code 3), {runs[0].log}: why", "b-seed-0: finished", "c-seed-0: finished"]
+    assert sorted(line[5:] for line in lines) == expected
+    assert lines[-1].startswith("2/3  ")
 
 
 @pytest.mark.slow
@@ -395,6 +380,8 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
         started.append(run.name)
         if run.name in ("wide-seed-1", "wrong-seed-0"):
             return real(group, run, changes)
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        run.log.touch()
         cut = ["--stop-at-step", "2"] if started.count("narrow-seed-1") == 1 and run.name == "narrow-seed-1" else []
         return group.add(Forked("train", run.file, *run.overrides, *cut))
 
@@ -408,7 +395,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
     assert sorted(started) == sorted(f"{row}-seed-{seed}" for row in ("wide", "narrow", "wrong") for seed in (0, 1))
     printed = capsys.readouterr().out
     assert "narrow-seed-1: stopped after saving" in printed
-    assert "failed: wrong-seed-0 (exit code 2)" in printed
+    assert "wrong-seed-0: failed (exit code 2)" in printed
     assert "nowhere" in printed
     assert printed.rstrip().endswith("curves.png; run the same command again to continue")
 
@@ -424,15 +411,14 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
         for seed in (0, 1)
     }
     assert len(set(losses.values())) == 4
-    table = json.loads((out / "table.json").read_text())["rows"]
-    lines = {line["row"]: line for line in table}
-    assert lines["narrow"]["validation_loss"]["mean"] == sum(losses["narrow", seed] for seed in (0, 1)) / 2
+    lines = {line.row: line for line in report.lines(experiment_folder.read(rows), read_csv(out / "runs.csv"))}
+    mean = sum(losses["narrow", seed] for seed in (0, 1)) / 2
+    assert lines["narrow"].compared.mean == mean
     expected = scipy.stats.ttest_rel(*([losses[row, seed] for seed in (0, 1)] for row in ("narrow", "wide")))
-    assert lines["narrow"]["comparison"]["p"] == pytest.approx(expected.pvalue)
-    assert lines["wrong"]["seeds"] == []
-    wide = read_metrics(out / "wide/seed-0")[-1]
-    assert (wide.step, lines["wide"]["published"]["validation_loss"]) == (4, 1.234)
-    assert "1.234" in (out / "table.md").read_text()
+    assert lines["narrow"].comparison.p == pytest.approx(expected.pvalue)
+    assert lines["wrong"].runs == []
+    assert read_metrics(out / "wide/seed-0")[-1].step == 4
+    assert "1.234" in (out / "table.txt").read_text()
 
     from mlflow.tracking import MlflowClient
 
@@ -442,5 +428,5 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
     (parent,) = [run for run in tracked if run.info.run_name == "out"]
     children = [run for run in tracked if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert sorted(run.info.run_name for run in children) == ["wide-seed-0", "wide-seed-1"]
-    assert {file.path for file in store.list_artifacts(parent.info.run_id)} >= {"table.json", "curves.png"}
-    assert parent.data.metrics["narrow/validation_loss"] == pytest.approx(lines["narrow"]["validation_loss"]["mean"])
+    assert {file.path for file in store.list_artifacts(parent.info.run_id)} >= {"table.txt", "curves.png"}
+    assert parent.data.metrics["narrow/validation_loss"] == pytest.approx(mean)

@@ -2,7 +2,6 @@
 runs that these give: which run file, with which seed, where, and how long by the experiment's budget.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,23 +89,15 @@ def read(directory: Path) -> Experiment:
     files = {path.stem: path for path in sorted(directory.glob("*.yaml")) if path.name != FILE}
     if not files:
         raise UserError(f"{directory}: no run file (*.yaml) there")
-    name = settings.name or directory.resolve().name
-    rows = [(f"groups.{number}.rows", row) for number, group in enumerate(settings.groups) for row in group.rows]
-    rows += [(f"published.{number}.row", one.row) for number, one in enumerate(settings.published)]
-    problems = []
-    for key, row in rows:
-        if row not in files:
-            nearest = "".join(f"; nearest: {name}" for name in difflib.get_close_matches(row, files, n=1))
-            problems.append(f"{FILE}: {key}: {row}.yaml isn't in the folder{nearest}")
+    name, groups = settings.name or directory.resolve().name, list(settings.groups)
+    grouped = dict.fromkeys(row for group in groups for row in group.rows)
+    published = {one.row: one for one in settings.published}
+    problems = [f"{FILE}: {row}.yaml isn't in the folder" for row in {**grouped, **published} if row not in files]
     problems += [f"{one!r}: expected letters, digits, - and ." for one in (name, *files) if not _NAME.fullmatch(one)]
     if problems:
         raise UserError("\n".join(f"{directory}: {problem}" for problem in problems))
-    grouped = dict.fromkeys(row for group in settings.groups for row in group.rows)
-    others = [row for row in files if row not in grouped]
-    groups = list(settings.groups)
-    if others:
+    if others := [row for row in files if row not in grouped]:
         groups.append(Group(title="Other rows" if groups else name, baseline=others[0], rows=others))
-    published = {one.row: one for one in settings.published}
     return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published)
 
 
@@ -138,11 +129,6 @@ class PlannedRun:
         """The output of its launcher."""
         return self.directory.with_name(f"{self.directory.name}.log")
 
-    def follows(self, other: "PlannedRun") -> bool:
-        """True if it starts from weights of the other run."""
-        start = self.config.checkpoint.init_from
-        return start is not None and Path(start).absolute().is_relative_to(other.directory.absolute())
-
     @property
     def finished(self) -> bool:
         now = status.read(self.directory)
@@ -167,8 +153,9 @@ def plan_runs(
 
     They come seed by seed, so that all rows have one run before any has two. Seeds count from `run.seed` of a file.
 
-    `threads`: CPU threads of a run whose file doesn't set them. Raises UserError for a wrong run file, and if `out`
-    holds runs of a row with other overrides.
+    `threads`: CPU threads of a run whose file doesn't set them. Raises UserError for a wrong run file, if a run starts
+    from the weights of another in `out`, which may not be there yet, and if `out` holds runs of a row with other
+    overrides.
     """
     runs = []
     for row, (file, overrides) in rows.items():
@@ -181,6 +168,11 @@ def plan_runs(
             directory = json.dumps(str(out / row / f"seed-{seed}"))
             all_ = (*given, f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}")
             runs.append(PlannedRun(row, seed, file, all_, load(file, all_, RunConfig)))
+    starts = {run.row: run.config.checkpoint.init_from for run in runs}
+    if inside := [
+        row for row, start in starts.items() if start and Path(start).absolute().is_relative_to(out.absolute())
+    ]:
+        raise UserError(f"{out}: {', '.join(inside)}: starts from a run of the same experiment; give that one its own")
     _check_overrides(out, {row: list(overrides) for row, (_, overrides) in rows.items()})
     return sorted(runs, key=lambda run: run.seed)  # stable
 
@@ -208,10 +200,7 @@ def shortened(config: RunConfig, budget: str) -> list[str]:
         return of_length(config, max(1, round(number / 100 * config.run.max_steps)))
     if unit.startswith("step") and number and number.is_integer():
         return of_length(config, int(number))
-    raise UserError(
-        f"--budget: {budget!r}; expected a number of steps, such as 400steps, a share, such as 5%, or FLOPs, "
-        "such as 2e13flops"
-    )
+    raise UserError(f"--budget: {budget!r}; expected a number of steps (400steps), a share (5%) or FLOPs (2e13flops)")
 
 
 def of_length(config: RunConfig, steps: int) -> list[str]:
@@ -228,7 +217,7 @@ def of_length(config: RunConfig, steps: int) -> list[str]:
 
 
 def _steps_of_flops(config: RunConfig, flops: float) -> int:
-    # The weights that a run starts from may come from another run of the experiment, which isn't there yet.
+    # The weights that a run starts from need not be there: they don't change its arithmetic.
     alone = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"init_from": None})})
     steps = round(flops / flops_per_step(validate(alone, 0, 1)))
     if steps < _SMALLEST:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from statistics import fmean
 from textwrap import fill, wrap
 
@@ -9,9 +10,9 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from data_pipeline.foundation import formatting
+from data_pipeline.foundation.formatting import aligned
 from pretrain.tools.experiment.experiment_folder import Experiment, Group, Published
-from pretrain.tools.experiment.results import Comparison, Result, Spread, compare, ends_by_seed, holm
+from pretrain.tools.experiment.results import Comparison, Result, Spread, compare, ends_by_seed, holm, shown
 
 _NOTE = (
     "±: standard deviation over seeds; (n): of n seeds only. Δ: validation loss, or what is in its place, minus the "
@@ -26,26 +27,28 @@ _LINE, _MARGIN = 0.24, 0.9  # inches
 
 @dataclass
 class Line:
-    """A row of the experiment in one of its groups. `comparison` is None for the baseline.
+    """A row of the experiment in one of its groups, with its finished runs. `comparison` is None for the baseline.
+    `adjusted_p`: its p-value, adjusted for all comparisons of the table."""
 
-    `compared`: what rows of the group are compared by, `metric` or the validation loss. `adjusted_p`: its p-value,
-    adjusted for all comparisons of the table.
-    """
-
-    group: str
-    metric: str | None
+    group: Group
     row: str
-    is_baseline: bool
-    seeds: list[int]
-    parameters: int | None
-    compared: Spread | None
-    comparison: Comparison | None
+    runs: list[Result]
     published: Published | None
-    train_loss: Spread | None
-    validation_loss: Spread | None
-    embedding_loss: Spread | None
-    effective_rank: Spread | None
+    comparison: Comparison | None
     adjusted_p: float | None = None
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.row == self.group.baseline
+
+    @property
+    def compared(self) -> Spread | None:
+        """What rows of the group are compared by: their `metric` or the validation loss."""
+        return Spread.of([*ends_by_seed(self.runs, self.row, self.group.metric).values()])
+
+    def spread(self, name: str) -> Spread | None:
+        """That of an attribute of the runs."""
+        return Spread.of([value for run in self.runs if (value := getattr(run, name)) is not None])
 
 
 def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
@@ -56,88 +59,50 @@ def lines(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
         compared = compare(ends, group.baseline)
         for row in group.rows:
             runs = [result for result in results if result.row == row]
-            line = Line(
-                group.title,
-                group.metric,
-                row,
-                row == group.baseline,
-                [run.seed for run in runs],
-                runs[0].parameters if runs else None,
-                Spread.of([*ends[row].values()]),
-                compared.get(row),
-                experiment.published.get(row),
-                _spread(runs, "train_loss"),
-                _spread(runs, "validation_loss"),
-                _spread(runs, "embedding_loss"),
-                _spread(runs, "effective_rank"),
-            )
-            found.append(line)
+            found.append(Line(group, row, runs, experiment.published.get(row), compared.get(row)))
     tested = [(line, line.comparison.p) for line in found if line.comparison and line.comparison.p is not None]
     for (line, _), p in zip(tested, holm([p for _, p in tested]), strict=True):
         line.adjusted_p = p
     return found
 
 
-def _spread(results: Sequence[Result], name: str) -> Spread | None:
-    return Spread.of([value for result in results if (value := getattr(result, name)) is not None])
-
-
-def _cells(line: Line, most_seeds: int) -> list[str]:
-    number = len(line.seeds)
-    return [
-        line.row + "*" * line.is_baseline + f"({number})" * (number < most_seeds),
-        _count(line.parameters),
-        str(line.train_loss or ""),
-        str(line.compared or ""),
-        _small(line.embedding_loss.mean if line.embedding_loss else None),
-        _shown(line.effective_rank.mean if line.effective_rank else None, ".1f"),
-        _shown(line.comparison.difference if line.comparison else None, "+.3f"),
-        "<.001" if line.adjusted_p is not None and line.adjusted_p < 0.001 else _shown(line.adjusted_p, ".3f"),
-    ]
-
-
-def _published_cells(published: Published) -> list[str]:
-    losses = (_shown(value, ".3f") for value in (published.train_loss, published.validation_loss))
-    return [" published", _count(published.parameters), *losses, _small(published.embedding_loss), "", "", ""]
-
-
-def _blocks(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
-    """The title of each group, with what its spread lets one tell, and the cells of its lines."""
-    most_seeds = max((len(line.seeds) for line in lines), default=0)
-    comparisons = sum(line.comparison is not None for line in lines)
-    for title in dict.fromkeys(line.group for line in lines):
-        group = [line for line in lines if line.group == title]
-        compared, metric = [line.comparison for line in group if line.comparison], group[0].metric
-        told = [least for one in compared if (least := one.resolution(comparisons)) is not None]
-        cells = []
-        for line in group:
-            cells.append(_cells(line, most_seeds))
-            if line.published:
-                cells.append(_published_cells(line.published))
-        instead = f", {metric} in place of the validation loss" if metric else ""
-        unit = "" if metric else " nats"
-        resolution = f" (differences from {max(told):.3f}{unit} on can be told)" if told else ""
-        yield title + instead + resolution, cells
-
-
 def text(lines: Sequence[Line]) -> str:
     """The table for a terminal of 80 columns."""
     blocks = list(_blocks(lines))
-    head, *printed = formatting.aligned([_HEADINGS, *(cells for _, block in blocks for cells in block)])
-    text = [head]
+    head, *printed = aligned([_HEADINGS, *(cells for _, block in blocks for cells in block)])
+    text, rest = [head], iter(printed)
     for title, block in blocks:
-        text += ["", *wrap(title, _COLUMNS), *printed[: len(block)]]
-        del printed[: len(block)]
+        text += ["", *wrap(title, _COLUMNS), *islice(rest, len(block))]
     return "\n".join([*text, "", *wrap(_NOTE, _COLUMNS)])
 
 
-def markdown(lines: Sequence[Line]) -> str:
-    """The same as a Markdown table."""
-    rows: list[list[str]] = []
-    for title, block in _blocks(lines):
-        rows.append([f"**{title}**", *[""] * (len(_HEADINGS) - 1)])
-        rows += [[cell.strip() for cell in cells] for cells in block]
-    return "\n".join([*formatting.markdown(_HEADINGS, rows), "", _NOTE, ""])
+def _blocks(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
+    """The title of each group and the cells of its lines."""
+    most_seeds = max((len(line.runs) for line in lines), default=0)
+    for title, found in groupby(lines, key=lambda line: line.group.title):
+        group, cells = list(found), list[list[str]]()
+        metric = group[0].group.metric
+        for line in group:
+            cells.append(_cells(line, most_seeds))
+            if one := line.published:
+                losses = [shown(value, ".3f") for value in (one.train_loss, one.validation_loss)]
+                cells.append([" published", _count(one.parameters), *losses, _small(one.embedding_loss), "", "", ""])
+        yield title + (f", {metric} in place of the validation loss" if metric else ""), cells
+
+
+def _cells(line: Line, most_seeds: int) -> list[str]:
+    number, p = len(line.runs), line.adjusted_p
+    embedding_loss, rank = (line.spread(name) for name in ("embedding_loss", "effective_rank"))
+    return [
+        line.row + "*" * line.is_baseline + f"({number})" * (number < most_seeds),
+        _count(line.runs[0].parameters if line.runs else None),
+        shown(line.spread("train_loss"), ".3f"),
+        shown(line.compared, ".3f"),
+        _small(embedding_loss.mean if embedding_loss else None),
+        shown(rank.mean if rank else None, ".1f"),
+        shown(line.comparison.difference if line.comparison else None, "+.3f"),
+        "<.001" if p is not None and p < 0.001 else shown(p, ".3f"),
+    ]
 
 
 def _count(number: int | None) -> str:
@@ -147,25 +112,18 @@ def _count(number: int | None) -> str:
     return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.4f}M"
 
 
-def _shown(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
 def _small(value: float | None) -> str:
     """4.673e-09 -> "4.7e-9"."""
-    return _shown(value, ".1e").replace("e-0", "e-").replace("e+0", "e")
+    return shown(value, ".1e").replace("e-0", "e-").replace("e+0", "e")
 
 
 def picture(experiment: Experiment, results: Sequence[Result]) -> Figure:
-    """A panel of the validation losses of all rows, if they were evaluated more than once, then one for each group."""
-    groups = [group for group in experiment.groups if len(group.rows) > 1]
-    has_curves = not groups or any(len(result.curve) > 1 for result in results)
-    heights = [_CURVES] * has_curves + [len(group.rows) + 2 for group in groups]
+    """A panel of the validation losses of all rows, then one for each group."""
+    heights = [_CURVES, *(len(group.rows) + 2 for group in experiment.groups)]
     figure = Figure(figsize=(8.0, _LINE * sum(heights) + _MARGIN * len(heights)), layout="constrained")
-    panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights).flatten()
-    if has_curves:
-        _draw_curves(panels[0], experiment, results)
-    for group, axes in zip(groups, panels[has_curves:], strict=True):
+    curves, *ends = figure.subplots(len(heights), 1, height_ratios=heights)
+    _draw_curves(curves, experiment, results)
+    for group, axes in zip(experiment.groups, ends, strict=True):
         _draw_ends(axes, group, results)
     return figure
 

@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from data_pipeline.foundation.atomic import write_bytes, write_json
+from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.formatting import counted, masked
 from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
+from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.record import png
 from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.tools.experiment import experiment_folder, report
@@ -39,22 +40,20 @@ def places(at_once: int | None) -> tuple[list[dict[str, str]], int | None]:
 
 def train_all(
     runs: Sequence[PlannedRun], environments: Sequence[Mapping[str, str]], title: str, train: bool = True
-) -> tuple[int, list[str]]:
+) -> int:
     """Trains those of `runs` that haven't finished, none of them unless `train`, one at a time in each of
-    `environments`, and prints a line for each that ends.
+    `environments`, and prints a line for each that ends. Returns the exit code, 1 if a run failed, else 75 if one
+    stopped before its end.
 
-    Returns the exit code, 1 if a run failed, else 75 if one stopped before its end; and a line for each that failed.
-
-    A run that starts from another's weights waits for it, and isn't started if that one failed. Otherwise a run that
-    fails doesn't end the others. After a signal no run is started; those that train get it too: they save
+    A run that fails doesn't end the others. After a signal no run is started; those that train get it too: they save
     and stop, and at a second signal they end at once.
     """
     waiting = [run for run in runs if not run.finished]
     done = len(runs) - len(waiting)
     print(f"{title}, {done} of {len(runs)} runs finished", flush=True)
     if not train:
-        return 0, []
-    free, codes, failures = list(environments), set[int](), list[str]()
+        return 0
+    free, codes = list(environments), set[int]()
     working: dict[Process, tuple[PlannedRun, Mapping[str, str]]] = {}
     with ProcessGroup() as group:
 
@@ -65,8 +64,8 @@ def train_all(
 
         with caught(pass_on) as received:
             while working or (waiting and not received):
-                while free and not received and (run := _first_ready(waiting, [run for run, _ in working.values()])):
-                    environment = free.pop(0)
+                while free and waiting and not received:
+                    run, environment = waiting.pop(0), free.pop(0)
                     process = start(group, run, environment)
                     working[process] = run, environment
                     if received:  # a signal that came while it started
@@ -80,33 +79,18 @@ def train_all(
                     done += code == 0
                     seconds = time.monotonic() - first.started
                     print(f"{done}/{len(runs)}  {run.name}: {_outcome(run, code)} ({seconds:.0f} s)", flush=True)
-                    if code not in (0, STOPPED):
-                        failures.append(f"failed: {run.name} (exit code {code}), {run.log}: {_last_line(run)}")
-                    if code:
-                        waiting = [one for one in waiting if not one.follows(run)]
-    return 1 if failures else STOPPED if received or STOPPED in codes else 0, failures
+    return 1 if codes - {0, STOPPED} else STOPPED if received or STOPPED in codes else 0
 
 
 def _outcome(run: PlannedRun, code: int) -> str:
-    """The validation loss of a run that has finished; else how its launcher ended."""
+    """The validation loss of a run that has finished; else how its launcher ended, with the last line of its log."""
+    if code == STOPPED:
+        return "stopped after saving"
     if code:
-        return "stopped after saving" if code == STOPPED else f"failed, {run.log}: {_last_line(run)}"
+        *_, last = run.log.read_text(errors="replace").strip().split("\n")
+        return f"failed (exit code {code}), {run.log}: {last}"
     loss = next((result.validation_loss for result in results([run])), None)
     return "finished" if loss is None else f"validation loss {loss:.4f}"
-
-
-def _last_line(run: PlannedRun) -> str:
-    lines = run.log.read_text(errors="replace").split("\n") if run.log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "its launcher printed nothing")
-
-
-def _first_ready(waiting: list[PlannedRun], working: Sequence[PlannedRun]) -> PlannedRun | None:
-    """Takes the first run out of `waiting` that starts from the weights of no run that is still to end."""
-    for run in waiting:
-        if not any(run.follows(other) for other in (*waiting, *working) if other is not run):
-            waiting.remove(run)
-            return run
-    return None
 
 
 def start(group: ProcessGroup, run: PlannedRun, environment: Mapping[str, str]) -> Process:
@@ -128,7 +112,7 @@ def experiment(
 ) -> int:
     """Trains what hasn't finished, unless `train` is False, then writes and prints the table; returns the exit code.
 
-    `out` gets runs in ROW/seed-N, their launchers' output in ROW/seed-N.log, and table.json, table.md, runs.csv and
+    `out` gets runs in ROW/seed-N, their launchers' output in ROW/seed-N.log, and table.txt, runs.csv and
     curves.png. Calling it again continues: finished runs are kept, and interrupted ones resume.
     """
     found = experiment_folder.read(directory)
@@ -136,63 +120,47 @@ def experiment(
     environments, threads = places(at_once)
     runs = plan_experiment(found, seeds, budget, overrides, out, threads)
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
-    trained = train_all(runs, environments, f"{out}: {size}", train)
+    code = train_all(runs, environments, f"{out}: {size}", train)
     ended = results(runs, filter(None, (group.metric for group in found.groups)))
     lines = report.lines(found, ended)
-    files = [out / name for name in ("table.json", "table.md", "runs.csv", "curves.png")]
-    write_json(files[0], {"name": found.name, "rows": lines})
-    write_bytes(files[1], report.markdown(lines).encode())
-    write_bytes(files[2], as_csv(ended).encode())
-    write_bytes(files[3], png(report.picture(found, ended)))
-    losses = {line.row: line.validation_loss.mean for line in lines if line.validation_loss}
-    return conclude(trained, runs, losses, files, report.text(lines), out)
+    text = report.text(lines)
+    files = [out / name for name in ("table.txt", "runs.csv", "curves.png")]
+    write_bytes(files[0], f"{text}\n".encode())
+    write_bytes(files[1], as_csv(ended).encode())
+    write_bytes(files[2], png(report.picture(found, ended)))
+    losses = {line.row: loss.mean for line in lines if (loss := line.spread("validation_loss"))}
+    return conclude(code, runs, losses, files, text, out)
 
 
 def conclude(
-    trained: tuple[int, Sequence[str]],
-    runs: Sequence[PlannedRun],
-    losses: Mapping[str, float],
-    files: Sequence[Path],
-    text: str,
-    out: Path,
+    code: int, runs: Sequence[PlannedRun], losses: Mapping[str, float], files: Sequence[Path], text: str, out: Path
 ) -> int:
-    """Sends `losses` and `files` to MLflow, and prints the table `text` and which runs failed.
-
-    `trained`: what `train_all` returned, whose exit code this returns too.
-    """
-    code, failures = trained
-    if problem := _log_to_parents(runs, losses, files):
-        print(f"warning: {problem}")
-    print("\n" + text + "\n")
-    for line in failures:
-        print(line)
-    again = "" if code == 0 else "; run the same command again to continue"
-    print(f"{out}: {', '.join(file.name for file in files)}{again}")
+    """Sends `losses` and `files` to the runs' MLflow, and prints the table `text`. Returns `code`, that of
+    `train_all`."""
+    for mlflow in dict.fromkeys(filter(None, (run.config.tracking.mlflow for run in runs))):
+        try:
+            _log_to_parent(mlflow, runs, losses, files)
+        except Exception as error:  # MLflow's errors are of many kinds, and an MLflow that is away ends nothing
+            print(f"warning: MLflow at {masked(mlflow.uri)}: {one_line(error)}; the table isn't there")
+    again = "; run the same command again to continue" if code else ""
+    print(f"\n{text}\n\n{out}: {', '.join(file.name for file in files)}{again}")
     return code
 
 
-def _log_to_parents(runs: Sequence[PlannedRun], losses: Mapping[str, float], files: Sequence[Path]) -> str | None:
-    """Logs `files` and the mean validation losses of rows to the parent of `runs`, in each MLflow that they use.
-
-    Returns what went wrong, in a line: an MLflow that is away ends nothing.
-    """
-    stores = {(mlflow.uri, mlflow.experiment, mlflow.parent) for run in runs if (mlflow := run.config.tracking.mlflow)}
-    problems = []
-    for uri, experiment, parent in sorted(stores):
-        try:
-            for run in runs:
-                if run.finished and run.config.tracking.mlflow and run.config.tracking.mlflow.uri == uri:
-                    sync(run.directory, uri)  # sends what MLflow was too slow to take when the run ended
-            store = client(uri)
-            found = store.get_experiment_by_name(experiment)
-            if found is None or parent is None:
-                continue  # none of the runs has reached MLflow
-            run_id = parent_run(store, found.experiment_id, parent)
-            for file in files:
-                store.log_artifact(run_id, str(file))
-            for row, loss in losses.items():
-                store.log_metric(run_id, f"{row}/validation_loss", loss)
-            settle_parent(store, found.experiment_id, run_id)
-        except Exception as error:  # MLflow's errors are of many kinds
-            problems.append(f"MLflow at {masked(uri)}: {one_line(error)}; the table isn't there")
-    return "; ".join(problems) or None
+def _log_to_parent(
+    mlflow: MlflowSection, runs: Sequence[PlannedRun], losses: Mapping[str, float], files: Sequence[Path]
+) -> None:
+    """Logs `files` and the mean validation losses of rows to the parent of those of `runs` that `mlflow` has."""
+    for run in runs:
+        if run.finished and run.config.tracking.mlflow == mlflow:
+            sync(run.directory, mlflow.uri)  # sends what MLflow was too slow to take when the run ended
+    store = client(mlflow.uri)
+    found = store.get_experiment_by_name(mlflow.experiment)
+    if found is None or mlflow.parent is None:
+        return  # none of the runs has reached MLflow
+    run_id = parent_run(store, found.experiment_id, mlflow.parent)
+    for file in files:
+        store.log_artifact(run_id, str(file))
+    for row, loss in losses.items():
+        store.log_metric(run_id, f"{row}/validation_loss", loss)
+    settle_parent(store, found.experiment_id, run_id)
