@@ -162,17 +162,18 @@ def _feed_rows(run: MlflowRun, name: str) -> int:
 def _upload_files(run: MlflowRun) -> None:
     """Uploads what is new or has changed. A file that is uploaded again replaces the earlier one; an image joins it."""
     for name in run.description.artifacts:
-        _upload(run, run.directory / name, name, PurePosixPath(name))
+        _upload(run, run.directory / name, PurePosixPath(name))
     directory = run.directory / ARTIFACTS_DIRECTORY
     for path in sorted(directory.rglob("*")):
-        if not path.name.endswith(TEMPORARY_SUFFIX):
-            target = PurePosixPath(path.relative_to(directory))
-            _upload(run, path, str(path.relative_to(run.directory)), target)
+        _upload(run, path, PurePosixPath(path.relative_to(directory)))
 
 
-def _upload(run: MlflowRun, path: Path, name: str, target: PurePosixPath) -> None:
-    """Uploads a file, `name` in FeedState.files, to the path `target` of the run's artifacts."""
-    if not path.is_file() or run.state.files.get(name) == (version := file_version(path)):
+def _upload(run: MlflowRun, path: Path, target: PurePosixPath) -> None:
+    """Uploads a file that is new, or has changed, to the path `target` of the run's artifacts."""
+    name = str(path.relative_to(run.directory))
+    if not path.is_file() or path.name.endswith(TEMPORARY_SUFFIX):
+        return
+    if run.state.files.get(name) == (version := file_version(path)):
         return
     if found := _STEP.fullmatch(target.name):
         key = "/".join(["pictures", *target.parent.parts[1:]])
