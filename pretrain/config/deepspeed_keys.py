@@ -4,7 +4,6 @@ Keys that DeepSpeed understands are passed on. Refused are keys that contradict 
 DeepSpeed accepts but ignores, and keys that it gets wrong. This module doesn't import DeepSpeed, which takes seconds.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_serializer, model_validator
@@ -21,12 +20,41 @@ Options = Annotated[dict[str, Any] | None, _THEIRS]
 _NEED_LOG = {"comms_logger", "dump_state", "memory_breakdown", "wall_clock_breakdown"}
 
 
-def _by_key(keys_by_reason: Mapping[str, str]) -> dict[str, str]:
-    return {key: reason for reason, keys in keys_by_reason.items() for key in keys.split()}
+_REFUSED = {
+    "set batch instead": "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps "
+    "managed_gradient_accumulation autotuning",
+    "set optimizer instead": "optimizer gradient_clipping zero_allow_untested_optimizer zero_force_ds_cpu_optimizer",
+    "set schedule instead": "scheduler",
+    "set precision instead": "bf16 bfloat16 torch_autocast amp",
+    "not supported: T5 diverges in fp16; set precision: bf16": "fp16",
+    "set compute instead": "activation_checkpointing compile leaf_module",
+    "set checkpoint instead": "checkpoint datastates_ckpt nebula elastic_checkpoint load_from_fp32_weights "
+    "pipeline_loading_checkpoint stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save",
+    "set data instead": "dataloader_drop_last data_efficiency curriculum_learning",
+    "set model.vocab_size instead": "vocabulary_size",
+    "set tracking.log_every_steps instead": "steps_per_print",
+    "set zero_optimization.allgather_partitions instead": "disable_allgather",
+    "set zero_optimization.offload_optimizer or offload_param instead": "cpu_offload cpu_offload_param "
+    "cpu_offload_use_pin_memory",
+    "every rank runs all layers of the model; shard it with zero_optimization": "sequence_parallel_size "
+    "seq_parallel_communication_data_type tensor_parallel pipeline expert_parallel use_data_before_expert_parallelism",
+    "a step needs the fp32 gradient of every parameter, scaled by the step's tokens": "data_types "
+    "communication_data_type prescale_gradients gradient_predivide_factor gradient_allreduce_op "
+    "ignore_unused_parameters compute_grad_norm zero_quantized_gradients",
+    "DeepSpeed's map of fragments is wrong with it": "round_robin_gradients",
+    "works only with optimizers of DeepSpeed's own": "zenflow save_muon_momentum_buffer_in_memory ratio super_offload "
+    "cpuadam_cores_perc",
+    "isn't for pretraining": "hybrid_engine weight_quantization zero_quantized_nontrainable_weights",
+    "DeepSpeed ignores it, or has removed it": "elasticity compression_training eigenvalue graph_harvesting "
+    "progressive_layer_drop quantize_training sparse_attention sparse_gradients legacy_stage1 mics_shard_size "
+    "mics_hierarchical_params_gather zeropp_loco_param",
+}
 
 
 class PassedOn(Section):
     """A section that is passed on to DeepSpeed. It is dumped with ZeRO's stage and the keys that the run file sets."""
+
+    refused = {key: reason for reason, keys in _REFUSED.items() for key in keys.split()}
 
     @model_serializer(mode="wrap")
     def _given(self, serialize: Serializer) -> dict[str, Any]:
@@ -53,8 +81,6 @@ class OffloadSection(PassedOn):
 class OptimizerOffloadSection(OffloadSection):
     """Where the optimizer's state is kept."""
 
-    refused = _by_key({"works only with DeepSpeed's own Adam": "ratio super_offload cpuadam_cores_perc"})
-
     buffer_count: Count = 4
     pipeline_read: Flag = False
     pipeline_write: Flag = False
@@ -71,24 +97,6 @@ class ParameterOffloadSection(OffloadSection):
 
 class ZeroSection(PassedOn):
     """How ZeRO shards the state of training. The defaults are DeepSpeed's, but for the stage."""
-
-    refused = _by_key(
-        {
-            "DeepSpeed's map of fragments is wrong with it": "round_robin_gradients",
-            "the section checkpoint decides how checkpoints are written": "elastic_checkpoint load_from_fp32_weights "
-            "pipeline_loading_checkpoint stage3_gather_16bit_weights_on_model_save "
-            "stage3_gather_fp16_weights_on_model_save",
-            "a step needs the fp32 gradient of every parameter, and its norm": "ignore_unused_parameters "
-            "compute_grad_norm zero_quantized_gradients",
-            "set offload_optimizer or offload_param instead": "cpu_offload cpu_offload_param "
-            "cpu_offload_use_pin_memory",
-            "is for optimizers of DeepSpeed's own": "zenflow save_muon_momentum_buffer_in_memory",
-            "follows from compute.compile, with which each layer is gathered as one": "leaf_module",
-            "all weights are trained": "zero_quantized_nontrainable_weights",
-            "DeepSpeed ignores it, or has removed it": "legacy_stage1 mics_shard_size "
-            "mics_hierarchical_params_gather zeropp_loco_param",
-        }
-    )
 
     stage: Annotated[int, Field(strict=True, ge=1, le=3)] = 2
     """The tensors that are sharded. 1: the optimizer's state. 2: gradients too. 3: parameters too; on one rank, if
@@ -152,32 +160,6 @@ class DeepSpeedSection(PassedOn):
     """Keys that are passed on to DeepSpeed, whose [documentation](https://www.deepspeed.ai/docs/config-json/) says
     more. Its other keys are refused with the reason: the rest of the run file decides them, or DeepSpeed ignores them
     or gets them wrong."""
-
-    refused = _by_key(
-        {
-            "set batch instead": "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps "
-            "managed_gradient_accumulation autotuning",
-            "set optimizer instead": "optimizer gradient_clipping zero_allow_untested_optimizer "
-            "zero_force_ds_cpu_optimizer",
-            "set schedule instead": "scheduler",
-            "set precision instead": "bf16 bfloat16 torch_autocast amp",
-            "not supported: T5 diverges in fp16; set precision: bf16": "fp16",
-            "set compute instead": "activation_checkpointing compile",
-            "set checkpoint instead": "checkpoint datastates_ckpt nebula",
-            "set data instead": "dataloader_drop_last data_efficiency curriculum_learning",
-            "set model.vocab_size instead": "vocabulary_size",
-            "set tracking.log_every_steps instead": "steps_per_print",
-            "gradients are reduced in fp32, and scaled by the tokens of a step": "data_types communication_data_type "
-            "prescale_gradients gradient_predivide_factor gradient_allreduce_op",
-            "every rank runs all layers of the model; shard it with zero_optimization": "sequence_parallel_size "
-            "seq_parallel_communication_data_type tensor_parallel pipeline expert_parallel "
-            "use_data_before_expert_parallelism",
-            "isn't for pretraining": "hybrid_engine weight_quantization",
-            "DeepSpeed ignores it; set zero_optimization.allgather_partitions": "disable_allgather",
-            "DeepSpeed has removed it": "elasticity compression_training eigenvalue graph_harvesting "
-            "progressive_layer_drop quantize_training sparse_attention sparse_gradients",
-        }
-    )
 
     zero_optimization: ZeroSection = ZeroSection()
     """How ZeRO shards the state of training over the ranks."""

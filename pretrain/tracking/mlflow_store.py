@@ -150,7 +150,7 @@ def file_version(file: Path) -> list[int]:
 
 
 def parent_run(client: "tracking.MlflowClient", experiment_id: str, name: str) -> str:
-    """The id of the parent run `name`, which is created if it doesn't exist.
+    """The id of the parent run `name`, which is created, and ended at once, if it doesn't exist.
 
     Runs that start together may each create one. All of them then take the oldest, and the others are deleted.
     """
@@ -158,19 +158,11 @@ def parent_run(client: "tracking.MlflowClient", experiment_id: str, name: str) -
     found = _parents(client, experiment_id, tag)
     if not found:
         created = client.create_run(experiment_id, tags={_PARENT: tag}, run_name=name).info.run_id
+        client.set_terminated(created)
         found = _parents(client, experiment_id, tag)
         if found[0].info.run_id != created:
             client.delete_run(created)
     return found[0].info.run_id
-
-
-def settle_parent(client: "tracking.MlflowClient", experiment_id: str, parent_id: str) -> None:
-    """Ends the parent run once none of its runs is running; it has failed if one of them has."""
-    runs = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{parent_id}'")
-    statuses = {run.info.status for run in runs}
-    if "RUNNING" not in statuses:
-        status = next((one for one in ("FAILED", "KILLED") if one in statuses), "FINISHED")
-        client.set_terminated(parent_id, status)
 
 
 def _parents(client: "tracking.MlflowClient", experiment_id: str, tag: str) -> list[Any]:

@@ -113,9 +113,7 @@ class Tracker:
             try:
                 connection = connection or feeder.connected(self.run_dir, self._run, self._uri)
                 feeder.feed(connection)
-                if closing:
-                    feeder.finish(connection)
-                    self._complete = True
+                self._complete = closing
                 if failing:
                     logger.warning("MLflow at %s accepts metrics again", masked(self._uri))
                 failing, pause = False, SECONDS_BETWEEN_FEEDS
@@ -154,9 +152,6 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
         raise UserError(f"{run_dir}: the run was started without tracking.mlflow.uri; give one to sync to")
     uri = with_password(uri)
     try:
-        connection = feeder.connected(run_dir, run, uri)
-        sent = feeder.feed(connection)
-        feeder.finish(connection)
+        return feeder.feed(feeder.connected(run_dir, run, uri))
     except Exception as error:
         raise FailedError(f"{masked(uri)}: {one_line(error)}; what was sent is kept, sync again to continue") from error
-    return sent

@@ -9,7 +9,7 @@ from pretrain.checkpoint.tensors import load_weights
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
 from pretrain.run import watchdog
-from pretrain.trainer import wrappers
+from pretrain.trainer import distillation
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.trainer.callbacks.bad_steps import SkippedSteps, Spikes
 from pretrain.trainer.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
@@ -38,7 +38,8 @@ def train(run: ValidatedRun, report: RunReport, callbacks: dict[str, Callback]) 
     model = construct(run.config, run.model, drawn=run.resume is None)
     if run.initial_weights and not run.resume:
         load_weights(model, run.initial_weights, gathered)
-    wrappers.wrap(model, run.config, communication_device())
+    if run.config.wrapper:
+        distillation.wrap(model, run.config.wrapper, run.config.precision, communication_device())
     trainer = Trainer(run, report, Engine(model, run.config), callbacks)
     for callback in callbacks.values():
         callback.before_training(trainer)

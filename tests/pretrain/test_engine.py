@@ -35,7 +35,7 @@ STAGE_3 = {"stage": 3}
 WRONG = [
     ({"zero_optimisation": STAGE_3}, "zero_optimisation: unknown key; nearest valid key: zero_optimization"),
     ({"fp16": {"enabled": True}}, "fp16: not supported: T5 diverges in fp16; set precision: bf16"),
-    ({"elasticity": {}}, "elasticity: DeepSpeed has removed it"),
+    ({"elasticity": {}}, "elasticity: DeepSpeed ignores it, or has removed it"),
     ({"wall_clock_breakdown": True}, "wall_clock_breakdown: goes to DeepSpeed's log"),
 ]
 NEAREST = "unknown key; nearest valid key: zero_optimization"
@@ -54,7 +54,7 @@ WRONG_ZERO = [
     ({**STAGE_3, "offload_optimizer": {"device": "nvme"}}, ".offload_optimizer: nvme_path: missing"),
     (
         {**STAGE_3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
-        ".offload_optimizer.ratio: works only with DeepSpeed's own Adam",
+        ".offload_optimizer.ratio: works only with optimizers of DeepSpeed's own",
     ),
     ({"offload_optimizer": {"devise": "cpu"}}, f".offload_optimizer.devise: {NEAREST}.offload_optimizer.device"),
 ]
@@ -126,10 +126,11 @@ def test_every_key_that_deepspeed_knows_is_decided_on():
     assert _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() <= deepspeed_keys.DeepSpeedSection.refused.keys()
     fields = {field.alias or name for name, field in DeepSpeedZeroConfig.model_fields.items()}
     removed = {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}
-    assert fields | removed == known_keys(deepspeed_keys.ZeroSection)
+    assert deepspeed_keys.ZeroSection.model_fields.keys() <= fields
+    assert fields | removed <= known_keys(deepspeed_keys.ZeroSection)
     assert not fields & removed
     for ours, theirs in OFFLOADING:
-        assert theirs.model_fields.keys() == known_keys(ours)
+        assert ours.model_fields.keys() <= theirs.model_fields.keys() <= known_keys(ours)
 
 
 def test_the_defaults_in_the_reference_are_deepspeeds():

@@ -15,7 +15,7 @@ from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.tools.experiment import experiment_folder, report
 from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
-from pretrain.tracking.mlflow_store import client, one_line, parent_run, settle_parent
+from pretrain.tracking.mlflow_store import client, one_line, parent_run
 from pretrain.tracking.tracker import sync
 
 
@@ -192,7 +192,6 @@ def _log_to_parents(runs: Sequence[PlannedRun], losses: Mapping[str, float], fil
                 store.log_artifact(run_id, str(file))
             for row, loss in losses.items():
                 store.log_metric(run_id, f"{row}/validation_loss", loss)
-            settle_parent(store, found.experiment_id, run_id)
         except Exception as error:  # MLflow's errors are of many kinds
             problems.append(f"MLflow at {masked(uri)}: {one_line(error)}; the table isn't there")
     return "; ".join(problems) or None
