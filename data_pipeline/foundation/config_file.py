@@ -254,14 +254,15 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def meaning(section: type[BaseModel], key: str) -> str:
-    """The docstring below the field `key` of `section`, in one line; "" without one.
+    """The docstring below the field `key` of `section`, in one line; without one, its description, or "".
 
     A field that a class declares again without a docstring keeps the meaning that it has in the parent.
     """
     for parent in section.__mro__:
         if issubclass(parent, BaseModel) and key in parent.model_fields and (found := _docstrings(parent).get(key)):
             return " ".join(found.split())
-    return ""
+    field = section.model_fields.get(key)
+    return (field and field.description) or ""
 
 
 @functools.cache

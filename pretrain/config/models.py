@@ -16,6 +16,9 @@ from data_pipeline.foundation.packages import offered
 
 Count = PositiveInt
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+Norm = Literal["layer", "rms", "rms_around_one"]
+Activation = Literal["relu", "gelu", "gelu_tanh"]
+AnyActivation = Literal[Activation, "swiglu", "geglu"]
 
 
 class MupSection(Section):
@@ -145,13 +148,20 @@ class ModelConfig(Section):
         return self
 
 
-class OneWidth(ModelConfig):
-    """The settings of families whose stacks have one width."""
+class OneWidth(Section):
+    """The width of a stack and of its attention."""
 
     d_model: Count
     """Width of the embeddings and of every sublayer's output."""
     num_heads: Count
     """Attention heads of a layer."""
+
+
+class Widths(OneWidth):
+    """The widths of a stack's sublayers."""
+
+    d_ff: Count
+    """Width of the feed-forward layers."""
 
 
 class Depths(Section):
@@ -163,11 +173,8 @@ class Depths(Section):
     """Layers of the decoder."""
 
 
-class HeadsShareWidth(OneWidth):
-    """The settings of families in which each head has d_model / num_heads units."""
-
-    d_ff: Count
-    """Width of the feed-forward layers."""
+class HeadsShareWidth(Widths):
+    """The widths of families in which each head has d_model / num_heads units."""
 
     @property
     def d_kv(self) -> int:
@@ -181,18 +188,9 @@ class HeadsShareWidth(OneWidth):
         return self
 
 
-Norm = Literal["layer", "rms", "rms_around_one"]
-
-
-class Heads(Section):
+class Heads(Widths):
     """The widths of a layer, with as many heads of keys and values as of queries, or fewer (Ainslie et al. 2023)."""
 
-    d_model: Count
-    """Width of the embeddings and of every sublayer's output."""
-    d_ff: Count
-    """Width of the feed-forward layers."""
-    num_heads: Count
-    """Attention heads of a layer."""
     num_key_value_heads: Count | None = None
     """Heads of keys and values, each for a group of `num_heads` / this many heads of queries. null: `num_heads`."""
     head_dim: Count | None = None
@@ -221,6 +219,16 @@ class Heads(Section):
             raise ValueError(f"num_heads: {self.num_heads} doesn't divide d_model {self.d_model}; set head_dim")
         if self.num_heads % self.kv_heads:
             raise ValueError(f"num_key_value_heads: {self.kv_heads} doesn't divide num_heads {self.num_heads}")
+        return self
+
+
+class RotaryHeads(Heads):
+    """The widths of a layer that rotates queries and keys, unless its family has chosen other positions."""
+
+    @model_validator(mode="after")
+    def _heads_are_even(self) -> Self:
+        if getattr(self, "positions", "rotary") == "rotary" and self.d_kv % 2:
+            raise ValueError(f"head_dim: {self.d_kv} is odd; rotary positions need heads of even width")
         return self
 
 
@@ -256,27 +264,75 @@ class LocalAndGlobal(Section):
 
     @model_validator(mode="after")
     def _windows_are_whole(self) -> Self:
-        if self.sliding_window is None:
-            for name in ("full_attention_every", "window_rope_base"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name}: needs a sliding_window")
+        needing = {"full_attention_every": self.full_attention_every, "window_rope_base": self.window_rope_base}
+        for name, value in needing.items():
+            if value is not None and self.sliding_window is None:
+                raise ValueError(f"{name}: needs a sliding_window")
         return self
 
 
-class T5Config(Depths, OneWidth):
+class Positions(Section):
+    """How positions are encoded. Only learned ones have a table, and with it a longest sequence."""
+
+    positions: str
+    """How positions are encoded."""
+    max_positions: Count | None = None
+    """The longest input and the longest target with learned positions, in tokens. null with any other positions, which
+    have no limit."""
+
+    @model_validator(mode="after")
+    def _only_learned_positions_have_a_limit(self) -> Self:
+        if self.positions == "learned" and self.max_positions is None:
+            raise ValueError("max_positions is missing: learned positions need it")
+        if self.positions != "learned" and self.max_positions is not None:
+            raise ValueError(f"max_positions: {self.positions} positions have no limit; leave it out")
+        return self
+
+
+class TodaysLayers(Positions, LocalAndGlobal):
+    """Layers of which those of GPT-2, Llama, Qwen3 and Gemma are settings."""
+
+    activation: AnyActivation
+    """Activation of the feed-forward layers. GPT-2's GELU is the tanh approximation. `swiglu` and `geglu` are gated: by
+    SiLU, and by that GELU."""
+    norm: Norm
+    """Kind of norms. `layer`: layer norms, as in GPT-2. `rms`: without means and biases. `rms_around_one`: the same,
+    but gains are 1 + weight, as in Gemma."""
+    biases: bool
+    """Biases in linear layers and layer norms."""
+    norm_after: bool = False
+    """A second norm in each sublayer: of its output, before it is added to the residual stream, as in Gemma 2."""
+    qk_norm: bool
+    """RMS norms of each head's queries and keys, in all attentions, as in Qwen3."""
+    attention_softcap: PositiveFloat | None = None
+    """Attention logits stay within ± this: cap · tanh(logits / cap), as in Gemma 2. null: no limit."""
+    output_softcap: PositiveFloat | None = None
+    """The output's logits stay within ± this. null: no limit."""
+    scale_embedding: bool = False
+    """Multiply token vectors by √d_model."""
+    layer_norm_epsilon: PositiveFloat
+    """Added to the variance in layer norms, and to the mean square in RMS norms."""
+    init_std: PositiveFloat = 0.02
+    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
+    root of the stack's number of branches."""
+
+    @model_validator(mode="after")
+    def _rotations_have_positions(self) -> Self:
+        if self.positions != "rotary" and (self.rope_base != 10_000.0 or self.window_rope_base is not None):
+            raise ValueError(f"rope_base: needs rotary positions, not {self.positions} ones")
+        return self
+
+
+class T5Config(Positions, Depths, Widths, ModelConfig):
     """T5 (Raffel et al. 2020). v1.1 and v1.0 differ only in `feed_forward` and `tie_embeddings`. The decoder starts
     from padding."""
 
     family: Literal["t5"] = "t5"
     d_kv: Count
     """Width of an attention head."""
-    d_ff: Count
-    """Width of the feed-forward layers."""
     positions: Literal["relative", "rotary", "alibi", "sinusoidal", "learned"] = "relative"
     """How positions are encoded; T5's own are relative. Rotary positions and alibi's linear biases act in
     self-attention; the last two are added to the embeddings."""
-    max_positions: Count | None = None
-    """The longest input and the longest target with learned positions, in tokens. null with any other positions."""
     relative_attention_num_buckets: Annotated[int, Field(ge=4, multiple_of=4)] = 32
     """Buckets of relative positions; in the encoder, half of them for each direction. Half of a direction's stand for
     one distance each."""
@@ -313,10 +369,6 @@ class T5Config(Depths, OneWidth):
 
     @model_validator(mode="after")
     def _positions_have_what_they_need(self) -> Self:
-        if self.positions == "learned" and self.max_positions is None:
-            raise ValueError("positions: learned positions need max_positions")
-        if self.positions != "learned" and self.max_positions is not None:
-            raise ValueError(f"max_positions is for learned positions, not for {self.positions} ones")
         names = ("relative_attention_num_buckets", "relative_attention_max_distance")
         for name in names if self.positions != "relative" else ():
             if getattr(self, name) != type(self).model_fields[name].default:
@@ -326,10 +378,10 @@ class T5Config(Depths, OneWidth):
         return self
 
 
-class PostNormConfig(Depths, HeadsShareWidth):
+class PostNormConfig(Depths, HeadsShareWidth, ModelConfig):
     """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units."""
 
-    activation: Literal["relu", "gelu", "gelu_tanh"]
+    activation: Activation
     """Activation of the feed-forward layers."""
     dropout_rate: Probability = 0.1
     """Probability of dropout of embeddings and every sublayer's output, in training only."""
@@ -345,7 +397,7 @@ class VanillaConfig(PostNormConfig):
     scale_embedding: ClassVar[bool] = True
 
     family: Literal["vanilla"] = "vanilla"
-    activation: Literal["relu", "gelu", "gelu_tanh"] = "relu"
+    activation: Activation = "relu"
     label_smoothing: Probability = 0.1
     init_output_std: PositiveFloat = 1.0
     """The standard deviation of the first logits: the embedding matrix starts with this times d_model^-½. 1 is the
@@ -363,7 +415,7 @@ class BartConfig(PostNormConfig):
     """BART (Lewis et al. 2020). The decoder starts from EOS, as in fairseq."""
 
     family: Literal["bart"] = "bart"
-    activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
+    activation: Activation = "gelu"
     max_positions: Count = 1024
     """The longest input and the longest target, in tokens."""
     scale_embedding: bool = False
@@ -377,17 +429,11 @@ class BartConfig(PostNormConfig):
         return self.eos_id
 
 
-class StackConfig(Heads):
+class StackConfig(RotaryHeads):
     """The depth and the widths of a stack."""
 
     num_layers: Count
     """Layers of the stack."""
-
-    @model_validator(mode="after")
-    def _heads_are_even(self) -> Self:
-        if self.d_kv % 2:
-            raise ValueError(f"head_dim: {self.d_kv} is odd; rotary positions need heads of even width")
-        return self
 
 
 class TwoStacks(ModelConfig):
@@ -459,7 +505,7 @@ class T5Gemma2Config(StackConfig, Gemma):
     window_rope_base: PositiveFloat | None = 10_000.0
 
 
-class ModernConfig(TwoStacks, LocalAndGlobal):
+class ModernConfig(TwoStacks, TodaysLayers):
     """A T5 of today's layers, by default like RedLLM's encoder-decoder (Zhang et al. 2025). The decoder starts from
     padding."""
 
@@ -467,54 +513,25 @@ class ModernConfig(TwoStacks, LocalAndGlobal):
     sliding_window: Count | None = None
     """Tokens that a layer of the decoder with a window sees: the query's own and those before it. The encoder's see as
     far in both directions. null: no layer has a window."""
-    activation: Literal["swiglu", "geglu", "gelu_tanh", "gelu", "relu"] = "swiglu"
-    """Activation of the feed-forward layers. The first two are gated: `swiglu` by SiLU, `geglu` by the tanh
-    approximation of GELU."""
+    activation: AnyActivation = "swiglu"
     norm: Norm = "rms"
-    """Kind of norms. `layer`: layer norms, as in GPT-2. `rms`: without means and biases. `rms_around_one`: the same,
-    but gains are 1 + weight, as in Gemma."""
     biases: bool = False
-    """Biases in linear layers and layer norms."""
-    norm_after: bool = False
-    """A second norm in each sublayer: of its output, before it is added to the residual stream."""
     qk_norm: bool = True
-    """RMS norms of each head's queries and keys, in all attentions."""
     positions: Literal["rotary", "learned"] = "rotary"
     """How positions are encoded in self-attention. `learned`: each stack has a table, which counts from 0."""
-    max_positions: Count | None = None
-    """The longest input and the longest target with learned positions, in tokens. null with rotary ones, which have no
-    limit."""
     cross_rotation: bool = True
     """Rotary positions in cross-attention too; the decoder's positions then go on where the input's end."""
-    attention_softcap: PositiveFloat | None = None
-    """Attention logits stay within ± this: cap · tanh(logits / cap). null: no limit."""
-    output_softcap: PositiveFloat | None = None
-    """The output's logits stay within ± this. null: no limit."""
     tie_embeddings: Literal["all", "output", "none"] = "all"
     """Which matrices are one. `all`: both embeddings and the output. `output`: the decoder's embedding and the output.
     `none`: none of the three."""
-    scale_embedding: bool = False
-    """Multiply token vectors by √d_model."""
     layer_norm_epsilon: PositiveFloat = 1e-6
-    """Added to the mean square in norms."""
     attention_dropout_rate: Probability = 0.0
     """Probability of dropout of attention weights, in training only."""
-    init_std: PositiveFloat = 0.02
-    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
-    root of the stack's number of branches."""
 
     @model_validator(mode="after")
-    def _positions_fit(self) -> Self:
-        if self.positions == "rotary":
-            if self.max_positions is not None:
-                raise ValueError("max_positions: rotary positions have no limit; leave it out")
-            return self
-        if self.max_positions is None:
-            raise ValueError("max_positions is missing: learned positions need it")
-        if self.cross_rotation:
+    def _cross_attention_rotates_as_self_attention(self) -> Self:
+        if self.cross_rotation and self.positions == "learned":
             raise ValueError("cross_rotation: needs rotary positions, not learned ones; set it to false")
-        if self.rope_base != 10_000.0 or self.window_rope_base is not None:
-            raise ValueError("rope_base: needs rotary positions, not learned ones")
         return self
 
     @model_validator(mode="after")
@@ -527,7 +544,7 @@ class ModernConfig(TwoStacks, LocalAndGlobal):
         return self
 
 
-class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
+class DecoderOnlyConfig(TodaysLayers, RotaryHeads, ModelConfig):
     """A decoder-only model, by default like GPT-2 (Radford et al. 2019). With other settings it has the layers of
     Llama, Qwen3, Gemma 2 or Gemma 3: docs/explanation/models.md lists them."""
 
@@ -539,47 +556,18 @@ class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
     prefix_attention: Literal["causal", "bidirectional"] = "causal"
     """How the inputs of the objective `in_one_row`, and prompts, are read. `bidirectional`: their tokens see one
     another, as in a prefix LM (Raffel et al. 2020, section 3.2.1)."""
-    max_positions: Count | None = None
-    """The longest row with learned positions, in tokens. null with any other positions, which have no limit."""
     subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
     """Subtract the next token's position embedding from the output, alone or with a layer norm after it (Yan 2024)."""
-    activation: Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu"] = "gelu_tanh"
-    """Activation of the feed-forward layers. GPT-2's GELU is the tanh approximation. The last two are gated: `swiglu`
-    by SiLU, `geglu` by that GELU."""
-    biases: bool = True
-    """Biases in linear layers and layer norms."""
+    activation: AnyActivation = "gelu_tanh"
     norm: Norm = "layer"
-    """Kind of norms. `rms`: without means and biases. `rms_around_one`: the same, but gains are 1 + weight, as in
-    Gemma."""
-    norm_after: bool = False
-    """A second norm in each sublayer: of its output, before it is added to the residual stream, as in Gemma 2."""
+    biases: bool = True
     qk_norm: bool = False
-    """RMS norms of each head's queries and keys, as in Qwen3."""
     layer_norm_epsilon: PositiveFloat = 1e-5
-    """Added to the variance in layer norms, and to the mean square in RMS norms."""
-    attention_softcap: PositiveFloat | None = None
-    """Attention logits stay within ± this: cap · tanh(logits / cap), as in Gemma 2. null: no limit."""
-    output_softcap: PositiveFloat | None = None
-    """The output's logits stay within ± this. null: no limit."""
-    scale_embedding: bool = False
-    """Multiply token vectors by √d_model."""
     tie_embeddings: bool = True
     """Embedding and output share one matrix."""
-    init_std: PositiveFloat = 0.02
-    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by
-    √(2 · num_layers)."""
 
     @model_validator(mode="after")
-    def _heads_and_positions_fit(self) -> Self:
-        if self.positions == "rotary" and self.d_kv % 2:
-            name = "d_model / num_heads" if self.head_dim is None else "head_dim"
-            raise ValueError(f"num_heads: rotary positions need heads of even width, but {name} is {self.d_kv}")
-        if self.positions != "rotary" and (self.rope_base != 10_000.0 or self.window_rope_base is not None):
-            raise ValueError(f"rope_base: needs rotary positions, not {self.positions} ones")
-        if self.positions == "learned" and self.max_positions is None:
-            raise ValueError("max_positions is missing: learned positions need it")
-        if self.positions != "learned" and self.max_positions is not None:
-            raise ValueError(f"max_positions: {self.positions} positions have no limit; leave it out")
+    def _positions_suit(self) -> Self:
         if self.positions != "learned" and self.subtract_positions != "none":
             raise ValueError(f"subtract_positions: needs learned positions, not {self.positions} ones")
         if self.prefix_attention == "bidirectional" and (self.sliding_window is not None or self.positions == "alibi"):
@@ -589,7 +577,7 @@ class DecoderOnlyConfig(LocalAndGlobal, Heads, ModelConfig):
         return self
 
 
-class EncoderOnlyConfig(HeadsShareWidth):
+class EncoderOnlyConfig(HeadsShareWidth, ModelConfig):
     """An encoder-only model like BERT (Devlin et al. 2018). RoBERTa has `next_sentence: false` and `num_token_types:
     0`."""
 
@@ -602,7 +590,7 @@ class EncoderOnlyConfig(HeadsShareWidth):
     """Token types, which tell the two texts of a row apart. 0: none."""
     next_sentence: bool = True
     """Also predict whether the second text of a row follows the first."""
-    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    activation: Activation = "gelu"
     """Activation of the feed-forward layers."""
     init_std: PositiveFloat = 0.02
     """The standard deviation of all matrices at the start."""
@@ -616,7 +604,7 @@ class EncoderOnlyConfig(HeadsShareWidth):
         return self
 
 
-class DoubleDecoderConfig(Depths, Heads, ModelConfig):
+class DoubleDecoderConfig(Depths, RotaryHeads, ModelConfig):
     """The block-based double decoder: two causal stacks, of which the second reads the first's states of earlier
     blocks."""
 
@@ -628,7 +616,7 @@ class DoubleDecoderConfig(Depths, Heads, ModelConfig):
     block_length: Count = 128
     """In generation, the tokens of a block: once it is full, the encoder reads it. Neither training nor evaluation uses
     it."""
-    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu"] = "gelu"
+    activation: AnyActivation = "gelu"
     """Activation of the feed-forward layers. The last two are gated: `swiglu` by SiLU, `geglu` by the tanh
     approximation of GELU."""
     rope_base: PositiveFloat = 10_000.0
@@ -640,9 +628,7 @@ class DoubleDecoderConfig(Depths, Heads, ModelConfig):
     root of the stack's number of branches."""
 
     @model_validator(mode="after")
-    def _can_be_built(self) -> Self:
-        if self.d_kv % 2:
-            raise ValueError(f"head_dim: {self.d_kv} is odd; rotary positions need heads of even width")
+    def _boundaries_are_in_order(self) -> Self:
         if self.least_boundaries > self.most_boundaries:
             raise ValueError(f"least_boundaries: {self.least_boundaries} is above most_boundaries")
         return self
@@ -688,7 +674,7 @@ class EmbeddingLossConfig(Section):
         return self
 
 
-class AutoregressiveConfig(Depths, OneWidth):
+class AutoregressiveConfig(Depths, OneWidth, ModelConfig):
     """The autoregressive encoder-decoder (Yan 2024). All attention has the width `d_model`. Options are off by default;
     the best published setting is in configs/models/autoregressive-yan2024.yaml."""
 
@@ -737,28 +723,25 @@ class AutoregressiveConfig(Depths, OneWidth):
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
+        heads = {"num_heads": self.num_heads, "num_cross_heads": self.cross_heads}
         problems = [
-            f"{name} {heads} doesn't divide d_model {self.d_model}"
-            for name, heads in (("num_heads", self.num_heads), ("num_cross_heads", self.cross_heads))
-            if self.d_model % heads
+            f"{name} {number} doesn't divide d_model {self.d_model}"
+            for name, number in heads.items()
+            if self.d_model % number
         ]
         matrix = self.embedding_loss is not None and self.embedding_loss.aggregation == "matrix"
-        if self.positions == "learned" or self.add_positions or matrix:
-            if self.max_positions is None:
-                problems.append("max_positions is missing: what is learned for each position needs the longest row")
-        elif self.max_positions is not None:
+        limited = self.positions == "learned" or self.add_positions or matrix
+        if limited and self.max_positions is None:
+            problems.append("max_positions is missing: what is learned for each position needs the longest row")
+        if not limited and self.max_positions is not None:
             problems.append("max_positions is for learned positions; rotary ones have no table")
+        if self.positions == "rotary" and self.subtract_positions != "none" and not self.add_positions:
+            problems.append("subtract_positions: rotary positions add nothing to subtract; set add_positions: true too")
         if self.positions == "rotary":
-            if self.subtract_positions != "none" and not self.add_positions:
-                problems.append(
-                    "subtract_positions: rotary positions add nothing to the embeddings, so there is nothing to "
-                    "subtract. With add_positions: true, the position embedding that the decoder's input gets is "
-                    "subtracted from its output"
-                )
             problems += [
-                f"rotary positions need heads of even width, but {name} {heads} makes heads of {self.d_model // heads}"
-                for name, heads in (("num_heads", self.num_heads), ("num_cross_heads", self.cross_heads))
-                if self.d_model % heads == 0 and self.d_model // heads % 2
+                f"rotary positions need heads of even width, but {name} {number} makes heads of {width}"
+                for name, number in heads.items()
+                if (width := self.d_model // number) % 2 and self.d_model % number == 0
             ]
         if problems:
             raise ValueError("; ".join(problems))

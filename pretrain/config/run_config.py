@@ -1,6 +1,6 @@
 """The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -131,7 +131,7 @@ class DataSection(Section):
     """The cache for blocks of remote corpora."""
 
     @model_validator(mode="after")
-    def _curriculum_advances(self) -> "DataSection":
+    def _curriculum_advances(self) -> Self:
         steps = [stage.until_step for stage in self.curriculum]
         if steps != sorted(set(steps)):
             raise ValueError("curriculum: until_step must grow from one entry to the next")
@@ -301,7 +301,6 @@ class RunConfig(Section):
     """A run file: which model is trained, on which corpora, and how."""
 
     other_files = {"sources": "this is a corpus file, not a run file; build it with data-pipeline build {}"}
-    refused = {"distillation": "is a wrapper now: wrapper: {name: distillation, teacher: …}"}
 
     run: RunSection
     """Name, place, seed and length of the run."""
@@ -349,22 +348,13 @@ class RunConfig(Section):
         return self.deepspeed.zero_optimization.stage
 
     @model_validator(mode="after")
-    def _validation_has_data(self) -> "RunConfig":
+    def _sections_agree(self) -> Self:
+        problems = [f"schedule: {problem}" for problem in self.schedule.problems(self.run.max_steps)]
         if any(hook.needs_corpus for hook in self.evaluation) and not self.data.validation:
-            raise ValueError("evaluation: data.validation names no corpus")
-        return self
-
-    @model_validator(mode="after")
-    def _average_stays_in_memory(self) -> "RunConfig":
+            problems.append("evaluation: data.validation names no corpus")
         on_nvme = self.deepspeed.zero_optimization.offloaded_to("nvme")
         if self.optimizer.ema_decay is not None and "offload_optimizer" in on_nvme:
-            raise ValueError(
-                "optimizer.ema_decay: DeepSpeed keeps no further states on NVMe; set device to cpu or none"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _schedule_fits(self) -> "RunConfig":
-        if problems := self.schedule.problems(self.run.max_steps):
-            raise ValueError("; ".join(f"schedule: {problem}" for problem in problems))
+            problems.append("optimizer.ema_decay: DeepSpeed keeps no further states on NVMe; set device to cpu or none")
+        if problems:
+            raise ValueError("\n".join(problems))
         return self

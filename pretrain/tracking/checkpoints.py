@@ -12,6 +12,7 @@ whose tag `checkpoint` then says `deleted`. An export of one is a model of its o
 
 import math
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,20 +21,19 @@ from mlflow.entities import LoggedModelOutput, Metric
 
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import MASK, masked
+from data_pipeline.foundation.formatting import masked
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.index import INDEX
 from pretrain.run import metrics_file
 from pretrain.tracking.mlflow_store import (
-    STATE_FILE,
     FeedState,
-    LoggedCheckpoint,
     MlflowRun,
     TrackedRun,
     absolute_uri,
     file_version,
     in_mlflow,
     one_line,
+    with_password,
 )
 
 _KEY = "checkpoint_key"
@@ -45,45 +45,48 @@ def log_checkpoints(run: MlflowRun) -> None:
     """Logs new checkpoints, and marks those that were deleted since the last call."""
     if not (run.directory / "checkpoints").is_dir():  # the run directory was copied without them
         return
-    present = set()
+    state, present = run.state, set()
     for step in all_steps(run.directory):
         directory = checkpoint_directory(run.directory, step)
         try:
             version = file_version(directory / INDEX)
-            known = run.state.checkpoints.get(directory.name)
-            if known is None or known.version != version:
+            if state.files.get(_index(directory.name)) != version:
                 # the index holds the checksum of every other file
-                _log(run, step, f"{run.description.key}/{sha256(directory / INDEX)}", version)
+                _log(run, step, f"{run.description.key}/{sha256(directory / INDEX)}")
+                state.files[_index(directory.name)] = version
+                run.save()
         except FileNotFoundError:  # just deleted
             continue
         present.add(directory.name)
-    for name in run.state.checkpoints.keys() - present:
-        run.client.set_logged_model_tags(run.state.checkpoints[name].model_id, {_STATE: "deleted"})
-        del run.state.checkpoints[name]
+    for name in state.models.keys() - present:
+        run.client.set_logged_model_tags(state.models[name], {_STATE: "deleted"})
+        del state.models[name], state.files[_index(name)]
         run.save()
 
 
-def _log(run: MlflowRun, step: int, key: str, version: list[int]) -> None:
+def _index(name: str) -> str:
+    return f"checkpoints/{name}/{INDEX}"
+
+
+def _log(run: MlflowRun, step: int, key: str) -> None:
     directory, state, client = checkpoint_directory(run.directory, step), run.state, run.client
     found = client.search_logged_models([state.experiment_id], f"tags.{_KEY} = '{key}'", max_results=1)
     model_id = found[0].model_id if found else _new_model(run, step, key)
     outputs = client.get_run(state.run_id).outputs
     if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
         client.log_outputs(state.run_id, [LoggedModelOutput(model_id, step)])
-    before = state.checkpoints.get(directory.name)
-    if before and before.model_id != model_id:  # another attempt has overwritten it
-        client.set_logged_model_tags(before.model_id, {_STATE: "deleted"})
+    before = state.models.get(directory.name)
+    if before and before != model_id:  # another attempt has overwritten it
+        client.set_logged_model_tags(before, {_STATE: "deleted"})
     client.set_logged_model_tags(model_id, {_STATE: "kept", "directory": str(directory.resolve())})
     client.log_batch(state.run_id, metrics=_metrics(run, model_id, step))
     client.finalize_logged_model(model_id, "READY")
-    state.checkpoints[directory.name] = LoggedCheckpoint(model_id, version)
-    run.save()
+    state.models[directory.name] = model_id
 
 
 def _new_model(run: MlflowRun, step: int, key: str) -> str:
     """The id of a new logged model of the run."""
-    name = f"{run.description.run_name}-step-{step:08d}"
-    name = "".join("_" if character in "/:.%\"'" else character for character in name)  # which MLflow refuses
+    name = re.sub(r"[/:.%\"']", "_", f"{run.description.run_name}-step-{step:08d}")  # which MLflow refuses
     family = str(run.description.parameters.get("model", {}).get("family", ""))
     return run.client.create_logged_model(
         run.state.experiment_id,
@@ -113,14 +116,12 @@ def _metrics(run: MlflowRun, model_id: str, step: int) -> list[Metric]:
 
 def metric_dataset(run: TrackedRun, metric: str) -> dict[str, str]:
     """The corpus that a metric was measured on; nothing for a mixture, or if it isn't known."""
-    context = "train" if metric == "train/loss" else "validation"
-    measured_on = [
-        info
-        for info in run.datasets
-        if info.context == context and (context == "train" or metric.startswith(f"validation/{info.name}/"))
-    ]
-    found = measured_on[0].in_mlflow if len(measured_on) == 1 else {}
-    return {f"dataset_{key}": value for key, value in found.items()}
+    if metric == "train/loss":
+        found = [one for one in run.datasets if one.context == "train"]
+    else:
+        validation = [one for one in run.datasets if one.context == "validation"]
+        found = [one for one in validation if metric.startswith(f"validation/{one.name}/")]
+    return {f"dataset_{key}": value for key, value in found[0].in_mlflow.items()} if len(found) == 1 else {}
 
 
 @dataclass(frozen=True)
@@ -139,14 +140,11 @@ class Registration:
         if not name.strip() or "/" in name or ":" in name:
             raise UserError(f"--register: expected a name without / and :, got {name!r}")
         state = FeedState.load(run_dir)
-        if state is None or checkpoint.name not in state.checkpoints:
-            raise UserError(f"--register: {run_dir / STATE_FILE} has no model of {checkpoint}; sync the run first")
-        given = absolute_uri(uri) if uri else None
-        if given and masked(given) != state.tracking_uri:
+        if state is None or checkpoint.name not in state.models:
+            raise UserError(f"--register: {run_dir / FeedState.file} has no model of {checkpoint}; sync the run first")
+        if uri and masked(absolute_uri(uri)) != state.tracking_uri:
             raise UserError(f"--uri: the run is in {state.tracking_uri}; for another MLflow: pretrain sync {run_dir}")
-        if not given and MASK in state.tracking_uri:
-            raise UserError(f"--register: the password of {state.tracking_uri} isn't recorded; give --uri with it")
-        return cls(name, given or state.tracking_uri, state.checkpoints[checkpoint.name].model_id)
+        return cls(name, with_password(state.tracking_uri, uri), state.models[checkpoint.name])
 
     def register(self, exported: Path) -> str:
         """Uploads the directory `exported` and registers it; returns its URI, models:/NAME/VERSION.

@@ -45,7 +45,6 @@ from pretrain.tracking.mlflow_store import (
     in_mlflow,
     parent_run,
     safe_key,
-    settle_parent,
     sqlite_file,
 )
 
@@ -59,8 +58,8 @@ _PARAMETER_LENGTH = 6000  # to which MLflow cuts it
 
 
 def connected(run_dir: Path, run: TrackedRun, uri: str) -> MlflowRun:
-    """The run in MLflow, which is created or reopened, and described. Raises every error, as do `feed` and `finish`;
-    calling them again continues."""
+    """The run in MLflow, which is created or reopened, and described. Raises every error, as does `feed`; calling them
+    again continues."""
     uri = absolute_uri(uri)
     create_tables(uri)
     mlflow_client = client(uri)
@@ -79,22 +78,15 @@ def connected(run_dir: Path, run: TrackedRun, uri: str) -> MlflowRun:
 
 
 def feed(run: MlflowRun) -> int:
-    """Sends new metrics, files and checkpoints. Returns how many metrics were sent."""
+    """Sends new metrics, files and checkpoints, and how the run ended. Returns how many metrics were sent."""
     files = [run.directory / metrics_file.FILE_NAME, *metrics_file.files_of_machines(run.directory)]
     sent = sum(_feed_rows(run, str(file.relative_to(run.directory))) for file in files)
     _upload_files(run)
     log_checkpoints(run)
+    if run.description.status != "RUNNING":
+        ended = int((run.description.ended or time.time()) * 1000)
+        run.client.set_terminated(run.state.run_id, run.description.status, end_time=ended)
     return sent
-
-
-def finish(run: MlflowRun) -> None:
-    """Tells MLflow how the run ended, if it has."""
-    description, state = run.description, run.state
-    if description.status != "RUNNING":
-        ended = int((description.ended or time.time()) * 1000)
-        run.client.set_terminated(state.run_id, description.status, end_time=ended)
-        if run.parent:
-            settle_parent(run.client, state.experiment_id, run.parent)
 
 
 def _experiment(mlflow_client: MlflowClient, name: str, database: Path | None) -> str:
@@ -162,17 +154,18 @@ def _feed_rows(run: MlflowRun, name: str) -> int:
 def _upload_files(run: MlflowRun) -> None:
     """Uploads what is new or has changed. A file that is uploaded again replaces the earlier one; an image joins it."""
     for name in run.description.artifacts:
-        _upload(run, run.directory / name, name, PurePosixPath(name))
+        _upload(run, run.directory / name, PurePosixPath(name))
     directory = run.directory / ARTIFACTS_DIRECTORY
     for path in sorted(directory.rglob("*")):
-        if not path.name.endswith(TEMPORARY_SUFFIX):
-            target = PurePosixPath(path.relative_to(directory))
-            _upload(run, path, str(path.relative_to(run.directory)), target)
+        _upload(run, path, PurePosixPath(path.relative_to(directory)))
 
 
-def _upload(run: MlflowRun, path: Path, name: str, target: PurePosixPath) -> None:
-    """Uploads a file, `name` in FeedState.files, to the path `target` of the run's artifacts."""
-    if not path.is_file() or run.state.files.get(name) == (version := file_version(path)):
+def _upload(run: MlflowRun, path: Path, target: PurePosixPath) -> None:
+    """Uploads a file that is new, or has changed, to the path `target` of the run's artifacts."""
+    name = str(path.relative_to(run.directory))
+    if not path.is_file() or path.name.endswith(TEMPORARY_SUFFIX):
+        return
+    if run.state.files.get(name) == (version := file_version(path)):
         return
     if found := _STEP.fullmatch(target.name):
         key = "/".join(["pictures", *target.parent.parts[1:]])

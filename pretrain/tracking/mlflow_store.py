@@ -13,7 +13,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from pydantic import NonNegativeInt
 
@@ -26,7 +26,6 @@ from data_pipeline.foundation.lazy_imports import imported_at_first_use
 with imported_at_first_use():
     from mlflow import tracking  # 3.8 s and 170 MB, and many who need this module need no client
 
-TRACKING_FILE, STATE_FILE = "tracking.json", "mlflow.json"
 ARTIFACTS_DIRECTORY = "artifacts"
 DIGEST_LENGTH = 36  # of a dataset: MLflow's limit
 _PARENT = "parent_of_runs"  # the tag that tells a parent from a training run of the same name
@@ -73,14 +72,29 @@ class DatasetInfo:
         return {"name": f"{self.name} ({self.context})", "digest": self.digest[:DIGEST_LENGTH]}
 
 
+class Kept:
+    """What a JSON file of the run directory says."""
+
+    file: ClassVar[str]
+
+    def save(self, run_dir: Path) -> None:
+        write_json(run_dir / self.file, self)
+
+    @classmethod
+    def load(cls, run_dir: Path) -> Self | None:
+        return read_valid_json(run_dir / cls.file, cls)
+
+
 @dataclass
-class TrackedRun:
+class TrackedRun(Kept):
     """The description of a run for MLflow.
 
     `parameters` is the resolved run file, `tags` what else names the run, `artifacts` files by their paths in the run
     directory, and `parent` the name of the run that MLflow shows it under. `key` finds the run in MLflow again if
     mlflow.json is lost.
     """
+
+    file = "tracking.json"
 
     experiment: str
     run_name: str
@@ -96,43 +110,23 @@ class TrackedRun:
     ended: float | None = None
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def save(self, run_dir: Path) -> None:
-        write_json(run_dir / TRACKING_FILE, self)
-
-    @classmethod
-    def load(cls, run_dir: Path) -> "TrackedRun | None":
-        return read_valid_json(run_dir / TRACKING_FILE, cls)
-
 
 @dataclass
-class LoggedCheckpoint:
-    """A checkpoint in MLflow. `version`: [mtime_ns, bytes] of its index."""
-
-    model_id: str
-    version: list[int]
-
-
-@dataclass
-class FeedState:
+class FeedState(Kept):
     """The part of a run that MLflow has.
 
     `offsets`: bytes of each file of metrics, by its path in the run directory. `files`: [mtime_ns, bytes] of each
-    upload. `checkpoints`: by the name of the checkpoint's directory.
+    upload, and of the index of each checkpoint. `models`: the model of a checkpoint, by the name of its directory.
     """
+
+    file = "mlflow.json"
 
     tracking_uri: str
     experiment_id: str
     run_id: str
     offsets: dict[str, NonNegativeInt] = field(default_factory=dict)
     files: dict[str, list[int]] = field(default_factory=dict)
-    checkpoints: dict[str, LoggedCheckpoint] = field(default_factory=dict)
-
-    def save(self, run_dir: Path) -> None:
-        write_json(run_dir / STATE_FILE, self)
-
-    @classmethod
-    def load(cls, run_dir: Path) -> "FeedState | None":
-        return read_valid_json(run_dir / STATE_FILE, cls)
+    models: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,7 +150,7 @@ def file_version(file: Path) -> list[int]:
 
 
 def parent_run(client: "tracking.MlflowClient", experiment_id: str, name: str) -> str:
-    """The id of the parent run `name`, which is created if it doesn't exist.
+    """The id of the parent run `name`, which is created, and ended at once, if it doesn't exist.
 
     Runs that start together may each create one. All of them then take the oldest, and the others are deleted.
     """
@@ -164,19 +158,11 @@ def parent_run(client: "tracking.MlflowClient", experiment_id: str, name: str) -
     found = _parents(client, experiment_id, tag)
     if not found:
         created = client.create_run(experiment_id, tags={_PARENT: tag}, run_name=name).info.run_id
+        client.set_terminated(created)
         found = _parents(client, experiment_id, tag)
         if found[0].info.run_id != created:
             client.delete_run(created)
     return found[0].info.run_id
-
-
-def settle_parent(client: "tracking.MlflowClient", experiment_id: str, parent_id: str) -> None:
-    """Ends the parent run once none of its runs is running; it has failed if one of them has."""
-    runs = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{parent_id}'")
-    statuses = {run.info.status for run in runs}
-    if "RUNNING" not in statuses:
-        status = next((one for one in ("FAILED", "KILLED") if one in statuses), "FINISHED")
-        client.set_terminated(parent_id, status)
 
 
 def _parents(client: "tracking.MlflowClient", experiment_id: str, tag: str) -> list[Any]:
@@ -217,6 +203,15 @@ def absolute_uri(uri: str) -> str:
     return f"sqlite:///{file}" if file else uri
 
 
+def with_password(recorded: str, given: str | None = None) -> str:
+    """`recorded`, a URI without its password, or `given`, the same with it. Raises UserError if there is only ***."""
+    if MASK not in recorded:
+        return recorded
+    if given is None or masked(given) != recorded:
+        raise UserError(f"the password of {recorded} isn't recorded; give --uri with it")
+    return given
+
+
 def sqlite_file(uri: str) -> Path | None:
     """The file of `sqlite:///relative` or `sqlite:////absolute`; None for any other uri."""
     prefix = "sqlite:///"
@@ -246,28 +241,25 @@ _HOST = "127.0.0.1"
 _TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application
 
 
-def dashboard(run_dir: Path | None, uri: str, port: int = 5000) -> None:
+def dashboard(run_dir: Path | None, given: str, port: int = 5000) -> None:
     """Prints the address of the charts, and replaces this process by MLflow's server, which serves until Ctrl-C.
 
-    With `run_dir` they are the charts of that run in the run's own MLflow, and `uri` is ignored, unless that has the
-    password which the run has not recorded; otherwise it is the list of experiments. If MLflow already runs as a
-    server, it only prints the address. Raises UserError if there is nothing to show.
+    With `run_dir` they are the charts of that run in the run's own MLflow, of which the URI `given` may add the
+    password; otherwise it is the list of experiments. If MLflow already runs as a server, it only prints the address.
+    Raises UserError if there is nothing to show.
     """
     state = FeedState.load(run_dir) if run_dir else None
     if run_dir and state is None:
         raise UserError(
-            f"{run_dir}: no {STATE_FILE} here, so MLflow has no data of this run; to send it: pretrain sync {run_dir}"
+            f"{run_dir}: no {FeedState.file} here, so MLflow has no data of it; to send them: pretrain sync {run_dir}"
         )
-    given, uri = absolute_uri(uri), state.tracking_uri if state else absolute_uri(uri)
+    uri = state.tracking_uri if state else absolute_uri(given)
     runs = f"#/experiments/{state.experiment_id}/runs" if state else "#/experiments"
     page = (f"{runs}/{state.run_id}/model-metrics" if state else runs) + _TRAINING
     if uri.startswith(("http://", "https://")):
         print(f"{without_login(uri).rstrip('/')}/{page}")
         return
-    if MASK in uri:
-        if masked(given) != uri:
-            raise UserError(f"{run_dir}: the password of {uri} isn't recorded; give --uri with it")
-        uri = given
+    uri = with_password(uri, given)
     database = sqlite_file(uri)
     if database and not database.exists():
         raise UserError(f"{database}: no such file, so there is nothing to show yet; runs create it when they train")

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Literal
 
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import MASK, masked, masked_values
+from data_pipeline.foundation.formatting import masked, masked_values
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.run.metrics_file import MetricLog
-from pretrain.tracking.mlflow_store import MlflowRun, TrackedRun, absolute_uri, one_line
+from pretrain.tracking.mlflow_store import MlflowRun, TrackedRun, absolute_uri, one_line, with_password
 
 with imported_at_first_use():
     from pretrain.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
@@ -113,9 +113,7 @@ class Tracker:
             try:
                 connection = connection or feeder.connected(self.run_dir, self._run, self._uri)
                 feeder.feed(connection)
-                if closing:
-                    feeder.finish(connection)
-                    self._complete = True
+                self._complete = closing
                 if failing:
                     logger.warning("MLflow at %s accepts metrics again", masked(self._uri))
                 failing, pause = False, SECONDS_BETWEEN_FEEDS
@@ -152,12 +150,8 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
     uri = uri or run.uri
     if uri is None:
         raise UserError(f"{run_dir}: the run was started without tracking.mlflow.uri; give one to sync to")
-    if MASK in uri:
-        raise UserError(f"{run_dir}: the password of {uri} isn't recorded; give --uri with it")
+    uri = with_password(uri)
     try:
-        connection = feeder.connected(run_dir, run, uri)
-        sent = feeder.feed(connection)
-        feeder.finish(connection)
+        return feeder.feed(feeder.connected(run_dir, run, uri))
     except Exception as error:
         raise FailedError(f"{masked(uri)}: {one_line(error)}; what was sent is kept, sync again to continue") from error
-    return sent

@@ -8,7 +8,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
 from pretrain.run import watchdog
-from pretrain.trainer import wrappers
+from pretrain.trainer import distillation
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.trainer.callbacks.bad_steps import SkippedSteps, Spikes
 from pretrain.trainer.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
@@ -34,7 +34,8 @@ LAST = (Reporting, CheckpointsInMemory, EvaluationHooks, WeightComparison, Check
 def train(run: ValidatedRun, report: RunReport, callbacks: dict[str, Callback]) -> int:
     """Trains from where the run stands; returns 0 if it has finished, 75 if it stops on request. All ranks call it."""
     model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
-    wrappers.wrap(model, run.config, communication_device())
+    if run.config.wrapper:
+        distillation.wrap(model, run.config.wrapper, run.config.precision, communication_device())
     trainer = Trainer(run, report, Engine(model, run.config), callbacks)
     for callback in callbacks.values():
         callback.before_training(trainer)

@@ -10,6 +10,7 @@ from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.loading.stream import Stream, differences, rates, rates_of_rows
+from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
@@ -20,10 +21,10 @@ from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
 from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
-from pretrain.trainer import wrappers
 
-with imported_at_first_use():
-    from pretrain.optimizers import groups  # PyTorch takes 2 s and 190 MB, and the launcher does without where it can
+with imported_at_first_use():  # PyTorch takes 2 s and 190 MB, and the launcher does without where it can
+    from pretrain.optimizers import groups
+    from pretrain.trainer import distillation
 
 
 @dataclass(frozen=True)
@@ -136,24 +137,29 @@ def validate(
         _opened(entry.corpus, data.cache).with_objective(data.held_out_objective(entry)) for entry in data.validation
     ]
     stages = [[corpus.with_objective(stage.objective) for corpus in training] for stage in data.curriculum]
-    every_use = [*itertools.chain(*stages), *training, *validation]
-    problems = [*BatchPlan(config.batch, ranks).problems(), *of_devices]
-    problems += _duplicates("train", training) + _duplicates("validation", validation)
-    names, name_problems = _names(config, validation)
-    problems += (
-        name_problems + _tokenizer_differences(training, validation) + _objective_problems("data.objective", training)
-    )
+    stage_uses = [*itertools.chain(*stages)]
+    names = [entry.name or corpus.name for entry, corpus in zip(data.validation, validation, strict=True)]
+    model, id_problems = with_tokenizer_ids(config.model, training[0])
+    problems = [
+        *BatchPlan(config.batch, ranks).problems(),
+        *of_devices,
+        *_corpus_problems("train", training),
+        *_corpus_problems("validation", validation),
+        *_name_problems(names, validation),
+        *_tokenizer_differences(training, validation),
+        *_objective_problems("data.objective", training),
+        *id_problems,
+        *_row_problems(config, model, [*stage_uses, *training, *validation]),
+        *_optimizer_problems(config, model),
+    ]
     for number, corpora in enumerate(stages):
         problems += _objective_problems(f"data.curriculum.{number}.objective", corpora, cut=True)
     for number, (entry, corpus) in enumerate(zip(data.validation, validation, strict=True)):
         problems += _objective_problems(f"data.validation.{number}.objective", [corpus] if entry.objective else [])
-    problems += _without_rows("train", training) + _without_rows("validation", validation)
-    model, id_problems = with_tokenizer_ids(config.model, training[0])
-    problems += id_problems + _row_problems(config, model, every_use) + _optimizer_problems(config, model)
     held_out = {name: corpus.objective.full_name for name, corpus in zip(names, validation, strict=True)}
     for number, hook in enumerate(config.evaluation):
         problems += [f"evaluation.{number}.{problem}" for problem in hook.problems(held_out)]
-    wrapper_problems = wrappers.problems(config, model, [*training, *itertools.chain(*stages)])
+    wrapper_problems = distillation.problems(config.wrapper, model, [*training, *stage_uses]) if config.wrapper else []
     problems += wrapper_problems
     if resume is not None and not wrapper_problems:
         problems += _differences_from_resumed(checkpoint_index.read(resume), config, model, training)
@@ -198,7 +204,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> c
         # Adafactor's; it decides the shape of the second moments
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "optimizer.ema_decay": config.optimizer.ema_decay,
-        "wrapper": wrappers.identity(config),
+        "wrapper": distillation.identity(config.wrapper) if config.wrapper else None,
         "tokenizer_sha256": training[0].manifest.tokenizer.sha256,
         "data": _stream(config, training).identity,
     }
@@ -265,18 +271,14 @@ def _differences_from_init(model: ModelConfig, path: Path, corpus: Corpus) -> li
     try:
         checkpoint = checkpoint_in(path)
         saved = checkpoint_index.read(checkpoint).model
-        tokenizer = vars(load_tokenizer(checkpoint).describe())
+        tokenizer = load_tokenizer(checkpoint)
     except (UserError, FailedError) as error:
         return [f"checkpoint.init_from: {error}"]
     if saved.family != model.family:
         return [f"checkpoint.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
     found = differences(_weight_settings(saved), _weight_settings(model))
-    ids = vars(corpus.manifest.tokenizer)
-    found += differences(*({f"tokenizer.{key}": one.get(key) for key in _IDS} for one in (tokenizer, ids)))
+    found += differences(_token_ids(tokenizer), _token_ids(corpus.tokenizer))
     return [f"checkpoint.init_from: {path}: {line}" for line in found]
-
-
-_IDS = ("kind", "sha256", "special_tokens", "sentinels")
 
 
 def _weight_settings(model: ModelConfig) -> dict[str, object]:
@@ -287,48 +289,40 @@ def _weight_settings(model: ModelConfig) -> dict[str, object]:
     return {**settings, "rows of the embedding matrix": model.padded_vocab_size}
 
 
-def _duplicates(split: str, corpora: list[Corpus]) -> list[str]:
-    """Corpora listed twice: in training, both copies would give the same rows at the same time."""
+def _corpus_problems(split: str, corpora: list[Corpus]) -> list[str]:
+    """Corpora without rows, and those listed twice: in training, both would give the same rows at the same time."""
     first: dict[str, int] = {}
-    return [
+    problems = [f"data.{split}: {corpus.directory} has no {split} rows" for corpus in corpora if not corpus.rows(split)]
+    return problems + [
         f"data.{split}.{number}: {corpus.directory} is the same corpus as data.{split}.{before}; leave one out"
         for number, corpus in enumerate(corpora)
         if (before := first.setdefault(corpus.fingerprint, number)) != number
     ]
 
 
-def _names(config: RunConfig, validation: list[Corpus]) -> tuple[list[str], list[str]]:
-    """The name of each validation corpus in metrics, and a problem for each name that two corpora share."""
-    entries = config.data.validation
-    names = [entry.name or corpus.name for entry, corpus in zip(entries, validation, strict=True)]
-    problems = [
+def _name_problems(names: list[str], validation: list[Corpus]) -> list[str]:
+    """Held-out corpora that have the name of another in metrics."""
+    return [
         f"data.validation.{number}: named {name!r} like data.validation.{names.index(name)}; "
         f"set another name as data.validation.{number}.name"
         for number, (name, corpus) in enumerate(zip(names, validation, strict=True))
         if names.index(name) != number and corpus.fingerprint != validation[names.index(name)].fingerprint
     ]
-    return names, problems
-
-
-def _without_rows(split: str, corpora: list[Corpus]) -> list[str]:
-    return [f"data.{split}: {corpus.directory} has no {split} rows" for corpus in corpora if not corpus.rows(split)]
 
 
 def _tokenizer_differences(training: list[Corpus], validation: list[Corpus]) -> list[str]:
-    first = training[0]
+    first, *others = [*training, *validation]
     return [
-        f"{corpus.directory}: built with another tokenizer than {first.directory} "
-        f"({_token_ids(corpus)}, expected {_token_ids(first)})"
-        for corpus in [*training[1:], *validation]
-        if _token_ids(corpus) != _token_ids(first)
+        f"{corpus.directory}: built with another tokenizer than {first.directory}: {'; '.join(found)}"
+        for corpus in others
+        if (found := differences(_token_ids(first.tokenizer), _token_ids(corpus.tokenizer)))
     ]
 
 
-def _token_ids(corpus: Corpus) -> str:
-    """A description of what the token ids of a corpus mean."""
-    described = corpus.tokenizer.describe()
-    words = [f"sha256 {described.sha256[:12]}", *described.special_tokens]
-    return ", ".join([*words, f"{described.sentinels} sentinels"])
+def _token_ids(tokenizer: Tokenizer) -> dict[str, object]:
+    """The facts that decide what a tokenizer's ids mean."""
+    described = vars(tokenizer.describe())
+    return {f"tokenizer.{key}": described[key] for key in ("kind", "sha256", "special_tokens", "sentinels")}
 
 
 def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> list[str]:

@@ -35,24 +35,26 @@ STAGE_3 = {"stage": 3}
 WRONG = [
     ({"zero_optimisation": STAGE_3}, "zero_optimisation: unknown key; nearest valid key: zero_optimization"),
     ({"fp16": {"enabled": True}}, "fp16: not supported: T5 diverges in fp16; set precision: bf16"),
-    ({"elasticity": {}}, "elasticity: DeepSpeed has removed it"),
+    ({"elasticity": {}}, "elasticity: DeepSpeed ignores it, or has removed it"),
     ({"wall_clock_breakdown": True}, "wall_clock_breakdown: goes to DeepSpeed's log"),
 ]
 NEAREST = "unknown key; nearest valid key: zero_optimization"
 WRONG_ZERO = [
-    ({"stage": 0}, ".stage: 0 is refused: with it, DeepSpeed gives no"),
-    ({"stage": 4}, ".stage: expected 1, 2 or 3, got 4"),
+    ({"stage": 0}, ".stage: expected integer ≥ 1, ≤ 3, got 0"),
+    ({"stage": 4}, ".stage: expected integer ≥ 1, ≤ 3, got 4"),
+    ({"memory_efficient_linear": 2}, ".memory_efficient_linear: expected true or false, got 2"),
+    ({"stage3_max_reuse_distance": -1}, ".stage3_max_reuse_distance: expected integer ≥ 0, got -1"),
     ({"round_robin_gradients": True}, ".round_robin_gradients: DeepSpeed's"),
     ({"reduce_bucket_sise": 1}, f".reduce_bucket_sise: {NEAREST}.reduce_bucket_"),
-    ({"offload_param": {"device": "cpu"}}, ": offload_param: only stage 3 shards parameters"),
+    ({"offload_param": {"device": "cpu"}}, ": offload_param.device: cpu needs stage 3"),
     (
         {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}},
-        ": offload_optimizer.device: nvme needs stage 3, got stage 2; set cpu",
+        ": offload_optimizer.device: nvme needs stage 3",
     ),
     ({**STAGE_3, "offload_optimizer": {"device": "nvme"}}, ".offload_optimizer: nvme_path: missing"),
     (
         {**STAGE_3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
-        ".offload_optimizer.ratio: DeepSpeed updates what isn't offloaded with an AdamW of",
+        ".offload_optimizer.ratio: works only with optimizers of DeepSpeed's own",
     ),
     ({"offload_optimizer": {"devise": "cpu"}}, f".offload_optimizer.devise: {NEAREST}.offload_optimizer.device"),
 ]
@@ -85,7 +87,7 @@ def test_other_keys_are_passed_on_and_the_stage_has_a_default_and_must_be_a_numb
         assert section == {"zero_optimization": {**zero, "stage": 2}, **others}
     for wrong in (True, "2"):
         values = {**run_config().model_dump(), "deepspeed": {"zero_optimization": {"stage": wrong}}}
-        with pytest.raises(UserError, match=r"deepspeed\.zero_optimization\.stage: expected integer, got"):
+        with pytest.raises(UserError, match=r"deepspeed\.zero_optimization\.stage: expected integer .*, got"):
             check(values, RunConfig, "run.yaml")
 
 
@@ -124,10 +126,11 @@ def test_every_key_that_deepspeed_knows_is_decided_on():
     assert _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() <= deepspeed_keys.DeepSpeedSection.refused.keys()
     fields = {field.alias or name for name, field in DeepSpeedZeroConfig.model_fields.items()}
     removed = {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}
-    assert fields | removed == known_keys(deepspeed_keys.ZeroSection)
+    assert deepspeed_keys.ZeroSection.model_fields.keys() <= fields
+    assert fields | removed <= known_keys(deepspeed_keys.ZeroSection)
     assert not fields & removed
     for ours, theirs in OFFLOADING:
-        assert theirs.model_fields.keys() == known_keys(ours)
+        assert ours.model_fields.keys() <= theirs.model_fields.keys() <= known_keys(ours)
 
 
 def test_the_defaults_in_the_reference_are_deepspeeds():

@@ -67,7 +67,7 @@ def test_a_search_ranks_the_checkpoints_that_are_kept(run_dir, uri, client):
     run = client.get_run(state.run_id)
     assert {output.step for output in run.outputs.model_outputs} == {3, 6, 9, 12}
     (corpus,) = [given.dataset for given in run.inputs.dataset_inputs if given.tags[0].value == "train"]
-    model = client.get_logged_model(state.checkpoints["step-00000006"].model_id)
+    model = client.get_logged_model(state.models["step-00000006"])
     assert (model.metrics[0].dataset_name, model.metrics[0].dataset_digest) == (corpus.name, corpus.digest)
     assert (model.source_run_id, model.status.value, model.params["step"]) == (state.run_id, "READY", "6")
     assert Path(model.tags["directory"]) == run_dir / "checkpoints/step-00000006"
@@ -77,7 +77,7 @@ def test_a_search_ranks_the_checkpoints_that_are_kept(run_dir, uri, client):
     (run_dir / "mlflow.json").unlink()  # as after a kill before it was written: feeding again changes nothing
     sync(run_dir, uri)
     again = FeedState.load(run_dir)
-    assert (again.run_id, again.checkpoints) == (state.run_id, state.checkpoints)
+    assert (again.run_id, again.models) == (state.run_id, state.models)
     assert ranked(client, run_dir) == expected
     assert [(one.step, one.value) for one in client.get_metric_history(state.run_id, "loss/train")] == curve
     assert len(client.get_run(state.run_id).outputs.model_outputs) == 4
@@ -100,13 +100,13 @@ def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, 
         index.write_text(index.read_text() + "\n")
     sync(run_dir, uri)
     new = FeedState.load(run_dir)
-    assert client.get_logged_model(old.checkpoints["step-00000009"].model_id).tags["checkpoint"] == "deleted"
-    model = client.get_logged_model(new.checkpoints["step-00000009"].model_id)
+    assert client.get_logged_model(old.models["step-00000009"]).tags["checkpoint"] == "deleted"
+    model = client.get_logged_model(new.models["step-00000009"])
     assert ([metric.value for metric in model.metrics], model.tags["checkpoint"]) == ([1.5], "kept")
     history = client.get_metric_history(new.run_id, "loss/train")
     assert [point.step for point in history].count(9) == 2
     # NaN would be 0 in MLflow, and the best of all
-    assert not client.get_logged_model(new.checkpoints["step-00000012"].model_id).metrics
+    assert not client.get_logged_model(new.models["step-00000012"]).metrics
 
 
 def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):

@@ -299,7 +299,7 @@ def test_a_key_of_a_family_is_named_as_in_the_file(config):
         ),
         (
             "deepspeed.train_batch_size=4",
-            "deepspeed.train_batch_size: set batch.global_batch_size and batch.micro_batch_size instead",
+            "deepspeed.train_batch_size: set batch instead",
         ),
         ("data.train=[]", "data.train: expected non-empty list of keys and values, got [] (the corpora to train on)"),
         ("faults.spikes=7", "faults.spikes: expected keys and values or null, got 7 (detection of loss spikes)"),

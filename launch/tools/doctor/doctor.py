@@ -109,9 +109,8 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
     lock = locked_file(Path(settings.directory)) if settings.directory else contextlib.nullcontext()
     with lock as locked, AgentPool([node.name for node in nodes], access) as pool:
         pool.connect(give_up=lambda: False)
-        machines = [
-            (agent, agent.machine, node.ranks) for agent, node in zip(pool.agents, nodes, strict=True) if agent.machine
-        ]
+        connected = zip(pool.agents, nodes, strict=True)
+        machines = [(agent, agent.machine, node.ranks) for agent, node in connected if agent.machine]
         places = [(agent, ranks or machine.gpus or 1) for agent, machine, ranks in machines]
         settings = replace(
             settings, all_ranks=sum(ranks for _, ranks in places), locked=str(locked) if locked else None

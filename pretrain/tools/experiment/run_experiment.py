@@ -16,7 +16,7 @@ from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.tools.experiment import experiment_folder, report
 from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
-from pretrain.tracking.mlflow_store import client, one_line, parent_run, settle_parent
+from pretrain.tracking.mlflow_store import client, one_line, parent_run
 from pretrain.tracking.tracker import sync
 
 
@@ -163,4 +163,3 @@ def _log_to_parent(
         store.log_artifact(run_id, str(file))
     for row, loss in losses.items():
         store.log_metric(run_id, f"{row}/validation_loss", loss)
-    settle_parent(store, found.experiment_id, run_id)
