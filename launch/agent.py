@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from data_pipeline.foundation.processes import ProcessGroup, caught, until
+from data_pipeline.foundation.processes import Process, ProcessGroup, caught, until
 from launch import rank_wrapper
 from launch.protocol import Connection, Event, Handshake, Start
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
@@ -185,7 +185,8 @@ class RankProcesses:
         if run and (node := node_memory.path(run)):
             environment[node_memory.DIRECTORY] = str(node)
         self._group = ProcessGroup()
-        self._launcher = self._group.start(command, environment, output="pipe", tied=True, signals_blocked=True)
+        launcher = Process(command, environment, output="kept", tied=True, signals_blocked=True)
+        self._launcher = self._group.add(launcher)
         self._log, self._output = log, b""
         self._above_ranks = {self._launcher.pid}  # the processes that aren't ranks: DeepSpeed's and the wrappers
         self._wrappers: dict[int, int] = {}  # those whose ranks haven't ended, by process

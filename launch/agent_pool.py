@@ -119,7 +119,8 @@ class AgentPool:
             "directory": os.getcwd(),  # noqa: PTH109
         }
         line = json.dumps(given).encode() + b"\n"
-        self._starters.append((self._group.start(command, output="file", stdin=line, signals_blocked=True), names))
+        starter = Process(command, output="kept", stdin=line, signals_blocked=True)
+        self._starters.append((self._group.add(starter), names))
 
     def connect(self, give_up: Callable[[], object], seconds: float = _SECONDS_TO_CONNECT) -> None:
         """Waits until each agent has connected or has a problem, or until `give_up`."""

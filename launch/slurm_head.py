@@ -131,7 +131,7 @@ def _run_before(commands: list[list[str]]) -> Ended | None:
         ProcessGroup() as group,
     ):
         for command in commands:
-            process = group.start(command)
+            process = group.add(Process(command))
             group.watch(stop=lambda: received)
             if received:
                 print(NOTHING_STARTED, file=sys.stderr, flush=True)
@@ -219,18 +219,18 @@ def _build_corpus(arguments: Sequence[str], names: list[str], job: str, srun: li
             where = where or [f"--address={host}:{port}"]
             options = [*where, "--block", "--disable-usage-stats", *([f"--num-cpus={cpus}"] if cpus else [])]
             on_node = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--overlap", "--cpu-bind=none", *srun]
-            ray = group.start([*on_node, *container, sys.executable, "-c", _RAY, "start", *options], output="file")
+            start = [*on_node, *container, sys.executable, "-c", _RAY, "start", *options]
+            ray = group.add(Process(start, output="kept"))
             if number == 0:
                 _wait_for_head(ray, host, port, received)
-        process = group.start(
-            [sys.executable, "-m", "data_pipeline", "build", *arguments, f"ray.address={host}:{port}"]
-        )
+        command = [sys.executable, "-m", "data_pipeline", "build", *arguments, f"ray.address={host}:{port}"]
+        process = group.add(Process(command))
         if ended := group.watch(stop=lambda: received):
             if ended is not process:
                 raise _ended(ended)
             return Ended(ended.code or 0, False)
         process.send_signal(signal.SIGINT)
-        process.wait(_SECONDS_TO_STOP)
+        until(lambda: process.code is not None, _SECONDS_TO_STOP)
     return Ended(STOPPED, received[0] == signal.SIGUSR1)
 
 

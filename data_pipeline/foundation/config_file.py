@@ -87,15 +87,12 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
 def _merged(path: str | Path, overrides: Sequence[str]) -> DictConfig:
     merged = _read(Path(path), ())
     for override in overrides:
-        key, equals, value = override.partition("=")
+        key, equals, _ = override.partition("=")
         if not equals or not key:
             raise UserError(f"{override!r}: an override has the form section.key=value")
         try:
-            parsed = OmegaConf.create(f"value: {value}").value
-            update = OmegaConf.create()
-            OmegaConf.update(update, key, parsed, force_add=True)
-            _forget_other_kinds(merged, update)
-            OmegaConf.update(merged, key, parsed, force_add=True)
+            _forget_other_kinds(merged, OmegaConf.from_dotlist([override]))
+            merged.merge_with_dotlist([override])
         except (OmegaConfBaseException, YAMLError, ValueError, IndexError, TypeError) as error:
             raise UserError(f"{override!r}: can't be applied: {_first_line(error)}") from None
     return merged

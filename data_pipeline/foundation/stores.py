@@ -38,7 +38,6 @@ _TEMPORARY = {
 }
 _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
 _BUSY = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted", "Throttling"}
-_LOCAL = LocalFileSystem()
 _S3_TRIES = 3
 _S3_URLS = ("s3://", "s3a://")
 _S3 = {
@@ -54,11 +53,8 @@ def filesystem(url: str) -> tuple[Any, str]:
 
     Raises StoreError if the package of that file system isn't installed.
     """
-    local = url.removeprefix("file://") if url.startswith("file:///") else url
-    if "::" in url and os.path.lexists(local):  # no chain of file systems
-        return _LOCAL, str(Path(local).absolute())
-    if local != url and "::" not in url:  # fsspec takes as long as reading a small file
-        return _LOCAL, local.rstrip("/") or "/"
+    if "::" in url and os.path.lexists(path := url.removeprefix("file://")):  # no chain of file systems
+        return LocalFileSystem(), str(Path(path).absolute())
     is_s3 = url.startswith(_S3_URLS)
     try:
         found, path = fsspec.core.url_to_fs(url, **(_S3 if is_s3 else {}))
@@ -221,24 +217,20 @@ class Checksum:
     def __init__(self, path: str):
         self.path = path
         self._digest, self._size = hashlib.sha256(), 0
-        self._at_end = False
 
-    def update(self, position: int, data: bytes | memoryview) -> None:
-        """Adds the bytes of the file from `position` on, b"" at its end. Bytes after a gap are ignored."""
-        if not data and position == self._size:
-            self._at_end = True
-        elif position <= self._size < position + len(data):
+    def update(self, position: int, data: bytes) -> None:
+        """Adds the bytes of the file from `position` on. Bytes after a gap are ignored."""
+        if position <= self._size < position + len(data):
             self._digest.update(data[self._size - position :])
             self._size = position + len(data)
 
     def finish(self) -> tuple[int, str]:
         """Bytes and sha256 of the whole file. Reads what hasn't been read yet; the sha256 is "" if that fails."""
         try:
-            if not self._at_end:
-                with open_file(self.path) as file:
-                    file.seek(self._size)
-                    while chunk := file.read(_READ_AHEAD):
-                        self.update(self._size, chunk)
+            with open_file(self.path) as file:
+                file.seek(self._size)
+                while chunk := file.read(_READ_AHEAD):
+                    self.update(self._size, chunk)
         except OSError:
             return self._size, ""  # listed as damaged by then
         return self._size, self._digest.hexdigest()
@@ -278,6 +270,5 @@ class _Watched(ReadableFile):
     def read(self, size: int | None = -1) -> bytes:
         position = self._file.tell()
         data = self._file.read(-1 if size is None else size)
-        if data or size:
-            self._checksum.update(position, data)
+        self._checksum.update(position, data)
         return data
