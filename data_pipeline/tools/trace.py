@@ -34,7 +34,7 @@ def trace(build: FinishedBuild, name: str) -> list[DocumentTrace]:
     """The records that have the id or URL `name`. Raises UserError if no input has one."""
     found = []
     for built, ordinals in records_named(build, name):
-        for _, record in sorted(trace_records(build, built, ordinals, find_copies=True).items()):
+        for record in trace_records(build, built, ordinals, find_copies=True):
             if not record.dropped_by:
                 record.location = locate_tokens(build, record.id, record.split)
             found.append(record)
