@@ -126,7 +126,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     try:
         config = OmegaConf.load(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file{_nearest_file(path)}") from None
+        raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: can't be read: {_first_line(error)}") from None
     except (YAMLError, OmegaConfBaseException) as error:
@@ -144,15 +144,6 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
         _forget_other_kinds(merged, part)
         merged.merge_with(part)
     return merged
-
-
-def _nearest_file(path: Path) -> str:
-    """A file of the same folder, or one that ships, whose name is nearly that of `path`; nothing if there is none."""
-    beside = {str(one): one.stem for one in sorted(path.parent.glob("*.yaml"))}
-    for names in (beside, {name: found.stem for name, found in paths.shipped().items()}):
-        if nearest := difflib.get_close_matches(path.stem, names.values(), n=1, cutoff=0.8):
-            return f"; did you mean {' or '.join(name for name, last in names.items() if last == nearest[0])}?"
-    return ""
 
 
 def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:

@@ -90,9 +90,5 @@ def opening(path: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: is a directory, expected a file") from None
-    except PermissionError:
-        raise UserError(f"{path}: permission denied") from None
     except Exception as error:  # each library has its own errors: an unknown protocol, no login, no network
-        raise UserError(f"{path}: can't be read: {one_line(error)}") from None
+        raise UserError(f"{path}: can't be read: {getattr(error, 'strerror', None) or one_line(error)}") from None

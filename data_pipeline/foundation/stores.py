@@ -105,10 +105,11 @@ def open_file(path: str) -> BinaryIO:
     Raises what `with_retries` raises, also when it is read.
     """
     found, inside = filesystem(path)
-    if is_local(found):
-        return cast(BinaryIO, found.open(inside, "rb"))
-    file = with_retries(lambda: found.open(inside, "rb", block_size=_READ_AHEAD), path)
-    return cast(BinaryIO, _RemoteFile(file, path))
+    if not is_local(found):
+        file = with_retries(lambda: found.open(inside, "rb", block_size=_READ_AHEAD), path)
+        return cast(BinaryIO, _File(file, path))
+    file = found.open(inside, "rb")
+    return cast(BinaryIO, _File(file, path) if _current is not None and _current.path == path else file)
 
 
 def exists(url: str) -> bool:
@@ -128,8 +129,14 @@ def check_bucket(url: str) -> None:
         with_retries(lambda: found.find(f"{path.split('/')[0]}/no such folder"), url)
 
 
-class ReadableFile(io.RawIOBase):
-    """A file whose `read`, `seek` and `tell` a subclass defines."""
+class _File(io.RawIOBase):
+    """A file of fsspec that is read with_retries: after a failure, again from the same position.
+
+    Reading it updates the checksum that is taken of it, if any.
+    """
+
+    def __init__(self, file: Any, path: str):
+        self._file, self._path, self._at = file, path, 0
 
     def readable(self) -> bool:
         return True
@@ -137,26 +144,11 @@ class ReadableFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
-        content = self.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
-
-    def readall(self) -> bytes:
-        return self.read()
-
-
-class _RemoteFile(ReadableFile):
-    """A file of fsspec that is read with_retries: after a failure, again from the same position."""
-
-    def __init__(self, file: Any, url: str):
-        self._file, self._url, self._at = file, url, 0
-
     def tell(self) -> int:
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = with_retries(lambda: self._file.seek(offset, whence), self._url)
+        self._at = with_retries(lambda: self._file.seek(offset, whence), self._path)
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
@@ -165,9 +157,19 @@ class _RemoteFile(ReadableFile):
                 self._file.seek(self._at)
             return self._file.read(-1 if size is None else size)
 
-        content = with_retries(attempt, self._url)
+        content = with_retries(attempt, self._path)
+        if _current is not None and _current.path == self._path:
+            _current.update(self._at, content)
         self._at += len(content)
         return content
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def readall(self) -> bytes:
+        return self.read()
 
     def close(self) -> None:
         if not self.closed:
@@ -241,34 +243,10 @@ _current: Checksum | None = None  # of the file that this process reads
 
 @contextlib.contextmanager
 def while_reading(path: str) -> Iterator[Checksum]:
-    """Within the block, files opened through `watched` at `path` update this checksum."""
+    """Within the block, files opened at `path` update this checksum as they are read."""
     global _current
     _current = Checksum(path)
     try:
         yield _current
     finally:
         _current = None
-
-
-def watched(file: Any, path: str) -> Any:
-    """The open `file` at `path`; while its checksum is taken, reading it updates the checksum."""
-    return _Watched(file, _current) if _current is not None and _current.path == path else file
-
-
-class _Watched(ReadableFile):
-    """A file whose reads update a checksum."""
-
-    def __init__(self, file: Any, checksum: Checksum):
-        self._file, self._checksum = file, checksum
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def read(self, size: int | None = -1) -> bytes:
-        position = self._file.tell()
-        data = self._file.read(-1 if size is None else size)
-        self._checksum.update(position, data)
-        return data
