@@ -117,20 +117,14 @@ def problems(error: ValidationError, schema: type[BaseModel]) -> list[str]:
     for problem in error.errors():
         place = _walk(schema, problem["loc"])
         first.setdefault(".".join(place.names), (problem, place))
-    return [line for key, found in first.items() for line in _describe(key, *found, schema).splitlines()]
+    return [line for key, found in first.items() for line in _describe(key, *found).splitlines()]
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     if path.resolve() in seen:
         raise UserError(f"{path}: extends itself")
-    try:
+    with paths.opening(str(path)):
         config = OmegaConf.load(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: can't be read: {_first_line(error)}") from None
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(config, DictConfig):
         raise UserError(f"{path}: expected keys and values at the top level")
     bases = config.pop("extends", [])
@@ -161,18 +155,16 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _describe(key: str, problem: ErrorDetails, place: "_Place", schema: type[BaseModel]) -> str:
+def _describe(key: str, problem: ErrorDetails, place: "_Place") -> str:
     """What is wrong with `key`: one line, or several where a validator names several problems."""
     if problem["type"] == "extra_forbidden":
-        *parents, last = problem["loc"]
-        name = str(last)
-        above = _walk(schema, parents)
-        for candidate in above.sections:
-            if issubclass(candidate, Section) and name in candidate.refused:
-                return f"{key}: {candidate.refused[name]}"
-        known = [field for candidate in above.sections for field in candidate.model_fields]
+        *above, name = place.names
+        for section in place.sections:
+            if issubclass(section, Section) and name in section.refused:
+                return f"{key}: {section.refused[name]}"
+        known = [field for section in place.sections for field in section.model_fields]
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"; nearest valid key: {'.'.join([*above.names, nearest[0]])}" if nearest else ""
+        hint = f"; nearest valid key: {'.'.join([*above, nearest[0]])}" if nearest else ""
         return f"{key}: unknown key{hint}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
@@ -182,14 +174,14 @@ def _describe(key: str, problem: ErrorDetails, place: "_Place", schema: type[Bas
     if problem["type"] == "union_tag_invalid":
         kind, known_kinds = (problem["ctx"][name].replace("'", "") for name in ("discriminator", "expected_tags"))
         return f"{key}.{kind}: expected one of {known_kinds}, got {problem['ctx']['tag']!r}"
-    section, field = place.field or (Section, "")
-    brief = in_brief(meaning(section, field))
+    holder, field = place.field or (Section, "")
+    brief = in_brief(meaning(holder, field))
     means = f" ({brief})" if brief else ""
     if problem["type"] == "missing":
         return f"{key}: missing{means}"
     expected = message[:1].lower() + message[1:]
     if place.names[-1:] == [field]:  # the field itself, not an item of its list
-        expected = f"expected {allowed_values(section.model_json_schema()['properties'][field])}"
+        expected = f"expected {allowed_values(holder.model_json_schema()['properties'][field])}"
     return f"{key}: {expected}, got {problem['input']!r}{means}"
 
 
