@@ -47,9 +47,8 @@ class BuiltInput:
 
 @dataclass(frozen=True)
 class FinishedBuild:
-    """A corpus with the files of its stages. `location` is what the user named."""
+    """A corpus with the files of its stages."""
 
-    location: Path
     directory: Path
     config: CorpusConfig
 
@@ -105,10 +104,10 @@ def open_build(location: Path) -> FinishedBuild:
         except FileNotFoundError:
             reason = "no such file; name the corpus file (YAML), or run data-pipeline build again"
             raise UserError(f"{settings}: {reason}") from None
-        build = FinishedBuild(location, location, config)
+        build = FinishedBuild(location, config)
     else:
         config = load(location, [], CorpusConfig)
-        build = FinishedBuild(location, Path(config.output), config)
+        build = FinishedBuild(Path(config.output), config)
     if not build.documents:
         raise UserError(f"{build.directory}: no finished build; run data-pipeline build")
     finished = (build.directory / MANIFEST).exists()
@@ -133,7 +132,7 @@ def records_named(build: FinishedBuild, name: str) -> list[tuple[BuiltInput, set
     """
     found = list(_by_url(build, normalize_url(name))) if "://" in name else _by_id(build, name)
     if not found:
-        raise UserError(f"{name}: none of the {len(build.inputs):,} inputs of {build.location} has this document")
+        raise UserError(f"{name}: none of the {len(build.inputs):,} inputs of {build.directory} has this document")
     return found
 
 
