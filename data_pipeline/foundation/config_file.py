@@ -22,7 +22,7 @@ from yaml import YAMLError
 
 import data_pipeline
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import UserError, one_line
 
 OmegaConf.register_resolver("samples", lambda: str(Path(data_pipeline.__file__).with_name("samples")), replace=True)
 
@@ -80,7 +80,7 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
     try:
         plain = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"{path}: {_first_line(error)}") from None
+        raise UserError(f"{path}: {one_line(error)}") from None
     return check(plain, schema, str(path))
 
 
@@ -94,7 +94,7 @@ def _merged(path: str | Path, overrides: Sequence[str]) -> DictConfig:
             _forget_other_kinds(merged, OmegaConf.from_dotlist([override]))
             merged.merge_with_dotlist([override])
         except (OmegaConfBaseException, YAMLError, ValueError, IndexError, TypeError) as error:
-            raise UserError(f"{override!r}: can't be applied: {_first_line(error)}") from None
+            raise UserError(f"{override!r}: can't be applied: {one_line(error)}") from None
     return merged
 
 
@@ -149,10 +149,6 @@ def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
         if kind in value and config[key].get(kind, value[kind]) != value[kind]:
             config[key] = {}
         _forget_other_kinds(config[key], value)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _describe(key: str, problem: ErrorDetails, place: "_Place") -> str:
