@@ -167,14 +167,13 @@ def _units_with(build: FinishedBuild, url: str) -> set[str]:
             for unit in build.documents
             if smallest_keys(build.directory, [keys[part.name] for part in unit.result.parts], 1, key)
         }
-    likely = set()
-    for unit in build.documents:
-        for part in unit.result.parts:
-            urls = pq.read_table(build.directory / part.path, columns=["url"])["url"].to_pylist()
-            if any(normalize_url(one) == url for one in urls):
-                likely.add(unit.name)
-                break
-    return likely
+    return {
+        unit.name
+        for unit in build.documents
+        for part in unit.result.parts
+        for one in pq.read_table(build.directory / part.path, columns=["url"])["url"].to_pylist()
+        if normalize_url(one) == url
+    }
 
 
 def _ordinals_with(build: FinishedBuild, built: BuiltInput, url: str) -> set[int]:
