@@ -1,8 +1,8 @@
 """`data-pipeline diff`: for each document in which two corpora differ, the rule that decided."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.progress import track
-from data_pipeline.tools.document_trace import DocumentTrace, Drop, ordinal_of, trace_records
+from data_pipeline.tools.document_trace import DocumentTrace, Drop, trace_records
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
 
 ONLY_A, ONLY_B, TEXT, SPLIT = "only_in_a", "only_in_b", "text_differs", "split_differs"
@@ -20,11 +20,15 @@ _TITLES = {ONLY_A: "in A only", ONLY_B: "in B only", TEXT: "with another text", 
 
 @dataclass(frozen=True)
 class _Side:
-    """An input as one of the two corpora, called `name`, has it: in these `ranges`, or in none."""
+    """An input as one of the two corpora, called `name`, has it: in `ranges`, or in none."""
 
     name: str
     build: FinishedBuild
-    ranges: list[BuiltInput]
+    input: str
+
+    @property
+    def ranges(self) -> list[BuiltInput]:
+        return self.build.inputs.get(self.input, [])
 
     @property
     def checksum(self) -> str:
@@ -40,12 +44,9 @@ class _Side:
 
     def traces(self, ids: set[str]) -> Iterator[DocumentTrace]:
         """Those of the documents `ids`, from the ranges that have them, which are read again."""
-        ordinals = {ordinal_of(identity) for identity in ids}
-        in_order = sorted(self.ranges, key=lambda built: built.first_ordinal)
-        stops = [*(after.first_ordinal for after in in_order[1:]), float("inf")]
-        for built, stop in zip(in_order, stops, strict=False):
-            if inside := {ordinal for ordinal in ordinals if built.first_ordinal <= ordinal < stop}:
-                yield from trace_records(self.build, built, inside)
+        ordinals = {int(identity.rpartition("/")[2]) for identity in ids}
+        for built, own in self.build.records(self.input, ordinals):
+            yield from trace_records(self.build, built, own)
 
     def dropping(self, ids: set[str]) -> dict[str, str]:
         """The rule by which the corpus has dropped each of the documents `ids`."""
@@ -55,13 +56,13 @@ class _Side:
         return {identity: rules.get(identity, f"{self.name} has no such record") for identity in ids}
 
 
-@dataclass(frozen=True)
+@dataclass
 class RuleCount:
     """The documents that differ by `rule`, with the smallest ids of them."""
 
     rule: str
-    documents: int
-    examples: list[str]
+    documents: int = 0
+    examples: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -94,21 +95,21 @@ def summary(a: FinishedBuild, b: FinishedBuild, limit: int) -> Summary:
 
     Documents are compared by id, an input at a time. Inputs with documents that differ are read again.
     """
-    same, counts, examples = 0, Counter[tuple[str, str]](), defaultdict[tuple[str, str], list[str]](list)
+    same = 0
+    rules: dict[str, dict[str, RuleCount]] = {kind: {} for kind in _TITLES}
     inputs = sorted(a.inputs | b.inputs, key=lambda name: f"{name}/")
     documents_of = lru_cache(maxsize=2)(_documents_of)  # small inputs share parts, and come one after the other
     for name in track(inputs, len(inputs), "comparing"):
-        sides = _Side("A", a, a.inputs.get(name, [])), _Side("B", b, b.inputs.get(name, []))
+        sides = _Side("A", a, name), _Side("B", b, name)
         equal, found = _compare(*sides, *(side.kept(documents_of) for side in sides))
         same += equal
         for kind, rule, identity in found:
-            counts[kind, rule] += 1
-            if counts[kind, rule] <= limit:
-                examples[kind, rule].append(identity)
-    rules: dict[str, list[RuleCount]] = {kind: [] for kind in _TITLES}
-    for (kind, rule), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        rules[kind].append(RuleCount(rule, count, examples[kind, rule]))
-    return Summary(str(a.directory), str(b.directory), same, rules)
+            one = rules[kind].setdefault(rule, RuleCount(rule))
+            one.documents += 1
+            if one.documents <= limit:
+                one.examples.append(identity)
+    by_frequency = {kind: sorted(rules[kind].values(), key=lambda one: (-one.documents, one.rule)) for kind in rules}
+    return Summary(str(a.directory), str(b.directory), same, by_frequency)
 
 
 def _compare(a: _Side, b: _Side, in_a: Documents, in_b: Documents) -> tuple[int, list[tuple[str, str, str]]]:

@@ -104,11 +104,6 @@ class DocumentTrace:
         return ""
 
 
-def ordinal_of(identity: str) -> int:
-    """The index of a document's record in its file."""
-    return int(identity.rpartition("/")[2])
-
-
 def trace_records(
     build: FinishedBuild, built: BuiltInput, ordinals: set[int], find_copies: bool = False
 ) -> list[DocumentTrace]:

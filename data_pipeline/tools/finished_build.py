@@ -1,5 +1,6 @@
 """A finished build: its settings, its inputs, its parts and its records, read from the corpus's directory."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,6 +67,14 @@ class FinishedBuild:
                 built = BuiltInput(unit, number)
                 inputs.setdefault(built.name, []).append(built)
         return inputs
+
+    def records(self, name: str, ordinals: set[int]) -> Iterator[tuple[BuiltInput, set[int]]]:
+        """The ranges of an input that have the records `ordinals`, each with its own."""
+        ranges = sorted(self.inputs.get(name, []), key=lambda built: built.first_ordinal)
+        stops = [*(after.first_ordinal for after in ranges[1:]), math.inf]
+        for built, stop in zip(ranges, stops, strict=False):
+            if inside := {ordinal for ordinal in ordinals if built.first_ordinal <= ordinal < stop}:
+                yield built, inside
 
     @cached_property
     def units(self) -> dict[str, Unit[DocumentsSpec]]:
@@ -140,8 +149,7 @@ def _by_id(build: FinishedBuild, identity: str) -> list[tuple[BuiltInput, set[in
     file, _, digits = identity.rpartition("/")
     if not digits.isdecimal():
         raise UserError(f"{identity}: expected a URL, or an id: the source, the file and the record's number, by /")
-    before = [built for built in build.inputs.get(file, []) if built.first_ordinal <= int(digits)]
-    return [(max(before, key=lambda built: built.first_ordinal), {int(digits)})] if before else []
+    return list(build.records(file, {int(digits)}))
 
 
 def _by_url(build: FinishedBuild, url: str) -> Iterator[tuple[BuiltInput, set[int]]]:
