@@ -68,14 +68,6 @@ def _files(corpus: Corpus, documents: bool) -> dict[str, str]:
     return checksums | {path.name: "" for path in sorted(corpus.directory.glob("report.*"))}
 
 
-@dataclass(frozen=True)
-class _Identity:
-    """What a manifest says of its corpus."""
-
-    name: str
-    fingerprint: str
-
-
 class _Upload(NamedTuple):
     """The bytes of a file that is there now, and whether it had to be sent."""
 
@@ -100,12 +92,12 @@ class _Copy:
         except FileNotFoundError:
             return
         try:
-            other = parse_json(content, _Identity, f"{self._url}/{MANIFEST}")
+            other = parse_json(content, dict[str, Any], f"{self._url}/{MANIFEST}")
         except FailedError:  # left by a writer that was killed
             return
-        if other.fingerprint != fingerprint:
+        if other.get("fingerprint") != fingerprint:
             raise UserError(
-                f"{self._url}: has another corpus, {other.name!r}, whose fingerprint differs; "
+                f"{self._url}: has another corpus, {other.get('name')!r}, whose fingerprint differs; "
                 "publish to another URL, or delete that one first"
             )
 
