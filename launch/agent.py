@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.processes import ProcessGroup, caught
+from data_pipeline.foundation.processes import Process, ProcessGroup, caught
 from launch import rank_wrapper
 from launch.protocol import TIMEOUT_SECONDS, Connection, Event, Machine, Start
 from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
@@ -186,7 +186,8 @@ class RankProcesses:
         # the wrapper is a file of this node, or of its container
         command = [*asked.launcher, *wrapped(asked.command)] if asked.launcher else asked.command
         self._group = ProcessGroup()
-        self._launcher = self._group.start(command, environment, output="pipe", tied=True, signals_blocked=True)
+        launcher = Process(command, environment, output="kept", tied=True, signals_blocked=True)
+        self._launcher = self._group.add(launcher)
         self._output = b""
         self._wrappers: dict[int, int] = {}  # processes, by rank
         self._over: set[int] = set()  # the ranks that have ended, or whose end nobody will see

@@ -118,7 +118,7 @@ class AgentPool:
         environment, directory = dict(self._access.environment), os.getcwd()  # noqa: PTH109
         given = {"number": number, "head": self._access.head, "environment": environment, "directory": directory}
         command, line = self._access.command(name), json.dumps(given).encode() + b"\n"
-        process = self._group.start(command, output="pipe", stdin=line, signals_blocked=True)
+        process = self._group.add(Process(command, output="kept", stdin=line, signals_blocked=True))
         return Agent(name, Connection(process.read, process.write), process)
 
     @property

@@ -122,7 +122,7 @@ def _run_before(commands: list[list[str]]) -> Ended | None:
         ProcessGroup() as group,
     ):
         for command in commands:
-            process = group.start(command)
+            process = group.add(Process(command))
             group.watch(stop=lambda: received)
             if received:
                 print(NOTHING_STARTED, file=sys.stderr, flush=True)
@@ -210,18 +210,17 @@ def _build_corpus(arguments: Sequence[str], names: list[str], job: str, srun: li
             where = where or [f"--address={host}:{port}"]
             options = [*where, "--block", "--disable-usage-stats", *([f"--num-cpus={cpus}"] if cpus else [])]
             command = [*_on(name), *srun, *container, sys.executable, "-c", _RAY, "start", *options]
-            ray = group.start(command, output="file")
+            ray = group.add(Process(command, output="kept"))
             if number == 0:
                 _wait_for_head(ray, host, port, received)
-        process = group.start(
-            [sys.executable, "-m", "data_pipeline", "build", *arguments, f"ray.address={host}:{port}"]
-        )
+        command = [sys.executable, "-m", "data_pipeline", "build", *arguments, f"ray.address={host}:{port}"]
+        process = group.add(Process(command))
         if ended := group.watch(stop=lambda: received):
             if ended is not process:
                 raise _ended(ended)
             return Ended(ended.code or 0, False)
         process.send_signal(signal.SIGINT)
-        process.wait(_SECONDS_TO_STOP)
+        until(lambda: process.code is not None, _SECONDS_TO_STOP)
     return Ended(STOPPED, received[0] == signal.SIGUSR1)
 
 

@@ -114,13 +114,11 @@ def test_the_document_that_show_names_can_be_traced(fresh_copy):
     [
         (("launch", "local"), "configs/corpora/c4.yaml", "this is a corpus file, not a run file; build it"),
         (("data-pipeline", "build"), "configs/runs/quickstart.yaml", "this is a run file, not a corpus file; train"),
-        (("launch", "local"), "configs/runs/quikstart.yaml", "no such file; did you mean configs/runs/quickstart."),
         # as DeepSpeed's launcher calls it
         (("pretrain", "--local_rank=0", "train"), "configs/runs/nothing-like-it.yaml", "no such file"),
-        (("pretrain", "train"), "c4-bert.yaml", "no such file; did you mean configs:corpora/c4-bert.yaml"),
     ],
 )
-def test_a_file_of_another_kind_and_a_misspelt_name_are_one_line(command, name, said, monkeypatch, tmp_path):
+def test_a_file_of_another_kind_and_one_that_is_not_there_are_one_line(command, name, said, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(TOP / "configs")
     assert refused_here(2, *command, name).startswith(f"error: {name}: {said}")

@@ -18,4 +18,4 @@ class Rule(Section):
 
 def offered_rule(given: object) -> object:
     """The rule that the keys `given` ask for, of an installed package. Raises ValueError if there is none."""
-    return named(given, "rule", "rule", Rule).model_validate(given) if isinstance(given, dict) else given
+    return named(given, "rule", "rules", Rule).model_validate(given) if isinstance(given, dict) else given

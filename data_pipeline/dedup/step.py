@@ -80,7 +80,7 @@ class Step:
 
 def custom_step(given: object) -> object:
     """The settings `given` of a step, of the class that it names. Raises ValueError if no installed package has it."""
-    return named(given, "step", "dedup step", Step).config.model_validate(given) if isinstance(given, dict) else given
+    return named(given, "step", "dedup_steps", Step).config.model_validate(given) if isinstance(given, dict) else given
 
 
 def rank(document: Document) -> int:

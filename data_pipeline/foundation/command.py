@@ -30,7 +30,7 @@ def local_path(text: str) -> Path:
 
 
 def config_path(text: str) -> Path:
-    """A config file: a path on this machine, or `configs:NAME` for one that ships; ValueError for others."""
+    """A config file or folder: a path on this machine, or `configs:NAME` for one that ships; ValueError for others."""
     return Path(paths.config(text))
 
 

@@ -22,7 +22,7 @@ from yaml import YAMLError
 
 import data_pipeline
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import UserError, one_line
 
 OmegaConf.register_resolver("samples", lambda: str(Path(data_pipeline.__file__).with_name("samples")), replace=True)
 
@@ -80,24 +80,21 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
     try:
         plain = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"{path}: {_first_line(error)}") from None
+        raise UserError(f"{path}: {one_line(error)}") from None
     return check(plain, schema, str(path))
 
 
 def _merged(path: str | Path, overrides: Sequence[str]) -> DictConfig:
     merged = _read(Path(path), ())
     for override in overrides:
-        key, equals, value = override.partition("=")
+        key, equals, _ = override.partition("=")
         if not equals or not key:
             raise UserError(f"{override!r}: an override has the form section.key=value")
         try:
-            parsed = OmegaConf.create(f"value: {value}").value
-            update = OmegaConf.create()
-            OmegaConf.update(update, key, parsed, force_add=True)
-            _forget_other_kinds(merged, update)
-            OmegaConf.update(merged, key, parsed, force_add=True)
+            _forget_other_kinds(merged, OmegaConf.from_dotlist([override]))
+            merged.merge_with_dotlist([override])
         except (OmegaConfBaseException, YAMLError, ValueError, IndexError, TypeError) as error:
-            raise UserError(f"{override!r}: can't be applied: {_first_line(error)}") from None
+            raise UserError(f"{override!r}: can't be applied: {one_line(error)}") from None
     return merged
 
 
@@ -120,20 +117,14 @@ def problems(error: ValidationError, schema: type[BaseModel]) -> list[str]:
     for problem in error.errors():
         place = _walk(schema, problem["loc"])
         first.setdefault(".".join(place.names), (problem, place))
-    return [line for key, found in first.items() for line in _describe(key, *found, schema).splitlines()]
+    return [line for key, found in first.items() for line in _describe(key, *found).splitlines()]
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     if path.resolve() in seen:
         raise UserError(f"{path}: extends itself")
-    try:
+    with paths.opening(str(path)):
         config = OmegaConf.load(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file{_nearest_file(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: can't be read: {_first_line(error)}") from None
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(config, DictConfig):
         raise UserError(f"{path}: expected keys and values at the top level")
     bases = config.pop("extends", [])
@@ -149,15 +140,6 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     return merged
 
 
-def _nearest_file(path: Path) -> str:
-    """A file of the same folder, or one that ships, whose name is nearly that of `path`; nothing if there is none."""
-    beside = {str(one): one.stem for one in sorted(path.parent.glob("*.yaml"))}
-    for names in (beside, {name: found.stem for name, found in paths.shipped().items()}):
-        if nearest := difflib.get_close_matches(path.stem, names.values(), n=1, cutoff=0.8):
-            return f"; did you mean {' or '.join(name for name, last in names.items() if last == nearest[0])}?"
-    return ""
-
-
 def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
     """Empties the sections of `config` whose kind `update` changes: the old kind's keys don't apply to the new one."""
     for key, value in update.items_ex(resolve=False):
@@ -169,22 +151,16 @@ def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
         _forget_other_kinds(config[key], value)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _describe(key: str, problem: ErrorDetails, place: "_Place", schema: type[BaseModel]) -> str:
+def _describe(key: str, problem: ErrorDetails, place: "_Place") -> str:
     """What is wrong with `key`: one line, or several where a validator names several problems."""
     if problem["type"] == "extra_forbidden":
-        *parents, last = problem["loc"]
-        name = str(last)
-        above = _walk(schema, parents)
-        for candidate in above.sections:
-            if issubclass(candidate, Section) and name in candidate.refused:
-                return f"{key}: {candidate.refused[name]}"
-        known = [field for candidate in above.sections for field in candidate.model_fields]
+        *above, name = place.names
+        for section in place.sections:
+            if issubclass(section, Section) and name in section.refused:
+                return f"{key}: {section.refused[name]}"
+        known = [field for section in place.sections for field in section.model_fields]
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"; nearest valid key: {'.'.join([*above.names, nearest[0]])}" if nearest else ""
+        hint = f"; nearest valid key: {'.'.join([*above, nearest[0]])}" if nearest else ""
         return f"{key}: unknown key{hint}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
@@ -194,14 +170,14 @@ def _describe(key: str, problem: ErrorDetails, place: "_Place", schema: type[Bas
     if problem["type"] == "union_tag_invalid":
         kind, known_kinds = (problem["ctx"][name].replace("'", "") for name in ("discriminator", "expected_tags"))
         return f"{key}.{kind}: expected one of {known_kinds}, got {problem['ctx']['tag']!r}"
-    section, field = place.field or (Section, "")
-    brief = in_brief(meaning(section, field))
+    holder, field = place.field or (Section, "")
+    brief = in_brief(meaning(holder, field))
     means = f" ({brief})" if brief else ""
     if problem["type"] == "missing":
         return f"{key}: missing{means}"
     expected = message[:1].lower() + message[1:]
     if place.names[-1:] == [field]:  # the field itself, not an item of its list
-        expected = f"expected {allowed_values(section.model_json_schema()['properties'][field])}"
+        expected = f"expected {allowed_values(holder.model_json_schema()['properties'][field])}"
     return f"{key}: {expected}, got {problem['input']!r}{means}"
 
 

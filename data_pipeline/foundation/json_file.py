@@ -13,7 +13,6 @@ from data_pipeline.foundation.errors import FailedError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_LONGEST_VALUE = 60  # characters of a wrong value that a message shows
 _COMPLETE = ("json_invalid", "missing", "value_error")  # problems whose message needs no value
 
 
@@ -61,7 +60,7 @@ def parse_json(content: bytes | str, kind: type[T], path: Path | str) -> T:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
         message = first["msg"].removeprefix("Value error, ")
-        found = f", got {_short(first['input'])}" if first["type"] not in _COMPLETE else ""
+        found = f", got {first['input']!r:.60}" if first["type"] not in _COMPLETE else ""
         raise FailedError(f"{path}: damaged: {f'{key}: ' if key else ''}{message}{found}") from None
 
 
@@ -74,8 +73,3 @@ def seal_holds(content: bytes) -> bool:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"

@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import data_pipeline
@@ -42,32 +42,22 @@ def url(text: str) -> str:
 
 
 def config(text: str) -> str:
-    """A config file: a `local` path, or `configs:NAME` for one that ships with the package.
+    """A config file or a folder of them: a `local` path, or `configs:NAME` for one that ships with the package.
 
     Raises ValueError for a URL, and for a name that doesn't ship, with the nearest ones that do.
     """
-    return _shipped(text, "file", lambda path: path.suffix == ".yaml")
-
-
-def config_folder(text: str) -> str:
-    """A folder of config files, like `config`."""
-    return _shipped(text, "folder", Path.is_dir)
-
-
-def _shipped(text: str, kind: str, matches: Callable[[Path], bool]) -> str:
     if not text.startswith(_SHIPPED):
         return local(text)
-    names = shipped("*", matches)
+    names = shipped("*")
     if text not in names:
-        nearest = difflib.get_close_matches(text, sorted(names), n=3, cutoff=0)
-        raise ValueError(f"{text}: no such {kind} ships with the package; the nearest are {', '.join(nearest)}")
+        nearest = difflib.get_close_matches(text, names, n=3, cutoff=0)
+        raise ValueError(f"{text}: no such file ships with the package; the nearest are {', '.join(nearest)}")
     return str(names[text])
 
 
-def shipped(pattern: str = "*.yaml", matches: Callable[[Path], bool] = Path.is_file) -> dict[str, Path]:
+def shipped(pattern: str) -> dict[str, Path]:
     """What ships with the package in configs and fits `pattern`: paths by their names, `configs:NAME`."""
-    found = (path for path in sorted(_CONFIGS.rglob(pattern)) if matches(path))
-    return {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in found}
+    return {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in sorted(_CONFIGS.rglob(pattern))}
 
 
 def mlflow_uri(text: str) -> str:
@@ -90,9 +80,5 @@ def opening(path: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: is a directory, expected a file") from None
-    except PermissionError:
-        raise UserError(f"{path}: permission denied") from None
     except Exception as error:  # each library has its own errors: an unknown protocol, no login, no network
-        raise UserError(f"{path}: can't be read: {one_line(error)}") from None
+        raise UserError(f"{path}: can't be read: {getattr(error, 'strerror', None) or one_line(error)}") from None

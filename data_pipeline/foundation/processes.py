@@ -5,7 +5,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import IO, Literal
 import psutil
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-_SECONDS_TO_DIE, _POLL_SECONDS = 60.0, 0.1
+_SECONDS_TO_DIE, _POLL_SECONDS = 60.0, 0.05
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -70,58 +69,76 @@ def until(true: Callable[[], object], seconds: float) -> bool:
     return bool(found)
 
 
-class Process:
-    """A process of a group, which starts it. It leads a session: all that it starts belongs to it."""
+class Process(subprocess.Popen[bytes]):
+    """A process that leads a session: all that it starts belongs to it.
 
-    def __init__(self, program: str, popen: "subprocess.Popen[bytes]", pipes: dict[str, int], log: IO[bytes] | None):
-        self.program, self.pid, self.started = program, popen.pid, time.monotonic()
-        self._popen, self._pipes, self._log = popen, pipes, log
+    `output` takes its stdout and stderr: a file, or "kept", in memory, for `read` and `last_lines`; None: those of this
+    process. `stdin` is written to its stdin, which then stays open. If it is `tied`, in place of `stdin`, the kernel
+    kills its session as soon as this process ends, however that happens. `signals_blocked`: it and what it starts hold
+    stop signals back until they unblock them.
+
+    `started`: when, in seconds of `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        output: IO[bytes] | Literal["kept"] | None = None,
+        stdin: bytes | None = None,
+        tied: bool = False,
+        signals_blocked: bool = False,
+    ):
+        self.program, self.started = command[0], time.monotonic()
+        self._kept = os.memfd_create("output") if output == "kept" else -1
+        self._taken = 0  # bytes of the kept output, by `read`
+        target = self._kept if output == "kept" else output
+        inside, self._inlet = os.pipe() if tied or stdin is not None else (os.open(os.devnull, os.O_RDONLY), -1)
+        with blocked(STOP_SIGNALS if signals_blocked else ()):
+            super().__init__(
+                command, env=environment, stdin=inside, stdout=target, stderr=target, start_new_session=True
+            )
+        if tied:
+            _kill_when_closed(inside, self.pid)
+        os.close(inside)
+        if stdin:
+            # a broken pipe: it has ended, and its output says why
+            with contextlib.suppress(BrokenPipeError), open(self._inlet, "wb", closefd=False) as file:
+                file.write(stdin)
 
     @property
     def code(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
-        return self._popen.poll()
+        return self.poll()
 
     @property
     def session_alive(self) -> bool:
         """Whether it, or anything that it has started, still runs."""
         return bool(_members({self.pid}))
 
-    def wait(self, seconds: float) -> int | None:
-        """Its exit code once it has ended; None if it still runs after `seconds`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._popen.wait(seconds)
-        return None
-
-    def send_signal(self, number: int) -> None:
-        """Sends a signal to the process alone, not to those that it has started."""
-        self._popen.send_signal(number)
-
     def read(self) -> bytes:
-        """What has been written to the pipe since the last call."""
-        chunks = []
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._pipes["output"], 65536):
-                chunks.append(chunk)
-        return b"".join(chunks)
+        """What has been written to its kept output since the last call."""
+        content = self._written(self._taken)
+        self._taken += len(content)
+        return content
 
     def write(self, data: bytes) -> int:
         """Writes to its stdin what the pipe takes; returns how many bytes that was. Raises OSError if it takes none."""
-        os.set_blocking(self._pipes["stdin"], False)
-        return os.write(self._pipes["stdin"], data)
+        os.set_blocking(self._inlet, False)
+        return os.write(self._inlet, data)
 
     def last_lines(self, number: int) -> list[str]:
-        """The last lines in the file of its output, without empty ones."""
-        assert self._log is not None
-        text = os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
-        return [line.strip() for line in text.splitlines() if line.strip()][-number:]
+        """The last lines of its kept output, without empty ones."""
+        lines = self._written().decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-number:]
+
+    def _written(self, start: int = 0) -> bytes:
+        return os.pread(self._kept, os.fstat(self._kept).st_size - start, start)
 
     def close(self) -> None:
-        for pipe in self._pipes.values():
-            os.close(pipe)
-        self._pipes.clear()
-        if self._log:
-            self._log.close()
+        for file in {self._kept, self._inlet} - {-1}:
+            os.close(file)
+        self._kept = self._inlet = -1
 
 
 class ProcessGroup:
@@ -134,52 +151,6 @@ class ProcessGroup:
     def __init__(self, seconds_to_end: float = 30.0):
         self._seconds_to_end = seconds_to_end
         self._processes: list[Process] = []
-
-    def start(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str] | None = None,
-        output: IO[bytes] | Literal["pipe", "file"] | None = None,
-        stdin: bytes | None = None,
-        tied: bool = False,
-        signals_blocked: bool = False,
-    ) -> Process:
-        """Starts `command`.
-
-        `output` takes its stdout and stderr: a file, "pipe" for `read`, "file" for `last_lines`; None: those of this
-        process. `stdin` is written to its stdin, which then stays open. If it is `tied`, the kernel kills its session
-        as soon as this process ends, however that happens. `signals_blocked`: it and what it starts hold stop signals
-        back until they unblock them.
-        """
-        pipes: dict[str, int] = {}  # this process's ends
-        child_pipes: list[int] = []
-        log: IO[bytes] | None = None
-        target: IO[bytes] | int | None = None
-        if output == "pipe":
-            pipes["output"], target = os.pipe()
-            os.set_blocking(pipes["output"], False)
-            child_pipes.append(target)
-        elif output == "file":
-            target = log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
-        else:
-            target = output
-        inside = subprocess.DEVNULL
-        if tied or stdin is not None:
-            inside, pipes["stdin"] = os.pipe()
-            child_pipes.append(inside)
-        with blocked(STOP_SIGNALS if signals_blocked else ()):
-            popen = subprocess.Popen(
-                command, env=environment, stdin=inside, stdout=target, stderr=target, start_new_session=True
-            )
-        if tied:
-            _kill_when_closed(inside, popen.pid)
-        for pipe in child_pipes:
-            os.close(pipe)
-        if stdin:
-            # a broken pipe: it has ended, and its output says why
-            with contextlib.suppress(BrokenPipeError), open(pipes["stdin"], "wb", closefd=False) as writable:
-                writable.write(stdin)
-        return self.add(Process(command[0], popen, pipes, log))
 
     def add(self, process: Process) -> Process:
         """Takes charge of a process."""
@@ -208,22 +179,22 @@ class ProcessGroup:
         """Sends the signal `number`, if any, gives the processes their time, and kills what is left of them."""
         if number is not None:
             self.send_signal(number)
-        deadline = time.monotonic() + self._seconds_to_end
-        for process in self._processes:
-            process.wait(max(0.0, deadline - time.monotonic()))
+        until(lambda: all(process.code is not None for process in self._processes), self._seconds_to_end)
         self.kill()
 
     def kill(self) -> None:
         """Kills the processes and all that they have started, and waits until they are gone."""
         sessions = {process.pid for process in self._processes}
-        deadline = time.monotonic() + _SECONDS_TO_DIE
-        while sessions and (members := _members(sessions)) and time.monotonic() < deadline:
+
+        def gone() -> bool:
+            members = _members(sessions)
             for member in members:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
-            time.sleep(_POLL_SECONDS / 2)
+            return not members and all(process.code is not None for process in self._processes)
+
+        until(gone, _SECONDS_TO_DIE)
         for process in self._processes:
-            process.wait(max(0.0, deadline - time.monotonic()))
             process.close()
         self._processes.clear()
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,27 +26,21 @@ _BAR_WIDTH = 20  # characters
 class Progress:
     """How far some work is: in bytes if `size`, its total, is known, else in items.
 
-    `in_progress` returns the bytes done of unfinished items, or None before any work has begun. `doing` returns what is
-    done now, which a single item without a size shows in place of 0/1.
+    `in_progress` returns the bytes done of unfinished items. `doing` returns what is done now, which a single item
+    without a size shows in place of 0/1.
     """
 
     what: str
     total: int
     size: int = 0
-    in_progress: Callable[[], int | None] = lambda: 0
+    in_progress: Callable[[], int] = lambda: 0
     doing: Callable[[], str] = str
     clock: Callable[[], float] = time.monotonic
     count: int = 0
     _finished: int = 0
-    _done: int = 0
-    _started: float = field(init=False)
-    _begun: float | None = None
-    _before: int = 0  # done when the work was first seen to have begun: how long that took is unknown
 
     def __post_init__(self) -> None:
         self._started = self.clock()
-        self.done()  # if no workers have to start first, the work begins now
-        self._before = 0
 
     def finish(self, size: int) -> None:
         """Counts one finished item of `size` bytes."""
@@ -54,24 +48,19 @@ class Progress:
         self._finished += size
 
     def done(self) -> int:
-        """The bytes (or items) done. It never falls: a retried unit counts again once it is further than before."""
-        part = self.in_progress()
-        now = min(self.size, self._finished + (part or 0)) if self.size else self.count
-        self._done = max(self._done, now)
-        if self._begun is None and (self.count or part is not None):
-            self._begun, self._before = self.clock(), self._done
-        return self._done
+        """The bytes (or items) done, of which a worker that died may have counted more."""
+        return min(self.size, self._finished + self.in_progress()) if self.size else self.count
 
     def line(self) -> str:
-        """The progress as one line. The estimate of the time left ignores the time before work began (Ray's start)."""
-        done, now = self.done(), self.clock()
+        """The progress as one line."""
+        done, seconds = self.done(), self.clock() - self._started
         doing = self.doing() if self.total == 1 and not self.size else ""
         words = [f"{self.what}: {doing or f'{self.count}/{self.total}'}"]
         if self.size:
             words.append(f"{done / 1e6:,.0f} of {self.size / 1e6:,.0f} MB")
-        words.append(f"{now - self._started:.0f} s")
-        if done > self._before and self._begun is not None and now > self._begun:
-            rate = (done - self._before) / (now - self._begun)
+        words.append(f"{seconds:.0f} s")
+        if done and seconds:
+            rate = done / seconds
             if self.size:
                 words.append(f"{rate / 1e6:.1f} MB/s")
             words.append(f"{((self.size or self.total) - done) / rate:.0f} s left")
@@ -84,7 +73,7 @@ def track(
     what: str,
     size: Callable[[Item], int] | None = None,
     total_size: int = 0,
-    in_progress: Callable[[], int | None] = lambda: 0,
+    in_progress: Callable[[], int] = lambda: 0,
     doing: Callable[[], str] = str,
 ) -> Iterator[Item]:
     """Yields `items`, and shows on stderr how many of `total` are done and how long the rest will take.
@@ -132,21 +121,12 @@ class _ProgressFile:
     """The file to which a worker writes how many bytes of its unit are done, and what it does now."""
 
     def __init__(self, path: Path):
-        self._path, self._done, self._doing, self._next = path, 0, "", 0.0
+        self.path, self.done, self.doing, self.written = path, 0, "", 0.0
 
-    def add(self, size: int) -> None:
-        self._done += size
-        if time.monotonic() >= self._next:
-            self._write()
-
-    def set_activity(self, doing: str) -> None:
-        self._doing = doing
-        self._write()
-
-    def _write(self) -> None:
-        self._next = time.monotonic() + _SECONDS_BETWEEN_WRITES
+    def write(self) -> None:
+        self.written = time.monotonic()
         with contextlib.suppress(OSError):  # a full disk will be reported by the unit itself
-            self._path.write_text(f"{self._done} {self._doing}")
+            self.path.write_text(f"{self.done} {self.doing}")
 
 
 _current: _ProgressFile | None = None  # of the unit that this process works on
@@ -157,7 +137,7 @@ def reporting_progress(path: Path) -> Iterator[None]:
     """In a worker: writes what `advance` counts within the block to the file `path`, which is removed at the end."""
     global _current
     _current = _ProgressFile(path)
-    _current.add(0)
+    _current.write()
     try:
         yield
     finally:
@@ -169,36 +149,36 @@ def reporting_progress(path: Path) -> Iterator[None]:
 def advance(size: int) -> None:
     """Counts `size` more bytes of input as read. Does nothing outside a `reporting_progress` block."""
     if _current is not None:
-        _current.add(size)
+        _current.done += size
+        if time.monotonic() - _current.written >= _SECONDS_BETWEEN_WRITES:
+            _current.write()
 
 
 def set_activity(what: str) -> None:
     """Records what the unit does now: "training on 38 MB of text". Does nothing outside `reporting_progress`."""
     if _current is not None:
-        _current.set_activity(what)
+        _current.doing = what
+        _current.write()
 
 
-def bytes_done(folder: Path) -> int | None:
-    """The bytes done by all workers that have a file in `folder`; None if there are none."""
-    sizes = [done for done, _ in _progress_files(folder)]
-    return sum(sizes) if sizes else None
+def bytes_done(folder: Path) -> int:
+    """The bytes done by all workers that have a file in `folder`."""
+    return sum(_written(path)[0] for path in folder.glob("*"))
 
 
 def activity(folder: Path) -> str:
     """What a worker that has a file in `folder` does now; "" if none says so."""
-    return next((doing for _, doing in _progress_files(folder) if doing), "")
+    return next(filter(None, map(last_activity, folder.glob("*"))), "")
 
 
 def last_activity(path: Path) -> str:
-    """What the worker did that left the file `path` when it died; "" if it didn't say."""
+    """What the worker that writes the file `path` does, or did when it died; "" if it didn't say."""
+    return _written(path)[1]
+
+
+def _written(path: Path) -> tuple[int, str]:
     try:
-        return path.read_text().partition(" ")[2]
-    except OSError:
-        return ""
-
-
-def _progress_files(folder: Path) -> Iterator[tuple[int, str]]:
-    for path in folder.glob("*"):
-        with contextlib.suppress(OSError, ValueError):  # removed or being written at this moment
-            done, _, doing = path.read_text().partition(" ")
-            yield int(done), doing
+        done, _, doing = path.read_text().partition(" ")
+        return int(done), doing
+    except (OSError, ValueError):  # removed, or being written at this moment
+        return 0, ""

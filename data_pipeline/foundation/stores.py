@@ -38,7 +38,6 @@ _TEMPORARY = {
 }
 _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
 _BUSY = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted", "Throttling"}
-_LOCAL = LocalFileSystem()
 _S3_TRIES = 3
 _S3_URLS = ("s3://", "s3a://")
 _S3 = {
@@ -54,11 +53,8 @@ def filesystem(url: str) -> tuple[Any, str]:
 
     Raises StoreError if the package of that file system isn't installed.
     """
-    local = url.removeprefix("file://") if url.startswith("file:///") else url
-    if "::" in url and os.path.lexists(local):  # no chain of file systems
-        return _LOCAL, str(Path(local).absolute())
-    if local != url and "::" not in url:  # fsspec takes as long as reading a small file
-        return _LOCAL, local.rstrip("/") or "/"
+    if "::" in url and os.path.lexists(path := url.removeprefix("file://")):  # no chain of file systems
+        return LocalFileSystem(), str(Path(path).absolute())
     is_s3 = url.startswith(_S3_URLS)
     try:
         found, path = fsspec.core.url_to_fs(url, **(_S3 if is_s3 else {}))
@@ -109,10 +105,11 @@ def open_file(path: str) -> BinaryIO:
     Raises what `with_retries` raises, also when it is read.
     """
     found, inside = filesystem(path)
-    if is_local(found):
-        return cast(BinaryIO, found.open(inside, "rb"))
-    file = with_retries(lambda: found.open(inside, "rb", block_size=_READ_AHEAD), path)
-    return cast(BinaryIO, _RemoteFile(file, path))
+    if not is_local(found):
+        file = with_retries(lambda: found.open(inside, "rb", block_size=_READ_AHEAD), path)
+        return cast(BinaryIO, _File(file, path))
+    file = found.open(inside, "rb")
+    return cast(BinaryIO, _File(file, path) if _current is not None and _current.path == path else file)
 
 
 def exists(url: str) -> bool:
@@ -132,8 +129,14 @@ def check_bucket(url: str) -> None:
         with_retries(lambda: found.find(f"{path.split('/')[0]}/no such folder"), url)
 
 
-class ReadableFile(io.RawIOBase):
-    """A file whose `read`, `seek` and `tell` a subclass defines."""
+class _File(io.RawIOBase):
+    """A file of fsspec that is read with_retries: after a failure, again from the same position.
+
+    Reading it updates the checksum that is taken of it, if any.
+    """
+
+    def __init__(self, file: Any, path: str):
+        self._file, self._path, self._at = file, path, 0
 
     def readable(self) -> bool:
         return True
@@ -141,26 +144,11 @@ class ReadableFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
-        content = self.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
-
-    def readall(self) -> bytes:
-        return self.read()
-
-
-class _RemoteFile(ReadableFile):
-    """A file of fsspec that is read with_retries: after a failure, again from the same position."""
-
-    def __init__(self, file: Any, url: str):
-        self._file, self._url, self._at = file, url, 0
-
     def tell(self) -> int:
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = with_retries(lambda: self._file.seek(offset, whence), self._url)
+        self._at = with_retries(lambda: self._file.seek(offset, whence), self._path)
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
@@ -169,9 +157,19 @@ class _RemoteFile(ReadableFile):
                 self._file.seek(self._at)
             return self._file.read(-1 if size is None else size)
 
-        content = with_retries(attempt, self._url)
+        content = with_retries(attempt, self._path)
+        if _current is not None and _current.path == self._path:
+            _current.update(self._at, content)
         self._at += len(content)
         return content
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def readall(self) -> bytes:
+        return self.read()
 
     def close(self) -> None:
         if not self.closed:
@@ -221,24 +219,20 @@ class Checksum:
     def __init__(self, path: str):
         self.path = path
         self._digest, self._size = hashlib.sha256(), 0
-        self._at_end = False
 
-    def update(self, position: int, data: bytes | memoryview) -> None:
-        """Adds the bytes of the file from `position` on, b"" at its end. Bytes after a gap are ignored."""
-        if not data and position == self._size:
-            self._at_end = True
-        elif position <= self._size < position + len(data):
+    def update(self, position: int, data: bytes) -> None:
+        """Adds the bytes of the file from `position` on. Bytes after a gap are ignored."""
+        if position <= self._size < position + len(data):
             self._digest.update(data[self._size - position :])
             self._size = position + len(data)
 
     def finish(self) -> tuple[int, str]:
         """Bytes and sha256 of the whole file. Reads what hasn't been read yet; the sha256 is "" if that fails."""
         try:
-            if not self._at_end:
-                with open_file(self.path) as file:
-                    file.seek(self._size)
-                    while chunk := file.read(_READ_AHEAD):
-                        self.update(self._size, chunk)
+            with open_file(self.path) as file:
+                file.seek(self._size)
+                while chunk := file.read(_READ_AHEAD):
+                    self.update(self._size, chunk)
         except OSError:
             return self._size, ""  # listed as damaged by then
         return self._size, self._digest.hexdigest()
@@ -249,35 +243,10 @@ _current: Checksum | None = None  # of the file that this process reads
 
 @contextlib.contextmanager
 def while_reading(path: str) -> Iterator[Checksum]:
-    """Within the block, files opened through `watched` at `path` update this checksum."""
+    """Within the block, files opened at `path` update this checksum as they are read."""
     global _current
     _current = Checksum(path)
     try:
         yield _current
     finally:
         _current = None
-
-
-def watched(file: Any, path: str) -> Any:
-    """The open `file` at `path`; while its checksum is taken, reading it updates the checksum."""
-    return _Watched(file, _current) if _current is not None and _current.path == path else file
-
-
-class _Watched(ReadableFile):
-    """A file whose reads update a checksum."""
-
-    def __init__(self, file: Any, checksum: Checksum):
-        self._file, self._checksum = file, checksum
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def read(self, size: int | None = -1) -> bytes:
-        position = self._file.tell()
-        data = self._file.read(-1 if size is None else size)
-        if data or size:
-            self._checksum.update(position, data)
-        return data

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     AnyObjective = Objective
     TrainingObjective = Objective
 else:
-    _ALL = reduce(or_, (*_SHIPPED, *offered("objective", Objective).values()))
+    _ALL = reduce(or_, (*_SHIPPED, *offered("objectives", Objective).values()))
     AnyObjective = Annotated[_ALL, Field(discriminator="name")]
     """What rows are cut for."""
     TrainingObjective = Annotated[_ALL | InOneRow, Field(discriminator="name")]

@@ -80,7 +80,7 @@ def open_file(path: str) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         with opening(path):
             file = stack.enter_context(stores.open_file(path))
-        yield stores.watched(file, path)
+        yield file
 
 
 @contextlib.contextmanager

@@ -164,6 +164,6 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "arrow": (partial(tables.read, tables.ArrowTable), Columns),
     "pairs": (pairs.read, pairs.Options),
 }
-_FORMATS = _SHIPPED | {name: (source.read, source.options) for name, source in offered("source", Source).items()}
+_FORMATS = _SHIPPED | {name: (source.read, source.options) for name, source in offered("sources", Source).items()}
 READERS = {declared: _counting_lost_records(declared, read) for declared, (read, _) in _FORMATS.items()}
 OPTIONS = {declared: options for declared, (_, options) in _FORMATS.items()}

@@ -1,8 +1,8 @@
 """`data-pipeline diff`: for each document in which two corpora differ, the rule that decided."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,30 +10,25 @@ from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.progress import track
-from data_pipeline.tools.document_trace import (
-    DocumentTrace,
-    Drop,
-    StepTrace,
-    cleaned_documents,
-    ordinal_of,
-    trace_deduplication,
-    trace_records,
-)
+from data_pipeline.tools.document_trace import DocumentTrace, Drop, trace_records
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
 
 ONLY_A, ONLY_B, TEXT, SPLIT = "only_in_a", "only_in_b", "text_differs", "split_differs"
 Documents = dict[str, tuple[bytes, str]]  # by id, the hash of the text and the split
-Course = tuple[str, list[StepTrace]]  # a text, and the steps after it
 _TITLES = {ONLY_A: "in A only", ONLY_B: "in B only", TEXT: "with another text", SPLIT: "in another split"}
 
 
 @dataclass(frozen=True)
 class _Side:
-    """An input as one of the two corpora, called `name`, has it: in these `ranges`, or in none."""
+    """An input as one of the two corpora, called `name`, has it: in `ranges`, or in none."""
 
     name: str
     build: FinishedBuild
-    ranges: list[BuiltInput]
+    input: str
+
+    @property
+    def ranges(self) -> list[BuiltInput]:
+        return self.build.inputs.get(self.input, [])
 
     @property
     def checksum(self) -> str:
@@ -47,60 +42,27 @@ class _Side:
                 kept |= documents_of(self.build.directory / f"documents/{part.name}.parquet").get(built.name, {})
         return kept
 
-    def cleaned(self, ids: set[str]) -> dict[str, tuple[str, str]]:
-        """The texts and targets of the documents `ids` after cleaning."""
-        return {
-            document.id: (document.text, document.target)
-            for built in self.ranges
-            for _, documents in cleaned_documents(self.build, built, ids)
-            for document in documents.values()
-        }
-
-    def deduplicated(self, ids: set[str]) -> dict[str, list[StepTrace]]:
-        """What the steps of deduplication did to those of `ids` that cleaning has kept."""
-        return {
-            document.id: steps
-            for built in self.ranges
-            for part, documents in cleaned_documents(self.build, built, ids)
-            for steps, document in trace_deduplication(self.build, part, documents)
-        }
-
     def traces(self, ids: set[str]) -> Iterator[DocumentTrace]:
         """Those of the documents `ids`, from the ranges that have them, which are read again."""
-        ordinals = {ordinal_of(identity) for identity in ids}
-        in_order = sorted(self.ranges, key=lambda built: built.first_ordinal)
-        stops = [*(after.first_ordinal for after in in_order[1:]), float("inf")]
-        for built, stop in zip(in_order, stops, strict=False):
-            if inside := {ordinal for ordinal in ordinals if built.first_ordinal <= ordinal < stop}:
-                yield from trace_records(self.build, built, inside).values()
+        ordinals = {int(identity.rpartition("/")[2]) for identity in ids}
+        for built, own in self.build.records(self.input, ordinals):
+            yield from trace_records(self.build, built, own)
 
     def dropping(self, ids: set[str]) -> dict[str, str]:
         """The rule by which the corpus has dropped each of the documents `ids`."""
         if not self.ranges:
             return dict.fromkeys(ids, f"{self.name} doesn't have the input")
-        dropped = {identity: steps[-1].drops[-1].rule for identity, steps in self.deduplicated(ids).items()}
-        dropped |= {trace.id: trace.dropped_by for trace in self.traces(ids - set(dropped))}
-        return {
-            identity: f"{dropped[identity]} in {self.name}"
-            if identity in dropped
-            else f"{self.name} has no such record"
-            for identity in ids
-        }
-
-    def courses(self, cleaned: dict[str, tuple[str, str]], in_cleaning: set[str]) -> dict[str, Course]:
-        """Each document's text and the steps after it: as cleaning left it or, for `in_cleaning`, as it was read."""
-        steps = self.deduplicated(set(cleaned) - in_cleaning)
-        found = {identity: (cleaned[identity][0], steps[identity]) for identity in steps}
-        return found | {trace.id: (trace.text, trace.steps) for trace in self.traces(in_cleaning)}
+        rules = {trace.id: f"{trace.dropped_by} in {self.name}" for trace in self.traces(ids)}
+        return {identity: rules.get(identity, f"{self.name} has no such record") for identity in ids}
 
 
-@dataclass(frozen=True)
+@dataclass
 class RuleCount:
     """The documents that differ by `rule`, with the smallest ids of them."""
 
     rule: str
-    documents: int
-    examples: list[str]
+    documents: int = 0
+    examples: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -131,23 +93,23 @@ class Summary:
 def summary(a: FinishedBuild, b: FinishedBuild, limit: int) -> Summary:
     """The counts by kind and rule, each with the smallest ids, `limit` at most.
 
-    Documents are compared by id, an input at a time. Inputs are read again only where cleaning decided.
+    Documents are compared by id, an input at a time. Inputs with documents that differ are read again.
     """
-    same, counts, examples = 0, Counter[tuple[str, str]](), defaultdict[tuple[str, str], list[str]](list)
+    same = 0
+    rules: dict[str, dict[str, RuleCount]] = {kind: {} for kind in _TITLES}
     inputs = sorted(a.inputs | b.inputs, key=lambda name: f"{name}/")
     documents_of = lru_cache(maxsize=2)(_documents_of)  # small inputs share parts, and come one after the other
     for name in track(inputs, len(inputs), "comparing"):
-        sides = _Side("A", a, a.inputs.get(name, [])), _Side("B", b, b.inputs.get(name, []))
+        sides = _Side("A", a, name), _Side("B", b, name)
         equal, found = _compare(*sides, *(side.kept(documents_of) for side in sides))
         same += equal
         for kind, rule, identity in found:
-            counts[kind, rule] += 1
-            if counts[kind, rule] <= limit:
-                examples[kind, rule].append(identity)
-    rules: dict[str, list[RuleCount]] = {kind: [] for kind in _TITLES}
-    for (kind, rule), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        rules[kind].append(RuleCount(rule, count, examples[kind, rule]))
-    return Summary(str(a.directory), str(b.directory), same, rules)
+            one = rules[kind].setdefault(rule, RuleCount(rule))
+            one.documents += 1
+            if one.documents <= limit:
+                one.examples.append(identity)
+    by_frequency = {kind: sorted(rules[kind].values(), key=lambda one: (-one.documents, one.rule)) for kind in rules}
+    return Summary(str(a.directory), str(b.directory), same, by_frequency)
 
 
 def _compare(a: _Side, b: _Side, in_a: Documents, in_b: Documents) -> tuple[int, list[tuple[str, str, str]]]:
@@ -179,26 +141,22 @@ def _documents_of(part: Path) -> dict[str, Documents]:
 
 def _changing(a: _Side, b: _Side, ids: set[str]) -> dict[str, str]:
     """The first rule that made the texts of the documents `ids` differ."""
-    cleaned_a, cleaned_b = a.cleaned(ids), b.cleaned(ids)
-    in_cleaning = {identity for identity in ids if cleaned_a[identity] != cleaned_b[identity]}
-    courses_a, courses_b = a.courses(cleaned_a, in_cleaning), b.courses(cleaned_b, in_cleaning)
-    return {identity: _first_difference(courses_a[identity], courses_b[identity]) for identity in ids}
+    in_a, in_b = ({trace.id: trace for trace in side.traces(ids)} for side in (a, b))
+    return {identity: _first_difference(in_a[identity], in_b[identity]) for identity in ids}
 
 
-def _first_difference(a: Course, b: Course) -> str:
+def _first_difference(a: DocumentTrace, b: DocumentTrace) -> str:
     """What made two texts differ: "line_policy in B", "dedup.lines in A (white space)".
 
     It is the first drop that only one of them has, or the first step that changed one of them without a drop: it took
     white space or, by `cleaning.web_rules`, citation marks.
     """
-    (text_a, steps_a), (text_b, steps_b) = a, b
-    for name in dict.fromkeys(step.step for step in (*steps_a, *steps_b)):
+    text_a, text_b = a.text, b.text
+    for name in dict.fromkeys(step.step for step in (*a.steps, *b.steps)):
         before = text_a
         if text_a != text_b:
             break
-        now_a, now_b = ([step for step in steps if step.step == name] for steps in (steps_a, steps_b))
-        text_a, text_b = ("".join(step.text or "" for step in now) if now else before for now in (now_a, now_b))
-        drops_a, drops_b = ([drop for step in now for drop in step.drops] for now in (now_a, now_b))
+        (text_a, drops_a), (text_b, drops_b) = (_after(trace, name, before) for trace in (a, b))
         for corpus, drops, others in (("A", drops_a, drops_b), ("B", drops_b, drops_a)):
             left = Counter(map(_what, drops)) - Counter(map(_what, others))
             for drop in drops:
@@ -210,6 +168,11 @@ def _first_difference(a: Course, b: Course) -> str:
                 return f"cleaning.web_rules in {corpus} (citation marks)"
             return f"{'cleaning' if name == 'cleaning' else f'dedup.{name}'} in {corpus} (white space)"
     return "sources.options (read differently)"
+
+
+def _after(trace: DocumentTrace, name: str, before: str) -> tuple[str, list[Drop]]:
+    """The text of a document after the step `name`, and what the step dropped; as `before` if it has no such step."""
+    return next(((step.text or "", step.drops) for step in trace.steps if step.step == name), (before, []))
 
 
 def _what(drop: Drop) -> str:

@@ -1,6 +1,6 @@
 """Traces documents by repeating what the stages did to them: every stage is a pure function."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pyarrow.parquet as pq
@@ -9,12 +9,12 @@ from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.dedup.config import step_of
 from data_pipeline.dedup.keys import NO_DOCUMENT, read_duplicates, smallest_keys
 from data_pipeline.dedup.substrings import EqualSubstrings
-from data_pipeline.execution.parts import SCHEMA, Part, read_documents
+from data_pipeline.execution.parts import SCHEMA, read_documents
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import ReadStats, Record
 from data_pipeline.stages.deduplication import Decided
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
-from data_pipeline.stages.part_readings import CHECKS, Apply, application, check_of
+from data_pipeline.stages.part_readings import CHECKS, application, check_of
 from data_pipeline.text.document import NO_RULES, Document, Tally
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
 
@@ -104,66 +104,56 @@ class DocumentTrace:
         return ""
 
 
-def ordinal_of(identity: str) -> int:
-    """The index of a document's record in its file."""
-    return int(identity.rpartition("/")[2])
-
-
 def trace_records(
     build: FinishedBuild, built: BuiltInput, ordinals: set[int], find_copies: bool = False
-) -> dict[int, DocumentTrace]:
+) -> list[DocumentTrace]:
     """The traces of the records `ordinals` of one input, which is read again. A record that doesn't exist has none.
 
     `find_copies`: also finds the document that keeps each copy that deduplication dropped, which opens the keys of all
     parts.
     """
-    traces = dict(_as_read(*build.spec_of(built), ordinals))
-    kept = {ordinal: trace for ordinal, trace in traces.items() if not trace.dropped_by}
-    for part, documents in cleaned_documents(build, built, {trace.id for trace in kept.values()}):
-        for steps, document in trace_deduplication(build, part, documents, find_copies):
-            trace = kept[ordinal_of(document.id)]
-            trace.steps += steps
-            trace.language = document.language
+    traces = list(_as_read(*build.spec_of(built), ordinals))
+    kept = {trace.id: trace for trace in traces if not trace.dropped_by}
+    paths = {part.path for part in built.unit.result.parts if kept}
+    for unit, part in enumerate(build.in_order):
+        if part.path in paths:
+            read = enumerate(read_documents(build.directory, part.path, SCHEMA.names))
+            documents = {number: document for number, document in read if document.id in kept}
+            _deduplicate(build, unit, documents, kept, find_copies)
     return traces
 
 
-def _as_read(spec: DocumentsSpec, file: InputSpec, ordinals: set[int]) -> Iterator[tuple[int, DocumentTrace]]:
-    """(ordinal, trace up to cleaning) of each of the records that exists."""
-    remaining = sorted(ordinals, reverse=True)
+def _as_read(spec: DocumentsSpec, file: InputSpec, ordinals: set[int]) -> Iterator[DocumentTrace]:
+    """The trace up to cleaning of each of the records that exists."""
     recorder = DropRecorder()
     next_ordinal = file.range.first_ordinal
     clean, splits = Cleaner(spec.cleaning), Splits(spec, file)
-    records = read_records(spec, file, ReadStats(counters=recorder))
     try:
-        for record in records:
+        for record in read_records(spec, file, ReadStats(counters=recorder)):
             split = splits.of_next(record)
-            skipped = record.ordinal - next_ordinal
-            while remaining and remaining[-1] < record.ordinal:
-                ordinal = remaining.pop()
-                yield from _left_out(spec, file, ordinal, recorder.drops, ordinal - next_ordinal, skipped)
-            if remaining and remaining[-1] == record.ordinal:
-                yield remaining.pop(), _cleaned(spec, file, record, split, clean)
+            yield from _left_out(spec, file, ordinals, range(next_ordinal, record.ordinal), recorder.drops)
+            if record.ordinal in ordinals:
+                yield _cleaned(spec, file, record, split, clean)
             recorder.drops.clear()
             next_ordinal = record.ordinal + 1
-            if not remaining:
+            if next_ordinal > max(ordinals):
                 return
     except DamagedInput as error:
         recorder.drop("damaged", f"{error.position}: {error.reason}")
-    for ordinal in reversed(remaining):
-        yield from _left_out(spec, file, ordinal, recorder.drops, ordinal - next_ordinal, len(recorder.drops))
+    at_end = range(next_ordinal, next_ordinal + len(recorder.drops))
+    yield from _left_out(spec, file, ordinals, at_end, recorder.drops)
 
 
 def _left_out(
-    spec: DocumentsSpec, file: InputSpec, ordinal: int, drops: list[Drop], index: int, skipped: int
-) -> Iterator[tuple[int, DocumentTrace]]:
-    """The trace of a record that the reader left out, `index` of the `skipped` ones, among which it noted `drops`."""
+    spec: DocumentsSpec, file: InputSpec, ordinals: set[int], skipped: range, drops: list[Drop]
+) -> Iterator[DocumentTrace]:
+    """The traces of those records that are among the `skipped` ones, for which the reader noted `drops`."""
     rules = dict.fromkeys(drop.rule for drop in drops)
-    if not rules or index >= skipped:
-        return
-    # A line without a record, as a blank one, leaves fewer drops than records are skipped.
-    drop = drops[index] if len(drops) == skipped else Drop(" or ".join(rules))
-    steps = [StepTrace("reading", [drop], None)]
-    yield ordinal, DocumentTrace(spec.identity(file.file, ordinal), file.path, steps=steps)
+    for ordinal in sorted(ordinals.intersection(skipped)) if drops else ():
+        # A line without a record, as a blank one, leaves fewer drops than records are skipped.
+        drop = drops[ordinal - skipped.start] if len(drops) == len(skipped) else Drop(" or ".join(rules))
+        steps = [StepTrace("reading", [drop], None)]
+        yield DocumentTrace(spec.identity(file.file, ordinal), file.path, steps=steps)
 
 
 def _cleaned(spec: DocumentsSpec, file: InputSpec, record: Record, split: str, clean: Cleaner) -> DocumentTrace:
@@ -180,47 +170,31 @@ def _cleaned(spec: DocumentsSpec, file: InputSpec, record: Record, split: str, c
     return trace
 
 
-def cleaned_documents(
-    build: FinishedBuild, built: BuiltInput, ids: set[str]
-) -> Iterator[tuple[Part, dict[int, Document]]]:
-    """Each part with documents of an input, and those of the documents `ids` by number, as cleaning left them."""
-    paths = {part.path for part in built.unit.result.parts}
-    for part in build.in_order:
-        if part.path in paths and ids:
-            identities = pq.read_table(build.directory / part.path, columns=["id"])["id"].to_pylist()
-            numbers = {number for number, identity in enumerate(identities) if identity in ids}
-            if numbers:
-                documents = enumerate(read_documents(build.directory, part.path, SCHEMA.names))
-                yield part, {number: document for number, document in documents if number in numbers}
-
-
-def trace_deduplication(
-    build: FinishedBuild, part: Part, documents: dict[int, Document], find_copies: bool = False
-) -> Iterator[tuple[list[StepTrace], Document]]:
-    """What the steps of deduplication did to `documents` of one part, by number, and what they leave of each."""
-    unit = build.in_order.index(part)
-    cleaning = next(build.config.cleaning_of(one) for one in build.config.sources if one.name == part.source)
-
-    def function_of(one: Decided) -> Apply:
-        if one.step in CHECKS:
-            return check_of(build.directory, one.step, cleaning)
-        step, least = step_of(one.step, build.config.dedup), cleaning.min_sentences_per_page
-        return application(build.directory, step, one.files[unit], one.duplicates, unit, least)
-
-    applied = [(one, function_of(one)) for one in build.steps]
-    for number, document in documents.items():
-        steps: list[StepTrace] = []
-        for decided, apply in applied:
+def _deduplicate(
+    build: FinishedBuild, unit: int, documents: dict[int, Document], traces: dict[str, DocumentTrace], find_copies: bool
+) -> None:
+    """Adds to `traces` what the steps of deduplication did to `documents` of one part, by number."""
+    source = build.in_order[unit].source
+    cleaning = next(build.config.cleaning_of(one) for one in build.config.sources if one.name == source)
+    for decided in build.steps if documents else ():
+        is_check = decided.step in CHECKS
+        if is_check:
+            apply = check_of(build.directory, decided.step, cleaning)
+        else:
+            step, least = step_of(decided.step, build.config.dedup), cleaning.min_sentences_per_page
+            apply = application(build.directory, step, decided.files[unit], decided.duplicates, unit, least)
+        for number, document in list(documents.items()):
             recorder = DropRecorder()
             ((_, _, left),) = apply([(number, document, document)], recorder)
             drops = recorder.drops
-            if drops and find_copies and decided.step not in CHECKS:
+            if drops and find_copies and not is_check:
                 drops = _with_copies(build, decided, unit, number, document, drops)
-            steps.append(StepTrace(decided.step, drops, left.text if left else None))
-            if left is None:
-                break
-            document = left
-        yield steps, document
+            trace = traces[document.id]
+            trace.steps.append(StepTrace(decided.step, drops, left.text if left else None))
+            if left:
+                documents[number], trace.language = left, left.language
+            else:
+                del documents[number]
 
 
 def _with_copies(
@@ -236,19 +210,15 @@ def _with_copies(
         keys = {item: words for item, words in keys.items() if item in items}
     smallest = smallest_keys(build.directory, decided.files, step.group, set(keys.values()))
     if step.clusters:  # a cluster's documents share bands; the smallest neighbour is one of them
-        others = sorted({document for document in smallest.values() if document != (unit, number)})
-        return [replace(drop, stays_on=_name(build, others[:1])) for drop in drops]
+        others = {document for document in smallest.values() if document != (unit, number)}
+        return [replace(drop, stays_on=_name(build, *min(others))) for drop in drops] if others else drops
     copies = [smallest[keys[item]] for item in items if item in keys]
-    named = [replace(drop, stays_on=_name(build, [copy])) for drop, copy in zip(drops, copies, strict=False)]
+    named = [replace(drop, stays_on=_name(build, *copy)) for drop, copy in zip(drops, copies, strict=False)]
     return named + drops[len(copies) :]
 
 
-def _name(build: FinishedBuild, documents: Iterable[tuple[int, int]]) -> str:
-    """The id of the first of `documents`, (unit, number), or a word for a page that cleaning dropped."""
-    for unit, number in documents:
-        if number == NO_DOCUMENT:
-            return "a page that cleaning drops"
-        for count, document in enumerate(read_documents(build.directory, build.in_order[unit].path, ["id"])):
-            if count == number:
-                return document.id
-    return ""
+def _name(build: FinishedBuild, unit: int, number: int) -> str:
+    """The id of a document, or a word for a page that cleaning dropped."""
+    if number == NO_DOCUMENT:
+        return "a page that cleaning drops"
+    return pq.read_table(build.directory / build.in_order[unit].path, columns=["id"])["id"][number].as_py()

@@ -9,10 +9,9 @@ import gzip
 import hashlib
 import os
 import re
-import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -28,8 +27,20 @@ from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.packages import package_version
 from data_pipeline.foundation.progress import track
 
-Read = Callable[[str, str], bytes]
-"""(address, what to say if nothing is there) -> content"""
+_STATE = ".fetch"  # below the output directory: partial files, and a lock
+RETRIES = urllib3.Retry(
+    11,
+    status_forcelist=(408, 425, 429, 500, 502, 503, 504),
+    raise_on_status=False,
+    backoff_factor=0.5,
+    backoff_max=60,
+    retry_after_max=900,
+)
+_BLOCK = 1 << 16
+_TIMEOUT = 60.0  # seconds without a byte
+_PIECES = 20  # in which a file may arrive before it is given up; the next command continues it
+_WRONG_CONTENTS = 2  # the first may be two versions of the file, joined
+_FAILURES_IN_A_ROW = 10  # then the rest would fail too; don't ask a server that refuses us 50,000 times
 
 
 @dataclass(frozen=True)
@@ -69,10 +80,35 @@ class _DumpStatus:  # dumpstatus.json of a Wikimedia dump
     jobs: dict[str, _DumpJob]
 
 
-def wet_files(read: Read, crawl: str, base_url: str) -> list[PublishedFile]:
+def open_session(contact: str = "") -> requests.Session:
+    """Requests that are repeated while a server is busy or doesn't answer. `contact` tells its operators who asks."""
+    session = requests.Session()
+    about = f"data-pipeline fetch{'; ' + contact if contact else ''}"
+    session.headers["User-Agent"] = f"encdec-pretrain/{package_version()} ({about})"
+    session.headers["Accept-Encoding"] = "identity"  # else a .gz would not arrive with the published bytes
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=16, max_retries=RETRIES))
+    return session
+
+
+def _read(session: requests.Session, url: str, if_missing: str) -> bytes:
+    """The content of a small file, such as a list. Raises UserError if it doesn't exist, else FailedError."""
+    try:
+        response = session.get(url, timeout=_TIMEOUT)
+        if response.status_code in (404, 410):
+            raise UserError(f"{url}: {if_missing}")
+        response.raise_for_status()
+    except requests.RequestException as error:
+        raise FailedError(f"{url}: {one_line(error)}") from None
+    return response.content
+
+
+def wet_files(session: requests.Session, crawl: str, base_url: str) -> list[PublishedFile]:
     """The text files of a crawl ("CC-MAIN-2019-18"), in the order of its wet.paths.gz, without sizes and checksums."""
     url = f"{base_url}/crawl-data/{crawl}/wet.paths.gz"
-    content = read(url, f"no crawl {crawl} with text there; crawls are listed at https://index.commoncrawl.org/")
+    content = _read(
+        session, url, f"no crawl {crawl} with text there; crawls are listed at https://index.commoncrawl.org/"
+    )
     try:
         paths = gzip.decompress(content).decode("ascii").split()
     except (EOFError, OSError, ValueError, zlib.error) as error:
@@ -107,13 +143,15 @@ def c4_files(config: str, split: str, revision: str, base_url: str) -> list[Publ
     return files
 
 
-def wikipedia_files(read: Read, wiki: str, date: str, job: str, base_url: str) -> list[PublishedFile]:
+def wikipedia_files(session: requests.Session, wiki: str, date: str, job: str, base_url: str) -> list[PublishedFile]:
     """The files of one job of a dump ("enwiki", "20240101"), in the order of their pages, with sizes and checksums:
     sha1 where published, else md5. Raises UserError if the job doesn't exist, FailedError if it isn't done.
     """
     folder = f"{base_url}/{wiki}/{date}"
     url = f"{folder}/dumpstatus.json"
-    content = read(url, f"no dump of {wiki} of {date} there; dates are like 20240101, and old dumps are deleted")
+    content = _read(
+        session, url, f"no dump of {wiki} of {date} there; dates are like 20240101, and old dumps are deleted"
+    )
     jobs = parse_json(content, _DumpStatus, url).jobs
     if job not in jobs:
         raise UserError(f"{url}: has no job {job!r}, only {', '.join(sorted(jobs))}")
@@ -127,45 +165,6 @@ def wikipedia_files(read: Read, wiki: str, date: str, job: str, base_url: str) -
     return sorted(published, key=lambda one: ([int(number) for number in re.findall(r"\d+", one.path)], one.path))
 
 
-STATE = ".fetch"  # below the output directory: partial files, and a lock
-RETRIES = urllib3.Retry(
-    11,
-    status_forcelist=(408, 425, 429, 500, 502, 503, 504),
-    raise_on_status=False,
-    backoff_factor=0.5,
-    backoff_max=60,
-    retry_after_max=900,
-)
-_BLOCK = 1 << 16
-_TIMEOUT = 60.0  # seconds without a byte
-_PIECES = 20  # in which a file may arrive before it is given up; the next command continues it
-_WRONG_CONTENTS = 2  # the first may be two versions of the file, joined
-_FAILURES_IN_A_ROW = 10  # then the rest would fail too; don't ask a server that refuses us 50,000 times
-
-
-def open_session(contact: str = "") -> requests.Session:
-    """Requests that are repeated while a server is busy or doesn't answer. `contact` tells its operators who asks."""
-    session = requests.Session()
-    about = f"data-pipeline fetch{'; ' + contact if contact else ''}"
-    session.headers["User-Agent"] = f"encdec-pretrain/{package_version()} ({about})"
-    session.headers["Accept-Encoding"] = "identity"  # else a .gz would not arrive with the published bytes
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=16, max_retries=RETRIES))
-    return session
-
-
-def read(session: requests.Session, url: str, if_missing: str) -> bytes:
-    """The content of a small file, such as a list. Raises UserError if it doesn't exist, else FailedError."""
-    try:
-        response = session.get(url, timeout=_TIMEOUT)
-        if response.status_code in (404, 410):
-            raise UserError(f"{url}: {if_missing}")
-        response.raise_for_status()
-    except requests.RequestException as error:
-        raise FailedError(f"{url}: {one_line(error)}") from None
-    return response.content
-
-
 class Download:
     """One file on its way to its place below `folder`; `folder`/.fetch/PATH.part has the bytes received so far.
 
@@ -175,7 +174,7 @@ class Download:
 
     def __init__(self, file: PublishedFile, folder: Path, session: requests.Session):
         self.file, self._session, self.received, self.problem = file, session, 0, ""
-        self._path, self._part = folder / file.path, folder / STATE / f"{file.path}.part"
+        self._path, self._part = folder / file.path, folder / _STATE / f"{file.path}.part"
         # The file was checked before it got its name.
         self.present = self._path.exists() and file.size in (None, _size(self._path))
         self.missing = 0 if self.present else max(0, (file.size or 0) - _size(self._part))
@@ -253,20 +252,15 @@ def fetch_files(
     a folder. Raises FailedError when nothing more can be fetched: the disk is full, or ten files in a row failed.
     """
     downloads = [Download(file, folder, session) for file in files]
-    existing = next(parent for parent in (folder, *folder.resolve().parents) if parent.exists())
-    needed, free = sum(one.missing for one in downloads), shutil.disk_usage(existing).free
-    if needed > free:
-        raise FailedError(f"{folder}: {human_size(needed)} are still to be fetched, only {human_size(free)} are free")
 
     def received() -> int:
         return sum(one.received for one in downloads)
 
-    failures = 0
+    missing, failures = sum(one.missing for one in downloads), 0
     with sole_user(folder), ThreadPool(connections) as pool:  # daemon threads: Ctrl-C doesn't wait for a server
         done = pool.imap_unordered(Download.run, downloads)
-
         for download in track(
-            done, len(downloads), "fetch", lambda _: 0, needed, received, lambda: human_size(received())
+            done, len(files), "fetch", lambda _: 0, missing, received, lambda: human_size(received())
         ):
             failures = failures + 1 if download.problem else 0
             if download.problem:
@@ -280,8 +274,8 @@ def fetch_files(
 def sole_user(folder: Path) -> Iterator[None]:
     """Keeps a second command out of `folder`: both would write to the same .part files."""
     with failing_in_one_line(folder, "name another folder"):
-        (folder / STATE).mkdir(parents=True, exist_ok=True)
-        file = (folder / STATE / "lock").open("w")
+        (folder / _STATE).mkdir(parents=True, exist_ok=True)
+        file = (folder / _STATE / "lock").open("w")
     with file:
         try:
             lock(file, f"{folder}: a second fetch would spoil its files; make sure that only one writes there")

@@ -1,8 +1,7 @@
 """The commands `data-pipeline fetch wet|c4|wikipedia`."""
 
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,8 @@ from data_pipeline.foundation.formatting import counted, duration, human_size
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
 with imported_at_first_use():  # requests takes 110 ms and pydantic 90, which --help does without
+    import requests
+
     from data_pipeline.tools import download
 
 fetch_app = typer.Typer(
@@ -52,8 +53,9 @@ def wet(
 
     They are published without checksums; each is tested as a gzip file.
     """
-    glob = f"crawl-data/{crawl}/**/*.warc.wet.gz"
-    _fetch(lambda read: download.wet_files(read, crawl, base_url), output, glob, files, first, connections, contact)
+    session = download.open_session(contact)
+    listed = download.wet_files(session, crawl, base_url)
+    _fetch(listed, session, output, f"crawl-data/{crawl}/**/*.warc.wet.gz", files, first, connections)
 
 
 @fetch_app.command(epilog="Example: data-pipeline fetch c4 data/c4 --split validation")
@@ -69,10 +71,9 @@ def c4(
     base_url: HubUrl = "https://huggingface.co",
 ) -> None:
     """Fetch C4 from the Hugging Face hub. en has 1,024 files of 320 MB for training and 8 for validation."""
+    listed = download.c4_files(config, split, revision, base_url)
     glob = f"{config}/c4-{split}.*.json.gz"
-    _fetch(
-        lambda _: download.c4_files(config, split, revision, base_url), output, glob, files, first, connections, contact
-    )
+    _fetch(listed, download.open_session(contact), output, glob, files, first, connections)
 
 
 @fetch_app.command(epilog="Example: data-pipeline fetch wikipedia enwiki 20240101 data")
@@ -90,23 +91,22 @@ def wikipedia(
     base_url: BaseUrl = "https://dumps.wikimedia.org",
 ) -> None:
     """Fetch a wiki's articles from a Wikimedia dump, in the order of their pages, each index after its articles."""
-    glob = f"{wiki}-{date}-*.xml*.bz2"
-    list_files = partial(download.wikipedia_files, wiki=wiki, date=date, job=job, base_url=base_url)
-    _fetch(list_files, output, glob, files, first, connections, contact)
+    session = download.open_session(contact)
+    listed = download.wikipedia_files(session, wiki, date, job, base_url)
+    _fetch(listed, session, output, f"{wiki}-{date}-*.xml*.bz2", files, first, connections)
 
 
 def _fetch(
-    list_files: "Callable[[download.Read], list[download.PublishedFile]]",
+    listed: "Sequence[download.PublishedFile]",
+    session: "requests.Session",
     output: Path,
     glob: str,
     number: int | None,
     first: int,
     connections: int,
-    contact: str,
 ) -> None:
-    """Fetches what `list_files` returns, and reports. `glob`: those below `output` that a corpus is built from."""
-    started, session = time.monotonic(), download.open_session(contact)
-    listed = list_files(partial(download.read, session))
+    """Fetches `number` of the files `listed`, and reports. `glob`: those below `output` that a corpus is built from."""
+    started = time.monotonic()
     files = listed[first:][:number]
     if not files:
         raise UserError(f"--first: {first}: the list has {counted(len(listed), 'file')}")

@@ -1,5 +1,6 @@
 """A finished build: its settings, its inputs, its parts and its records, read from the corpus's directory."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,9 +48,8 @@ class BuiltInput:
 
 @dataclass(frozen=True)
 class FinishedBuild:
-    """A corpus with the files of its stages. `location` is what the user named."""
+    """A corpus with the files of its stages."""
 
-    location: Path
     directory: Path
     config: CorpusConfig
 
@@ -67,6 +67,14 @@ class FinishedBuild:
                 built = BuiltInput(unit, number)
                 inputs.setdefault(built.name, []).append(built)
         return inputs
+
+    def records(self, name: str, ordinals: set[int]) -> Iterator[tuple[BuiltInput, set[int]]]:
+        """The ranges of an input that have the records `ordinals`, each with its own."""
+        ranges = sorted(self.inputs.get(name, []), key=lambda built: built.first_ordinal)
+        stops = [*(after.first_ordinal for after in ranges[1:]), math.inf]
+        for built, stop in zip(ranges, stops, strict=False):
+            if inside := {ordinal for ordinal in ordinals if built.first_ordinal <= ordinal < stop}:
+                yield built, inside
 
     @cached_property
     def units(self) -> dict[str, Unit[DocumentsSpec]]:
@@ -105,10 +113,10 @@ def open_build(location: Path) -> FinishedBuild:
         except FileNotFoundError:
             reason = "no such file; name the corpus file (YAML), or run data-pipeline build again"
             raise UserError(f"{settings}: {reason}") from None
-        build = FinishedBuild(location, location, config)
+        build = FinishedBuild(location, config)
     else:
         config = load(location, [], CorpusConfig)
-        build = FinishedBuild(location, Path(config.output), config)
+        build = FinishedBuild(Path(config.output), config)
     if not build.documents:
         raise UserError(f"{build.directory}: no finished build; run data-pipeline build")
     finished = (build.directory / MANIFEST).exists()
@@ -133,7 +141,7 @@ def records_named(build: FinishedBuild, name: str) -> list[tuple[BuiltInput, set
     """
     found = list(_by_url(build, normalize_url(name))) if "://" in name else _by_id(build, name)
     if not found:
-        raise UserError(f"{name}: none of the {len(build.inputs):,} inputs of {build.location} has this document")
+        raise UserError(f"{name}: none of the {len(build.inputs):,} inputs of {build.directory} has this document")
     return found
 
 
@@ -141,8 +149,7 @@ def _by_id(build: FinishedBuild, identity: str) -> list[tuple[BuiltInput, set[in
     file, _, digits = identity.rpartition("/")
     if not digits.isdecimal():
         raise UserError(f"{identity}: expected a URL, or an id: the source, the file and the record's number, by /")
-    before = [built for built in build.inputs.get(file, []) if built.first_ordinal <= int(digits)]
-    return [(max(before, key=lambda built: built.first_ordinal), {int(digits)})] if before else []
+    return list(build.records(file, {int(digits)}))
 
 
 def _by_url(build: FinishedBuild, url: str) -> Iterator[tuple[BuiltInput, set[int]]]:
@@ -168,14 +175,13 @@ def _units_with(build: FinishedBuild, url: str) -> set[str]:
             for unit in build.documents
             if smallest_keys(build.directory, [keys[part.name] for part in unit.result.parts], 1, key)
         }
-    likely = set()
-    for unit in build.documents:
-        for part in unit.result.parts:
-            urls = pq.read_table(build.directory / part.path, columns=["url"])["url"].to_pylist()
-            if any(normalize_url(one) == url for one in urls):
-                likely.add(unit.name)
-                break
-    return likely
+    return {
+        unit.name
+        for unit in build.documents
+        for part in unit.result.parts
+        for one in pq.read_table(build.directory / part.path, columns=["url"])["url"].to_pylist()
+        if normalize_url(one) == url
+    }
 
 
 def _ordinals_with(build: FinishedBuild, built: BuiltInput, url: str) -> set[int]:

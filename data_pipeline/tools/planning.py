@@ -120,8 +120,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
         raise UserError(f"--speeds: the report lacks {', '.join(sorted(lacks))}; name a corpus of the same kind")
     files = [file for source in config.sources for file in list_files(source, output=Path(config.output))]
     size = sum(file.bytes for file in files)
-    small = are_small(size, config.ray)
-    workers = 1 if small else workers or config.ray.num_cpus or os.cpu_count() or 1
+    workers = 1 if are_small(size, config.ray) else workers or config.ray.num_cpus or os.cpu_count() or 1
     per_byte = {name: one.text_bytes / max(1, one.bytes) for name, one in found.sources.items()}
     text = sum(file.bytes * per_byte[file.source.name] for file in files)
     growth = text / max(1, sum(one.text_bytes for one in found.sources.values()))
@@ -147,7 +146,6 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
         stages.append(StageForecast(one.name, grown * one.megabytes, core_seconds, core_seconds / at_once, disk))
     tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())
     held_out = config.split.validation_fraction
-    ray_start = 0.0 if small else sum(one.ray_start_seconds or 0.0 for one in found.stages)
     worker_memory = psutil.Process().memory_info().rss + _WORKER  # a worker imports what this process has imported
     forecast = Forecast(
         name=config.name,
@@ -156,7 +154,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
         workers=workers,
         stages=stages,
         tokens={"train": round((1 - held_out) * tokens), "validation": round(held_out * tokens)},
-        seconds=ray_start + sum(one.seconds for one in stages),
+        seconds=sum(one.seconds for one in stages),
         disk=sum(one.disk for one in stages),
         worker_memory=worker_memory,
         tokenizer_memory=worker_memory + MEMORY_PER_BYTE * trained,

@@ -1,6 +1,7 @@
 """`data-pipeline trace`: what happened to the documents with an id or a URL, as text and as JSON."""
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
@@ -26,7 +27,7 @@ from data_pipeline.tools.document_trace import (
 )
 from data_pipeline.tools.finished_build import FinishedBuild, records_named
 
-_WIDTH, _INDENT, _NAME = 80, 2, 12
+_WIDTH, _NAME, _QUOTED = 80, 12, 63  # columns: of all, of names, of a text between quotation marks
 _DROPS_SHOWN = 5  # of each rule
 
 
@@ -34,7 +35,7 @@ def trace(build: FinishedBuild, name: str) -> list[DocumentTrace]:
     """The records that have the id or URL `name`. Raises UserError if no input has one."""
     found = []
     for built, ordinals in records_named(build, name):
-        for _, record in sorted(trace_records(build, built, ordinals, find_copies=True).items()):
+        for record in trace_records(build, built, ordinals, find_copies=True):
             if not record.dropped_by:
                 record.location = locate_tokens(build, record.id, record.split)
             found.append(record)
@@ -69,66 +70,56 @@ def as_json(found: DocumentTrace) -> dict[str, object]:
 
 def as_text(found: DocumentTrace) -> str:
     """A trace in lines of 80 columns."""
-    lines = [found.id, *_entry("file", found.path.removeprefix("file://"))]
-    for name, value in (("url", found.url), ("title", found.title)):
-        lines += _entry(name, value) if value else []
-    if found.text:
-        lines += _entry("read", f"{counted(len(found.text), 'character')}")
+    entries = [("file", found.path.removeprefix("file://")), ("url", found.url), ("title", found.title)]
+    entries.append(("read", counted(len(found.text), "character") if found.text else ""))
     for step in found.steps:
-        lines += _step(step, found)
+        entries += _step(step, found)
     if found.dropped_by:
-        return "\n".join([*lines, *_entry("dropped", f"by {found.dropped_by}")])
-    lines += _entry("kept", f"split {found.split}" + (f", language {found.language}" if found.language else ""))
-    return "\n".join([*lines, *(_location(found.location) if found.location else [])])
+        entries.append(("dropped", f"by {found.dropped_by}"))
+    else:
+        language = f", language {found.language}" if found.language else ""
+        entries += [("kept", f"split {found.split}{language}"), *_location(found.location)]
+    return "\n".join([found.id, *(line for name, text in entries for line in _wrapped(name, text))])
 
 
-def _step(step: StepTrace, found: DocumentTrace) -> list[str]:
+def _step(step: StepTrace, found: DocumentTrace) -> Iterator[tuple[str, str]]:
+    left = "the document is dropped" if step.text is None else f"{counted(len(step.text), 'character')} left"
+    yield step.step, left if step.drops or step.step == "cleaning" else "nothing dropped"
     by_rule: dict[str, list[Drop]] = {}
     for drop in step.drops:
         by_rule.setdefault(drop.rule, []).append(drop)
-    left = "the document is dropped" if step.text is None else f"{counted(len(step.text), 'character')} left"
-    lines = _entry(step.step, left if step.drops or step.step == "cleaning" else "nothing dropped")
     for rule, drops in by_rule.items():
-        lines.append(" " * 2 * _INDENT + (f"{rule}: {len(drops):,}" if len(drops) > 1 else rule))
+        yield "", f"{rule}: {len(drops):,}" if len(drops) > 1 else rule
         for drop in drops[:_DROPS_SHOWN]:
             if drop.what and drop.what not in (found.url, found.text):
-                lines.append(_shortened(drop.what, 3 * _INDENT))
+                what = " ".join(drop.what.split())
+                yield "", f'"{what}"' if len(what) <= _QUOTED else f'"{what[: _QUOTED - 1]}…"'
             if drop.stays_on:
-                lines += _wrapped(f"a copy stays on {drop.stays_on}", 3 * _INDENT)
+                yield "", f"a copy stays on {drop.stays_on}"
         if len(drops) > _DROPS_SHOWN:
-            lines.append(" " * 3 * _INDENT + f"and {len(drops) - _DROPS_SHOWN:,} more (--json has them all)")
-    return lines
+            yield "", f"and {len(drops) - _DROPS_SHOWN:,} more (--json has them all)"
 
 
-def _location(location: TokenLocation) -> list[str]:
-    lines = _entry("tokens", f"{location.tokens:,}")
+def _location(location: TokenLocation | None) -> Iterator[tuple[str, str]]:
+    if location is None:
+        return
+    yield "tokens", f"{location.tokens:,}"
     if location.rows is None:
-        return lines + _entry("rows", f"of {location.shard}; they mix sentences of several documents")
-    if not location.rows:
-        return lines + _entry("rows", f"none: the tokens are in the tail of {location.shard} that fills no row")
-    first, last = location.rows
-    lines += _entry("rows", f"{first:,}" if first == last else f"{first:,} to {last:,}")
-    lines += _entry("shard", location.shard)
-    for block in location.blocks:
-        lines += _entry("block", f"{block.number:,}: bytes {block.offset:,} to {block.offset + block.length - 1:,}")
-    return lines
+        yield "rows", f"of {location.shard}; they mix sentences of several documents"
+    elif not location.rows:
+        yield "rows", f"none: the tokens are in the tail of {location.shard} that fills no row"
+    else:
+        first, last = location.rows
+        yield "rows", f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        yield "shard", location.shard
+        for block in location.blocks:
+            yield "block", f"{block.number:,}: bytes {block.offset:,} to {block.offset + block.length - 1:,}"
 
 
-def _entry(name: str, value: str) -> list[str]:
-    head = " " * _INDENT + f"{name:{_NAME}} "
-    return _wrapped(value, len(head), head)
-
-
-def _wrapped(text: str, indent: int, head: str = "") -> list[str]:
-    margin = " " * indent
-    lines = textwrap.wrap(text, _WIDTH, initial_indent=head or margin, subsequent_indent=margin, break_on_hyphens=False)
-    return lines or [head.rstrip()]
-
-
-def _shortened(text: str, indent: int) -> str:
-    room = _WIDTH - indent - 2
-    shown = " ".join(text.split())
-    return " " * indent + '"' + (shown if len(shown) <= room else shown[: room - 1] + "…") + '"'
+def _wrapped(name: str, text: str) -> list[str]:
+    """The lines of `text` beside `name`; none without a text."""
+    head = f"  {name:{_NAME}} "
+    return textwrap.wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
 
 
 def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocation | None:

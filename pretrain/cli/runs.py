@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.command import path_argument, path_option
+from data_pipeline.foundation.command import config_path, path_argument, path_option
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.cli.app import Overrides, RunPath, app
@@ -30,10 +30,6 @@ _PRICE = 2.0  # dollars for a GPU and an hour
 
 
 AtOnce = Annotated[int | None, typer.Option(min=1, help="Runs at the same time. Default: one per GPU, or one.")]
-
-
-def _folder(text: str) -> Path:
-    return Path(paths.config_folder(text))
 
 
 @app.command("train", epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")
@@ -61,7 +57,7 @@ def train_command(
 @app.command(epilog="Example: pretrain experiment configs:experiments/adaptation --seeds 3 --budget 5%")
 def experiment(
     directory: Annotated[
-        Path, path_argument("DIR", "A folder of run files, or configs:NAME for one that ships.", _folder)
+        Path, path_argument("DIR", "A folder of run files, or configs:NAME for one that ships.", config_path)
     ],
     overrides: Overrides = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each file, with seeds from its run.seed on.")] = 3,

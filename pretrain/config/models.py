@@ -760,7 +760,7 @@ _SHIPPED = (
     DecoderOnlyConfig,
     EncoderOnlyConfig,
 )
-OFFERED = offered("family", ModelConfig)
+OFFERED = offered("families", ModelConfig)
 """The settings of the families of installed packages, by name."""
 
 if TYPE_CHECKING:

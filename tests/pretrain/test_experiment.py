@@ -15,6 +15,7 @@ import yaml
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.processes import Process
 from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
@@ -280,7 +281,7 @@ def train_with(script, runs, folder, monkeypatch):
     def start(group, run, changes):
         run.log.parent.mkdir(parents=True, exist_ok=True)
         with run.log.open("wb") as log:
-            return group.start([sys.executable, "-c", script, run.row, folder], output=log)
+            return group.add(Process([sys.executable, "-c", script, run.row, folder], output=log))
 
     monkeypatch.setattr(run_experiment, "start", start)
     return run_experiment.train_all(runs, [{}, {}], "three")

@@ -98,7 +98,7 @@ def start(group: ProcessGroup, run: PlannedRun, environment: Mapping[str, str]) 
     run.log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", "-m", "launch", "local", str(run.file), *run.overrides]
     with run.log.open("ab") as log:
-        return group.start(command, {**os.environ, **environment}, output=log)
+        return group.add(Process(command, {**os.environ, **environment}, output=log))
 
 
 def experiment(
