@@ -70,7 +70,7 @@ class Bart(EncoderDecoder):
         padding_idx = config.pad_id if config.pad_id != config.eos_id else None
         embedding = Embedding(rows, d_model, std, padding_idx)
         lm_head = LogitsHead(d_model, rows, std, config.logits_multiplier)
-        layer = post_norm_layer(config, config.hidden_std(std))
+        layer = post_norm_layer(config)
         encoder = Encoder(config, layer, config.num_encoder_layers, inputs=NormedInputs(config))
         decoder = Decoder(config, layer, config.num_decoder_layers, inputs=NormedInputs(config))
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.config.models import EncoderOnlyConfig, Heads
+from pretrain.config.models import EncoderOnlyConfig
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses
 from pretrain.models.attention import AttentionInputs, positions_from, self_attention_mask
 from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, LayerConfig, LayerNorm, Linear
@@ -36,26 +36,12 @@ def _norm(config: EncoderOnlyConfig) -> LayerNorm:
     return LayerNorm(config.d_model, config.layer_norm_epsilon)
 
 
-def _layer_config(config: EncoderOnlyConfig) -> LayerConfig:
-    return LayerConfig(
-        Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads),
-        config.activation,
-        "layer",
-        config.layer_norm_epsilon,
-        biases=True,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.dropout_rate,
-        std=config.hidden_std(config.init_std),
-        post_norm=True,
-    )
-
-
 class BertEncoder(nn.Module):
     """Adds positions and token types to embeddings, then applies the layers."""
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
-        layer, types = _layer_config(config), config.num_token_types
+        layer, types = LayerConfig.of(config, norm="layer", biases=True, post_norm=True), config.num_token_types
         self.positions = LearnedPositions(config.max_positions, config.d_model, config.init_std)
         self.token_types = Embedding(types, config.d_model, config.init_std) if types else None
         self.embedding_norm = _norm(config)

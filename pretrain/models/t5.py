@@ -63,15 +63,12 @@ class RelativePositionBias(Embedding):
 
 def _layer_config(config: T5Config) -> LayerConfig:
     """Layers whose initial deviations follow from the fan-in, and whose attention logits aren't scaled."""
-    rate = config.dropout_rate
-    return LayerConfig(
+    return LayerConfig.of(
+        config,
         Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads, head_dim=config.d_kv),
-        "geglu" if config.feed_forward == "gated-gelu" else "relu",
-        "rms",
-        config.layer_norm_epsilon,
-        dropout_rate=rate,
-        attention_dropout_rate=rate,
-        activation_dropout_rate=rate,
+        activation="geglu" if config.feed_forward == "gated-gelu" else "relu",
+        norm="rms",
+        activation_dropout_rate=config.dropout_rate,
         scaled=False,
     )
 
