@@ -342,6 +342,7 @@ class PostNormConfig(Depths, HeadsShareWidth):
 class VanillaConfig(PostNormConfig):
     """The Transformer as published. The decoder starts from padding."""
 
+    positions: ClassVar[str] = "sinusoidal"
     scale_embedding: ClassVar[bool] = True
 
     family: Literal["vanilla"] = "vanilla"
@@ -361,6 +362,8 @@ class VanillaConfig(PostNormConfig):
 
 class BartConfig(PostNormConfig):
     """BART (Lewis et al. 2020). The decoder starts from EOS, as in fairseq."""
+
+    positions: ClassVar[str] = "learned"
 
     family: Literal["bart"] = "bart"
     activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"

@@ -4,14 +4,9 @@ A post-norm encoder-decoder, LayerNorm(x + Dropout(Sublayer(x))), with sinusoida
 embeddings and the output. Its layers are BART's too.
 """
 
-import math
-
-from torch import Tensor, nn
-
 from pretrain.config.models import PostNormConfig, VanillaConfig
-from pretrain.models.layers import Dropout, Embedding, LayerConfig
+from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
-from pretrain.models.positions import sinusoids
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.state_dict_adapter import own_code
 
@@ -19,18 +14,6 @@ from pretrain.models.state_dict_adapter import own_code
 def post_norm_layer(config: PostNormConfig, **stds: float) -> LayerConfig:
     """`stds`: initial deviations, if they aren't the config's."""
     return LayerConfig.of(config, norm="layer", layer_norm_epsilon=1e-5, biases=True, post_norm=True, **stds)
-
-
-class SinusoidalInputs(nn.Module):
-    """Token vectors times √d_model, with muP that of the base width, plus sinusoids (sections 3.4 and 3.5)."""
-
-    def __init__(self, config: VanillaConfig):
-        super().__init__()
-        self.scale = math.sqrt(config.base_width)
-        self.dropout = Dropout(config.dropout_rate)
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(x * self.scale + sinusoids(positions, x.size(-1), x.dtype))
 
 
 class Vanilla(EncoderDecoder):
@@ -42,8 +25,8 @@ class Vanilla(EncoderDecoder):
         lm_head = Head(d_model, rows, std, multiplier=config.logits_multiplier)
         # Glorot's √(2 / (inputs + outputs)), as in the authors' code
         layer = post_norm_layer(config, std=d_model**-0.5, feed_forward_std=(2 / (d_model + config.d_ff)) ** 0.5)
-        encoder = Encoder(config, layer, config.num_encoder_layers, inputs=SinusoidalInputs(config))
-        decoder = Decoder(config, layer, config.num_decoder_layers, inputs=SinusoidalInputs(config))
+        encoder = Encoder(config, layer, config.num_encoder_layers)
+        decoder = Decoder(config, layer, config.num_decoder_layers)
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)
 
 
