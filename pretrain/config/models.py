@@ -596,6 +596,8 @@ class EncoderOnlyConfig(HeadsShareWidth):
     """An encoder-only model like BERT (Devlin et al. 2018). RoBERTa has `next_sentence: false` and `num_token_types:
     0`."""
 
+    positions: ClassVar[str] = "learned"
+
     family: Literal["encoder_only"] = "encoder_only"
     num_layers: Count
     """Layers of the model."""

@@ -4,6 +4,8 @@ A post-norm encoder-decoder, LayerNorm(x + Dropout(Sublayer(x))), with sinusoida
 embeddings and the output. Its layers are BART's too.
 """
 
+from typing import Any
+
 from pretrain.config.models import PostNormConfig, VanillaConfig
 from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
@@ -11,7 +13,7 @@ from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.state_dict_adapter import own_code
 
 
-def post_norm_layer(config: PostNormConfig, **stds: float) -> LayerConfig:
+def post_norm_layer(config: PostNormConfig, **stds: Any) -> LayerConfig:
     """`stds`: initial deviations, if they aren't the config's."""
     return LayerConfig.of(config, norm="layer", layer_norm_epsilon=1e-5, biases=True, post_norm=True, **stds)
 
