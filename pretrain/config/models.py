@@ -394,6 +394,7 @@ class PostNormConfig(Depths, HeadsShareWidth, ModelConfig):
 class VanillaConfig(PostNormConfig):
     """The Transformer as published. The decoder starts from padding."""
 
+    positions: ClassVar[str] = "sinusoidal"
     scale_embedding: ClassVar[bool] = True
 
     family: Literal["vanilla"] = "vanilla"
@@ -413,6 +414,8 @@ class VanillaConfig(PostNormConfig):
 
 class BartConfig(PostNormConfig):
     """BART (Lewis et al. 2020). The decoder starts from EOS, as in fairseq."""
+
+    positions: ClassVar[str] = "learned"
 
     family: Literal["bart"] = "bart"
     activation: Activation = "gelu"
@@ -580,6 +583,8 @@ class DecoderOnlyConfig(TodaysLayers, RotaryHeads, ModelConfig):
 class EncoderOnlyConfig(HeadsShareWidth, ModelConfig):
     """An encoder-only model like BERT (Devlin et al. 2018). RoBERTa has `next_sentence: false` and `num_token_types:
     0`."""
+
+    positions: ClassVar[str] = "learned"
 
     family: Literal["encoder_only"] = "encoder_only"
     num_layers: Count

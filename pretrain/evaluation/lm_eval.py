@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.hook import Evaluation, Findings
 from pretrain.evaluation.prompt_format import Prompt, PromptFormat, PromptScores
-from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import padded, split_spans
+from pretrain.generation.texts import before_eos, split_spans, written
 from pretrain.models.model import Model
 
 _NEW_TOKENS = 256  # of an answer, unless its task has another limit
@@ -82,12 +80,10 @@ class LmEvalRequests:
         longest = self._format.config.longest_sequence
         if causal and longest is not None:  # the beginning makes room for the answer
             inputs = inputs[-max(longest - settings.max_new_tokens + 1, 1) :]
-        device = next(self._model.parameters()).device
-        ids, _ = padded([inputs], self._tokenizer.vocabulary.pad, left=causal)
-        row = generate(self._model, ids.to(device), None, settings)[0].tolist()
-        new = list(takewhile(lambda id_: id_ != self._tokenizer.vocabulary.eos, row))
+        vocabulary = self._tokenizer.vocabulary
+        new = before_eos(written(self._model, [inputs], vocabulary, settings, causal)[0], vocabulary)
         if self._format.form == "blank":
-            new = split_spans(new, self._tokenizer.vocabulary).get(self._tokenizer.vocabulary.first_sentinel, [])
+            new = split_spans(new, vocabulary).get(vocabulary.first_sentinel, [])
         if self._format.form == "copy":
             new = new[len(prompt.prefix) :]  # after the copied context
         text = self._tokenizer.decode(new)

@@ -3,7 +3,6 @@
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,22 +26,6 @@ _PANELS = {
     "update_to_weight": "update ÷ weights",
     "activation": "activations, RMS",
 }
-
-
-@dataclass(frozen=True)
-class LayerNorms:
-    """Of the parameters of a layer in one step: L2 norms of the gradient before clipping, of the fp32 weights before
-    the step and of their change, and the ratio of the last two.
-
-    `activation`: the RMS of the layer's output, over all real tokens of the global batch; None if it isn't a layer.
-    """
-
-    layer: str
-    gradient: float
-    weight: float
-    update: float
-    update_to_weight: float
-    activation: float | None
 
 
 class Norms:
@@ -73,12 +56,11 @@ class Norms:
         parameters, activations = evaluation.sum(measured.parameters), evaluation.sum(measured.activations)
         if evaluation.held_out.layout.rank != 0:
             return Findings()
-        found = by_layer(measured.names, parameters, measured.layers, activations, self._norm)
-        rows = [vars(one) for one in found]
+        rows = by_layer(measured.names, parameters, measured.layers, activations, self._norm)
         metrics = {
-            f"norms/{kind}/{one.layer}": value
-            for one in found
-            for kind, value in vars(one).items()
+            f"norms/{kind}/{row['layer']}": value
+            for row in rows
+            for kind, value in row.items()
             if isinstance(value, float)
         }
         figure = norms_figure([*evaluation.earlier(_TABLE), *({"step": evaluation.step, **row} for row in rows)])
@@ -87,8 +69,12 @@ class Norms:
 
 def by_layer(
     names: Sequence[str], parameters: Tensor, layers: Sequence[str], activations: Tensor, norm: float
-) -> list[LayerNorms]:
+) -> list[Row]:
     """The norms of each layer, in the order of `names`, from sums of squares over all ranks.
+
+    Of a layer's parameters in one step they are L2 norms: of the gradient before clipping, of the fp32 weights before
+    the step and of their change, and the ratio of the last two. `activation` is the RMS of the layer's output, over all
+    real tokens of the global batch; None if it isn't a layer.
 
     `names`, `parameters`, `layers` and `activations` are those of `StepNorms`. `norm` is that of the whole gradient
     before clipping.
@@ -100,19 +86,19 @@ def by_layer(
     clipped = math.sqrt(float(parameters[:, 0].sum()))
     unclipped = norm / clipped if clipped else 1.0
     outputs = dict(zip(layers, activations.tolist(), strict=True))
-    found = []
+    found: list[Row] = []
     for owner, squares in sums.items():
         gradient, weight, update = squares.sqrt().tolist()
         output_squares, elements = outputs.get(owner, (0.0, 0.0))
         found.append(
-            LayerNorms(
-                owner,
-                gradient * unclipped,
-                weight,
-                update,
-                update / weight if weight else math.nan,
-                math.sqrt(output_squares / elements) if elements else None,
-            )
+            {
+                "layer": owner,
+                "gradient": gradient * unclipped,
+                "weight": weight,
+                "update": update,
+                "update_to_weight": update / weight if weight else math.nan,
+                "activation": math.sqrt(output_squares / elements) if elements else None,
+            }
         )
     return found
 

@@ -82,21 +82,17 @@ class PromptFormat:
         A causal model isn't asked for EOS, unless its texts are `separated`. A context that is too long loses its
         beginning.
         """
-        vocabulary, eos = self.vocabulary, [self.vocabulary.eos]
+        eos = [self.vocabulary.eos]
         scored = [*continuation, *(eos if ends and (self.separated or self.form != "continuation") else [])]
         if self.form == "continuation":
             end = eos if self.separated else []
             kept = self._last(context, len(scored) + len(end) - 1)  # the last id isn't read
             return Prompt([], [*kept, *end] or eos, scored)
-        if self.form == "blank":
-            kept = self._last(context, 2)
-            return Prompt(self.with_blank(kept, []), [vocabulary.first_sentinel], scored)
-        if self.form == "copy":
-            assert vocabulary.bos is not None
-            kept = self._last(context, max(3, len(scored) + 1))
-            return Prompt(self.with_blank(kept, []), [vocabulary.bos, *kept], scored)
+        if self.form != "answer":
+            marks = 2 if self.form == "blank" else max(3, len(scored) + 1)
+            return self.infilling(self._last(context, marks), [], continuation, ends)
         begins = FAMILIES[self.config.family].inputs_begin_with_bos
-        bos = [vocabulary.bos] if begins and vocabulary.bos is not None else []
+        bos = [self.vocabulary.bos] if begins and self.vocabulary.bos is not None else []
         return Prompt([*bos, *self._last(context, 1 + len(bos)), *eos], [], scored)
 
     @property
@@ -122,19 +118,17 @@ class PromptFormat:
         A decoder-only model gets them as `causal_infilling` does: <0> before <1> after <2> middle. It is asked for no
         end. Without a blank, raises UserError.
         """
-        vocabulary, following = self.vocabulary, [*after, self.vocabulary.eos][:1]
+        vocabulary = self.vocabulary
         if not self.has_blanks:
             raise UserError(f"--form {self.form}: it has no blank")
         if self.form == "continuation":
             first, second, third = (vocabulary.first_sentinel - number for number in range(_PARTS))
             return Prompt([], [first, *before, second, *after, third], [*middle])
-        if self.form == "blank":
-            end = [vocabulary.eos] if ends else []
-            return Prompt(self.with_blank(before, after), [vocabulary.first_sentinel], [*middle, *end])
-        assert vocabulary.bos is not None
-        return Prompt(
-            self.with_blank(before, after), [vocabulary.bos, *before], [*middle, *(following if ends else [])]
-        )
+        prefix, following = [vocabulary.first_sentinel], [vocabulary.eos]
+        if self.form == "copy":
+            assert vocabulary.bos is not None
+            prefix, following = [vocabulary.bos, *before], [*after, vocabulary.eos][:1]
+        return Prompt(self.with_blank(before, after), prefix, [*middle, *(following if ends else [])])
 
     def _last(self, context: Sequence[int], others: int) -> list[int]:
         """As many of the last ids of `context` as there is room for beside `others`."""

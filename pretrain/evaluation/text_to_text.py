@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any, NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.objectives.objective import Objective
@@ -24,9 +23,9 @@ from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluation.hook import Evaluation, Findings, Row
 from pretrain.evaluation.prompt_format import Prompt, PromptFormat
-from pretrain.generation.decoding import generate
+from pretrain.generation.blanks import held_out_documents
 from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import padded
+from pretrain.generation.texts import before_eos, written
 from pretrain.models.model import Model
 from pretrain.run import watchdog
 
@@ -185,11 +184,8 @@ class _Answerer:
 
     def _written(self, inputs: Sequence[list[int]]) -> list[Answer]:
         vocabulary = self.tokenizer.vocabulary
-        ids, mask = padded(inputs, vocabulary.pad, self._causal, self._device)
-        rows = generate(self.model, ids, mask, self._decoding).tolist()
-        ended = [vocabulary.eos in row for row in rows]
-        texts = [self.tokenizer.decode(list(takewhile(lambda id_: id_ != vocabulary.eos, row))) for row in rows]
-        return [Answer(text, unfinished=not whole) for text, whole in zip(texts, ended, strict=True)]
+        rows = written(self.model, inputs, vocabulary, self._decoding, self._causal)
+        return [Answer(self.tokenizer.decode(before_eos(row, vocabulary)), vocabulary.eos not in row) for row in rows]
 
     def _chosen(self, inputs: list[int], choices: Sequence[str]) -> tuple[str, str]:
         """The likeliest of `choices`, and the one whose tokens are likeliest on average; EOS tokens count."""
@@ -214,13 +210,10 @@ def _of_pairs(objective: Objective) -> TextToText | None:
 
 def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
     """The held-out pairs of `corpus`, from the documents that it was made from, since those are whole."""
-    parts = sorted((corpus.directory / "documents").glob("part-*.parquet"))
-    if not parts:
+    if not any((corpus.directory / "documents").glob("part-*.parquet")):
         raise UserError(f"{corpus.directory}: this copy has no documents/, where the held-out pairs are")
-    for part in parts:
-        for document in read_documents(corpus.directory, f"documents/{part.name}", ["text", "target", "split"]):
-            if document.split == "validation":
-                yield Question(document.text, [document.target])
+    for document in held_out_documents(corpus, "text", "target"):
+        yield Question(document.text, [document.target])
 
 
 def _file_questions(settings: TextToTextSettings) -> list[Question]:
@@ -257,35 +250,23 @@ Answers = Sequence[str]
 References = Sequence[Sequence[str]]  # of each answer, one or more
 
 
-def exact_match(answers: Answers, references: References) -> float:
-    """The share of answers that are a reference, white space at their ends apart."""
-    return _mean_of_best(lambda answer, right: float(answer.strip() == right.strip()), answers, references)
+def mean_of_best(score: Callable[[str, str], float], answers: Answers, references: References) -> float:
+    """The mean `score` of an answer with the reference that gives it the most."""
+    best = [max(score(answer, right) for right in rights) for answer, rights in zip(answers, references, strict=True)]
+    return sum(best) / len(best)
 
 
-def accuracy(answers: Answers, references: References) -> float:
-    """The share of answers that are a reference, case and the amount of white space apart: for labels."""
-    return _mean_of_best(lambda answer, right: float(_label(answer) == _label(right)), answers, references)
+def equal(form: Callable[[str], str], answers: Answers, references: References) -> float:
+    """The share of answers that are a reference where both are in this `form`."""
+    return mean_of_best(lambda answer, right: float(form(answer) == form(right)), answers, references)
 
 
-def squad_exact_match(answers: Answers, references: References) -> float:
-    """SQuAD's exact match: the share of answers that are a reference after `normalized`."""
-    return _mean_of_best(lambda answer, right: float(normalized(answer) == normalized(right)), answers, references)
-
-
-def squad_f1(answers: Answers, references: References) -> float:
-    """SQuAD's F1: the mean of `word_f1` with the reference that gives the most."""
-    return _mean_of_best(word_f1, answers, references)
-
-
-def bleu(answers: Answers, references: References) -> float:
-    """BLEU of the corpus, from 0 to 100 (Papineni et al. 2002), by sacrebleu with its defaults (13a, exponential
-    smoothing)."""
-    return BLEU().corpus_score(list(answers), _streams(references)).score
-
-
-def chrf(answers: Answers, references: References) -> float:
-    """chrF2 of the corpus, from 0 to 100 (Popović 2015), by sacrebleu with its defaults (6 characters, no words)."""
-    return CHRF().corpus_score(list(answers), _streams(references)).score
+def of_corpus(metric: type[BLEU | CHRF], answers: Answers, references: References) -> float:
+    """A metric of all answers together, from 0 to 100, by sacrebleu with its defaults."""
+    most = max(map(len, references))
+    # a list of the first references, one of the second ones …; None where a row has fewer
+    streams: Any = [[rights[index] if index < len(rights) else None for rights in references] for index in range(most)]
+    return metric().corpus_score(list(answers), streams).score
 
 
 def rouge(kind: str, answers: Answers, references: References) -> float:
@@ -294,18 +275,7 @@ def rouge(kind: str, answers: Answers, references: References) -> float:
     Sentences of rougeLsum are lines. Of several references, the one with the largest F1 counts.
     """
     scorer = rouge_scorer.RougeScorer([kind], use_stemmer=True)
-    return _mean_of_best(lambda answer, right: scorer.score(right, answer)[kind].fmeasure, answers, references)
-
-
-ANSWER_METRICS: dict[str, Callable[[Answers, References], float]] = {
-    "exact_match": exact_match,
-    "accuracy": accuracy,
-    "squad_exact_match": squad_exact_match,
-    "squad_f1": squad_f1,
-    "bleu": bleu,
-    "chrf": chrf,
-    **{kind: partial(rouge, kind) for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
-}
+    return mean_of_best(lambda answer, right: scorer.score(right, answer)[kind].fmeasure, answers, references)
 
 
 def normalized(text: str) -> str:
@@ -324,17 +294,12 @@ def word_f1(answer: str, reference: str) -> float:
     return 2 * common / (len(words) + len(right)) if common else 0.0
 
 
-def _label(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
-def _mean_of_best(score: Callable[[str, str], float], answers: Answers, references: References) -> float:
-    best = [max(score(answer, right) for right in rights) for answer, rights in zip(answers, references, strict=True)]
-    return sum(best) / len(best)
-
-
-def _streams(references: References) -> list[list[Any]]:
-    """The references as sacrebleu has them: a list of the first ones, one of the second ones …; None where a row has
-    fewer."""
-    most = max(map(len, references))
-    return [[rights[index] if index < len(rights) else None for rights in references] for index in range(most)]
+ANSWER_METRICS: dict[str, Callable[[Answers, References], float]] = {
+    "exact_match": partial(equal, str.strip),
+    "accuracy": partial(equal, lambda text: " ".join(text.casefold().split())),  # for labels
+    "squad_exact_match": partial(equal, normalized),
+    "squad_f1": partial(mean_of_best, word_f1),
+    "bleu": partial(of_corpus, BLEU),  # Papineni et al. 2002; 13a, exponential smoothing
+    "chrf": partial(of_corpus, CHRF),  # Popović 2015: chrF2; 6 characters, no words
+    **{kind: partial(rouge, kind) for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
+}

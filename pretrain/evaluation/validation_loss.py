@@ -3,7 +3,6 @@ row, in short or long spans, of common or rare tokens."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -104,17 +103,6 @@ def _mean(total: float, count: float) -> float:
 _POWERS = 21  # bins: [0], [1], [2, 3], [4 … 7], … up to a million
 
 
-@dataclass(frozen=True)
-class Bin:
-    """A group of targets: what it is `by`, which `bin`, its number of tokens, mean loss in nats and accuracy."""
-
-    by: str
-    bin: str
-    tokens: int
-    loss: float
-    accuracy: float
-
-
 class LossBreakdown:
     """A table `loss_breakdown` and a picture of it for each corpus. All groups are by powers of two.
 
@@ -131,12 +119,12 @@ class LossBreakdown:
         images: dict[str, Figure] = {}
         for name, corpus in evaluation.held_out.corpora.items():
             bins = self._corpus_bins(evaluation, corpus)
-            tables += [{"corpus": name, **vars(one)} for one in bins]
+            tables += [{"corpus": name, **one} for one in bins]
             if evaluation.held_out.layout.rank == 0:
                 images[f"loss_breakdown/{name}"] = _figure(bins, f"{name}, step {evaluation.step}")
         return Findings(tables={"loss_breakdown": tables}, images=images)
 
-    def _corpus_bins(self, evaluation: Evaluation, corpus: Corpus) -> list[Bin]:
+    def _corpus_bins(self, evaluation: Evaluation, corpus: Corpus) -> list[Row]:
         vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
         # (targets, their loss, those that the model finds likeliest) for each bin, and for each token
         positions, spans = (torch.zeros(_POWERS, 3, dtype=torch.float64, device=device) for _ in range(2))
@@ -194,24 +182,25 @@ def span_lengths(labels: Tensor, vocabulary: Vocabulary) -> Tensor:
     return lengths.gather(1, span) * (text & (span > 0))
 
 
-def _bins(by: str, sums: Tensor) -> Iterator[Bin]:
+def _bins(by: str, sums: Tensor) -> Iterator[Row]:
+    """The groups of targets: what they are `by`, their `bin`, number of tokens, mean loss in nats and accuracy."""
     for number, (tokens, loss, hits) in enumerate(sums.tolist()):
         if tokens:
             first, last = (0, 0) if number == 0 else (2 ** (number - 1), 2**number - 1)
             label = str(first) if first == last else f"{first}–{last}"
-            yield Bin(by, label, int(tokens), loss / tokens, hits / tokens)
+            yield {"by": by, "bin": label, "tokens": int(tokens), "loss": loss / tokens, "accuracy": hits / tokens}
 
 
-def _figure(bins: list[Bin], title: str) -> "Figure":
+def _figure(bins: list[Row], title: str) -> "Figure":
     """Bars of loss, one panel for each way of grouping, with the accuracy above each bar."""
-    ways = list(dict.fromkeys(one.by for one in bins))
+    ways = list(dict.fromkeys(one["by"] for one in bins))
     figure = new_figure(4.5 * max(len(ways), 1), 3.5)
     figure.suptitle(f"{title}: loss, and accuracy above the bars")
     for number, by in enumerate(ways, 1):
         axes = figure.add_subplot(1, len(ways), number)
-        shown = [one for one in bins if one.by == by]
-        bars = axes.bar([one.bin for one in shown], [one.loss for one in shown], color="tab:blue")
-        axes.bar_label(bars, [f"{one.accuracy:.0%}" for one in shown], fontsize=7)
+        shown = [one for one in bins if one["by"] == by]
+        bars = axes.bar([one["bin"] for one in shown], [one["loss"] for one in shown], color="tab:blue")
+        axes.bar_label(bars, [f"{one['accuracy']:.0%}" for one in shown], fontsize=7)
         axes.set_xlabel(by)
         axes.tick_params(axis="x", labelrotation=60, labelsize=7)
         axes.set_ylabel("nats per token" if number == 1 else "")

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,16 +65,21 @@ def beginnings(corpus: Corpus, number: int) -> list[tuple[str, str]]:
     return [(" ".join(words[: len(words) // 2]), sentence) for sentence in sentences if (words := sentence.split())]
 
 
+def held_out_documents(corpus: Corpus, *columns: str) -> Iterator[Any]:
+    """The held-out documents that `corpus` was made from, with these `columns`; none if the copy has no documents."""
+    for part in sorted((corpus.directory / "documents").glob("part-*.parquet")):
+        for document in read_documents(corpus.directory, f"documents/{part.name}", [*columns, "split"]):
+            if document.split == "validation":
+                yield document
+
+
 def _held_out_sentences(corpus: Corpus) -> Iterator[str]:
     """The first sentence of medium length in each held-out document."""
-    for part in sorted((corpus.directory / "documents").glob("part-*.parquet")):
-        for document in read_documents(corpus.directory, f"documents/{part.name}", ["text", "split"]):
-            if document.split != "validation":
-                continue
-            for sentence in re.split(r"(?<=[.!?])\s+", document.text):
-                if len(sentence.split()) in _LENGTHS and sentence[0].isupper() and sentence.endswith("."):
-                    yield sentence
-                    break
+    for document in held_out_documents(corpus, "text"):
+        for sentence in re.split(r"(?<=[.!?])\s+", document.text):
+            if len(sentence.split()) in _LENGTHS and sentence[0].isupper() and sentence.endswith("."):
+                yield sentence
+                break
 
 
 _WIDTH = 4  # beams for each filling that is asked for

@@ -169,15 +169,13 @@ def generate(
     settings: GenerationSettings | None = None,
     *,
     numbers: Sequence[int] | None = None,
-    stop_early: bool = True,
 ) -> Tensor:
     """Generates ids (batch, at most max_new_tokens) for inputs (batch, length): each row ends with eos, then padding.
 
     Inputs are for the encoder, or prompts of a causal model, padded on the left. `attention_mask`, of the same shape,
     is nonzero at real tokens. The seed and a row's number (`numbers`, by default from 0) determine its samples, in any
-    batch. `stop_early=False` always runs `max_new_tokens` steps with all rows: ranks that decode together under ZeRO-3
-    must take the same number of steps. Probabilities count all rows of a padded vocabulary, as in training and in
-    transformers, but padding is never chosen. Raises UserError for settings that the model doesn't support.
+    batch. Probabilities count all rows of a padded vocabulary, as in training and in transformers, but padding is never
+    chosen. Raises UserError for settings that the model doesn't support.
     """
     settings, config = settings or GenerationSettings(), model.config
     _check(model, input_ids.size(1), settings)
@@ -195,7 +193,7 @@ def generate(
             scores = scores.log_softmax(dim=1) if settings.num_beams > 1 else scores
             scores = without_forbidden(scores[:, : config.vocab_size], history, step, settings, config.eos_id)
             tokens, origin = search.choose(scores, step)
-            left = int((~search.decided).sum()) if stop_early else len(rows)
+            left = int((~search.decided).sum())
             if left == 0:
                 break
             if origin is not None:

@@ -16,6 +16,7 @@ from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
 from pretrain.models import FAMILIES, Family
+from pretrain.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,15 @@ def answer_texts(
     support, for example a text that is too long.
     """
     model, tokenizer = trained.model, trained.tokenizer
-    family, device = FAMILIES[model.config.family], next(model.parameters()).device
+    family = FAMILIES[model.config.family]
     if family.generates is None:
         raise UserError(f"models of the family {model.config.family} don't generate text")
     causal = family.generates == "continuations"
-    inputs = [prompt_ids(tokenizer, text) if causal else input_ids(tokenizer, text, family) for text in texts]
+    inputs = [input_ids(tokenizer, text, family) for text in texts]
     _check_lengths(inputs, causal, settings.max_new_tokens, model.config.longest_sequence)
 
     def write(inputs: Sequence[list[int]], numbers: range) -> Sequence[list[int]]:
-        ids, mask = padded(inputs, tokenizer.vocabulary.pad, causal, device)
-        return generate(model, ids, mask, settings, numbers=numbers).tolist()
+        return written(model, inputs, tokenizer.vocabulary, settings, causal, numbers)
 
     def answers() -> Iterator[Answer]:
         for start in range(0, len(texts), batch_size):
@@ -70,7 +70,7 @@ def answer_texts(
 
 def _answer(tokenizer: Tokenizer, text: str, given: list[int], row: list[int], causal: bool) -> Answer:
     vocabulary = tokenizer.vocabulary
-    new = list(takewhile(lambda id_: id_ != vocabulary.eos, row))
+    new = before_eos(row, vocabulary)
     new = new[1:] if new[:1] == [vocabulary.bos] else new  # BART's answers begin with it
     generated = tokenizer.decode(new)
     if causal:
@@ -78,6 +78,24 @@ def _answer(tokenizer: Tokenizer, text: str, given: list[int], row: list[int], c
     if any(id_ in vocabulary.sentinel_ids for id_ in given):
         return Answer(text, generated, _filled(tokenizer, text, new), has_blanks=True)
     return Answer(text, generated, generated, has_blanks=False)
+
+
+def written(
+    model: Model,
+    inputs: Sequence[Sequence[int]],
+    vocabulary: Vocabulary,
+    settings: GenerationSettings,
+    causal: bool,
+    numbers: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """The ids that a model answers to each of `inputs`, or continues it with, if it is `causal`; see `generate`."""
+    ids, mask = padded(inputs, vocabulary.pad, causal, next(model.parameters()).device)
+    return generate(model, ids, mask, settings, numbers=numbers).tolist()
+
+
+def before_eos(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
+    """Those of `ids` before the first EOS, or all."""
+    return list(takewhile(lambda id_: id_ != vocabulary.eos, ids))
 
 
 def padded(
@@ -92,15 +110,13 @@ def padded(
 
 
 def input_ids(tokenizer: Tokenizer, text: str, family: Family) -> list[int]:
-    """The ids of an input to answer, with its marks; `<extra_id_k>` is sentinel k."""
+    """The ids of an input to answer, with its marks, where `<extra_id_k>` is sentinel k; or those of a prompt to go on
+    with: for an empty text, the mark between documents."""
+    if family.generates == "continuations":
+        return tokenizer.encode([text])[0] or [tokenizer.vocabulary.eos]
     bos = tokenizer.vocabulary.bos
     begin = [bos] if family.inputs_begin_with_bos and bos is not None else []
     return [*begin, *tokenizer.encode_with_sentinels(text)]
-
-
-def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a prompt; for an empty text, the mark between documents."""
-    return tokenizer.encode([text])[0] or [tokenizer.vocabulary.eos]
 
 
 def _check_lengths(inputs: Sequence[list[int]], causal: bool, new: int, longest: int | None) -> None:
@@ -136,7 +152,7 @@ def split_spans(target_ids: Iterable[int], vocabulary: Vocabulary) -> dict[int, 
     """
     spans: dict[int, list[int]] = {}
     span: list[int] = []
-    for token in takewhile(lambda token: token != vocabulary.eos, target_ids):
+    for token in before_eos(target_ids, vocabulary):
         if token in vocabulary.sentinel_ids:
             span = []
             spans.setdefault(token, span)

@@ -42,18 +42,9 @@ TEMPERATURE = 0.1  # of the contrastive score
 def _layer_config(config: AutoregressiveConfig, num_layers: int) -> LayerConfig:
     """The layers of a stack. Matrices that end a residual branch have an std that counts the stack's own layers; the
     author's stacks are equally deep."""
-    std = config.hidden_std(config.init_std)
-    return LayerConfig(
-        Heads(d_model=config.d_model, d_ff=config.d_ff or 4 * config.d_model, num_heads=config.num_heads),
-        "gelu",
-        "layer",
-        epsilon=1e-5,
-        biases=config.bias,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.dropout_rate,
-        std=std,
-        out_std=std * (2 * num_layers) ** -0.5,
-    )
+    widths = Heads(d_model=config.d_model, d_ff=config.d_ff or 4 * config.d_model, num_heads=config.num_heads)
+    kind = {"activation": "gelu", "norm": "layer", "layer_norm_epsilon": 1e-5, "biases": config.bias}
+    return LayerConfig.of(config, widths, 2 * num_layers, **kind)
 
 
 def _cross_attention_config(config: AutoregressiveConfig, layer: LayerConfig) -> LayerConfig:

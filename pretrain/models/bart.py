@@ -14,7 +14,7 @@ from pretrain.config.models import BartConfig
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions
-from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
+from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, Stack
 from pretrain.models.state_dict_adapter import (
     Choice,
     EncoderAlone,
@@ -46,6 +46,24 @@ class NormedInputs(nn.Module):
         return self.dropout(self.norm(x * self.scale + self.positions(positions)))
 
 
+class BartStack(Stack):
+    """A stack whose first layer gets normed vectors."""
+
+    def new_positions(self, config: BartConfig) -> None:
+        self.inputs = NormedInputs(config)
+
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.inputs(x, positions)
+
+
+class BartEncoder(BartStack, Encoder):
+    """Self-attention in both directions."""
+
+
+class BartDecoder(BartStack, Decoder):
+    """Causal self-attention, and cross-attention."""
+
+
 class LogitsHead(Head):
     """The output matrix, with a bias that is not trained: all zeros unless a file holds another one."""
 
@@ -70,9 +88,9 @@ class Bart(EncoderDecoder):
         padding_idx = config.pad_id if config.pad_id != config.eos_id else None
         embedding = Embedding(rows, d_model, std, padding_idx)
         lm_head = LogitsHead(d_model, rows, std, config.logits_multiplier)
-        layer = post_norm_layer(config, config.hidden_std(std))
-        encoder = Encoder(config, layer, config.num_encoder_layers, inputs=NormedInputs(config))
-        decoder = Decoder(config, layer, config.num_decoder_layers, inputs=NormedInputs(config))
+        layer = post_norm_layer(config)
+        encoder = BartEncoder(config, layer, config.num_encoder_layers)
+        decoder = BartDecoder(config, layer, config.num_decoder_layers)
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)
 
 

@@ -33,31 +33,13 @@ from pretrain.models.state_dict_adapter import (
 )
 
 
-def _layer_config(config: DecoderOnlyConfig) -> LayerConfig:
-    return LayerConfig(
-        config,
-        config.activation,
-        config.norm,
-        config.layer_norm_epsilon,
-        config.norm_after,
-        config.qk_norm,
-        config.biases,
-        config.attention_softcap,
-        config.dropout_rate,
-        attention_dropout_rate=config.dropout_rate,
-        std=config.hidden_std(config.init_std),
-        # The sum of 2 · num_layers branches then starts with the std of one (Radford et al. 2019, section 2.3).
-        out_std=config.hidden_std(config.init_std) / (2 * config.num_layers) ** 0.5,
-    )
-
-
 class CausalStack(Encoder):
     """Causal self-attention and feed-forward layers. Positions count from the first real token of a prompt."""
 
     causal = True
 
     def __init__(self, config: DecoderOnlyConfig):
-        layer = _layer_config(config)
+        layer = LayerConfig.of(config, branches=2 * config.num_layers)
         super().__init__(config, layer, config.num_layers, name="attention")
         self.subtracted_norm = layer.new_norm() if config.subtract_positions == "with_norm" else nn.Identity()
 

@@ -108,19 +108,6 @@ class DoubleDecoderCache:
         yield from (*self.encoder, *self.own, *self.across, self.unread)
 
 
-def _layer_config(config: DoubleDecoderConfig, layers: int) -> LayerConfig:
-    return LayerConfig(
-        config,
-        config.activation,
-        "rms",
-        config.layer_norm_epsilon,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.dropout_rate,
-        std=config.hidden_std(config.init_std),
-        out_std=config.hidden_std(config.init_std) * (2 * layers) ** -0.5,
-    )
-
-
 class Layers(nn.Module):
     """Layers, and a norm of their output."""
 
@@ -147,7 +134,10 @@ class DoubleDecoder(CausalModel):
         rows, std = config.padded_vocab_size, config.init_std
         self.embedding = Embedding(rows, config.d_model, std)
         self.dropout = Dropout(config.dropout_rate)
-        encoder, decoder = (_layer_config(config, n) for n in (config.num_encoder_layers, config.num_decoder_layers))
+        encoder, decoder = (
+            LayerConfig.of(config, branches=2 * depth, norm="rms")
+            for depth in (config.num_encoder_layers, config.num_decoder_layers)
+        )
         self.encoder = Layers(
             (EncoderLayer(encoder, "attention") for _ in range(config.num_encoder_layers)),
             LayerNorm(config.d_model, config.layer_norm_epsilon),

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.config.models import EncoderOnlyConfig, Heads
+from pretrain.config.models import EncoderOnlyConfig
 from pretrain.functional.cross_entropy import indices_of_targets, token_losses
-from pretrain.models.attention import AttentionInputs, positions_from, self_attention_mask
-from pretrain.models.layers import ACTIVATIONS, Dropout, Embedding, LayerConfig, LayerNorm, Linear
+from pretrain.models.attention import AttentionInputs
+from pretrain.models.layers import ACTIVATIONS, Embedding, LayerConfig, LayerNorm, Linear
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions
-from pretrain.models.stacks import EncoderLayer
+from pretrain.models.stacks import Encoder
 from pretrain.models.state_dict_adapter import (
     Choice,
     HFModel,
@@ -36,47 +36,18 @@ def _norm(config: EncoderOnlyConfig) -> LayerNorm:
     return LayerNorm(config.d_model, config.layer_norm_epsilon)
 
 
-def _layer_config(config: EncoderOnlyConfig) -> LayerConfig:
-    return LayerConfig(
-        Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads),
-        config.activation,
-        "layer",
-        config.layer_norm_epsilon,
-        biases=True,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.dropout_rate,
-        std=config.hidden_std(config.init_std),
-        post_norm=True,
-    )
+class BertEncoder(Encoder):
+    """A stack whose first layer gets normed sums of vectors of tokens, their types and positions."""
 
-
-class BertEncoder(nn.Module):
-    """Adds positions and token types to embeddings, then applies the layers."""
-
-    def __init__(self, config: EncoderOnlyConfig):
-        super().__init__()
-        layer, types = _layer_config(config), config.num_token_types
+    def new_positions(self, config: EncoderOnlyConfig) -> None:
+        types = config.num_token_types
         self.positions = LearnedPositions(config.max_positions, config.d_model, config.init_std)
         self.token_types = Embedding(types, config.d_model, config.init_std) if types else None
         self.embedding_norm = _norm(config)
-        self.layers = nn.ModuleList(EncoderLayer(layer, "attention") for _ in range(config.num_layers))
-        self.dropout = Dropout(config.dropout_rate)
 
-    def forward(self, x: Tensor, inputs: AttentionInputs, token_type_ids: Tensor | None = None) -> Tensor:
-        """Maps embeddings (batch, length, d_model) to states of the same shape; token types are 0 by default."""
-        length = x.size(1)
-        x = x + self.positions(positions_from(0, length, x.device, inputs.encoder_positions))
-        if self.token_types is not None:
-            if token_type_ids is None:
-                token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-            x = x + self.token_types(token_type_ids)
-        x = self.dropout(self.embedding_norm(x))
-        mask = self_attention_mask(
-            x, length, causal=False, key_mask=inputs.encoder_attention_mask, segments=inputs.encoder_segment_ids
-        )
-        for layer in self.layers:
-            x = layer(x, mask)
-        return x
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        assert self.positions is not None
+        return self.dropout(self.embedding_norm(x + self.positions(positions)))
 
 
 class MaskedLMHead(nn.Module):
@@ -116,7 +87,8 @@ class EncoderOnly(Model):
         self.config = config
         rows = config.padded_vocab_size
         self.embedding = Embedding(rows, config.d_model, config.init_std)
-        self.encoder = BertEncoder(config)
+        layer = LayerConfig.of(config, norm="layer", biases=True, post_norm=True)
+        self.encoder = BertEncoder(config, layer, config.num_layers, name="attention")
         self.masked_lm = MaskedLMHead(config)
         self.lm_head = Head(config.d_model, rows, config.init_std, bias=True, multiplier=config.logits_multiplier)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
@@ -139,7 +111,7 @@ class EncoderOnly(Model):
         through the output matrix. The z-loss applies in training only. `target_indices` are the indices of the labels
         that count, `attention` the tensors of `AttentionInputs`.
         """
-        states = self.encoder(self.embedding(encoder_input_ids), AttentionInputs(**attention), token_type_ids)
+        states = self._states(encoder_input_ids, AttentionInputs(**attention), token_type_ids)
         indices = indices_of_targets(labels) if target_indices is None else target_indices
         targets = labels.flatten().index_select(0, indices)
         predicted = self.masked_lm(states.flatten(0, 1).index_select(0, indices))
@@ -157,7 +129,14 @@ class EncoderOnly(Model):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
         """Maps ids (batch, length) to states (batch, length, d_model)."""
-        return self.encoder(self.embedding(input_ids), AttentionInputs(attention_mask), token_type_ids)
+        return self._states(input_ids, AttentionInputs(attention_mask), token_type_ids)
+
+    def _states(self, input_ids: Tensor, inputs: AttentionInputs, token_type_ids: Tensor | None) -> Tensor:
+        """Token types are 0 by default."""
+        x = self.embedding(input_ids)
+        if self.encoder.token_types is not None:
+            x = x + self.encoder.token_types(torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
+        return self.encoder(x, inputs)
 
     def masked_lm_logits(self, states: Tensor) -> Tensor:
         """Maps (…, d_model) to (…, padded_vocab_size)."""

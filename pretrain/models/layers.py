@@ -2,13 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.config.models import Heads, Norm
+from pretrain.config.models import Heads, ModelConfig, Norm
 from pretrain.functional.arithmetic import at_least_fp32, drop, linear, rms_norm
 
 
@@ -167,6 +168,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}  # gated layers, with the activation of their gates
+_WIDTHS = ("d_model", "d_ff", "num_heads")
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ class LayerConfig:
     heads: Heads
     activation: str
     norm: Norm
-    epsilon: float
+    layer_norm_epsilon: float
     norm_after: bool = False
     qk_norm: bool = False
     biases: bool = False
@@ -197,13 +199,30 @@ class LayerConfig:
     post_norm: bool = False
     feed_forward_std: float | None = None
 
+    @classmethod
+    def of(cls, config: ModelConfig, stack: Heads | None = None, branches: int = 1, **others: Any) -> "LayerConfig":
+        """The settings of these names that `config` has, and `others`, the family's own.
+
+        `stack`: the widths, if they aren't the config's. All matrices have its `init_std`, if it has one; those that
+        end one of the `branches` of a stack start smaller by √`branches`, so that their sum starts with the deviation
+        of one (Radford et al. 2019, section 2.3). Attention has the dropout of all else unless it has its own.
+        """
+        given: Any = config
+        if stack is None:
+            stack = given if isinstance(given, Heads) else Heads(**{name: getattr(given, name) for name in _WIDTHS})
+        own = {one.name: getattr(given, one.name) for one in fields(cls) if hasattr(given, one.name)}
+        if hasattr(given, "init_std"):
+            std = config.hidden_std(given.init_std)
+            own |= {"std": std, "out_std": std * branches**-0.5}
+        return cls(**{"heads": stack, "attention_dropout_rate": config.dropout_rate, **own, **others})
+
     def new_norm(self) -> nn.Module:
-        return normalisation(self.norm, self.heads.d_model, self.epsilon, self.biases)
+        return normalisation(self.norm, self.heads.d_model, self.layer_norm_epsilon, self.biases)
 
     def new_head_norm(self) -> nn.Module | None:
         """The norm of each head's queries or keys, which comes before rotation; None without `qk_norm`."""
         kind = "rms" if self.norm == "layer" else self.norm
-        return normalisation(kind, self.heads.d_kv, self.epsilon) if self.qk_norm else None
+        return normalisation(kind, self.heads.d_kv, self.layer_norm_epsilon) if self.qk_norm else None
 
 
 class FeedForward(nn.Module):

@@ -1,7 +1,7 @@
 """Positions: linear biases, rotations, sinusoids, learned vectors. Relative ones are in `t5`."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pretrain.functional.arithmetic import to_device
 from pretrain.models.layers import Embedding
@@ -9,23 +9,17 @@ from pretrain.models.layers import Embedding
 Rotary = tuple[Tensor, Tensor]  # cosines and sines, each broadcasting to (batch, heads, length, d_kv)
 
 
-class LinearBias(nn.Module):
+def linear_bias(num_heads: int, bidirectional: bool, queries: int, keys: int, like: Tensor) -> Tensor:
     """ALiBi (Press et al. 2022): each head subtracts its slope times the distance; nothing is learned.
 
-    The paper has decoders only, which look only back. If bidirectional, a head's slope for keys after the query is
-    steeper, half-way to the next head's: with equal slopes an encoder couldn't distinguish a text from its reverse.
+    Returns the diagonals (heads, queries + keys − 1): the bias of query i and key j at queries − 1 − i + j. The paper
+    has decoders only, which look only back. If bidirectional, a head's slope for keys after the query is steeper,
+    half-way to the next head's: with equal slopes an encoder couldn't distinguish a text from its reverse.
     """
-
-    def __init__(self, num_heads: int, bidirectional: bool = False):
-        super().__init__()
-        self.num_heads, self.bidirectional = num_heads, bidirectional
-
-    def forward(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Returns the diagonals (heads, queries + keys − 1): the bias of query i and key j at queries − 1 − i + j."""
-        slopes = to_device(linear_bias_slopes(self.num_heads), device)[:, None]
-        distances = torch.arange(1 - keys, queries, device=device)
-        after = 2.0 ** (4 / _power_of_two(self.num_heads)) if self.bidirectional else 1.0
-        return (-slopes * torch.where(distances > 0, after * distances, -distances)).to(dtype)
+    slopes = to_device(linear_bias_slopes(num_heads), like.device)[:, None]
+    distances = torch.arange(1 - keys, queries, device=like.device)
+    after = 2.0 ** (4 / _power_of_two(num_heads)) if bidirectional else 1.0
+    return (-slopes * torch.where(distances > 0, after * distances, -distances)).to(like.dtype)
 
 
 def linear_bias_slopes(num_heads: int) -> list[float]:

@@ -22,7 +22,7 @@ from pretrain.models.attention import (
 )
 from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, scaled_embeddings
 from pretrain.models.model import Head, Losses, Model, shift_right
-from pretrain.models.positions import LearnedPositions, LinearBias, Rotary, rotary_embedding, sinusoids
+from pretrain.models.positions import LearnedPositions, Rotary, linear_bias, rotary_embedding, sinusoids
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
 
@@ -91,11 +91,11 @@ class DecoderLayer(ResidualLayer):
 class Stack(nn.Module):
     """The input of the first layer, the layers, a final norm, dropout. Post-norm layers need no final norm.
 
+    The input is token vectors, times √d_model if the config scales them, and dropout. Positions are those that the
+    config names, by default rotary in self-attention. Learned ones have the table `positions`.
+
     - `layers` are drawn one by one, after the positions.
     - `window` maps the config's number of tokens to the keys that a query of this stack sees.
-    - `inputs` maps token vectors (batch, length, d_model) and positions to the input of the first layer. None: token
-      vectors, times √d_model if the config scales them, and dropout; positions are then those that the config names,
-      by default rotary in self-attention. Learned ones have the table `positions`.
     """
 
     causal: ClassVar[bool]
@@ -107,30 +107,24 @@ class Stack(nn.Module):
         settings: LayerConfig,
         layers: Iterable[nn.Module],
         window: Callable[[int], Window] = before_only,
-        inputs: nn.Module | None = None,
     ):
         super().__init__()
-        self.d_kv, self.widening = settings.heads.d_kv, config.widening
+        self.num_heads, self.d_kv, self.widening = settings.heads.num_heads, settings.heads.d_kv, config.widening
         self.scale_embedding = getattr(config, "scale_embedding", False)
-        self.inputs = inputs
-        self.position_kind = "" if inputs else getattr(config, "positions", "rotary")
-        self.linear_bias = None
-        if self.position_kind == "alibi":
-            self.linear_bias = LinearBias(settings.heads.num_heads, bidirectional=not self.causal)
+        self.position_kind = getattr(config, "positions", "rotary")
         self.positions: LearnedPositions | None = None
         self.new_positions(config)
         self.layers = nn.ModuleList(layers)
         self.layer_masks = LayerMasks(config, len(self.layers), window)
-        self.final_norm = nn.Identity() if settings.post_norm else settings.new_norm()
-        self.dropout = Dropout(0.0 if settings.post_norm else settings.dropout_rate)
+        self.post_norm = settings.post_norm
+        self.final_norm = nn.Identity() if self.post_norm else settings.new_norm()
+        self.dropout = Dropout(settings.dropout_rate)
 
     def new_positions(self, config: Any) -> None:
         """Makes the modules of a family's learned positions, before the layers are drawn."""
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer, for token vectors `x` at `positions`, (length,) or (batch, length)."""
-        if self.inputs is not None:
-            return self.inputs(x, positions)
         x = scaled_embeddings(x, self.widening) if self.scale_embedding else x
         if self.position_kind == "sinusoidal":
             x = x + self.sinusoids_scale * sinusoids(positions, x.size(-1), x.dtype)
@@ -139,7 +133,7 @@ class Stack(nn.Module):
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
         """The positions' bias of self-attention logits for the last `queries` of `keys`, (heads, queries + keys − 1):
         that of query i and key j stands at queries − 1 − i + j. None: there is none."""
-        return None if self.linear_bias is None else self.linear_bias(queries, keys, x.device, x.dtype)
+        return linear_bias(self.num_heads, not self.causal, queries, keys, x) if self.position_kind == "alibi" else None
 
     def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
         """The rotations of self-attention; None with other positions."""
@@ -157,14 +151,13 @@ class Stack(nn.Module):
 
     def finished(self, x: Tensor, positions: Tensor) -> Tensor:
         """The stack's output, from the output of its last layer."""
-        return self.dropout(self.final_norm(x))
+        return x if self.post_norm else self.dropout(self.final_norm(x))
 
 
 class Encoder(Stack):
     """Self-attention in both directions, or `causal`; it is called `name` in a layer."""
 
     causal = False
-    layer_class: ClassVar[type[EncoderLayer]] = EncoderLayer
 
     def __init__(
         self,
@@ -172,11 +165,9 @@ class Encoder(Stack):
         settings: LayerConfig,
         num_layers: int,
         window: Callable[[int], Window] = before_only,
-        inputs: nn.Module | None = None,
         name: str = "self_attention",
     ):
-        layers = (self.layer_class(settings, name) for _ in range(num_layers))
-        super().__init__(config, settings, layers, window, inputs)
+        super().__init__(config, settings, (EncoderLayer(settings, name) for _ in range(num_layers)), window)
 
     def given_positions(self, inputs: AttentionInputs, past_length: int) -> Tensor | None:
         """The positions (batch, length) of tokens after `past_length` others; None: they follow one another."""
@@ -215,18 +206,9 @@ class Decoder(Stack):
     """Self-attention is causal. Cross-attention sees the whole input, of width `memory_width`, without positions."""
 
     causal = True
-    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        settings: LayerConfig,
-        num_layers: int,
-        memory_width: int | None = None,
-        inputs: nn.Module | None = None,
-    ):
-        layers = (self.layer_class(settings, memory_width) for _ in range(num_layers))
-        super().__init__(config, settings, layers, inputs=inputs)
+    def __init__(self, config: ModelConfig, settings: LayerConfig, num_layers: int, memory_width: int | None = None):
+        super().__init__(config, settings, (DecoderLayer(settings, memory_width) for _ in range(num_layers)))
 
     def forward(
         self, x: Tensor, encoder_states: Tensor, inputs: AttentionInputs, cache: Caches | None = None

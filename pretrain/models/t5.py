@@ -6,7 +6,6 @@ positions are options that T5 didn't have.
 """
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -63,15 +62,12 @@ class RelativePositionBias(Embedding):
 
 def _layer_config(config: T5Config) -> LayerConfig:
     """Layers whose initial deviations follow from the fan-in, and whose attention logits aren't scaled."""
-    rate = config.dropout_rate
-    return LayerConfig(
+    return LayerConfig.of(
+        config,
         Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads, head_dim=config.d_kv),
-        "geglu" if config.feed_forward == "gated-gelu" else "relu",
-        "rms",
-        config.layer_norm_epsilon,
-        dropout_rate=rate,
-        attention_dropout_rate=rate,
-        activation_dropout_rate=rate,
+        activation="geglu" if config.feed_forward == "gated-gelu" else "relu",
+        norm="rms",
+        activation_dropout_rate=config.dropout_rate,
         scaled=False,
     )
 
@@ -119,16 +115,14 @@ class T5(EncoderDecoder):
     """T5 with any of the positions of `T5Config`."""
 
     config: T5Config
-    encoder_class: ClassVar[type[T5Encoder]] = T5Encoder
-    decoder_class: ClassVar[type[T5Decoder]] = T5Decoder
 
     def __init__(self, config: T5Config):
         rows, d_model = config.padded_vocab_size, config.d_model
         super().__init__(
             config,
             Embedding(rows, d_model, _embedding_std(config)),
-            self.encoder_class(config, _layer_config(config), config.num_encoder_layers),
-            self.decoder_class(config, _layer_config(config), config.num_decoder_layers),
+            T5Encoder(config, _layer_config(config), config.num_encoder_layers),
+            T5Decoder(config, _layer_config(config), config.num_decoder_layers),
             Head(d_model, rows, std=_output_std(config), multiplier=config.logits_multiplier),
             config.tie_embeddings,
         )

@@ -7,7 +7,7 @@ encoder's window, this follows transformers.
 """
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.config.models import Gemma, LocalAndGlobal, ModernConfig, StackConfig, T5Gemma2Config, T5GemmaConfig
+from pretrain.config.models import Gemma, LocalAndGlobal, ModelConfig, StackConfig, T5GemmaConfig
 from pretrain.functional.attention_bias import Window
 from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
@@ -16,27 +16,9 @@ from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.state_dict_adapter import HFModel, Json, State, tensors_of, to_ours, to_theirs, vocabulary, within
 
 
-def layer_config(
-    config: T5GemmaConfig | T5Gemma2Config | ModernConfig, stack: StackConfig, branches: int = 1
-) -> LayerConfig:
-    """The settings of the layers of `stack`. The matrices that end its residual branches start smaller by
-    √`branches`."""
-    std = config.hidden_std(config.init_std)
-    return LayerConfig(
-        stack,
-        config.activation,
-        config.norm,
-        config.layer_norm_epsilon,
-        norm_after=config.norm_after,
-        qk_norm=config.qk_norm,
-        biases=config.biases,
-        attention_softcap=config.attention_softcap,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.attention_dropout_rate,
-        activation_dropout_rate=config.dropout_rate,
-        std=std,
-        out_std=std * branches**-0.5,
-    )
+def layer_config(config: ModelConfig, stack: StackConfig, branches: int = 1) -> LayerConfig:
+    """The settings of the layers of `stack`: those of the config, with its dropout in feed-forward layers too."""
+    return LayerConfig.of(config, stack, branches, activation_dropout_rate=config.dropout_rate)
 
 
 def encoder_window(tokens: int) -> Window:

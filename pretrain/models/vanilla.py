@@ -4,45 +4,18 @@ A post-norm encoder-decoder, LayerNorm(x + Dropout(Sublayer(x))), with sinusoida
 embeddings and the output. Its layers are BART's too.
 """
 
-import math
+from typing import Any
 
-from torch import Tensor, nn
-
-from pretrain.config.models import Heads, PostNormConfig, VanillaConfig
-from pretrain.models.layers import Dropout, Embedding, LayerConfig
+from pretrain.config.models import PostNormConfig, VanillaConfig
+from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
-from pretrain.models.positions import sinusoids
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
 from pretrain.models.state_dict_adapter import own_code
 
 
-def post_norm_layer(config: PostNormConfig, std: float | None = None) -> LayerConfig:
-    """`std` initialises all matrices; None: Glorot's √(2 / (inputs + outputs)), as in the authors' code."""
-    return LayerConfig(
-        Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads),
-        config.activation,
-        "layer",
-        epsilon=1e-5,
-        biases=True,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.attention_dropout_rate,
-        activation_dropout_rate=config.activation_dropout_rate,
-        std=std or config.d_model**-0.5,
-        post_norm=True,
-        feed_forward_std=std or (2 / (config.d_model + config.d_ff)) ** 0.5,
-    )
-
-
-class SinusoidalInputs(nn.Module):
-    """Token vectors times √d_model, with muP that of the base width, plus sinusoids (sections 3.4 and 3.5)."""
-
-    def __init__(self, config: VanillaConfig):
-        super().__init__()
-        self.scale = math.sqrt(config.base_width)
-        self.dropout = Dropout(config.dropout_rate)
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(x * self.scale + sinusoids(positions, x.size(-1), x.dtype))
+def post_norm_layer(config: PostNormConfig, **stds: Any) -> LayerConfig:
+    """`stds`: initial deviations, if they aren't the config's."""
+    return LayerConfig.of(config, norm="layer", layer_norm_epsilon=1e-5, biases=True, post_norm=True, **stds)
 
 
 class Vanilla(EncoderDecoder):
@@ -52,9 +25,10 @@ class Vanilla(EncoderDecoder):
         rows, d_model, std = config.padded_vocab_size, config.d_model, config.init_output_std * config.base_width**-0.5
         embedding = Embedding(rows, d_model, std)
         lm_head = Head(d_model, rows, std, multiplier=config.logits_multiplier)
-        layer = post_norm_layer(config)
-        encoder = Encoder(config, layer, config.num_encoder_layers, inputs=SinusoidalInputs(config))
-        decoder = Decoder(config, layer, config.num_decoder_layers, inputs=SinusoidalInputs(config))
+        # Glorot's √(2 / (inputs + outputs)), as in the authors' code
+        layer = post_norm_layer(config, std=d_model**-0.5, feed_forward_std=(2 / (d_model + config.d_ff)) ** 0.5)
+        encoder = Encoder(config, layer, config.num_encoder_layers)
+        decoder = Decoder(config, layer, config.num_decoder_layers)
         super().__init__(config, embedding, encoder, decoder, lm_head, tied=True)
 
 

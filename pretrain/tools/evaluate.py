@@ -31,7 +31,7 @@ from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings, run_task
 from pretrain.evaluation.prompt_format import FORMS, PromptFormat, PromptScores
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import input_ids, prompt_ids
+from pretrain.generation.texts import input_ids
 from pretrain.models import FAMILIES
 from pretrain.models.model import Model
 from pretrain.zero.ranks import process_group
@@ -271,9 +271,7 @@ def draw_attention(trained: TrainedModel, text: str, target: str | None, most: i
     """
     family, tokenizer = FAMILIES[trained.model.config.family], trained.tokenizer
     device = next(trained.model.parameters()).device
-    causal = family.generates == "continuations"
-    ids = prompt_ids(tokenizer, text) if causal else input_ids(tokenizer, text, family)
-    inputs = torch.tensor([ids], device=device)
+    inputs = torch.tensor([input_ids(tokenizer, text, family)], device=device)
     labels = inputs
     if family.generates == "answers":
         answer = tokenizer.encode_with_sentinels(target) if target is not None else None

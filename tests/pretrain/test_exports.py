@@ -206,6 +206,11 @@ def loss_here(model, inputs, mask, labels, **others):
     return losses["labels"].sum() / (labels != IGNORE_INDEX).sum() + of_sentences
 
 
+def files_of(directory: Path):
+    """But for the card, which has the settings of transformers' model."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "README.md"}
+
+
 def loaded_by_transformers(out: Path):
     saved, _ = transformers.PreTrainedConfig.get_config_dict(out)
     (name,) = saved["auto_map"].keys() - {"AutoConfig"} if "auto_map" in saved else saved["architectures"]
@@ -229,12 +234,14 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
         model.lm_head.final_logits_bias.normal_()
     export(model.state_dict(), model.config, tokenizer, tmp_path / "out")
     loaded = loaded_by_transformers(tmp_path / "out")
-    config, state, _ = read(tmp_path / "out")
+    config, state, same_tokenizer = read(tmp_path / "out")
     assert config == model.config.model_copy(update={"mup": None, **COME_BACK.get(name, {})})
     again = build(config).eval()
     again.load_state_dict(state)
     if model.config.mup is None:  # whose multipliers become part of the weights
         assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items() if name in state)
+    export(state, config, same_tokenizer, tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
     loaded.save_pretrained(tmp_path / "saved")  # as users do after fine-tuning
     saved_config, saved = load_state(tmp_path / "saved")
     unknown = {"vocab_size": config.padded_vocab_size, "pad_vocab_to_multiple_of": 1}
@@ -331,6 +338,8 @@ def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base):
         ("Gemma 3", {"activation": "relu"}, "no Gemma 3 with activation: relu"),
         ("GPT-2", {"positions": "rotary", "max_positions": None}, "no GPT-2 with positions: rotary"),
         ("GPT-2", {"subtract_positions": "without_norm"}, "no GPT-2 with subtract_positions: without_norm"),
+        ("GPT-2", {"prefix_attention": "bidirectional"}, "no GPT-2 with prefix_attention: bidirectional"),
+        ("Llama", {"prefix_attention": "bidirectional"}, "no Llama with prefix_attention: bidirectional"),
     ],
 )
 def test_what_no_model_of_transformers_can_be_is_not_exported(kind, changes, expected):

@@ -41,7 +41,6 @@ from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import MODEL, install, install_page, losses, run_file, train_ranks
 from tests.pretrain.small_evaluations import evaluated, evaluated_alone
 from tests.pretrain.small_models import as_at_the_start, ids, logits_of
-from tests.slow import slow
 from tests.tables import each as table
 
 CPU = torch.device("cpu")
@@ -262,27 +261,6 @@ def test_hits_are_where_the_target_is_the_likeliest_id():
         assert torch.equal(hits, logits_of(model, inputs, labels).argmax(dim=-1) == labels)
 
 
-@table("limit", [{}, *slow({"rows": 5})])
-def test_a_breakdown_splits_the_loss_of_the_same_rows(small_corpus, tmp_path, limit):
-    """Each grouping's tokens and losses add up: by position to all targets, by frequency to all text."""
-    hooks = [{"hook": "validation_loss", **limit}, {"hook": "loss_breakdown", "rows": 10_000, **limit}]
-    path = run_file(tmp_path, small_corpus, evaluation=hooks, run={"max_steps": 2})
-    assert train_ranks(path, 2) == [0, 0]
-    whole = read_metrics(tmp_path / "run")[-1].metrics
-    rows = record.table(tmp_path / "run/artifacts/evaluation/loss_breakdown.json")
-    for by, metric in (("position", "loss"), ("frequency", "text_loss")):
-        found = [row for row in rows if row["by"] == by]
-        mean = sum(row["tokens"] * row["loss"] for row in found) / sum(row["tokens"] for row in found)
-        assert math.isclose(mean, whole[f"validation/small/{metric}"], rel_tol=1e-9)
-    hits = sum(row["tokens"] * row["accuracy"] for row in rows if row["by"] == "position")
-    targets = sum(row["tokens"] for row in rows if row["by"] == "position")
-    assert (targets <= 8 * 34) == bool(limit)  # a whole batch of 2 · 4 rows of 34 tokens
-    assert math.isclose(hits / targets, whole["validation/small/accuracy"], rel_tol=1e-9)
-    assert math.isclose(math.log(whole["validation/small/perplexity"]), whole["validation/small/loss"], rel_tol=1e-9)
-    (picture,) = (tmp_path / "run/artifacts/evaluation/loss_breakdown/small").glob("*.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.slow
 def test_samples_and_pictures_of_attention_positions_and_embedding(small_corpus, tmp_path):
     """At ZeRO-3, then on one rank; drawn by rank 0 alone, in mid-run and at the end. T5 has three kinds of attention
@@ -337,13 +315,33 @@ def test_patterns_are_the_softmax_of_each_layer(small_corpus, name, most):
     assert torch.allclose(whole, torch.ones(layers, 4, 5))
 
 
+def check_breakdown(folder: Path, whole: dict[str, float]) -> None:
+    """Each grouping's tokens and losses add up to those of the same rows: by position to all targets, by frequency to
+    all text."""
+    rows = record.table(folder / "loss_breakdown.json")
+    for by, metric in (("position", "loss"), ("frequency", "text_loss")):
+        found = [row for row in rows if row["by"] == by]
+        mean = sum(row["tokens"] * row["loss"] for row in found) / sum(row["tokens"] for row in found)
+        assert math.isclose(mean, whole[f"validation/small/{metric}"], rel_tol=1e-9)
+    hits = sum(row["tokens"] * row["accuracy"] for row in rows if row["by"] == "position")
+    targets = sum(row["tokens"] for row in rows if row["by"] == "position")
+    assert (targets <= 8 * 34) == (folder.name == "few")  # a whole batch of 8 rows of 34 tokens
+    assert math.isclose(hits / targets, whole["validation/small/accuracy"], rel_tol=1e-9)
+    assert math.isclose(math.log(whole["validation/small/perplexity"]), whole["validation/small/loss"], rel_tol=1e-9)
+
+
 def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
     """With the run's corpora or given ones, on one rank and on two, of which rank 0 prints. Attention is drawn for a
     text."""
-    hooks = [{"hook": name} for name in ("validation_loss", "loss_breakdown", "embedding")]
+    hooks = [{"hook": "validation_loss"}, {"hook": "loss_breakdown", "rows": 10_000}, {"hook": "embedding"}]
     path = run_file(tmp_path, small_corpus, evaluation=hooks, run={"max_steps": 2})
     assert train_ranks(path, 2) == [0, 0]
-    logged = read_metrics(tmp_path / "run")[-1].metrics
+    logged, evaluation = read_metrics(tmp_path / "run")[-1].metrics, tmp_path / "run/artifacts/evaluation"
+    check_breakdown(evaluation, logged)
+    (picture,) = (evaluation / "loss_breakdown/small").glob("*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    few = [f"{{hook: {name}, rows: 5}}" for name in ("validation_loss", "loss_breakdown")]
+    check_breakdown(tmp_path / "few", json.loads(evaluated(checkpoint_in(tmp_path / "run"), (), few, tmp_path / "few")))
     wanted = {name: value for name, value in logged.items() if name.startswith(("validation/", "embedding/"))}
     alone = run_forked("evaluate", tmp_path / "run", "--suite", "full", "--json", "--out", tmp_path / "out")
     assert alone.returncode == 0, alone.stderr

@@ -22,11 +22,12 @@ from pretrain.huggingface import export, hf_model_of, import_, load_state, to_hf
 from pretrain.models import FAMILIES, build
 from pretrain.models.model import shift_right
 from pretrain.models.rotary_hf import GLOBAL, LOCAL
+from pretrain.models.stacks import EncoderDecoder
 from pretrain.models.state_dict_adapter import hf_models
 from tests.conftest import TOP
 from tests.in_process import refused_here
 from tests.pretrain.exported import randomise
-from tests.pretrain.small_models import as_at_the_start
+from tests.pretrain.small_models import as_at_the_start, logits_of
 from tests.slow import slow
 from tests.tables import each
 
@@ -84,16 +85,12 @@ def logits(config, state, reference):
     model = build(config).eval()
     model.load_state_dict(state)
     inputs, targets = torch.randint(3, 96, (2, 52), generator=torch.Generator().manual_seed(0)).split([32, 20], dim=1)
+    two = isinstance(model, EncoderDecoder)
     with torch.no_grad():
-        if config.family in ("decoder_only", "encoder_only"):
-            found = reference(input_ids=inputs)
-            expected = found.prediction_logits if "prediction_logits" in found else found.logits
-            if config.family == "decoder_only":
-                return model.decode(inputs), expected
-            return model.masked_lm_logits(model.encode(inputs)), expected
-        read = shift_right(targets, config.decoder_start_id)
-        expected = reference(input_ids=inputs, decoder_input_ids=read).logits
-        return model.decode(read, model.encode(inputs)), expected
+        read = {"decoder_input_ids": shift_right(targets, config.decoder_start_id)} if two else {}
+        found = reference(input_ids=inputs, **read)
+        expected = found.prediction_logits if "prediction_logits" in found else found.logits
+        return logits_of(model, inputs, targets), expected
 
 
 def test_every_kind_of_model_is_among_these():

@@ -104,16 +104,16 @@ def test_norms_are_those_of_plain_training_and_change_nothing(ranks):
     for of_rank, case in itertools.product(on_ranks(ranks, measured_steps), CASES):
         within = 1e-4 if case[1] == "fp32" else 0.2
         for one, other in zip(of_rank[case], wanted, strict=True):
-            assert [norms.layer for norms in one] == [*other["weight"]], case
+            assert [norms["layer"] for norms in one] == [*other["weight"]], case
             for norms in one:
                 for kind, values in other.items():
-                    found = getattr(norms, kind)
-                    if kind == "activation" and norms.layer not in values:
+                    found = norms[kind]
+                    if kind == "activation" and norms["layer"] not in values:
                         assert found is None
                     else:
-                        same = pytest.approx(values[norms.layer], rel=within, abs=1e-7)
-                        assert found == same, (case, kind, norms.layer)
-                assert norms.update_to_weight == pytest.approx(norms.update / norms.weight)
+                        same = pytest.approx(values[norms["layer"]], rel=within, abs=1e-7)
+                        assert found == same, (case, kind, norms["layer"])
+                assert norms["update_to_weight"] == pytest.approx(norms["update"] / norms["weight"])
 
 
 @pytest.mark.slow
