@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -199,22 +199,16 @@ def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
             path.unlink()
 
 
-class RowGroup(NamedTuple):
-    """A row group of a part, whose `file` is open."""
-
-    part: Path
-    file: pq.ParquetFile
-    number: int
-
-    def documents(self, names: list[str], numbers: Sequence[int] | None = None) -> list[Document]:
-        """Its documents, or those with the given numbers, with the fields `names`. Other columns aren't read."""
-        table = self.table(names)
-        return [Document(**row) for row in (table if numbers is None else table.take(numbers)).to_pylist()]
-
-    def table(self, names: list[str]) -> pa.Table:
-        """Some of its columns."""
-        with _readable(self.part):
-            return self.file.read_row_group(self.number, names)
+def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[Document]:
+    """The documents of one part with the fields `columns`, a row group at a time. Other columns aren't read."""
+    path = corpus / part
+    with _readable(path):
+        opened = pq.ParquetFile(path)
+    with opened as file:
+        for group in range(file.num_row_groups):
+            with _readable(path):
+                table = file.read_row_group(group, columns)
+            yield from (Document(**row) for row in table.to_pylist())
 
 
 @contextlib.contextmanager
@@ -224,20 +218,6 @@ def _readable(part: Path) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         reason = f"damaged: {one_line(error)}; data-pipeline build CORPUS.yaml --repair writes it again"
         raise FailedError(f"{part}: {reason}") from None
-
-
-def row_groups(part: Path) -> Iterator[RowGroup]:
-    """The row groups of one part, which is open while they are read."""
-    with _readable(part):
-        opened = pq.ParquetFile(part)
-    with opened as file:
-        yield from (RowGroup(part, file, number) for number in range(file.num_row_groups))
-
-
-def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[Document]:
-    """The documents of one part with the fields `columns`, a row group at a time."""
-    for group in row_groups(corpus / part):
-        yield from group.documents(columns)
 
 
 def _domain(url: str) -> str:
