@@ -258,7 +258,7 @@ def chunks(file: Input) -> Generator[tuple[bytes, bool], None, None]:
     file can't be opened, `DamagedInput` at the first byte that can't be decompressed.
     """
     if file.start == 0 and file.stop is None:
-        with open_stream(file.path, file.verified) as stream:
+        with open_stream(file.path) as stream:
             # read1 yields the content before the damage, then raises
             while data := cast(io.BufferedReader, stream).read1(_CHUNK):
                 yield data, False
