@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -144,7 +144,7 @@ class RowsFile:
         self._group: list[dict[str, Any]] = []
         self._characters = 0
 
-    def add_row(self, row: dict[str, Any], characters: int) -> None:
+    def add(self, row: dict[str, Any], characters: int) -> None:
         self._group.append(row)
         self._characters += characters
         if self._characters >= _GROUP_CHARACTERS:
@@ -156,29 +156,26 @@ class RowsFile:
         self._group, self._characters = [], 0
 
 
-RowsFileType = TypeVar("RowsFileType", bound=RowsFile)
-
-
 @contextlib.contextmanager
-def rows_file(path: Path, schema: pa.Schema, kind: type[RowsFileType]) -> Iterator[RowsFileType]:
+def rows_file(path: Path, schema: pa.Schema) -> Iterator[RowsFile]:
     """A file that appears at `path` if the block ends without an error."""
     with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        file = kind(writer)
+        file = RowsFile(writer)
         yield file
         file.flush()
 
 
-class PartFile(RowsFile):
+class PartFile:
     """Writes documents to one part."""
 
-    def __init__(self, writer: pq.ParquetWriter):
-        super().__init__(writer)
+    def __init__(self, rows: RowsFile):
+        self._rows = rows
         self.documents: Counter[str] = Counter()
         self.text_bytes = 0
 
     def add(self, document: Document) -> None:
         row = {name: getattr(document, name) for name in _COLUMNS}  # asdict takes four times as long
-        self.add_row(row, size_of(document.text))
+        self._rows.add(row, size_of(document.text))
         self.documents[document.split] += 1
         self.text_bytes += len(document.text.encode()) + len(document.target.encode())
 
@@ -187,8 +184,11 @@ class PartFile(RowsFile):
         return WrittenPart(path, source, first_id, self.text_bytes, documents)
 
 
-def part_file(path: Path) -> contextlib.AbstractContextManager[PartFile]:
-    return rows_file(path, SCHEMA, PartFile)
+@contextlib.contextmanager
+def part_file(path: Path) -> Iterator[PartFile]:
+    """A part that appears at `path` if the block ends without an error."""
+    with rows_file(path, SCHEMA) as rows:
+        yield PartFile(rows)
 
 
 def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
