@@ -183,7 +183,7 @@ def lineage(config: CorpusConfig) -> dict[str, Any]:
         "dedup": config.dedup.model_dump(),
         "decontamination": config.decontamination.model_dump(exclude={"sets": {"__all__": {"path"}}}),
         "split": config.split.model_dump(),
-        "tokenizer": config.tokenizer.model_dump(exclude={"path", "dictionary"}),
+        "tokenizer": config.tokenizer.model_dump(exclude={"path"}),
         "shards": config.shards.model_dump(),
         "bytes_per_shared_unit": config.bytes_per_shared_unit,
         "bytes_per_unit": config.bytes_per_unit,

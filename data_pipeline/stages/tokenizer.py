@@ -3,7 +3,7 @@
 The training sample is what comes first in the order of a hash.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,23 @@ from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
 from data_pipeline.tokenizer.training import check_memory, draw_sample, train
 
-# Unit and files by kind. A change of kind replaces the unit, so that the old unit's files are removed.
-_UNITS = {
-    "sentencepiece": ("spiece", (sentencepiece.MODEL, sentencepiece.LISTING)),
-    "byte_level_bpe": ("byte-level-bpe", (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES)),
-    "wordpiece": ("wordpiece", (wordpiece.LISTING, wordpiece.SETTINGS)),
-    "tokenizer_json": ("tokenizer-json", (tokenizer_json.MODEL, tokenizer_json.CONFIG, tokenizer_json.ROLES)),
+# Unit, files and reader of an existing tokenizer by kind. A change of kind replaces the unit, so that the old unit's
+# files are removed.
+_KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], TextModel]]] = {
+    "sentencepiece": ("spiece", (sentencepiece.MODEL, sentencepiece.LISTING), sentencepiece.SentencePiece.read),
+    "byte_level_bpe": (
+        "byte-level-bpe",
+        (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES),
+        byte_level_bpe.ByteLevelBPE.read,
+    ),
+    "wordpiece": ("wordpiece", (wordpiece.LISTING, wordpiece.SETTINGS), wordpiece.WordPiece.read),
+    "tokenizer_json": (
+        "tokenizer-json",
+        (tokenizer_json.MODEL, tokenizer_json.CONFIG, tokenizer_json.ROLES),
+        tokenizer_json.read,
+    ),
 }
-_NOT_OF_THE_MODEL = {"sentinels", "special_tokens", "dictionary"}
+_NOT_OF_THE_MODEL = {"sentinels", "special_tokens"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit
     else:
         inputs = [config.model_dump(exclude=_NOT_OF_THE_MODEL), seed, [part.checksums for part in parts]]
     spec = TokenizerSpec(config, seed, [part.path for part in parts], sum(part.text_bytes for part in parts))
-    name, files = _UNITS[config.kind]
+    name, files, _ = _KINDS[config.kind]
     return [Unit(name, spec, fingerprint(inputs), tuple(f"{FOLDER}/{file}" for file in files))]
 
 
@@ -112,14 +121,5 @@ STAGE = Stage("tokenizer", 3, make_tokenizer, "lower tokenizer.sample_bytes")
 
 def _existing(config: TokenizerConfig) -> TextModel:
     assert config.path is not None
-    path = Path(config.path)
-    match config.kind:
-        case "sentencepiece":
-            return sentencepiece.SentencePiece.read(path)
-        case "wordpiece":
-            return wordpiece.WordPiece.read(path)
-        case "tokenizer_json":
-            return tokenizer_json.read(path)
-        case "byte_level_bpe":
-            dictionary = Path(config.dictionary) if config.dictionary is not None else None
-            return byte_level_bpe.ByteLevelBPE.read(path, dictionary)
+    _, _, read = _KINDS[config.kind]
+    return read(Path(config.path))

@@ -164,7 +164,8 @@ def test_names_of_files_and_a_dictionary_change_nothing_but_ids(gpt2, bart, byte
     shutil.copy(byte_level_bpe / "gpt2/encoder.json", tmp_path / "vocab.json")
     shutil.copy(byte_level_bpe / "gpt2/vocab.bpe", tmp_path / "merges.txt")
     assert ByteLevelBPE.read(tmp_path).sha256 == gpt2.sha256
-    assert ByteLevelBPE.read(tmp_path, byte_level_bpe / "bart/dict.txt").sha256 == bart.sha256 != gpt2.sha256
+    shutil.copy(byte_level_bpe / "bart/dict.txt", tmp_path)
+    assert ByteLevelBPE.read(tmp_path).sha256 == bart.sha256 != gpt2.sha256
     save(bart, tmp_path)
     theirs = transformers.BartTokenizer.from_pretrained(tmp_path / "tokenizer")
     assert theirs("Hello world").input_ids == [0, 31_414, 232, 2]
@@ -351,8 +352,9 @@ def test_files_that_do_not_fit_are_refused(byte_level_bpe, tmp_path, changes, pr
 
 def test_what_is_no_model_and_a_dictionary_beside_barts_own_ids_are_refused(bart, byte_level_bpe, tmp_path):
     save(bart, tmp_path)
+    shutil.copy(byte_level_bpe / "bart/dict.txt", tmp_path / "tokenizer")
     with pytest.raises(UserError, match="the tokens beside it aren't GPT-2's"):
-        ByteLevelBPE.read(tmp_path / "tokenizer", byte_level_bpe / "bart/dict.txt")
+        ByteLevelBPE.read(tmp_path / "tokenizer")
     (tmp_path / "spiece.model").write_bytes(b"no model")
     with pytest.raises(FailedError, match=r"spiece\.model: not a sentencepiece model"):
         SentencePiece.read(tmp_path / "spiece.model")
