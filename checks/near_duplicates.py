@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.dedup.minhash import MinHashConfig, NearDuplicates, ngrams, shape
+from data_pipeline.dedup.minhash import MinHashConfig, NearDuplicates, ngrams
 from data_pipeline.text.document import Document
 from tests.data_pipeline.reading import c4_pages
 
@@ -45,12 +45,12 @@ def main() -> int:
     with FILE.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.writer(lines, lineterminator="\n")
         writer.writerow(["bands", "rows", "similarity", "found"])
-        for config in (MinHashConfig(), MinHashConfig(threshold=0.8)):
+        for config in (MinHashConfig(), MinHashConfig(bands=9, rows=13)):
             random, step = np.random.default_rng(0), NearDuplicates(config)
             for wanted in np.linspace(0.3, 1, PAIRS):
                 *both, similarity = planted(texts, float(wanted), config.ngram, random)
                 first, second = ({key for _, key in step.keys(Document(text=text))} for text in both)
-                writer.writerow([*shape(config), f"{similarity:.6f}", int(bool(first & second))])
+                writer.writerow([config.bands, config.rows, f"{similarity:.6f}", int(bool(first & second))])
     print(FILE)
     return 0
 

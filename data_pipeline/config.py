@@ -108,11 +108,9 @@ class TokenizerConfig(Section):
     """The kind of tokenizer; only sentencepiece can be trained. `tokenizer_json` is that of Llama, Qwen or Gemma."""
     path: LocalPath | None = Field(None, validate_default=True)
     """An existing tokenizer: a sentencepiece file, or a directory with the files of another kind. null: train one on
-    the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt; `wordpiece` has
-    vocab.txt, and `tokenizer_json` has tokenizer.json, with tokenizer_config.json and config.json where there are."""
-    dictionary: LocalPath | None = None
-    """fairseq's dictionary, which maps GPT-2's ids to BART's, for `byte_level_bpe`. null: dict.txt beside the
-    tokenizer, if there is one."""
+    the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt, and for BART's ids
+    fairseq's dict.txt; `wordpiece` has vocab.txt, and `tokenizer_json` has tokenizer.json, with tokenizer_config.json
+    and config.json where there are."""
     vocab_size: PositiveInt = 32_000
     """Tokens to train; special tokens and sentinels come on top."""
     special_tokens: list[str] = []
@@ -139,14 +137,6 @@ class TokenizerConfig(Section):
                 f"kind {kind} needs the directory of an existing tokenizer; only sentencepiece can be trained"
             )
         return path
-
-    @field_validator("dictionary")
-    @classmethod
-    def _a_dictionary_renumbers_byte_level_bpe(cls, dictionary: str | None, others: ValidationInfo) -> str | None:
-        kind = others.data.get("kind", "byte_level_bpe")
-        if dictionary is not None and kind != "byte_level_bpe":
-            raise ValueError(f"only kind byte_level_bpe takes a dictionary; found kind {kind}")
-        return dictionary
 
     @model_validator(mode="after")
     def _bytes_fit_into_the_vocabulary(self) -> "TokenizerConfig":

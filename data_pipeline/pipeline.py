@@ -10,7 +10,7 @@ from data_pipeline.cleaning import classifier
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.execution import ownership, workers
-from data_pipeline.execution.buckets import merge
+from data_pipeline.execution.buckets import merge, merge_tokens
 from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.execution.parts import keep_only, parts_of
 from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, outputs_of, run
@@ -90,9 +90,7 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     if until == "documents" or not documents.total(built.left, "train"):
         return built
 
-    to_sample = tokenizer.plan_sampling(config.tokenizer, config.seed, parts)
-    built.sampled = run(tokenizer.SAMPLING, to_sample, corpus, config.ray)
-    to_train = tokenizer.plan(config.tokenizer, config.seed, parts, built.sampled)
+    to_train = tokenizer.plan(config.tokenizer, config.seed, parts)
     (trained,) = built.tokenizer = run(tokenizer.STAGE, to_train, corpus, config.ray)
     if sampled := tokenizer.describe_sample(trained, built.left):
         print(sampled)
@@ -102,7 +100,8 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     built.tokens = run(tokens.STAGE, tokens.plan(config, parts, trained), corpus, config.ray)
 
     readers = len(shards.buckets_of(config, built.tokens))
-    files, built.merged = merge(tokens.MERGING, outputs_of(built.tokens), readers, corpus, config.ray)
+    written = outputs_of(built.tokens)
+    files, built.merged = merge(tokens.STAGE.name, merge_tokens, written, readers, corpus, config.ray)
 
     to_count = shards.plan_counts(config, corpus, built.tokens, files, trained)
     built.rows = run(shards.COUNT, to_count, corpus, config.ray)

@@ -32,7 +32,7 @@ from data_pipeline.sources.formats import OPTIONS
 from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.part_readings import LeftResult
 from data_pipeline.stages.shards import RowsResult, ShardResult
-from data_pipeline.stages.tokenizer import Candidates, TokenizerResult
+from data_pipeline.stages.tokenizer import TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.tokenizer import read
 
@@ -47,7 +47,6 @@ class Built:
     documents: list[Finished[DocumentsResult]]
     steps: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
     deduplicated: list[Finished[LeftResult]] = field(default_factory=list)
-    sampled: list[Finished[Candidates]] = field(default_factory=list)
     tokenizer: list[Finished[TokenizerResult]] = field(default_factory=list)
     tokens: list[Finished[TokensResult]] = field(default_factory=list)
     merged: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
@@ -66,7 +65,6 @@ class Built:
             "documents": self.documents,
             **self.steps,
             "deduplicated": self.deduplicated,
-            "tokenizer-sample": self.sampled,
             "tokenizer": self.tokenizer,
             "tokens": self.tokens,
             **self.merged,
@@ -185,7 +183,7 @@ def lineage(config: CorpusConfig) -> dict[str, Any]:
         "dedup": config.dedup.model_dump(),
         "decontamination": config.decontamination.model_dump(exclude={"sets": {"__all__": {"path"}}}),
         "split": config.split.model_dump(),
-        "tokenizer": config.tokenizer.model_dump(exclude={"path", "dictionary"}),
+        "tokenizer": config.tokenizer.model_dump(exclude={"path"}),
         "shards": config.shards.model_dump(),
         "bytes_per_shared_unit": config.bytes_per_shared_unit,
         "bytes_per_unit": config.bytes_per_unit,

@@ -4,13 +4,12 @@ A signature is cut into bands. Documents with one whole band in common count as 
 GPT-3 and datatrove. The connected components of these pairs are the clusters.
 """
 
-import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt
 from rensa import RMinHash
 
 from data_pipeline.dedup.keys import decide, hash64
@@ -36,30 +35,17 @@ class MinHashConfig(Section):
     bands: PositiveInt = 14
     """Parts of a signature; documents that agree in one are near-duplicates. datatrove: 14, as for FineWeb."""
     rows: PositiveInt = 8
-    """Hash values of a band; more find fewer pairs. 14 bands of 8 find 92 % of the pairs of similarity 0.8."""
-    threshold: float | None = Field(None, gt=0, lt=1)
-    """Instead of `bands` and `rows`: the similarity around which those are chosen that miss and mistake the fewest
-    pairs. About half of the pairs there are found. null: `bands` and `rows`."""
-    permutations: PositiveInt = 128
-    """The most hash values of a document, for `threshold`; more make it sharper and take longer."""
+    """Hash values of a band; more find fewer pairs. 14 bands of 8 find 92 % of the pairs of similarity 0.8, and 9 of 13
+    find 40 %."""
     ngram: PositiveInt = 5
     """Successive words in an element of a document's set."""
 
-    @model_validator(mode="after")
-    def _one_way_to_set_the_bands(self) -> "MinHashConfig":
-        default = MinHashConfig.model_fields
-        if self.threshold is None and self.permutations != default["permutations"].default:
-            raise ValueError("permutations goes with threshold; without it, set bands and rows")
-        if self.threshold is not None and (self.bands, self.rows) != (
-            default["bands"].default,
-            default["rows"].default,
-        ):
-            raise ValueError("threshold chooses bands and rows; set it or them")
-        return self
-
 
 class NearDuplicates(Step):
-    """The document with the smallest id stays. Documents without words, and text-to-text pairs, are never touched."""
+    """The document with the smallest id stays. Documents without words, and text-to-text pairs, are never touched.
+
+    Documents of similarity s share a band with probability 1 - (1 - s^rows)^bands.
+    """
 
     name, rule = "minhash", "near_duplicate"
     version = 3
@@ -69,15 +55,15 @@ class NearDuplicates(Step):
     def __init__(self, config: MinHashConfig):
         self._signatures = RMinHash.digests_from_token_sets
         self._config = config
-        self._bands, self._rows = shape(config)
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         shingles = set() if document.target else ngrams(document.text, self._config.ngram)
         if not shingles:
             return
-        (signature,) = self._signatures([sorted(shingles)], self._bands * self._rows, _SEED)
-        for band in range(self._bands):
-            values = signature[band * self._rows : (band + 1) * self._rows]
+        bands, rows = self._config.bands, self._config.rows
+        (signature,) = self._signatures([sorted(shingles)], bands * rows, _SEED)
+        for band in range(bands):
+            values = signature[band * rows : (band + 1) * rows]
             yield band, (hash64(f"{band}/{','.join(map(str, values))}"),)
 
     def decide(self, table: np.ndarray, units: np.ndarray, path: Path, count: int) -> None:
@@ -102,28 +88,6 @@ def ngrams(text: str, length: int) -> set[str]:
         words = [text[start:end] for start, end in zip(found.starts.tolist(), found.ends.tolist(), strict=True)]
         stops = [stop for stop in found.stops(length).tolist() if stop <= len(words)] or [len(words)]
     return {" ".join(words[start:stop]) for start, stop in enumerate(stops)} - {""}
-
-
-def shape(config: MinHashConfig) -> tuple[int, int]:
-    """(bands, rows per band): documents of similarity s share a band with probability 1 - (1 - s^rows)^bands."""
-    return bands(config.threshold, config.permutations) if config.threshold else (config.bands, config.rows)
-
-
-@functools.cache
-def bands(threshold: float, permutations: int) -> tuple[int, int]:
-    """(bands, rows per band) with the least error: dissimilar documents found plus similar ones missed.
-
-    The error is summed over all similarities. 0.8 with 128  ->  (9, 13), as datasketch chooses
-    """
-    similarity = (np.arange(1000) + 0.5) / 1000
-    similar = similarity >= threshold
-
-    def errors(shape: tuple[int, int]) -> float:
-        missed = (1 - similarity ** shape[1]) ** shape[0]
-        return float(np.where(similar, missed, 1 - missed).sum())
-
-    shapes = [(permutations // rows, rows) for rows in range(1, permutations + 1)]
-    return min(shapes, key=errors)
 
 
 class Clusters:

@@ -1,10 +1,8 @@
 """Of the pages of a URL, the newest stays (C4's rule, TFDS `c4_utils`)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-import numpy as np
-
-from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, hash64
+from data_pipeline.dedup.keys import hash64
 from data_pipeline.dedup.step import Step
 from data_pipeline.text.document import Document, Tally, normalize_url
 
@@ -14,12 +12,12 @@ _TIMESTAMP_BYTES = 24
 class NewestUrl(Step):
     """Of the pages with the same normalised URL, the newest stays; of equally new ones, that with the smallest URL md5.
 
-    As in C4, pages that cleaning drops for their content are compared too.
+    As in C4, pages that cleaning drops for their content are compared too. They have no id.
     """
 
     name = "urls"
     order = 4
-    columns = ("url", "timestamp", "target")
+    columns = ("id", "url", "timestamp", "target")
     compares_dropped_pages = True
 
     @staticmethod
@@ -29,14 +27,9 @@ class NewestUrl(Step):
         newest_first = (2**64 - 1 - int.from_bytes(padded[at : at + 8], "big") for at in range(0, _TIMESTAMP_BYTES, 8))
         return hash64(normalize_url(url)), *newest_first, hash64(url) & ~1 | (not kept)
 
-    def gather(self, documents: Iterable[tuple[int, Document]], keys: Keys, repeated: np.ndarray | None = None) -> None:
-        for number, document in documents:
-            if document.url and not document.target:
-                keys.add(number, 0, self.words(document.url, document.timestamp, number != NO_DOCUMENT))
-
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         if document.url and not document.target:
-            yield 0, self.words(document.url, document.timestamp, True)
+            yield 0, self.words(document.url, document.timestamp, bool(document.id))
 
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
         if duplicates:

@@ -44,19 +44,6 @@ class MergeSpec:
     output: str
 
 
-@dataclass(frozen=True)
-class Merging:
-    """How the files of a stage are merged. `work` writes `output` from `files`; it holds a range at a time."""
-
-    stage_name: str
-    work: Callable[[Path, MergeSpec], Result]
-
-    def stage(self, level: int) -> Stage[MergeSpec, Result]:
-        """The stage of a level, from 1: "tokens-merged", "tokens-merged-2", …"""
-        name = f"{self.stage_name}-merged" + (f"-{level}" if level > 1 else "")
-        return Stage(name, 1, self.work, "lower ray.num_cpus")
-
-
 def group_sizes(files: int, readers: int) -> list[int]:
     """How many files become one at each level; [] if each of `readers` can open all `files` itself.
 
@@ -70,29 +57,35 @@ def group_sizes(files: int, readers: int) -> list[int]:
 
 
 def merge(
-    merging: Merging, files: Mapping[str, str], readers: int, corpus: Path, ray_config: RayConfig
+    written_by: str,
+    work: Callable[[Path, MergeSpec], Result],
+    files: Mapping[str, str],
+    readers: int,
+    corpus: Path,
+    ray_config: RayConfig,
 ) -> tuple[list[str], dict[str, Sequence[Finished[Result]]]]:
-    """Merges `files` (the sha256 of each by its name) as far as the number of files and of `readers` requires.
+    """Merges `files` (the sha256 of each by its name) of a stage as far as their number and that of `readers` requires.
 
-    Returns the files to read, and the units of each level by stage. Removes the files of levels that aren't needed.
+    `work` makes one file of a group, with a range of it in memory at a time. Returns the files to read, and the units
+    of each level by stage: "tokens-merged", "tokens-merged-2", … Removes the files of levels that aren't needed.
     """
     finished: dict[str, Sequence[Finished[Result]]] = {}
     for level, size in enumerate(group_sizes(len(files), readers), 1):
-        stage = merging.stage(level)
-        finished[stage.name] = units = run(stage, plan(stage, files, size), corpus, ray_config)
-        files = outputs_of(units)
-    for folder in (corpus / ".stages").glob(f"{merging.stage_name}-merged*"):
+        name = f"{written_by}-merged" + (f"-{level}" if level > 1 else "")
+        units = run(Stage(name, 1, work, "lower ray.num_cpus"), plan(name, files, size), corpus, ray_config)
+        finished[name], files = units, outputs_of(units)
+    for folder in (corpus / ".stages").glob(f"{written_by}-merged*"):
         if folder.name not in finished:
             shutil.rmtree(folder, ignore_errors=True)
     return list(files), finished
 
 
-def plan(stage: Stage[MergeSpec, Result], files: Mapping[str, str], size: int) -> list[Unit[MergeSpec]]:
+def plan(stage: str, files: Mapping[str, str], size: int) -> list[Unit[MergeSpec]]:
     """One unit for each group of `size` neighbours."""
     names, units = list(files), []
     for number, first in enumerate(range(0, len(names), size)):
         group = tuple(names[first : first + size])
-        output = f".stages/{stage.name}/{number:05d}.safetensors"
+        output = f".stages/{stage}/{number:05d}.safetensors"
         inputs = fingerprint([first, [files[name] for name in group]])
         units.append(Unit(Path(output).stem, MergeSpec(group, first, output), inputs, (output,)))
     return units

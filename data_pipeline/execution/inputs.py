@@ -213,19 +213,21 @@ def shared(files: Sequence[InputFile], config: CorpusConfig) -> list[list[InputF
 
 
 def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Range]:
-    """The pieces of `file`, one for each unit: several for a large multistream Wikipedia dump, else the whole file.
+    """The pieces of `file`, one for each unit: several for a large Wikipedia dump with its index, else the whole file.
 
-    Finding the streams of a dump without its index takes as long as reading it, so the ranges are saved in `plans`.
+    The index has a line for each page, so the ranges are saved in `plans`.
     """
-    if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit:
+    index = index_of(file.path)
+    if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit or index == file.path:
         return [Range()]
     plan = plans / f"{fingerprint([file.path, file.bytes, file.stamp, bytes_per_unit])}.json"
     cuts = read_valid_json(plan, list[Range])
     if cuts is None:
-        index = index_of(file.path)
-        exists = index != file.path and stores.exists(index)
+        if not stores.exists(index):
+            print(f"{file.path}: one worker reads all of it; put its index, {index}, beside it", file=sys.stderr)
+            return [Range()]
         try:
-            cuts = ranges(file.path, index if exists else None, bytes_per_unit)
+            cuts = ranges(file.path, index, bytes_per_unit)
         except DamagedInput:
             cuts = [Range()]  # read from the start, it shows where the damage is
         write_json(plan, cuts)

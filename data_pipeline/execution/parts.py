@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -144,7 +144,7 @@ class RowsFile:
         self._group: list[dict[str, Any]] = []
         self._characters = 0
 
-    def add_row(self, row: dict[str, Any], characters: int) -> None:
+    def add(self, row: dict[str, Any], characters: int) -> None:
         self._group.append(row)
         self._characters += characters
         if self._characters >= _GROUP_CHARACTERS:
@@ -156,29 +156,26 @@ class RowsFile:
         self._group, self._characters = [], 0
 
 
-RowsFileType = TypeVar("RowsFileType", bound=RowsFile)
-
-
 @contextlib.contextmanager
-def rows_file(path: Path, schema: pa.Schema, kind: type[RowsFileType]) -> Iterator[RowsFileType]:
+def rows_file(path: Path, schema: pa.Schema) -> Iterator[RowsFile]:
     """A file that appears at `path` if the block ends without an error."""
     with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        file = kind(writer)
+        file = RowsFile(writer)
         yield file
         file.flush()
 
 
-class PartFile(RowsFile):
+class PartFile:
     """Writes documents to one part."""
 
-    def __init__(self, writer: pq.ParquetWriter):
-        super().__init__(writer)
+    def __init__(self, rows: RowsFile):
+        self._rows = rows
         self.documents: Counter[str] = Counter()
         self.text_bytes = 0
 
     def add(self, document: Document) -> None:
         row = {name: getattr(document, name) for name in _COLUMNS}  # asdict takes four times as long
-        self.add_row(row, size_of(document.text))
+        self._rows.add(row, size_of(document.text))
         self.documents[document.split] += 1
         self.text_bytes += len(document.text.encode()) + len(document.target.encode())
 
@@ -187,8 +184,11 @@ class PartFile(RowsFile):
         return WrittenPart(path, source, first_id, self.text_bytes, documents)
 
 
-def part_file(path: Path) -> contextlib.AbstractContextManager[PartFile]:
-    return rows_file(path, SCHEMA, PartFile)
+@contextlib.contextmanager
+def part_file(path: Path) -> Iterator[PartFile]:
+    """A part that appears at `path` if the block ends without an error."""
+    with rows_file(path, SCHEMA) as rows:
+        yield PartFile(rows)
 
 
 def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
@@ -199,22 +199,16 @@ def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
             path.unlink()
 
 
-class RowGroup(NamedTuple):
-    """A row group of a part, whose `file` is open."""
-
-    part: Path
-    file: pq.ParquetFile
-    number: int
-
-    def documents(self, names: list[str], numbers: Sequence[int] | None = None) -> list[Document]:
-        """Its documents, or those with the given numbers, with the fields `names`. Other columns aren't read."""
-        table = self.table(names)
-        return [Document(**row) for row in (table if numbers is None else table.take(numbers)).to_pylist()]
-
-    def table(self, names: list[str]) -> pa.Table:
-        """Some of its columns."""
-        with _readable(self.part):
-            return self.file.read_row_group(self.number, names)
+def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[Document]:
+    """The documents of one part with the fields `columns`, a row group at a time. Other columns aren't read."""
+    path = corpus / part
+    with _readable(path):
+        opened = pq.ParquetFile(path)
+    with opened as file:
+        for group in range(file.num_row_groups):
+            with _readable(path):
+                table = file.read_row_group(group, columns)
+            yield from (Document(**row) for row in table.to_pylist())
 
 
 @contextlib.contextmanager
@@ -224,20 +218,6 @@ def _readable(part: Path) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         reason = f"damaged: {one_line(error)}; data-pipeline build CORPUS.yaml --repair writes it again"
         raise FailedError(f"{part}: {reason}") from None
-
-
-def row_groups(part: Path) -> Iterator[RowGroup]:
-    """The row groups of one part, which is open while they are read."""
-    with _readable(part):
-        opened = pq.ParquetFile(part)
-    with opened as file:
-        yield from (RowGroup(part, file, number) for number in range(file.num_row_groups))
-
-
-def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[Document]:
-    """The documents of one part with the fields `columns`, a row group at a time."""
-    for group in row_groups(corpus / part):
-        yield from group.documents(columns)
 
 
 def _domain(url: str) -> str:

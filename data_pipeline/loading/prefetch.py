@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import re
 import signal
 import warnings
 from collections.abc import Iterable, Iterator
@@ -14,7 +13,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from data_pipeline.foundation.errors import FailedError, StoreError
+from data_pipeline.foundation.errors import FailedError, StoreError, one_line
 from data_pipeline.foundation.processes import blocked
 from data_pipeline.loading import server
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
@@ -22,7 +21,6 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 Batches = list[dict[str, torch.Tensor]]
 Item = TypeVar("Item")
 _open: WeakSet[Iterator[Any]] = WeakSet()
-_PIDS = re.compile(r"pid(?:\(s\)|s)? ([\d, ]+)")
 
 
 @dataclass(frozen=True)
@@ -113,17 +111,12 @@ def _survive_first_sigterm(number: int, frame: FrameType | None) -> None:
 
 
 def _death(error: Exception) -> str:
-    """The error about a dead worker in one line: PyTorch's, or that of fetching a tensor that it had made."""
-    message = " ".join(str(error).split())
-    found = _PIDS.search(message)
-    killed = re.search(r"killed by signal: (\w+)", message)
-    if not found and isinstance(error, RuntimeError):
-        return f"data.workers: {message[:300]}"
-    who = f" {found[1].strip()}" if found else ""
-    how = f"was killed ({killed[1]})" if killed else "died" if found else f"died ({message or type(error).__name__})"
-    memory = signal.Signals.SIGKILL.name in message or "Killed" in message
-    hint = "; the machine may be out of memory: lower data.workers or data.prefetch" if memory or not killed else ""
-    return f"data.workers: the loader's worker process{who} {how}{hint}"
+    """The error about a dead worker in one line. PyTorch's has its process and signal; one about fetching a tensor that
+    it had made has neither."""
+    if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+        return f"data.workers: {one_line(error)}"
+    hint = "the machine may be out of memory: lower data.workers or data.prefetch"
+    return f"data.workers: the loader's worker process died: {one_line(error)}; {hint}"
 
 
 class Lookahead(Iterator[Item], Generic[Item]):

@@ -21,7 +21,6 @@ from data_pipeline.foundation.progress import advance
 
 _CHUNK = 1 << 18
 _BUFFER = 1 << 20
-_FEW = 4  # bytes: no more than a checksum, so that what precedes it is decompressed before it is compared
 _BUFFERED = 64 << 20  # bytes of a member's content that wait in memory for its checksum; a larger member is read twice
 
 
@@ -34,7 +33,7 @@ class _CutOff(DamagedInput):
 
 
 @contextlib.contextmanager
-def open_stream(path: str, verified: bool = True) -> Iterator[BinaryIO]:
+def open_stream(path: str) -> Iterator[BinaryIO]:
     """A buffered stream of the bytes in `path` (any fsspec path), with gzip, bzip2 and zstandard decompressed.
 
     The compression is recognised by the first bytes, not by the name. Several gzip members, bzip2 streams or zstandard
@@ -44,19 +43,18 @@ def open_stream(path: str, verified: bool = True) -> Iterator[BinaryIO]:
     frame without its optional checksum.
 
     The content of a gzip member or zstandard frame is read only once its checksum is known to hold; bzip2 has a
-    checksum for each block. A member of more than 64 MiB is decompressed twice for it, first only to verify it. With
-    `verified=False`, the content is read at once, up to the last byte that can be decompressed, and may be wrong: that
-    is enough to recognise a format or to count what is lost.
+    checksum for each block. A member of more than 64 MiB is decompressed twice for it, first only to verify it.
 
         with open_stream("pages.xml.bz2") as stream: stream.read(10)  ->  b"<mediawiki"
     """
-    with open_file(path) as file, decompressed(file, path, verified) as stream:
+    with open_file(path) as file, decompressed(file, path) as stream:
         yield stream
 
 
 @contextlib.contextmanager
-def decompressed(file: Any, path: str, verified: bool) -> Iterator[BinaryIO]:
-    """As `open_stream`, of a `file` that stands at its start."""
+def decompressed(file: Any, path: str, verified: bool = True) -> Iterator[BinaryIO]:
+    """As `open_stream`, of a `file` that stands at its start. With `verified=False`, the content is read at once, and
+    may be wrong: that is enough to recognise a format."""
     with contextlib.ExitStack() as scratch:
         head = _peek(file)
         if not head:
@@ -218,10 +216,7 @@ class Members:
 
     def content(self, verified: bool = True) -> Iterator[bytes]:
         """The content of the next member, in chunks; see `open_stream`."""
-        if self._codec.checked_at_end and verified:
-            chunks = self._verified()
-        else:
-            chunks = self._decompressed(self._codec.slice if verified or not self._codec.checked_at_end else _FEW)
+        chunks = self._verified() if self._codec.checked_at_end and verified else self._decompressed()
         for position, chunk in chunks:
             if position > self._counted:
                 advance(position - self._counted)
@@ -230,7 +225,7 @@ class Members:
 
     def _verified(self) -> Iterator[tuple[int, bytes]]:
         start, buffered, length = self.position, list[tuple[int, bytes]](), 0
-        chunks = self._decompressed(self._codec.slice)
+        chunks = self._decompressed()
         try:
             for position, chunk in chunks:
                 buffered.append((position, chunk))
@@ -250,24 +245,23 @@ class Members:
             deque(chunks, maxlen=0)
         self._file.seek(start - self._origin)
         self.position, self._read, self._used = start, b"", 0
-        yield from self._decompressed(self._codec.slice)
+        yield from self._decompressed()
 
-    def _decompressed(self, size: int) -> Iterator[tuple[int, bytes]]:
-        """The content of a member, decompressed `size` bytes at a time, with the position after each slice."""
+    def _decompressed(self) -> Iterator[tuple[int, bytes]]:
+        """The content of a member, decompressed a slice at a time, with the position after each slice."""
         known, length, end = self.position, 0, b""
         decompressor = self._codec.decompressor()
         while not decompressor.eof:
-            start, data = self.position, self._take(size)
+            start, data = self.position, self._take(self._codec.slice)
             end = (end + data)[-4:]
             if not data and self._codec.length_at_end and _nearly(length, int.from_bytes(end, "little")):
-                raise CorruptMember(self._path, self._where(known), self._cut_off().reason)
+                raise self._corrupt(known, self._cut_off().reason)
             if not data:
                 raise self._cut_off()
             try:
                 content = decompressor.decompress(data)
             except (zlib.error, OSError, EOFError, zstandard.ZstdError, MemoryError) as error:
-                kind = CorruptMember if self._codec.checked_at_end else DamagedInput
-                raise kind(self._path, self._where(known), f"corrupt {self._codec.name} data ({error})") from None
+                raise self._corrupt(known, f"corrupt {self._codec.name} data ({error})") from None
             if content:
                 length += len(content)
                 known = known if self._codec.checked_at_end else start
@@ -297,6 +291,12 @@ class Members:
         """The damaged byte of the stored file or, if `known` is given, the bytes from there to where it was noticed."""
         size = f" of {self._size}" if self._size else ""
         return f"byte {self.position}{size}" if known is None else f"bytes {known} to {self.position}{size}"
+
+    def _corrupt(self, known: int, reason: str) -> DamagedInput:
+        if not self._codec.checked_at_end:
+            return DamagedInput(self._path, self._where(known), reason)
+        left_out = "which byte is wrong can't be known, so all records from there on are left out"
+        return CorruptMember(self._path, self._where(known), f"{reason}; {left_out}")
 
     def _cut_off(self) -> _CutOff:
         return _CutOff(self._path, self._where(), f"{self._codec.name} stream ends before its end marker")

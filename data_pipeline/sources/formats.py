@@ -5,17 +5,16 @@ Every reader that ships raises `DamagedInput` for a file whose first bytes belon
 
 import json
 import re
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
-from data_pipeline.foundation.formatting import counted, first_few
+from data_pipeline.foundation.formatting import first_few
 from data_pipeline.foundation.packages import offered
 from data_pipeline.sources import csv, jsonl, pairs, plain_text, tables, warc, warc_records, wikiextractor, wikipedia
-from data_pipeline.sources.decompress import CorruptMember, decompressed, has_no_checksum, open_file
+from data_pipeline.sources.decompress import decompressed, has_no_checksum, open_file
 from data_pipeline.sources.record import Input, ReadFunction, ReadStats, Record, RecordOptions, Source, TextOptions
 from data_pipeline.sources.tables import Columns
 from data_pipeline.sources.warc_records import WarcOptions
@@ -121,33 +120,12 @@ def _look(head: bytes) -> Look | None:
     return Look("plain text", ("text",), certain=False) if lines else None
 
 
-def _counting_lost_records(declared: str, reader: ReadFunction) -> ReadFunction:
+def _refusing_other_formats(declared: str, reader: ReadFunction) -> ReadFunction:
     def read(file: Input, stats: ReadStats) -> Iterator[Record]:
-        if declared in _SHIPPED:
-            refuse_other_format(file, declared, stats)
-        try:
-            yield from reader(file, stats)
-        except CorruptMember as damage:
-            raise _with_lost_records(damage, file, stats, reader) from None
+        refuse_other_format(file, declared, stats)
+        yield from reader(file, stats)
 
     return read
-
-
-def _with_lost_records(damage: CorruptMember, file: Input, stats: ReadStats, reader: ReadFunction) -> CorruptMember:
-    """The damage with the number of records that it costs, which are counted as read and as damaged.
-
-    They are counted in the content that can't be trusted, up to the last byte that can be decompressed.
-    """
-    unverified, position = ReadStats(), damage.position
-    try:
-        deque(reader(replace(file, verified=False), unverified), maxlen=0)
-    except DamagedInput as again:
-        position = again.position  # to the byte
-    lost = max(0, unverified.counters["read"] - stats.counters["read"])
-    stats.counters["read"] += lost
-    stats.counters["damaged"] += lost
-    left_out = f"{counted(lost, 'record')} left out, as far as they can be counted, with all that follows in the file"
-    return CorruptMember(damage.path, position, f"{damage.reason}; which byte is wrong can't be known; {left_out}")
 
 
 _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
@@ -164,6 +142,8 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "arrow": (partial(tables.read, tables.ArrowTable), Columns),
     "pairs": (pairs.read, pairs.Options),
 }
-_FORMATS = _SHIPPED | {name: (source.read, source.options) for name, source in offered("sources", Source).items()}
-READERS = {declared: _counting_lost_records(declared, read) for declared, (read, _) in _FORMATS.items()}
-OPTIONS = {declared: options for declared, (_, options) in _FORMATS.items()}
+_OFFERED = offered("sources", Source)
+READERS = {declared: _refusing_other_formats(declared, read) for declared, (read, _) in _SHIPPED.items()}
+READERS |= {declared: source.read for declared, source in _OFFERED.items()}
+OPTIONS = {declared: options for declared, (_, options) in _SHIPPED.items()}
+OPTIONS |= {declared: source.options for declared, source in _OFFERED.items()}

@@ -221,7 +221,7 @@ def read_c4(file: Input, stats: ReadStats) -> Iterator[Record]:
           ->  Record(0, "Hello.", "https://a.org/", timestamp="2019-04-25T12:57:54Z")
     """
     options = RecordOptions(**file.options)
-    with open_stream(file.path, file.verified) as stream:
+    with open_stream(file.path) as stream:
         for number, line in json_lines(stream, stats, options):
             try:
                 text, url = string(line, "text"), string(line, "url", required=False)

@@ -44,8 +44,7 @@ class Input:
     """A file to read (any fsspec path), or its bytes `start` … `stop` − 1 if reading can begin at `start`.
 
     `first_ordinal` is the index of the range's first record among all records of the file. `options` are those of the
-    format in the source's config, such as names of columns. Without `verified`, the content may be wrong; see
-    `open_stream`.
+    format in the source's config, such as names of columns.
     """
 
     path: str
@@ -53,7 +52,6 @@ class Input:
     stop: int | None = None
     first_ordinal: int = 0
     options: dict[str, Any] = field(default_factory=dict)
-    verified: bool = True
 
 
 @dataclass(slots=True)
@@ -174,7 +172,7 @@ def open_text(file: Input, options: TextOptions) -> Iterator[BinaryIO]:
     """The content of `file` in UTF-8. Raises what `open_stream` raises, and DamagedInput, as soon as it is read, for
     bytes that aren't in the encoding.
     """
-    with open_stream(file.path, file.verified) as stream:
+    with open_stream(file.path) as stream:
         if codecs.lookup(options.encoding).name == "utf-8":
             yield stream
         else:
@@ -226,7 +224,7 @@ def decode(data: bytes | None, options: RecordOptions) -> str:
     if data is None:
         raise ValueError(too_long(options))
     if b"\0" in data:
-        raise ValueError(f"holds NUL bytes: expected UTF-8 text{_advice(_utf16(data[:_LOOKED_AT]))}")
+        raise ValueError("holds NUL bytes: expected UTF-8 text; for UTF-16 set options: {encoding: utf-16}")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -235,17 +233,6 @@ def decode(data: bytes | None, options: RecordOptions) -> str:
             data.decode(looks_like or "utf-8")
         except (UnicodeError, LookupError):
             looks_like = None
-        advice = _advice(looks_like) or "; if it has another encoding, set options: {encoding: NAME}"
-        raise ValueError(f"byte {error.start} isn't UTF-8{advice}") from None
-
-
-def _utf16(data: bytes) -> str | None:
-    """UTF-16 if `data` begins with its mark, or if most of its characters have NUL as their upper byte."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    order = next((order for order, upper in (("le", 1), ("be", 0)) if data[upper::2].count(0) > len(data) // 4), None)
-    return f"utf-16-{order}" if order else None
-
-
-def _advice(encoding: str | None) -> str:
-    return f"; it looks like {encoding}: set options: {{encoding: {encoding}}}" if encoding else ""
+        advice = f"it looks like {looks_like}" if looks_like else "if it has another encoding"
+        option = f"set options: {{encoding: {looks_like or 'NAME'}}}"
+        raise ValueError(f"byte {error.start} isn't UTF-8; {advice}: {option}") from None

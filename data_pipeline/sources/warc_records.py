@@ -72,7 +72,7 @@ def warc_records(file: Input, stats: ReadStats, record_type: str, options: WarcO
 
     We don't use a WARC library: fastwarc and warcio both read a truncated archive as a shorter one.
     """
-    with open_stream(file.path, file.verified) as stream:
+    with open_stream(file.path) as stream:
         source = _Source(stream)
         ordinal, end_unknown = 0, False  # of the last record: then what follows may be part of it
         types: set[str] = set()

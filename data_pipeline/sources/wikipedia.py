@@ -11,7 +11,7 @@ from xml.parsers import expat
 from data_pipeline.cleaning.wikitext.namespaces import is_redirect, normalised_namespace
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.wikipedia_export import END, PAGE, ROOT, DamagedBeyond, Site, chunks, page_tags
+from data_pipeline.sources.wikipedia_export import END, PAGE, ROOT, Site, chunks, page_tags
 
 _MAX_PAGE = 1 << 26  # bytes; MediaWiki's own limit of a text is 2 MiB
 _MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first
@@ -27,7 +27,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     `DamagedInput` for anything that isn't a MediaWiki export, and if the file can't be decompressed. The text of one
     page is in memory at a time.
 
-    From a range of bytes (`multistream.ranges`), it reads the pages that begin in the range.
+    From a range of bytes (`wikipedia_export.ranges`), it reads the pages of its streams.
 
         <page><title>A b</title><ns>0</ns>…<text>'''A'''</text>…  ->  Record(0, "'''A'''", "https://…/wiki/A_b", "A b")
     """
@@ -35,21 +35,13 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     if file.start:
         reader.find_head()
     with closing(chunks(file)) as content:
-        try:
-            for before, name, position, beyond in page_tags(content):
-                record = reader.take(before, name)
-                if record:
-                    yield record
-                if name == PAGE:
-                    if beyond:
-                        reader.end_of_range()
-                        return
-                    reader.begin_page(position)
-        except DamagedBeyond:
-            if reader.in_page:  # else the next range will report it
-                raise
-            return
-    reader.end_of_file()
+        for before, name, position in page_tags(content):
+            record = reader.take(before, name)
+            if record:
+                yield record
+            if name == PAGE:
+                reader.begin_page(position)
+    reader.end()
 
 
 @dataclass(frozen=True)
@@ -96,21 +88,12 @@ class _Reader:
         self._ordinal = file.first_ordinal
         self._position = 0  # of the page, or the end of the last one
         self._between = bytearray()
-        self._skipping = False
-
-    @property
-    def in_page(self) -> bool:
-        return self._page is not None
 
     def find_head(self) -> None:
-        """Reads namespaces and address from the head of the file, for a range that doesn't begin there.
-
-        The bytes before the first page of the range belong to the previous range.
-        """
-        self._skipping = True
+        """Reads namespaces and address from the head of the file, for a range that doesn't begin there."""
         head = bytearray()
         with closing(chunks(Input(self._file.path))) as content:
-            for before, name, _, _ in page_tags(content):
+            for before, name, _ in page_tags(content):
                 head += before
                 if name == PAGE or len(head) > _MAX_BETWEEN:
                     break
@@ -121,8 +104,7 @@ class _Reader:
     def take(self, before: bytes, name: bytes) -> Record | None:
         """Takes the bytes up to a tag, and the tag unless it begins a page. Returns the record that it ends, if any."""
         if self._page is None:
-            if not self._skipping:
-                self._add_between(before + (name if name != PAGE else b""))
+            self._add_between(before + (name if name != PAGE else b""))
             return None
         if len(self._page) <= _MAX_PAGE:
             self._page += before
@@ -137,24 +119,18 @@ class _Reader:
         return None
 
     def begin_page(self, position: int) -> None:
-        if not self._skipping:
-            self._end_between()
-        self._skipping, self._position = False, position
+        self._end_between()
+        self._position = position
         self._page = bytearray(PAGE)
 
-    def end_of_range(self) -> None:
-        if not self._skipping:
-            self._end_between()
-
-    def end_of_file(self) -> None:
-        if self._skipping:
-            return
+    def end(self) -> None:
+        """Ends the file, or the range, after which others follow unless it is the last."""
         if self._page is not None:
             self._abandon_page("the XML ends inside this page")
         else:
             self._between = bytearray(_HALF_A_TAG.sub(b"", self._between))
             self._end_between()
-            if not self._open:
+            if not self._open or self._file.stop is not None:
                 return
             self._stats.damaged_between(f"page {self._ordinal}", "the XML ends before </mediawiki>")
         self._stats.counters["truncated_xml"] = 1

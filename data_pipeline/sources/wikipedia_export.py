@@ -2,7 +2,7 @@
 
 Wikimedia compresses a dump's head, then every hundred pages, then its end, each as a bzip2 stream of its own
 (`…-pages-articles-multistream.xml.bz2`), and publishes an index: `offset of the stream:page id:title`, a line for each
-page. So a dump is cut into ranges of streams, which are read apart.
+page. So a dump with its index is cut into ranges of streams, each of which holds whole pages and is read apart.
 
 The tags are found in the bytes without parsing. "<" is always written "&lt;" inside a page's text, so they are reliable
 even in a damaged page: after a page that no XML parser accepts, a reader continues at the next tag found here.
@@ -10,12 +10,10 @@ even in a damaged page: after a page that no XML parser accepts, a reader contin
 
 import contextlib
 import io
-import os
 import re
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
@@ -36,39 +34,34 @@ class Tag(NamedTuple):
     """A tag and the bytes before it.
 
     `before` has the bytes since the last tag. `name` is PAGE, END, ROOT, or b"" for more text without a tag. `position`
-    counts from the first byte given. `beyond`: the tag begins in a chunk beyond the range.
+    counts from the first byte given.
     """
 
     before: bytes
     name: bytes
     position: int
-    beyond: bool
 
 
-def page_tags(chunks: Iterable[tuple[bytes, bool]]) -> Iterator[Tag]:
-    """The tags in chunks of XML, (bytes, whether beyond the range), with all bytes between them.
+def page_tags(chunks: Iterable[bytes]) -> Iterator[Tag]:
+    """The tags in chunks of XML, with all bytes between them.
 
-    [(b"<mediawiki><pa", False), (b"ge>a</page>", True)]  ->  Tag(b"", ROOT, 0, False), Tag(b">", PAGE, 11, False),
-    Tag(b">a", END, 18, True)
+    [b"<mediawiki><pa", b"ge>a</page>"]  ->  Tag(b"", ROOT, 0), Tag(b">", PAGE, 11), Tag(b">a", END, 18)
     """
-    base, rest, boundary = 0, b"", None
-    for chunk, beyond in chunks:
-        if beyond and boundary is None:
-            boundary = base + len(rest)
+    base, rest = 0, b""
+    for chunk in chunks:
         data = rest + chunk
         done = 0
         for tag in _TAG.finditer(data):
             name = END if tag[0].startswith(b"</") else tag[0]
-            position = base + tag.start()
-            yield Tag(data[done : tag.start()], name, position, boundary is not None and position >= boundary)
+            yield Tag(data[done : tag.start()], name, base + tag.start())
             done = tag.end()
         cut = data.rfind(b"<", done)
         if cut < 0 or len(data) - cut >= _LONGEST:
             cut = len(data)
         if cut > done:
-            yield Tag(data[done:cut], b"", base + cut, boundary is not None)
+            yield Tag(data[done:cut], b"", base + cut)
         base, rest = base + cut, data[cut:]
-    yield Tag(rest, b"", base + len(rest), boundary is not None)
+    yield Tag(rest, b"", base + len(rest))
 
 
 # Every wiki has these namespaces. A dump without <siteinfo> names no others.
@@ -138,7 +131,7 @@ def _url_prefix(base: str) -> str:
 # The header of a stream, followed by the header of its first block, or by its end marker if it is empty.
 _STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 _MAGIC_BYTES = 10
-_SEARCHED, _CHUNK = 1 << 22, 1 << 18  # bytes read at once, to find streams and to decompress
+_CHUNK = 1 << 18
 
 
 def index_of(path: str) -> str:
@@ -150,70 +143,31 @@ def index_of(path: str) -> str:
     return re.sub(r"multistream(\d*)\.xml([^/]*)$", r"multistream-index\1.txt\2", path)
 
 
-def ranges(path: str, index_path: str | None, target_bytes: int) -> list[Range]:
+def ranges(path: str, index_path: str, target_bytes: int) -> list[Range]:
     """Ranges that together make up the file: each of `target_bytes` or somewhat more, cut where bzip2 streams begin.
 
-    A file with one stream or another compression is one range. Without an index, the streams are found by their first
-    bytes, and their pages are counted by decompressing the file on all cores. That works
-    for any concatenated bzip2 (pbzip2's too), but takes as long as reading the file once. Raises `UserError` if the
-    index belongs to another file, `DamagedInput` if it can't be read.
+    A file that isn't bzip2 is one range. Raises `UserError` if the index belongs to another file, `DamagedInput` if it
+    can't be read.
 
-        ranges("a.bz2", None, 1 << 26)  ->  [Range(0, 67108901), Range(67108901, None, 1420)]
+        ranges("a.bz2", "index.txt.bz2", 1 << 26)  ->  [Range(0, 67108901), Range(67108901, None, 1420)]
     """
     with stores.open_file(path) as file:
         if not _begins_stream(file, 0):
             return [Range()]
-    if index_path is None:
-        cuts = _cut(_stream_offsets(path), target_bytes)
-        if len(cuts) == 1:
-            return cuts
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decompression releases the GIL
-            pages = pool.map(_count_pages, [Input(path, cut.start, cut.stop) for cut in cuts])
-            before = list(accumulate(pages, initial=0))
-        return [cut._replace(first_ordinal=first) for cut, first in zip(cuts, before, strict=False)]
     offsets, counts = _read_index(index_path)
-    cuts = _cut(offsets, target_bytes)
-    _check_index(path, index_path, offsets, counts, [cut.start for cut in cuts])
-    before = list(accumulate(counts, initial=0))
-    return [cut._replace(first_ordinal=before[bisect_left(offsets, cut.start)]) for cut in cuts]
-
-
-def _cut(offsets: Iterable[int], target_bytes: int) -> list[Range]:
-    """offsets 10, 90, 110, 205 by 100  ->  Range(0, 110), Range(110, None)"""
     starts = [0]
     for offset in offsets:
         if offset - starts[-1] >= target_bytes:
             starts.append(offset)
-    return [Range(start, stop) for start, stop in pairwise([*starts, None]) if start is not None]
+    _check_index(path, index_path, offsets, counts, starts)
+    before = list(accumulate(counts, initial=0))
+    stops = [*starts[1:], None]
+    return [Range(start, stop, before[bisect_left(offsets, start)]) for start, stop in zip(starts, stops, strict=True)]
 
 
 def _begins_stream(file: BinaryIO, offset: int) -> bool:
     file.seek(offset)
     return _STREAM.match(file.read(_MAGIC_BYTES)) is not None
-
-
-def _stream_offsets(path: str) -> Iterator[int]:
-    with stores.open_file(path) as file:
-        base, rest = 0, b""
-        while data := file.read(_SEARCHED):
-            data = rest + data
-            for stream in _STREAM.finditer(data):
-                yield base + stream.start()
-            overlap = min(len(data), _MAGIC_BYTES - 1)
-            base, rest = base + len(data) - overlap, data[len(data) - overlap :]
-
-
-def _count_pages(file: Input) -> int:
-    """The number of pages that begin in the range, up to the first damage: the pages that its reader will number."""
-    pages = 0
-    try:
-        for tag in page_tags(chunks(file)):
-            if tag.beyond and tag.name != b"":
-                break
-            pages += tag.name == PAGE
-    except DamagedInput:
-        pass
-    return pages
 
 
 def _read_index(index_path: str) -> tuple[list[int], list[int]]:
@@ -240,42 +194,29 @@ def _check_index(path: str, index_path: str, offsets: list[int], counts: list[in
         for offset in [*starts, offsets[0], offsets[-1]]:
             if not _begins_stream(file, offset):
                 raise UserError(f"{index_path}: is no index of {path}: no bzip2 stream begins at its byte {offset}")
-    pages = _count_pages(Input(path, offsets[0], offsets[1] if len(offsets) > 1 else None))
+    pages = 0
+    with contextlib.suppress(DamagedInput):  # reported when the pages are read
+        for tag in page_tags(chunks(Input(path, offsets[0], offsets[1] if len(offsets) > 1 else None))):
+            pages += tag.name == PAGE
     if pages != counts[0]:
         raise UserError(
             f"{index_path}: is no index of {path}: {pages} pages begin at its byte {offsets[0]}, not {counts[0]}"
         )
 
 
-class DamagedBeyond(DamagedInput):
-    """Damage beyond the end of the range. It matters only to a record that begins in the range and ends beyond it."""
+def chunks(file: Input) -> Generator[bytes, None, None]:
+    """The content of the file or, for a range, of the bzip2 streams that begin in it.
 
-
-def chunks(file: Input) -> Generator[tuple[bytes, bool], None, None]:
-    """The content from `file.start` to the end of the file: chunks, each with whether it lies beyond `file.stop`.
-
-    A record that begins in the range may end beyond it, so the caller decides where to stop. Raises `UserError` if the
-    file can't be opened, `DamagedInput` at the first byte that can't be decompressed.
+    Raises `UserError` if the file can't be opened, `DamagedInput` at the first byte that can't be decompressed.
     """
     if file.start == 0 and file.stop is None:
-        with open_stream(file.path, file.verified) as stream:
+        with open_stream(file.path) as stream:
             # read1 yields the content before the damage, then raises
             while data := cast(io.BufferedReader, stream).read1(_CHUNK):
-                yield data, False
-    else:
-        yield from _streams(file)
-
-
-def _streams(file: Input) -> Generator[tuple[bytes, bool], None, None]:
-    """The content of the bzip2 streams, one after the other."""
+                yield data
+        return
     with open_file(file.path) as stored, contextlib.ExitStack() as scratch:
         stored.seek(file.start)
         streams = Members(stored, file.path, BZIP2, scratch, start=file.start)
-        beyond = False
-        try:
-            while streams.has_next():
-                beyond = file.stop is not None and streams.position >= file.stop
-                for content in streams.content():
-                    yield content, beyond
-        except DamagedInput as damage:
-            raise DamagedBeyond(file.path, damage.position, damage.reason) if beyond else damage from None
+        while (file.stop is None or streams.position < file.stop) and streams.has_next():
+            yield from streams.content()

@@ -28,8 +28,9 @@ from data_pipeline.stages.duplicates import (
     BucketSpec,
     ClustersSpec,
     buckets_of,
-    merging_of_duplicates,
-    merging_of_keys,
+    merge_decided,
+    merge_keys,
+    merge_signatures,
 )
 from data_pipeline.stages.part_readings import CHECKS, LAST, Applied, LeftResult, PartSpec, keys_stage
 
@@ -116,7 +117,8 @@ class _Order:
         """The files of the duplicates among the keys in `files`."""
         config, corpus, stage = self._config, self._corpus, buckets_of(step)
         buckets = KeyBucket.enough(sum(unit.result.keys for unit in read), config.dedup.keys_per_bucket)
-        to_read, merged = merge(merging_of_keys(step), files, buckets, corpus, config.ray)
+        merge_read = merge_signatures if STEPS[step].clusters else merge_keys
+        to_read, merged = merge(f"{step}-keys", merge_read, files, buckets, corpus, config.ray)
         self.finished |= merged
         listed = write_names(corpus, to_read)
         units = []
@@ -130,8 +132,7 @@ class _Order:
             joined = ClustersSpec(listed, len(self._parts), list(outputs_of(decided)), name)
             self._run(CLUSTERS, [Unit("clusters", joined, self._depends, (name,))])
             return [name]
-        merging = merging_of_duplicates(step)
-        found, merged = merge(merging, outputs_of(decided), len(self._parts), corpus, config.ray)
+        found, merged = merge(stage.name, merge_decided, outputs_of(decided), len(self._parts), corpus, config.ray)
         self.finished |= merged
         return found
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
+from data_pipeline.dedup.config import DedupConfig, step_of
 from data_pipeline.dedup.keys import KeyBucket, merge_duplicates, pairs_within, write_duplicates
 from data_pipeline.dedup.minhash import Clusters
-from data_pipeline.execution.buckets import MergeSpec, Merging, read_names
+from data_pipeline.execution.buckets import MergeSpec, read_names
 from data_pipeline.execution.work_units import Result, Stage
 
 
@@ -77,11 +77,3 @@ CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.rows
 
 def buckets_of(step: str) -> Stage[BucketSpec, Result]:
     return Stage(f"{step}-duplicates", 1, decide_bucket, "lower dedup.keys_per_bucket")
-
-
-def merging_of_keys(step: str) -> Merging:
-    return Merging(f"{step}-keys", merge_signatures if STEPS[step].clusters else merge_keys)
-
-
-def merging_of_duplicates(step: str) -> Merging:
-    return Merging(f"{step}-duplicates", merge_decided)

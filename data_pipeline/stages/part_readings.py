@@ -4,7 +4,6 @@ What a step decides by comparing documents is applied in the reading after it. T
 and "decontamination", are made in the same reading.
 """
 
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +25,6 @@ from data_pipeline.execution.parts import (
     Histograms,
     Part,
     PartsResult,
-    RowsFile,
     part_file,
     read_documents,
     rows_file,
@@ -49,28 +47,22 @@ _SCHEMA = pa.schema(
 _CHARACTERS_OF_A_ROW = 100
 
 
-class ChangesFile(RowsFile):
-    """Writes a table of what the steps so far have changed of a part, so that no step applies all earlier decisions.
+def with_changes_noted(path: Path, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
+    """The same `rows`; writes a table of what the steps so far have changed of a part, and of what they have counted,
+    so that no step applies all earlier decisions.
 
-    A row is a document that was dropped, or one that has another text or language than in the part. The rows are in the
-    order of the documents, and are read and written beside them, so that memory doesn't grow with the part.
+    A row of the table is a document that was dropped, or one that has another text or language than in the part. They
+    are in the order of the documents, and are read and written beside them, so that memory doesn't grow with the part.
     """
-
-    def add(self, number: int, document: Document, left: Document | None) -> None:
-        """Notes what is `left` of document `number` of the part."""
-        text = None if left is None or left.text == document.text else left.text
-        language = "" if left is None or left.language == document.language else left.language
-        if left is None or text is not None or language:
-            row = {"document": number, "dropped": left is None, "text": text, "language": language}
-            self.add_row(row, _CHARACTERS_OF_A_ROW + len(text or ""))
-
-
-@contextlib.contextmanager
-def changes_file(path: Path, tally: Tally) -> Iterator[ChangesFile]:
-    """A table that appears at `path`, with the counts of `tally`, if the block ends without an error."""
-    with rows_file(path, _SCHEMA, ChangesFile) as changes:
-        yield changes
-        changes.writer.add_key_value_metadata({"tally": json.dumps([tally, tally.examples], sort_keys=True)})
+    with rows_file(path, _SCHEMA) as table:
+        for number, document, left in rows:
+            text = None if left is None or left.text == document.text else left.text
+            language = "" if left is None or left.language == document.language else left.language
+            if left is None or text is not None or language:
+                change = {"document": number, "dropped": left is None, "text": text, "language": language}
+                table.add(change, _CHARACTERS_OF_A_ROW + len(text or ""))
+            yield number, document, left
+        table.writer.add_key_value_metadata({"tally": json.dumps([tally, tally.examples], sort_keys=True)})
 
 
 def changed(path: Path, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
@@ -198,12 +190,11 @@ def _left(
         rows = application(corpus, step_of(last.step, spec.dedup), last.file, duplicates, spec.unit, least)(rows, tally)
     for check in checks:
         rows = check(rows, tally)
-    with changes_file(corpus / spec.new_changes, tally) if spec.new_changes else contextlib.nullcontext() as changes:
-        for number, document, left in rows:
-            if changes:
-                changes.add(number, document, left)
-            if left is not None:
-                yield number, left
+    if spec.new_changes:
+        rows = with_changes_noted(corpus / spec.new_changes, rows, tally)
+    for number, _, left in rows:
+        if left is not None:
+            yield number, left
 
 
 def application(corpus: Path, step: Step, file: str, duplicates: list[str], unit: int, min_sentences: int) -> Apply:

@@ -1,19 +1,16 @@
 """The tokenizer stage: one unit, which trains the tokenizer on the corpus or copies an existing one.
 
-The training sample is what comes first in the order of a hash. Which hashes these may be is known from the size of the
-corpus. In a large one, a stage before has every unit keep its documents below a bound, and the tokenizer reads only
-those. Otherwise one core would read all documents: half an hour of C4.
+The training sample is what comes first in the order of a hash.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.execution.parts import SCHEMA, Part, PartsResult, part_file, row_groups
-from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of
+from data_pipeline.execution.parts import Part, PartsResult
+from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import set_activity
@@ -21,87 +18,25 @@ from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
-from data_pipeline.tokenizer.training import check_memory, draw_sample, sample_rank, train
+from data_pipeline.tokenizer.training import check_memory, draw_sample, train
 
-# Unit and files by kind. A change of kind replaces the unit, so that the old unit's files are removed.
-_UNITS = {
-    "sentencepiece": ("spiece", (sentencepiece.MODEL, sentencepiece.LISTING)),
-    "byte_level_bpe": ("byte-level-bpe", (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES)),
-    "wordpiece": ("wordpiece", (wordpiece.LISTING, wordpiece.SETTINGS)),
-    "tokenizer_json": ("tokenizer-json", (tokenizer_json.MODEL, tokenizer_json.CONFIG, tokenizer_json.ROLES)),
+# Unit, files and reader of an existing tokenizer by kind. A change of kind replaces the unit, so that the old unit's
+# files are removed.
+_KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], TextModel]]] = {
+    "sentencepiece": ("spiece", (sentencepiece.MODEL, sentencepiece.LISTING), sentencepiece.SentencePiece.read),
+    "byte_level_bpe": (
+        "byte-level-bpe",
+        (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES),
+        byte_level_bpe.ByteLevelBPE.read,
+    ),
+    "wordpiece": ("wordpiece", (wordpiece.LISTING, wordpiece.SETTINGS), wordpiece.WordPiece.read),
+    "tokenizer_json": (
+        "tokenizer-json",
+        (tokenizer_json.MODEL, tokenizer_json.CONFIG, tokenizer_json.ROLES),
+        tokenizer_json.read,
+    ),
 }
-_NOT_OF_THE_MODEL = {"sentinels", "special_tokens", "dictionary"}
-_MORE = 2  # times the sample: documents aren't equally long, and some are held out
-_LARGE = 4  # times the sample: below, half of all documents or more would be candidates
-_UNIT_BYTES, _MOST_UNITS = 64_000_000, 1000  # text of a unit at least, and units at most, each of which writes a file
-
-
-@dataclass(frozen=True)
-class SamplingSpec:
-    """The files of some parts, and the bound of the hashes of the documents to keep."""
-
-    parts: list[str]
-    seed: int
-    below: int
-    output: str
-
-
-@dataclass(frozen=True)
-class Candidates(Result):
-    """How many documents a unit kept, and the bytes of their text."""
-
-    kept: int
-    bytes: int
-
-
-def plan_sampling(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit[SamplingSpec]]:
-    """A unit for each group of neighbouring parts; none if no tokenizer is trained, or the corpus is small: less than
-    several times as large as the sample, by both of its bounds."""
-    text, documents = sum(part.text_bytes for part in parts), sum(sum(part.documents.values()) for part in parts)
-    is_large = text > _LARGE * config.sample_bytes or documents > _LARGE * config.sample_documents
-    if config.path is not None or not is_large:
-        return []
-    share = min(config.sample_bytes / text, config.sample_documents / documents)
-    below = int(_MORE * share * 2**64)
-    ends = accumulate(part.text_bytes for part in parts)
-    count = min(_MOST_UNITS, max(1, text // _UNIT_BYTES))
-    numbers = [max(0, end - 1) * count // text for end in ends]
-    units = []
-    for number, group in groupby(zip(numbers, parts, strict=True), key=lambda pair: pair[0]):
-        own = [part for _, part in group]
-        name = f"part-{number:05d}"
-        output = f".stages/{SAMPLING.name}/{name}.parquet"
-        inputs = fingerprint([seed, below, [part.checksums for part in own]])
-        spec = SamplingSpec([part.path for part in own], seed, below, output)
-        units.append(Unit(name, spec, inputs, (output,), bytes=sum(part.text_bytes for part in own)))
-    return units
-
-
-def keep_candidates(corpus: Path, spec: SamplingSpec) -> Candidates:
-    """Writes the training documents of some parts whose hashes are below the bound."""
-    with part_file(corpus / spec.output) as file:
-        for part in spec.parts:
-            for group in row_groups(corpus / part):
-                columns = group.table(["id", "split"]).to_pydict()
-                kept = [
-                    number
-                    for number, (identity, split) in enumerate(zip(columns["id"], columns["split"], strict=True))
-                    if split == "train" and sample_rank(spec.seed, identity) < spec.below
-                ]
-                for document in group.documents(SCHEMA.names, kept) if kept else []:
-                    file.add(document)
-    return Candidates(file.documents.total(), file.text_bytes)
-
-
-def files_to_read(config: TokenizerConfig, parts: Sequence[Part], units: Sequence[Finished[Candidates]]) -> list[str]:
-    """The files with the candidates if they are enough for the sample, else those of all documents."""
-    kept, text = sum(unit.result.kept for unit in units), sum(unit.result.bytes for unit in units)
-    if kept >= config.sample_documents or text >= config.sample_bytes:
-        return list(outputs_of(units))
-    return [part.path for part in parts]
-
-
-SAMPLING = Stage("tokenizer-sample", 1, keep_candidates, "lower tokenizer.sample_bytes")
+_NOT_OF_THE_MODEL = {"sentinels", "special_tokens"}
 
 
 @dataclass(frozen=True)
@@ -130,10 +65,8 @@ class TokenizerResult(Result):
     sample: Sample
 
 
-def plan(
-    config: TokenizerConfig, seed: int, parts: Sequence[Part], candidates: Sequence[Finished[Candidates]] = ()
-) -> list[Unit[TokenizerSpec]]:
-    """The only unit of this stage. `candidates` are those for its sample, which don't affect it."""
+def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit[TokenizerSpec]]:
+    """The only unit of this stage."""
     if config.path is not None:
         tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
         if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.vocab_size:
@@ -143,9 +76,8 @@ def plan(
         inputs: list[Any] = [tokenizer.sha256]
     else:
         inputs = [config.model_dump(exclude=_NOT_OF_THE_MODEL), seed, [part.checksums for part in parts]]
-    to_read = files_to_read(config, parts, candidates)
-    spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
-    name, files = _UNITS[config.kind]
+    spec = TokenizerSpec(config, seed, [part.path for part in parts], sum(part.text_bytes for part in parts))
+    name, files, _ = _KINDS[config.kind]
     return [Unit(name, spec, fingerprint(inputs), tuple(f"{FOLDER}/{file}" for file in files))]
 
 
@@ -189,14 +121,5 @@ STAGE = Stage("tokenizer", 3, make_tokenizer, "lower tokenizer.sample_bytes")
 
 def _existing(config: TokenizerConfig) -> TextModel:
     assert config.path is not None
-    path = Path(config.path)
-    match config.kind:
-        case "sentencepiece":
-            return sentencepiece.SentencePiece.read(path)
-        case "wordpiece":
-            return wordpiece.WordPiece.read(path)
-        case "tokenizer_json":
-            return tokenizer_json.read(path)
-        case "byte_level_bpe":
-            dictionary = Path(config.dictionary) if config.dictionary is not None else None
-            return byte_level_bpe.ByteLevelBPE.read(path, dictionary)
+    _, _, read = _KINDS[config.kind]
+    return read(Path(config.path))

@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.buckets import SPLITS, Merging, merge_tokens
+from data_pipeline.execution.buckets import SPLITS
 from data_pipeline.execution.parts import Part, read_documents
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint
@@ -154,7 +154,6 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
 
 
 STAGE = Stage("tokens", 4, tokenize, "lower characters_per_part")
-MERGING = Merging("tokens", merge_tokens)
 
 
 def shuffle_hash(seed: int, identity: str, together: int = 1) -> int:

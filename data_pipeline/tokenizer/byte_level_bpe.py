@@ -39,11 +39,11 @@ class ByteLevelBPE(FastTokenizer):
         super().__init__(backend)
 
     @classmethod
-    def read(cls, directory: Path, dictionary: Path | None = None) -> "ByteLevelBPE":
+    def read(cls, directory: Path) -> "ByteLevelBPE":
         """The model in `directory`: encoder.json and vocab.bpe, or vocab.json and merges.txt.
 
-        `dictionary` is fairseq's, which renumbers the tokens; by default `directory`/dict.txt, if there is one.
-        Raises UserError if a file is missing or doesn't match the others, FailedError if it is damaged.
+        dict.txt beside them is fairseq's dictionary, which renumbers the tokens. Raises UserError if a file is missing
+        or doesn't match the others, FailedError if it is damaged.
         """
         pairs = [tuple(directory / name for name in names) for names in (_GPT2_NAMES, (VOCABULARY, MERGES))]
         found = [pair for pair in pairs if all(path.is_file() for path in pair)]
@@ -53,10 +53,8 @@ class ByteLevelBPE(FastTokenizer):
         ids, merges = _read_ids(ids_path), _read_merges(merges_path)
         if missing := sorted(_tokens_of(merges) - ids.keys()):
             raise UserError(f"{ids_path}: lacks {len(missing)} tokens of {merges_path.name}, {missing[0]!r} first")
-        if dictionary is None and (directory / DICTIONARY).exists():
-            dictionary = directory / DICTIONARY
-        if dictionary is not None:
-            ids = _renumbered(ids, _tokens_of(merges), dictionary)
+        if (directory / DICTIONARY).exists():
+            ids = _renumbered(ids, _tokens_of(merges), directory / DICTIONARY)
         if not ({_END_OF_TEXT, "</s>"} & ids.keys()):
             raise UserError(f"{ids_path}: has no EOS: neither {_END_OF_TEXT} nor </s>")
         return cls(ids, merges)

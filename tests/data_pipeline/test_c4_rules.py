@@ -26,26 +26,6 @@ def clean(*lines: str, **rules: int) -> tuple[str | None, dict[str, int]]:
     return clean_page("\n".join(lines), CleaningConfig(**rules), counters), dict(counters)
 
 
-def test_a_page_keeps_its_prose_and_every_other_line_is_counted_under_its_rule():
-    text, counters = clean(
-        "We rang for Dr. Aldous! He was out sailing that day.",
-        "Home | Harbour | Tickets | Contact us today",
-        '"It is late. We are cold. Row back."',
-        "And then the storm came over the bay...",
-        "Too few words here.",
-        "Please turn on JavaScript to see the timetable.",
-        "This harbour map is drawn by some javascript code.",
-        "Boarding means that you accept our Terms of Use.",
-        "Our Privacy Policy tells what the lookout writes down.",
-        "This ship uses cookies, and the cook bakes them.",
-    )
-    assert text == 'We rang for Dr. Aldous! He was out sailing that day.\n"It is late. We are cold. Row back."'
-    assert counters == {
-        **{"line_passed": 2, "line_no_endmark": 2, "line_too_short": 1, "line_javascript": 2, "line_policy": 3},
-        "passed": 1,
-    }
-
-
 @each(
     "lines, counted",
     [
@@ -63,6 +43,7 @@ def test_a_page_is_dropped_by_the_first_rule_that_applies(lines, counted):
 
 
 SAME = [
+    *('"It is late. We are cold. Row back."', "We rang for Dr. Aldous! He was out sailing that day."),
     *('He said that "it is time to go."', "Is this a line of words?", "It ends with two dots here.."),
     *("Marks [1, 2] and [Citation needed] and [ edit ] stay.", "A lone } bracket is no code at all."),
     *("Our Terms-of-Use are written with hyphens here.", "a " * 4 + "b" * 1000 + " ends here."),
@@ -101,7 +82,8 @@ DROPPED = {
     ],
     "line_policy": [
         *("You reuse cookies that are too old.", "Read the Cookie Policy of this old harbour."),
-        "The Use Of Cookies is allowed on deck.",
+        *("The Use Of Cookies is allowed on deck.", "This ship uses cookies, and the cook bakes them."),
+        *("Boarding means that you accept our Terms of Use.", "Our Privacy Policy tells what is written down."),
     ],
     "line_javascript": [
         "Turn on JAVASCRIPT and the Privacy Policy shows.",

@@ -107,7 +107,6 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
             for kind in ("byte_level_bpe", "wordpiece", "tokenizer_json")
         ),
         ("tokenizer.kind=unigram", "tokenizer.kind"),
-        ("tokenizer.dictionary=dict.txt", "tokenizer.dictionary: only kind byte_level_bpe takes a dictionary"),
         ("tokenizer.special_tokens=[a,b,a]", "tokenizer.special_tokens: a is listed twice"),
         ("tokenizer.special_tokens=['']", "tokenizer.special_tokens: a name is empty or has white space: ''"),
         ("tokenizer.special_tokens=['a b']", "tokenizer.special_tokens: a name is empty or has white space: 'a b'"),
@@ -210,11 +209,9 @@ def test_a_tilde_is_the_home_directory_and_a_url_is_refused_where_only_a_local_p
     assert key.split(".")[-1] in line.split("s3:")[0]
 
 
-def test_lists_of_paths_sqlite_files_dictionaries_and_extended_files_follow_the_same_rule(tmp_path):
+def test_lists_of_paths_sqlite_files_and_extended_files_follow_the_same_rule(tmp_path):
     assert value_of(CorpusConfig, tmp_path, "sources.0.path", "[~/a, s3://b/c]") == ["/home/ada/a", "s3://b/c"]
     assert value_of(RunConfig, tmp_path, "tracking.mlflow.uri", "sqlite:///~/m.db") == "sqlite:////home/ada/m.db"
-    bpe = value_of(CorpusConfig, tmp_path, "tokenizer", "{kind: byte_level_bpe, path: ~/b, dictionary: ~/d}")
-    assert (bpe.path, bpe.dictionary) == ("/home/ada/b", "/home/ada/d")
     child = tmp_path / "child.yaml"
     child.write_text("extends: [s3://bucket/base.yaml]\n")
     with pytest.raises(UserError, match=r"child.yaml: extends: s3://bucket/base.yaml is a URL"):

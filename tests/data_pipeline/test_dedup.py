@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from data_pipeline import report
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans, sentences_of
 from data_pipeline.dedup.keys import KeyBucket, Keys
-from data_pipeline.dedup.minhash import Clusters, MinHashConfig, NearDuplicates, bands, shape
+from data_pipeline.dedup.minhash import Clusters, MinHashConfig, NearDuplicates
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.text.document import Document, Tally, normalize_url
@@ -259,7 +258,8 @@ def test_a_chain_of_near_duplicates_is_one_cluster(deduplicated):
     """a ~ b and b ~ c, but not a ~ c: the smallest id of the three stays, whichever units they are in."""
     words = [f"w{number}" for number in range(2000)]
     chain = [" ".join(words[start : start + 1500]) for start in (0, 60, 120, 180, 240)]
-    found = deduplicated([[page(text)] for text in chain] + [[page("quite another text")]], minhash={"threshold": 0.7})
+    files = [[page(text)] for text in [*chain, "quite another text"]]
+    found = deduplicated(files, minhash={"bands": 14, "rows": 9})
     assert found.texts == [chain[0], "quite another text"]
 
 
@@ -289,22 +289,10 @@ def test_minhash_and_substrings_are_switches_or_sections():
     assert DedupConfig.model_validate({"substrings": {"words": 30}}).substrings == SubstringsConfig(words=30)
     assert DedupConfig().substrings is None
     assert DedupConfig.model_validate({"minhash": True}).minhash == MinHashConfig(bands=14, rows=8, ngram=5)
-    near = DedupConfig.model_validate({"minhash": {"threshold": 0.7}})
+    near = DedupConfig.model_validate({"minhash": {"rows": 7}})
     assert near.steps == ["urls", "lines", "documents", "minhash"]
     assert DedupConfig.model_validate(OFF).steps == []
-    with pytest.raises(ValidationError, match="threshold chooses bands and rows"):
-        MinHashConfig(threshold=0.8, rows=5)
-    with pytest.raises(ValidationError, match="permutations goes with threshold"):
-        MinHashConfig(permutations=64)
-
-
-def test_bands_are_those_of_datatrove_and_fineweb_or_those_that_err_least():
-    """1 - (1 - 0.8^8)^14 = 0.924 and 1 - (1 - 0.7^8)^14 = 0.565, of which 9 bands of 13 find 0.399 and 0.084."""
-    assert shape(MinHashConfig()) == (14, 8)
     assert len([*NearDuplicates(MinHashConfig()).keys(Document(text="one two"))]) == 14
-    assert shape(MinHashConfig(bands=20, rows=5)) == (20, 5)
-    assert shape(MinHashConfig(threshold=0.8)) == bands(0.8, 128) == (9, 13)  # as datasketch, with equal weights
-    assert bands(0.5, 128)[0] > bands(0.9, 128)[0]
 
 
 def test_a_bucket_reads_its_share_of_the_keys_and_a_line_on_every_page_costs_one(tmp_path):
@@ -415,10 +403,10 @@ def test_the_copy_that_stays_is_named(tmp_path):
 WORDS, PAIRS = 300, 400
 
 
-@each("config", [MinHashConfig(ngram=1), MinHashConfig(threshold=0.6, permutations=64, ngram=1)])
+@each("config", [MinHashConfig(ngram=1), MinHashConfig(bands=12, rows=5, ngram=1)])
 def test_the_measured_curve_lies_within_the_binomial_interval_of_the_theory(config):
     """Four standard deviations: one bin in 15,000 would lie outside by chance, and a wrong number of bands far off."""
-    step, (bands, rows) = NearDuplicates(config), shape(config)
+    step, bands, rows = NearDuplicates(config), config.bands, config.rows
     wanted = np.linspace(0.3, 1, PAIRS)
     lost = np.round(WORDS * (1 - wanted) / (1 + wanted)).astype(int)
     similarity = (WORDS - lost) / (WORDS + lost)
@@ -438,4 +426,5 @@ def test_the_measured_curve_lies_within_the_binomial_interval_of_the_theory(conf
         checked += 0.1 < mean < 0.9
     assert checked >= 2
     assert found[similarity >= 0.95].mean() > 0.97
-    assert (similarity[found] >= (config.threshold or 0.72) - 0.3).mean() > 0.97
+    middle = (1 / bands) ** (1 / rows)  # where the curve is steepest
+    assert (similarity[found] >= middle - 0.3).mean() > 0.97

@@ -395,7 +395,7 @@ CUT[-6] ^= 1
         ("jsonl", b'{"id": 7}\n' * 2, "keys id"),
         ("wet", b"\xff\xfe\xfa" * 9, "; are its path and format right?"),
         *(("wet", data, "not a WARC archive") for data in (b"\n\n", b"<head>\n<body>")),
-        ("jsonl", CUT, "9 records left out, as far as they can be counted, with all that follows in the file"),
+        ("jsonl", CUT, "so all records from there on are left out"),
     ],
 )
 def test_no_options_are_advised_where_they_would_not_help(tmp_path, declared, content, end):

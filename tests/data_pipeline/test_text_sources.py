@@ -207,16 +207,11 @@ GERMAN, CHINESE = "Die Größe der Straße ist schön, über Österreich. ", "�
 
 @each(
     "text, encoding, looks_like",
-    [
-        (GERMAN, "latin-1", "cp1252"),
-        (CHINESE, "gb18030", "gb18030"),
-        (GERMAN, "utf-16", "utf-16"),
-        (GERMAN, "utf-16-be", "utf-16-be"),
-    ],
+    [(GERMAN, "latin-1", "cp1252"), (CHINESE, "gb18030", "gb18030"), (GERMAN, "utf-16", "utf-16")],
 )
 def test_text_that_is_not_utf8_is_refused_with_the_encoding_that_reads_it(tmp_path, text, encoding, looks_like):
     kept, stats = read_bytes("text", tmp_path / "a", text.encode(encoding))
-    advice = f"; it looks like {looks_like}: set options: {{encoding: {looks_like}}}"
+    advice = f" set options: {{encoding: {looks_like}}}"
     assert (kept, stats.counters["damaged"], stats.damage[0].reason.endswith(advice)) == ([], 1, True)
     assert [record.text for record in read("text", tmp_path / "a", encoding=looks_like)[0]] == [text]
 
@@ -334,22 +329,19 @@ def test_a_member_that_fails_its_checksum_is_left_out_whole(tmp_path, monkeypatc
     first, second = (compress("".join(f"{line}\n" for line in lines).encode()) for lines in (LINES[:100], LINES[100:]))
     url = f"memory://flips/{buffered}" if place == "memory" else str(tmp_path / "a")
     damaged = bytearray(second)
-    damaged[-6 if compress is gzip.compress else -2] ^= 1  # in the checksum: all of the content can be counted
-    for stored, lines, lost in ((first + second + first, LINES + LINES[:100], 0), (first + damaged, LINES[:100], 1100)):
+    damaged[-6 if compress is gzip.compress else -2] ^= 1  # in the checksum
+    for stored, lines in ((first + second + first, LINES + LINES[:100]), (first + damaged, LINES[:100])):
         with fsspec.open(url, "wb") as file:
             file.write(stored)
         found, stats, damage = kept(url)
         assert found == lines
-        assert (stats.counters["read"], stats.counters["damaged"]) == (len(lines) + lost, lost)
+        assert stats.counters == {"read": len(lines)}
     end = len(first) + len(damaged)
     checked = range(end - 8, end + 1)  # the checksum was compared here
     assert damage.startswith(f"{url}: damaged at bytes {len(first)} to ")
     assert int(damage.split(" to ")[1].split()[0]) in checked
     assert f" of {end}: corrupt " in damage
-    assert damage.endswith(
-        "; which byte is wrong can't be known; 1,100 records left out, as far as they can be counted, with all that "
-        "follows in the file"
-    )
+    assert damage.endswith("; which byte is wrong can't be known, so all records from there on are left out")
 
 
 @each("compress", [gzip.compress, zstd])

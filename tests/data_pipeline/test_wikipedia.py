@@ -3,10 +3,11 @@ wikitext to plain text: each construct, whole pages, and absurd markup."""
 
 import bz2
 import itertools
-import random
 import re
+import shutil
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.cleaning.wikitext.namespaces import is_redirect
+from data_pipeline.config import SourceConfig
+from data_pipeline.execution.inputs import list_files, pieces
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.record import Input, Range, ReadStats, Record
 from data_pipeline.sources.wikipedia import read as read_dump
@@ -281,13 +284,13 @@ def test_names_of_indexes_are_wikimedias():
     assert index_of(f"{stem}1.xml-p1p41242.bz2") == f"{stem}-index1.txt-p1p41242.bz2"
 
 
-def inputs_of(dump: Path, index_path: str | None, target_bytes: int) -> list[Input]:
-    return [Input(str(dump), *cut) for cut in ranges(str(dump), index_path, target_bytes)]
+def inputs_of(dump: Path, target_bytes: int) -> list[Input]:
+    return [Input(str(dump), *cut) for cut in ranges(str(dump), index_of(str(dump)), target_bytes)]
 
 
-@each("target, indexed", itertools.product([1, 20_000, 100_000, 10**9], [True, False]))
-def test_ranges_together_are_the_file(dump, target, indexed):
-    inputs = inputs_of(dump, index_of(str(dump)) if indexed else None, target)
+@each("target", [1, 20_000, 100_000, 10**9])
+def test_ranges_together_are_the_file(dump, target):
+    inputs = inputs_of(dump, target)
     assert inputs[0].start == 0
     assert inputs[-1].stop is None
     assert all(left.stop == right.start for left, right in itertools.pairwise(inputs))
@@ -298,44 +301,21 @@ def test_ranges_together_are_the_file(dump, target, indexed):
     assert read_all(inputs) == (whole, counters, [])
 
 
-def test_index_and_scan_find_the_same_streams(dump):
-    by_index, by_scan = ranges(str(dump), index_of(str(dump)), 1), ranges(str(dump), None, 1)
-    assert by_scan[:-1] == [*by_index[:-1], by_index[-1]._replace(stop=by_scan[-1].start)]
-    assert by_scan[-1].first_ordinal == 60  # the last stream, which no line of the index names
-
-
-@pytest.mark.slow
-def test_streams_cut_anywhere(xml, tmp_path):
-    """pbzip2 cuts at any byte; a page belongs to the range that has its first byte."""
-    path, rng = tmp_path / "a.xml.bz2", random.Random(0)
-    path.write_bytes(bz2.compress(xml))
-    whole = read_all([Input(str(path))])
-    tag = [match.start() for match in re.finditer(b"<page>", xml)]
-    at_tags = sorted({at + n for at in tag[5:9] for n in (0, 3, 7)})
-    for cuts in (at_tags, *(sorted(rng.sample(range(len(xml)), 6)) for _ in range(11))):
-        parts = [xml[start:stop] for start, stop in zip([0, *cuts], [*cuts, None], strict=True)]
-        path.write_bytes(b"".join(map(bz2.compress, parts)))
-        inputs = inputs_of(path, None, 1)
-        assert len(inputs) == len(parts)
-        assert read_all(inputs) == whole
-
-
-@each("at", ["page", "between"])
-def test_a_dump_cut_off_is_noted_once(xml, tmp_path, at):
-    path = tmp_path / "a.xml.bz2"
-    end = xml.rindex(b"</text>") if at == "page" else xml.rindex(b"</mediawiki>")
-    parts = [xml[:40_000], xml[40_000:90_000], xml[90_000 : end - 20], xml[end - 20 : end]]
-    path.write_bytes(b"".join(map(bz2.compress, parts)))
+@each("at", [b"</text>", b"</mediawiki>"])
+def test_a_dump_cut_off_in_a_page_or_between_pages_is_noted_once(dump, tmp_path, at):
+    path, data, inputs = tmp_path / "a.xml.bz2", dump.read_bytes(), inputs_of(dump, 1)
+    last = bz2.decompress(data[inputs[-1].start :])
+    path.write_bytes(data[: inputs[-1].start] + bz2.compress(last[: last.rindex(at)]))
     whole, counters, damage = read_all([Input(str(path))])
     assert counters["truncated_xml"] == len(damage) == 1
-    assert counters["damaged"] == (at == "page")
-    cut = read_all(inputs_of(path, None, 1))
+    assert counters["damaged"] == (at == b"</text>")
+    cut = read_all([replace(file, path=str(path)) for file in inputs])
     assert cut[:2] == (whole, counters)
     assert [reason for _, reason in cut[2]] == [reason for _, reason in damage]
 
 
 def test_a_corrupt_stream_costs_only_its_own_range(dump, tmp_path):
-    inputs = inputs_of(dump, index_of(str(dump)), 1)
+    inputs = inputs_of(dump, 1)
     data = bytearray(dump.read_bytes())
     data[inputs[4].start + 3000] ^= 0xFF
     path = tmp_path / "a.xml.bz2"
@@ -350,10 +330,21 @@ def test_a_corrupt_stream_costs_only_its_own_range(dump, tmp_path):
             assert list(read_dump(damaged, stats)) == list(read_dump(file, ReadStats()))
 
 
-def test_a_file_of_one_stream_or_none_is_one_range(xml, tmp_path):
-    for name, data in [("a.xml.bz2", bz2.compress(xml)), ("a.xml", xml)]:
-        (tmp_path / name).write_bytes(data)
-        assert ranges(str(tmp_path / name), None, 1) == [Range()]
+def test_a_file_that_is_no_bzip2_is_one_range(xml, dump, tmp_path):
+    (tmp_path / "a.xml").write_bytes(xml)
+    assert ranges(str(tmp_path / "a.xml"), index_of(str(dump)), 1) == [Range()]
+
+
+def test_a_large_dump_without_its_index_is_one_piece_and_the_way_out_is_said(dump, tmp_path, capsys):
+    for name in ("a-multistream.xml.bz2", "a.xml.bz2"):
+        path = shutil.copy(dump, tmp_path / name)
+        (file,) = list_files(SourceConfig(format="wikipedia", path=str(path)))
+        assert pieces(file, 1000, tmp_path / "plans") == [Range()]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("a-multistream-index.txt.bz2, beside it")
+    shutil.copy(index_of(str(dump)), tmp_path / "a-multistream-index.txt.bz2")
+    (file,) = list_files(SourceConfig(format="wikipedia", path=str(tmp_path / "a-multistream.xml.bz2")))
+    assert pieces(file, 1000, tmp_path / "plans") == ranges(str(dump), index_of(str(dump)), 1000)
 
 
 @each(
