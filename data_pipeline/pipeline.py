@@ -90,7 +90,9 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     if until == "documents" or not documents.total(built.left, "train"):
         return built
 
-    to_train = tokenizer.plan(config.tokenizer, config.seed, parts)
+    to_sample = tokenizer.plan_sampling(config.tokenizer, config.seed, parts)
+    built.sampled = run(tokenizer.SAMPLING, to_sample, corpus, config.ray)
+    to_train = tokenizer.plan(config.tokenizer, config.seed, parts, built.sampled)
     (trained,) = built.tokenizer = run(tokenizer.STAGE, to_train, corpus, config.ray)
     if sampled := tokenizer.describe_sample(trained, built.left):
         print(sampled)

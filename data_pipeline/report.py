@@ -244,7 +244,7 @@ def _report(corpus: Path, name: str, built: Built) -> Report:
     counts = _sum(result.counts for result in cleaned)
     # The stage of documents works on the input files, and all others on the text.
     text_read, text_left = (sum(result.text_bytes for result in results) for results in (documents, left))
-    after_dedup = ("tokenizer", "tokens", *built.merged, "rows", "shards")
+    after_dedup = ("tokenizer-sample", "tokenizer", "tokens", *built.merged, "rows", "shards")
     sizes = {"documents": sum(result.bytes for result in documents)} | dict.fromkeys(after_dedup, text_left)
     evaluation_sets = _evaluation_sets(built)
     sizes["evaluation-sets"] = sum(counts.bytes for counts in evaluation_sets.values())

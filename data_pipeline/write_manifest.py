@@ -32,7 +32,7 @@ from data_pipeline.sources.formats import OPTIONS
 from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.part_readings import LeftResult
 from data_pipeline.stages.shards import RowsResult, ShardResult
-from data_pipeline.stages.tokenizer import TokenizerResult
+from data_pipeline.stages.tokenizer import Candidates, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.tokenizer import read
 
@@ -47,6 +47,7 @@ class Built:
     documents: list[Finished[DocumentsResult]]
     steps: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
     deduplicated: list[Finished[LeftResult]] = field(default_factory=list)
+    sampled: list[Finished[Candidates]] = field(default_factory=list)
     tokenizer: list[Finished[TokenizerResult]] = field(default_factory=list)
     tokens: list[Finished[TokensResult]] = field(default_factory=list)
     merged: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class Built:
             "documents": self.documents,
             **self.steps,
             "deduplicated": self.deduplicated,
+            "tokenizer-sample": self.sampled,
             "tokenizer": self.tokenizer,
             "tokens": self.tokens,
             **self.merged,

@@ -1,16 +1,19 @@
 """The tokenizer stage: one unit, which trains the tokenizer on the corpus or copies an existing one.
 
-The training sample is what comes first in the order of a hash.
+The training sample is what comes first in the order of a hash. Which hashes these may be is known from the size of the
+corpus. In a large one, a stage before has every unit keep its documents below a bound, and the tokenizer reads only
+those. Otherwise one core would read all documents: half an hour of C4.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.execution.parts import Part, PartsResult
-from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
+from data_pipeline.execution.parts import SCHEMA, Part, PartsResult, part_file, read_documents
+from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import set_activity
@@ -18,7 +21,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
-from data_pipeline.tokenizer.training import check_memory, draw_sample, train
+from data_pipeline.tokenizer.training import check_memory, draw_sample, sample_rank, train
 
 # Unit, files and reader of an existing tokenizer by kind. A change of kind replaces the unit, so that the old unit's
 # files are removed.
@@ -37,6 +40,71 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], TextModel]]] = {
     ),
 }
 _NOT_OF_THE_MODEL = {"sentinels", "special_tokens"}
+_MORE = 2  # times the sample: documents aren't equally long, and some are held out
+_LARGE = 4  # times the sample: below, half of all documents or more would be candidates
+_UNIT_BYTES, _MOST_UNITS = 64_000_000, 1000  # text of a unit at least, and units at most, each of which writes a file
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """The files of some parts, and the bound of the hashes of the documents to keep."""
+
+    parts: list[str]
+    seed: int
+    below: int
+    output: str
+
+
+@dataclass(frozen=True)
+class Candidates(Result):
+    """How many documents a unit kept, and the bytes of their text."""
+
+    kept: int
+    bytes: int
+
+
+def plan_sampling(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit[SamplingSpec]]:
+    """A unit for each group of neighbouring parts; none if no tokenizer is trained, or the corpus is small: less than
+    several times as large as the sample, by both of its bounds."""
+    text, documents = sum(part.text_bytes for part in parts), sum(sum(part.documents.values()) for part in parts)
+    is_large = text > _LARGE * config.sample_bytes or documents > _LARGE * config.sample_documents
+    if config.path is not None or not is_large:
+        return []
+    share = min(config.sample_bytes / text, config.sample_documents / documents)
+    below = int(_MORE * share * 2**64)
+    ends = accumulate(part.text_bytes for part in parts)
+    count = min(_MOST_UNITS, max(1, text // _UNIT_BYTES))
+    numbers = [max(0, end - 1) * count // text for end in ends]
+    units = []
+    for number, group in groupby(zip(numbers, parts, strict=True), key=lambda pair: pair[0]):
+        own = [part for _, part in group]
+        name = f"part-{number:05d}"
+        output = f".stages/{SAMPLING.name}/{name}.parquet"
+        inputs = fingerprint([seed, below, [part.checksums for part in own]])
+        spec = SamplingSpec([part.path for part in own], seed, below, output)
+        units.append(Unit(name, spec, inputs, (output,), bytes=sum(part.text_bytes for part in own)))
+    return units
+
+
+def keep_candidates(corpus: Path, spec: SamplingSpec) -> Candidates:
+    """Writes the training documents of some parts whose hashes are below the bound."""
+    with part_file(corpus / spec.output) as file:
+        for part in spec.parts:
+            for document in read_documents(corpus, part, SCHEMA.names):
+                if document.split == "train" and sample_rank(spec.seed, document.id) < spec.below:
+                    file.add(document)
+    return Candidates(file.documents.total(), file.text_bytes)
+
+
+def files_to_read(config: TokenizerConfig, parts: Sequence[Part], units: Sequence[Finished[Candidates]]) -> list[str]:
+    """The files with the candidates if they are enough for the sample, else those of all documents."""
+    kept, text = sum(unit.result.kept for unit in units), sum(unit.result.bytes for unit in units)
+    if kept >= config.sample_documents or text >= config.sample_bytes:
+        return list(outputs_of(units))
+    return [part.path for part in parts]
+
+
+SAMPLING = Stage("tokenizer-sample", 1, keep_candidates, "lower tokenizer.sample_bytes")
 
 
 @dataclass(frozen=True)
@@ -65,8 +133,10 @@ class TokenizerResult(Result):
     sample: Sample
 
 
-def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit[TokenizerSpec]]:
-    """The only unit of this stage."""
+def plan(
+    config: TokenizerConfig, seed: int, parts: Sequence[Part], candidates: Sequence[Finished[Candidates]] = ()
+) -> list[Unit[TokenizerSpec]]:
+    """The only unit of this stage. `candidates` are those for its sample, which don't affect it."""
     if config.path is not None:
         tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
         if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.vocab_size:
@@ -76,7 +146,8 @@ def plan(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit
         inputs: list[Any] = [tokenizer.sha256]
     else:
         inputs = [config.model_dump(exclude=_NOT_OF_THE_MODEL), seed, [part.checksums for part in parts]]
-    spec = TokenizerSpec(config, seed, [part.path for part in parts], sum(part.text_bytes for part in parts))
+    to_read = files_to_read(config, parts, candidates)
+    spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
     name, files, _ = _KINDS[config.kind]
     return [Unit(name, spec, fingerprint(inputs), tuple(f"{FOLDER}/{file}" for file in files))]
 

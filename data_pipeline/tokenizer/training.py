@@ -105,7 +105,7 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
         for document in read_documents(corpus, part, ["id", "text", "target", "split"]):
             if document.split != "train":
                 continue
-            rank = -hashed(f"{seed}/tokenizer/{document.id}")
+            rank = -sample_rank(seed, document.id)
             full = len(heap) == documents or size >= sample_bytes
             if full and rank < heap[0][0]:
                 continue
@@ -119,6 +119,11 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
     if size > sample_bytes:
         sample[-1] = sample[-1][: len(sample[-1]) + sample_bytes - size]
     return sample
+
+
+def sample_rank(seed: int, identity: str) -> int:
+    """The rank of a document in the order of the sample: the hash of (seed, id), below 2⁶⁴."""
+    return hashed(f"{seed}/tokenizer/{identity}")
 
 
 def _lines(text: bytes) -> Iterator[str]:
