@@ -180,7 +180,7 @@ def _parts(plan: Plan) -> Iterator[str]:
     else:
         yield f"{name} on {where}: not even one row fits at stage {own.stage}."
     if plan.corpus_file:
-        yield f"{config.data.train[0].corpus} isn't built: its rows are taken from {plan.corpus_file}."
+        yield f"Rows are taken from {plan.corpus_file}: {config.data.train[0].corpus} isn't built."
     yield (
         f"{name}: {plan.parameters.count:,} parameters, {config.model.family}, {config.precision}, "
         f"{config.optimizer.name}; {config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows of "
