@@ -89,12 +89,13 @@ class Attempt:
 
     @property
     def cause_is_known(self) -> bool:
-        """Whether the rank that failed first has ended, so that its log is complete.
+        """Whether the log of the rank that failed first is complete: it has ended, or hangs.
 
-        If something outside has ended it, others fail because of it. Else another may soon turn out to be the cause.
+        A rank that hangs writes its stacks before it tells, and one that is stopped never ends. If something outside
+        has ended the rank, others fail because of it. Else another may soon turn out to be the cause.
         """
         rank = first_failed(self)
-        if rank is None or rank not in {*self.codes, *self.gone}:
+        if rank is None or rank not in {*self.codes, *self.gone, *self.events("hung")}:
             return False
         return self.was_killed(rank) or time.time() - self.ended > _SECONDS_FOR_THE_CAUSE
 

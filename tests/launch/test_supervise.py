@@ -182,6 +182,13 @@ def test_a_rank_was_silent_though_it_wakes_before_the_end(tmp_path, monkeypatch)
     assert first_failed(attempt) == 1
 
 
+def test_a_stopped_rank_is_not_waited_for(tmp_path):
+    """It tells nothing and never ends; a rank that tells of an error ends soon, and has more to write."""
+    for kind, known in {"hung": True, "failed": False}.items():
+        attempt = Attempt(tmp_path, "aa", [Event(kind, 1)], ended=time.time() - 60)
+        assert attempt.cause_is_known == known
+
+
 ALL_STOP = """
 import os, signal
 from pretrain.run import heartbeat
