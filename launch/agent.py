@@ -27,7 +27,7 @@ from pretrain.hardware import ACCELERATOR, count_gpus, free_port, network_interf
 from pretrain.run import heartbeat, node_memory, rank_logs, status, watchdog
 from pretrain.run.heartbeat import Heartbeat
 
-_LAST_LINES, _LONGEST = 10, 2**16  # bytes of them
+_LAST_LINES = 10
 _POLL_SECONDS = 0.2
 _SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
 
@@ -188,7 +188,6 @@ class RankProcesses:
         self._group = ProcessGroup()
         launcher = Process(command, environment, output="kept", tied=True, signals_blocked=True)
         self._launcher = self._group.add(launcher)
-        self._output = b""
         self._wrappers: dict[int, int] = {}  # processes, by rank
         self._over: set[int] = set()  # the ranks that have ended, or whose end nobody will see
         self._known: set[str] = set()  # files of messages
@@ -216,8 +215,8 @@ class RankProcesses:
         self._take_output()
         if code is not None and not self._launcher_ended and self._ended_early():
             self._launcher_ended = True
-            words = [line for line in self._output.decode(errors="replace").splitlines() if line]
-            events.append(Event("launcher ended", self._asked.number, code, words[-_LAST_LINES:]))
+            words = self._launcher.last_lines(_LAST_LINES)
+            events.append(Event("launcher ended", self._asked.number, code, words))
         return events
 
     def _event(self, told: heartbeat.Message) -> Event | None:
@@ -253,11 +252,9 @@ class RankProcesses:
 
     def _take_output(self) -> None:
         """What the launcher has printed since the last call goes to the log if the disk has room."""
-        if printed := self._launcher.read():
-            self._output = (self._output + printed)[-_LONGEST:]
-            if self._log:
-                with contextlib.suppress(OSError), self._log.open("ab") as log:
-                    log.write(printed)
+        if self._log and (printed := self._launcher.read()):
+            with contextlib.suppress(OSError), self._log.open("ab") as log:
+                log.write(printed)
 
     def end(self) -> dict[int, Heartbeat]:
         """Ends all processes; returns the last heartbeats of ranks."""

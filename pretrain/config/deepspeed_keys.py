@@ -19,7 +19,6 @@ Options = Annotated[dict[str, Any] | None, _THEIRS]
 
 _NEED_LOG = {"comms_logger", "dump_state", "memory_breakdown", "wall_clock_breakdown"}
 
-
 _REFUSED = {
     "set batch instead": "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps "
     "managed_gradient_accumulation autotuning",

@@ -131,6 +131,9 @@ def test_every_key_that_deepspeed_knows_is_decided_on():
     assert not fields & removed
     for ours, theirs in OFFLOADING:
         assert ours.model_fields.keys() <= theirs.model_fields.keys() <= known_keys(ours)
+        fields |= theirs.model_fields.keys()
+    top = Asked.keys_asked | _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() | {"sequence_parallel_size"}  # read by initialize
+    assert deepspeed_keys.PassedOn.refused.keys() <= top | fields | removed
 
 
 def test_the_defaults_in_the_reference_are_deepspeeds():

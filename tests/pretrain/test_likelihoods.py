@@ -104,7 +104,6 @@ def test_a_decoder_only_model_is_scored_plainly(tokenizer):
         assert found == pytest.approx(log_p_after(model, given, after), rel=1e-5)
     text = " ".join(str(number) for number in range(60))
     assert math.isfinite(requests.rolling([text])[0])
-    assert SentencePrompts(PromptFormat("continuation", tokenizer.vocabulary, model.config)).scores == ["sentence"]
 
 
 def _tasks(folder):
@@ -231,6 +230,13 @@ def test_the_scores_of_a_denoiser_are_sums_of_its_log_probabilities(tokenizer, n
                 shown = [blank, eos] if name == "no_input" else [*ids[:begin], blank, *ids[end:], eos]
                 expected += log_p(model, shown, [blank], [*ids[begin:end], eos])[0] / width
         assert score == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_decoder_has_the_likelihood_of_the_sentence_alone(tokenizer):
+    model, found = scored_by(CAUSAL, tokenizer, "causal_lm", "sentence")
+    for score, ids in zip(found, tokenizer.encode(SENTENCES), strict=True):
+        assert score == pytest.approx(log_p_after(model, [tokenizer.vocabulary.eos], ids), rel=1e-5)
+    assert SentencePrompts(PromptFormat("continuation", tokenizer.vocabulary, model.config)).scores == ["sentence"]
 
 
 def test_ties_count_half_and_groups_weigh_the_same():

@@ -1,5 +1,6 @@
 """What one family does and no other: compared with papers, with PyTorch's own layers and with formulas."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from pretrain.models.attention import AttentionInputs
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.modern import ends_of_inputs
 from pretrain.models.positions import linear_bias, linear_bias_slopes, sinusoids
-from pretrain.models.t5 import relative_position_bucket
+from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
 from tests.data_pipeline.example_rows import VOCABULARY as IDS
 from tests.data_pipeline.example_rows import ragged_rows
 from tests.pretrain.exported import randomise
@@ -61,6 +62,18 @@ def test_buckets_are_those_of_transformers(bidirectional):
     distances = torch.arange(-300, 300)
     found = relative_position_bucket(distances, bidirectional)
     assert torch.equal(found, t5._relative_position_bucket(distances, bidirectional))
+
+
+@each("sizes, bidirectional", itertools.product([(5, 5), (1, 9), (3, 200), (150, 150)], [True, False]))
+def test_relative_bias_of_a_query_and_a_key_is_that_of_their_distance(sizes, bidirectional):
+    queries, keys = sizes
+    bias = RelativePositionBias(32, 128, 4, bidirectional, std=1.0)
+    positions = torch.arange(keys)
+    distances = positions[None, :] - positions[keys - queries :, None]
+    expected = bias.weight[relative_position_bucket(distances, bidirectional)].permute(2, 0, 1)[None]
+    found = toeplitz(bias(queries, keys), keys)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert found.is_contiguous()  # else PyTorch's attention copies it in each layer
 
 
 # Positions of several families
