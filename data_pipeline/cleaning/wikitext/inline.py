@@ -8,8 +8,10 @@ their arguments and by their name. What leaves a hole nevertheless is counted by
 import re
 from collections import Counter
 
+from data_pipeline.cleaning.wikitext.arguments import arguments_of
 from data_pipeline.cleaning.wikitext.namespaces import FILE_SUFFIXES, LANGUAGES
-from data_pipeline.cleaning.wikitext.templates import coordinates, is_number, measure, positional, with_unit
+from data_pipeline.cleaning.wikitext.superscripts import MARKS
+from data_pipeline.cleaning.wikitext.templates import coordinates, is_number, measure, with_unit
 
 # Around a template's number on the page and its text, until its line is complete; no page contains them.
 _OPEN, _THEN, _CLOSE = "\x01", "\x03", "\x02"
@@ -25,7 +27,7 @@ _NO_TEXT_NAMES = {
     "notes and references, by number or key": """
         ref, refn, ref harvard, ref label, note, notes, nb, fn, fnb, fnr, fn label, rn, rnb, an, anb, gr, hnote,
         inote, mn, mnb, mn2, mnb2, smref, cref, cref2, r, rp, rf, rfl, ran, ent, footnote, note label,
-        harvard citation, scref, sup note, page, pages, pp, citation, source, sources, full, ref-list, reflist,
+        harvard citation, scref, sup note, page, pages, pp, source, sources, full, ref-list, reflist,
         refbegin, refend, notelist, tag
     """,
     "requests to its authors, whose argument is a date or a remark": """
@@ -33,7 +35,7 @@ _NO_TEXT_NAMES = {
         how, clarify, clarifyme, vague, dubious, disputed, disputed-inline, specify, verify, verify source,
         update after, page needed, or, original research, pov, pov-inline, weasel word, weasel-inline,
         failed verification, dead link, cleanup, cleanup-date, merge, mergeto, mergefrom, split, todo, sectstub,
-        explain, elucidate, examples
+        explain, elucidate, examples, citation style, citation broken, citation required, citationneeded
     """,
     "numbers of catalogues, which are in citations": """
         doi, pmid, pmc, issn, oclc, lccn, jstor, bibcode, arxiv, hdl, zbl, mr, rfc, webarchive, wayback, imdb,
@@ -52,8 +54,19 @@ _NO_TEXT_NAMES = {
 }
 _NO_TEXT = frozenset(name.strip() for names in _NO_TEXT_NAMES.values() for name in names.split(","))
 _NO_TEXT_BEGINNINGS = (
-    *("cite", "citation ", "cita ", "coor", "koord", "harv", "sfn", "efn", "ref-", "ref ", "note-"),
+    *("cite", "citation needed", "cita ", "coor", "koord", "harv", "sfn", "efn", "ref-", "ref ", "note-"),
     *("flagicon", "icon", "ipac-"),
+    *(
+        "wiktionary",
+        "wikisource",
+        "wikiquote",
+        "wikibooks",
+        "wikinews",
+        "wikiversity",
+        "wikivoyage",
+        "commons",
+        "sister",
+    ),
 )
 _IDENTIFIER = re.compile(r"\S*_\S*|[A-Za-z]+-?\d\S*|\S*://.*|\S+\.\S+/.*")
 _LETTERS = re.compile(r"[A-Z]{2,4}")  # the code of a country, an airport
@@ -66,8 +79,10 @@ _AMID = re.compile(
     r"[^\s.!?…] {1,3}[\"'“„«‘(\[–-]*$"  # a word or a comma, and a space
     r"|[(\[“„«‘]$|(?:^|[ (])[\"']$"  # opening brackets and quotes
     r"|[^\W\d_]['’/–-]$"  # l'{{…}}, base-{{…}}
+    r"|[^\W_][:：]$"
 )
-_GOES_ON = re.compile(rf"[.,;:!?)\]”»\"'’]|-?[^\W_]|{_OPEN}| +\S")
+_BEFORE_A_CLAUSE = re.compile(r"[^\W_] ?[:：] *$")  # a colon promises more even at the end of a line
+_GOES_ON = re.compile(rf"[.,;:!?)\]”»\"'’…。，、；：！？）」』{MARKS}]|-?[^\W_]|{_OPEN}| +\S")
 _SENTENCE_GOES_ON = re.compile(r",? +[\"“„«(]*([^\W\d_])")
 
 
@@ -86,8 +101,10 @@ class Placeholders:
 
         `name` is `written` in lower case; `source` is the inside of the template.
         """
-        if len(source) > _LONGEST or name in _NO_TEXT:
+        if name in _NO_TEXT:
             return None
+        if len(source) > _LONGEST or "\n" in written:
+            return None if name.startswith(_NO_TEXT_BEGINNINGS) else ""
         text = "" if ":" in name else _text(name, written, source)
         return self.around(name, text) if text else text
 
@@ -121,18 +138,19 @@ def _text(name: str, written: str, source: str) -> str | None:
     """The words that an unknown template stands for: "" if none of its arguments reads as prose, None for a note.
 
     "chiarire|la prima|quale?"  ->  "la prima"        "M|10|k|m"  ->  "10 km"        "NazNB|CA|ITA"  ->  "ITA"
-    "TeX"  ->  "TeX"                                  "link|de|Ziel"  ->  "Ziel"     "OEIS|id=A1"  ->  ""
+    "TeX"  ->  "TeX"                                  "link|de|text=Ziel"  ->  "Ziel"     "OEIS|id=A1"  ->  ""
     """
     rest = source.partition("|")[2]
     if text := coordinates(rest):
         return text
     if name.startswith(_NO_TEXT_BEGINNINGS):
         return None
-    arguments = positional(rest)
-    if _OPEN in rest or _CLOSE in rest:
-        arguments = [_without_placeholders(argument) for argument in arguments]
-    if "\n" in rest and any("\n" in argument for argument in arguments):
-        return None
+    arguments = arguments_of(_without_placeholders(rest) if _OPEN in rest or _CLOSE in rest else rest)
+    named = arguments.text()
+    if "\n" in rest and any("\n" in argument for argument in (named, *arguments)):
+        return ""
+    if _is_prose(named):
+        return with_unit(named, source)
     if not any(arguments):
         return written.strip() if not rest and _ACRONYM.fullmatch(written.strip()) else ""
     if len(arguments) > 1 and is_number(next(filter(None, arguments))):
@@ -153,15 +171,17 @@ def _is_prose(argument: str) -> bool:
 
 
 def without_edges(line: str) -> str:
-    r"""A line without placeholders at its end, which can't be text, or before its markup, which they would hide.
+    r"""A line without placeholders before its markup, which they would hide, and at its end unless a colon is before.
 
-    "== A ==\x010\x03b\x02"  ->  "== A =="        "\x010\x03b\x02* c"  ->  "* c"
+    "== A ==\x010\x03b\x02"  ->  "== A =="        "\x010\x03b\x02* c"  ->  "* c"        "a: \x010\x03b\x02"  as it is
     """
     if _OPEN not in line and _CLOSE not in line:
         return line
     start, end = 0, len(line)
     while end and line[end - 1] in f"{_CLOSE} ":
         opening = line.rfind(_OPEN, 0, end) if line[end - 1] == _CLOSE else -1
+        if opening > 0 and _BEFORE_A_CLAUSE.search(line, max(0, opening - _CONTEXT), opening):
+            break
         end = opening if opening >= 0 else end - 1
     while start < end and (placeholder := _PLACEHOLDER_AND_SPACE.match(line, start)):
         start = placeholder.end()
@@ -174,29 +194,25 @@ def _without_placeholders(text: str) -> str:
 
 def _amid_a_sentence(before: str, after: str) -> bool:
     if _AMID.search(before):
-        return _GOES_ON.match(after) is not None
+        return _GOES_ON.match(after) is not None or (not after and _BEFORE_A_CLAUSE.search(before) is not None)
     following = _SENTENCE_GOES_ON.match(after)  # at the start of a sentence
     return (not before.strip() or before.endswith(" ")) and following is not None and following[1].islower()
 
 
 # Conversion markup (Chinese, Serbian, Kazakh …), -{…}-, which writes one word in several scripts.
-_VARIANTS = re.compile(r"-\{(?!\{)([^{}]*)\}-")
 _VARIANT_FLAGS = re.compile(r" *(?:[A-Za-z+-]|zh[a-z-]*)(?: *; *(?:[A-Za-z+-]|zh[a-z-]*))* *\|")
 _VARIANT_RULE = re.compile(r"[^:;]*?=>")
-_VARIANT_CODE = re.compile(r" *([a-z]{2,3}(?:-[a-z]+)*) *:")
+_VARIANT_CODE = re.compile(r" *[a-z]{2,3}(?:-[a-z]+)* *:")
+_NEXT_VARIANT = re.compile(r";(?=(?:[^:;]*=>)?\s*[a-z]{2,3}(?:-[a-z]+)*\s*:|\s*$)")  # not that of an entity
 _HIDDEN_FLAGS = frozenset("HT-")
 
 
-def one_variant(text: str) -> str:
-    """Replaces each conversion markup by its first variant.
+def first_variant(inside: str) -> str:
+    """The first variant of a conversion markup, in which templates, links and inner markup are text already.
 
-    "-{zh-hans:计算机;zh-hant:電腦}-"  ->  "计算机"        "-{A|zh-cn:软件; zh-tw:軟體}-"  ->  "软件"
-    "-{名}-"  ->  "名"        "-{H|zh-cn:a;zh-tw:b}-"  ->  ""
+    "zh-hans:计算机;zh-hant:電腦"  ->  "计算机"        "A|zh-cn:软件; zh-tw:軟體"  ->  "软件"
+    "名"  ->  "名"        "H|zh-cn:a;zh-tw:b"  ->  ""
     """
-    return _VARIANTS.sub(lambda markup: _variant_shown(markup[1]), text)
-
-
-def _variant_shown(inside: str) -> str:
     flags = _VARIANT_FLAGS.match(inside)
     if flags:
         if _HIDDEN_FLAGS & {flag.strip() for flag in flags[0][:-1].split(";")}:
@@ -204,6 +220,4 @@ def _variant_shown(inside: str) -> str:
         inside = inside[flags.end() :]
     inside = _VARIANT_RULE.sub("", inside, count=1) if "=>" in inside else inside
     code = _VARIANT_CODE.match(inside)
-    if code is None:
-        return inside
-    return inside[code.end() :].split(";")[0].strip()
+    return inside if code is None else _NEXT_VARIANT.split(inside[code.end() :], maxsplit=1)[0].strip()

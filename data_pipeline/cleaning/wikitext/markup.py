@@ -9,8 +9,10 @@ import functools
 import html
 import re
 from collections import Counter
+from html.entities import html5
 
-from data_pipeline.cleaning.wikitext.inline import Placeholders, one_variant, without_edges
+from data_pipeline.cleaning.wikitext.arguments import is_quotation, named_quotation, normalised
+from data_pipeline.cleaning.wikitext.inline import Placeholders, first_variant, without_edges
 from data_pipeline.cleaning.wikitext.namespaces import (
     CATEGORY_NAMESPACES,
     FILE_NAMESPACES,
@@ -21,7 +23,8 @@ from data_pipeline.cleaning.wikitext.namespaces import (
     YEAR_NAMES,
     normalised_namespace,
 )
-from data_pipeline.cleaning.wikitext.templates import has_text, math_text, normalised, template_text
+from data_pipeline.cleaning.wikitext.superscripts import EXPONENT, LOWERED, RAISED, mark_tags, without_marks
+from data_pipeline.cleaning.wikitext.templates import has_text, math_text, template_text
 
 
 def plain_text(
@@ -48,11 +51,9 @@ def plain_text(
     text = _CONTROL.sub("", wikitext.replace("\r\n", "\n").replace("\t", " "))
     if "<" in text:
         text = _drop_hidden(text)
-        text = _SUPERSCRIPT.sub("^", text)
+        text = mark_tags(text)
         text = _LINE_TAG.sub("\n", text)
         text = _INLINE_TAG.sub("", text)
-    if "-{" in text:
-        text = one_variant(text)
     placeholders = Placeholders(Counter() if holes is None else holes)
     text = _resolve_nested(text, _Nesting(title, timestamp[:4], _without_text(hidden_namespaces), placeholders))
     if "[" in text:
@@ -114,15 +115,13 @@ def _literal(text: str) -> str:
 
 # --- tags -----------------------------------------------------------------------------------------
 
-# 10<sup>6</sup> is not 106.
-_SUPERSCRIPT = re.compile(r"(?<=[\w)\]|])<sup>(?=[-−+]?\d)", re.IGNORECASE)
 _LINE_TAG = re.compile(
     r"</?(?:br|p|div|li|ul|ol|dl|dt|dd|hr|center|blockquote|poem|h[1-6]|tr|td|th|caption|tbody|thead)\b[^<>]*> *\n?",
     re.IGNORECASE,
 )
 _INLINE_TAG = re.compile(
     r"</?(?:abbr|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|ins|kbd|mark|noinclude|nowiki|onlyinclude|q|rb|rp|rt|rtc|"
-    rf"ruby|s|samp|section|small|span|strike|strong|sub|sup|time|tt|u|var|wbr|langconvert|{_HIDDEN_TAGS})\b[^<>]*>",
+    rf"ruby|s|samp|section|small|span|strike|strong|time|tt|u|var|wbr|langconvert|{_HIDDEN_TAGS})\b[^<>]*>",
     re.IGNORECASE,
 )
 
@@ -130,18 +129,21 @@ _INLINE_TAG = re.compile(
 # --- templates, tables and links, which nest ------------------------------------------------------
 
 # Every alternative begins with a literal character: the search for the next token then skips ahead fast.
-_TOKEN = re.compile(
-    r"(\[\[[^\[\]{}\n]*\]\]|\[\[|\]\](?!\](?!\]))|"  # in "]]]" the last two close the link
+_TOKENS = (
+    r"\[\[[^\[\]{}\n]*\]\]|\[\[|\]\](?!\](?!\]))|"  # in "]]]" the last two close the link
     r"\{\{+|\}\}+|"
     r"\n[ :]*\{\||\n *\|\}(?!\}(?!\}))|"  # "|}}" ends a template, "|}}}" a table and then a template
-    r"<[Tt][Aa][Bb][Ll][Ee]\b[^<>]*>|</[Tt][Aa][Bb][Ll][Ee] *>)"
+    r"<[Tt][Aa][Bb][Ll][Ee]\b[^<>]*>|</[Tt][Aa][Bb][Ll][Ee] *>"
 )
+_TOKEN = re.compile(f"({_TOKENS})")
+# "-{{" begins a template, and "}}}-" ends a template and then conversion markup.
+_TOKEN_OR_VARIANT = re.compile(rf"(-\{{(?!\{{)|(?:\}}\}})+(?=\}}-)|\}}-|{_TOKENS})")
 _MAX_DEPTH = 50  # each level copies what is inside it; MediaWiki's own limit is 40
 
 
 def _resolve_nested(text: str, nesting: "_Nesting") -> str:
     """Replaces templates, tables and links by their text."""
-    pieces = _TOKEN.split("\n" + text)
+    pieces = (_TOKEN_OR_VARIANT if "-{" in text else _TOKEN).split("\n" + text)
     for index, piece in enumerate(pieces):
         if index % 2 == 0:
             nesting.out.append(piece)
@@ -158,6 +160,10 @@ def _resolve_nested(text: str, nesting: "_Nesting") -> str:
         elif piece.startswith("}}"):
             for _ in range(len(piece) // 2):
                 nesting.close("template")
+        elif piece == "-{":
+            nesting.open("variant")
+        elif piece == "}-":
+            nesting.close("variant")
         elif piece.endswith("{|") or piece[1] in "Tt":
             nesting.out.append("\n")
             nesting.open("table")
@@ -174,7 +180,7 @@ class _Nesting:
         self.out: list[str] = []  # the pieces of the innermost construct
         self._title, self._year, self._hidden, self._placeholders = title, year, hidden, placeholders
         self._outer: list[tuple[str, list[str]]] = []
-        self._open = {"link": 0, "template": 0, "table": 0}
+        self._open = {"link": 0, "template": 0, "table": 0, "variant": 0}
 
     def open(self, kind: str) -> None:
         if len(self._outer) < _MAX_DEPTH:
@@ -188,9 +194,10 @@ class _Nesting:
     def close(self, kind: str) -> None:
         """Ends the innermost open construct of this kind, if any. Constructs opened inside it were never closed.
 
-        A link can't begin outside a template or table and end inside it.
+        A link can't begin outside a template, table or variant and end inside it.
         """
         if not self._open[kind] or (kind == "link" and self._outer[-1][0] != "link"):
+            self.out.append("}-" if kind == "variant" else "")
             return
         while self._outer[-1][0] != kind:
             self._abandon()
@@ -200,6 +207,8 @@ class _Nesting:
             self.add_link("".join(inside))
         elif kind == "template" and inside:
             self._add_template(inside)
+        elif kind == "variant":
+            self.out.append(first_variant("".join(inside)))
 
     def _add_template(self, inside: list[str]) -> None:
         written = inside[0].partition("|")[0]
@@ -207,11 +216,13 @@ class _Nesting:
         text: str | None = None  # of a box, or a parser function that yields nothing
         if has_text(name):
             text = template_text("".join(inside)) or (None if ":" in name else "")
+        elif is_quotation(name) and (quotation := named_quotation("".join(inside))):
+            text = quotation
         elif name in PAGE_NAMES:
             text = self._title
         elif name in YEAR_NAMES:
             text = self._year
-        elif "\n" not in written:
+        else:
             text = self._placeholders.replace(name, written, "".join(inside))
         if text:
             self.out.append(text)
@@ -238,6 +249,8 @@ class _Nesting:
         self.out = self._pop()
         if kind == "link":
             self.out.extend(inside)
+        elif kind == "variant":
+            self.out.extend(["-{", *inside])
         else:
             self.out.append("".join("".join(inside).partition("\n")[1:]))
 
@@ -292,7 +305,8 @@ _MAGIC_WORD = re.compile(
 )
 _WORD = re.compile(r"[^\W_]")
 _QUOTES = re.compile("''+")
-_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31}|רלמ|رلم);")
+_MEDIAWIKI_ENTITIES = {"&רלמ;": "\u200f", "&رلم;": "\u200f"}
 _SPACE = re.compile("[\u00a0\u2000-\u200a\u202f\u205f]")
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\ufeff]")
 _SPACES = re.compile("  +")
@@ -343,10 +357,12 @@ def _line_text(line: str, placeholders: Placeholders) -> tuple[int, str]:
     if "__" in line:
         line = _MAGIC_WORD.sub("", line)
     if "&" in line:
-        line = _ENTITY.sub(lambda entity: html.unescape(entity[0]), line).replace("\n", " ")
+        line = _ENTITY.sub(_character, line).replace("\n", " ")
     if not line.isascii():
         line = _INVISIBLE.sub("", _SPACE.sub(" ", line))
     line = placeholders.fill_in(line)
+    if RAISED in line or EXPONENT in line or LOWERED in line:
+        line = without_marks(line)
     if "  " in line:
         line = _SPACES.sub(" ", line)
     if "(" in line or "[" in line:
@@ -354,6 +370,17 @@ def _line_text(line: str, placeholders: Placeholders) -> tuple[int, str]:
     if " ," in line or " ." in line:
         line = _BEFORE_STOP.sub("", line)
     return level, line.strip() if _WORD.search(line) else ""
+
+
+def _character(entity: re.Match[str]) -> str:
+    """What an entity stands for, in HTML 5 or MediaWiki; unknown ones stay as they are.
+
+    "&eacute;"  ->  "é"        "&#65;"  ->  "A"        "&notanentity;"  as it is
+    """
+    written = entity[0]
+    if written[1] == "#":
+        return html.unescape(written)
+    return html5.get(written[1:]) or _MEDIAWIKI_ENTITIES.get(written, written)
 
 
 def _heading(line: str) -> tuple[int, str]:

@@ -4,12 +4,25 @@ import html
 import re
 from collections.abc import Callable
 
+from data_pipeline.cleaning.wikitext.arguments import QUOTATION_NAMES, Arguments, arguments_of, normalised
+from data_pipeline.cleaning.wikitext.namespaces import LANGUAGES
+from data_pipeline.cleaning.wikitext.superscripts import LOWERED, RAISED, raised
+
+Value = Callable[[Arguments], str]
+
 _NUMBER = re.compile(r"[-−+]?[\d,.]*\d(?:[ +]?\d+[/⁄]\d+)?(?:e[-−+]?\d+)?")
 _LONGEST_NUMBER = 40
 _UNIT_ARGUMENT = re.compile(r"(?:^|\|) *ul? *=([^|]*)")
 _EXPONENT_ARGUMENT = re.compile(r"\| *e *= *([-−+]?\d+) *(?:\||$)")
 _COORDINATES = re.compile(r" *((?:[\d.]+\|){1,3})([NS])\|((?:[\d.]+\|){1,3})([EWO])(?:\||$)")
-_ARGUMENT_NAME = re.compile(r"[\w .-]*")
+_END_OF_A_SENTENCE = re.compile(r"[.!?…。！？।؟][^\w\s]*$")
+_SIDES = frozenset({"left", "right", "center"})
+_SCRIPTS = frozenset({"c", "s", "t", "p", "tp", "w", "j", "cy", "poj", "hangul", "hanja", "rr", "mr"})
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November"),
+    "December",
+)
+_MONTH_OF = {str(number): month for number, month in enumerate(_MONTHS, 1)}
 
 _RANGES = {
     **{"to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ", "+/-": " ± ", "±": " ± "},
@@ -31,44 +44,21 @@ _UNITS = {
 
 def has_text(name: str) -> bool:
     """Whether a template of this normalised name has text. A cheap check, before the template's parts are joined."""
-    return name in _VALUES or name.startswith("lang-") or name.partition(":")[0].rstrip() in _FUNCTIONS
+    return name in _VALUES or name.startswith(_FAMILIES) or name.partition(":")[0].rstrip() in _FUNCTIONS
 
 
 def template_text(source: str) -> str:
     """The text of a template. `source` is its inside, in which links and inner templates are text already.
 
-    "convert|5|km|mi"  ->  "5 km"        "lang|fr|mot juste"  ->  "mot juste"        "Infobox person|name=A"  ->  ""
+    "convert|5|km|mi"  ->  "5 km"        "lang|code=fr|text=mot"  ->  "mot"        "Infobox person|name=A"  ->  ""
     """
     name, _, rest = source.partition("|")
     function, colon, subject = name.partition(":")
     if colon and (call := _FUNCTIONS.get(normalised(function))):
         return call(subject.strip(), [argument.strip() for argument in rest.split("|")])
     name = normalised(name)
-    value = _first if name.startswith("lang-") else _VALUES.get(name)
-    return with_unit(value(positional(rest)), rest) if value else ""
-
-
-def normalised(name: str) -> str:
-    """ "Lang_Fr "  ->  "lang fr" """
-    return name.replace("_", " ").strip().lower()
-
-
-def positional(rest: str) -> list[str]:
-    """The positional arguments: unnamed ones in order, and numbered ones ("1=") at their positions.
-
-    "a|x=1|b"  ->  ["a", "b"]        "2=b|1=a"  ->  ["a", "b"]
-    """
-    arguments: list[str] = []
-    numbered: dict[str, str] = {}
-    for argument in rest.split("|"):
-        name, equals, value = argument.partition("=")
-        if not equals or not _ARGUMENT_NAME.fullmatch(name):  # "x > 1 = true" has an equals sign but no name
-            arguments.append(argument.strip())
-        elif name.strip() in "123456789":
-            numbered[name.strip()] = value.strip()
-    for position, value in sorted(numbered.items()):
-        arguments[int(position or 1) - 1 : int(position or 1)] = [value]
-    return arguments
+    value = _VALUES.get(name) or next((_VALUE_OF_FAMILY[one] for one in _FAMILIES if name.startswith(one)), None)
+    return with_unit(value(arguments_of(rest)), rest) if value else ""
 
 
 def with_unit(text: str, source: str) -> str:
@@ -104,24 +94,83 @@ def coordinates(source: str) -> str:
     return f"{north}{found[2]} {east}{found[4]}"
 
 
-def _argument(number: int) -> Callable[[list[str]], str]:
-    """The argument `number`, from 0, or from -1 counted from the end; "" if there is none."""
-    return lambda arguments: "".join(arguments[number:][:1])
+def _argument(number: int) -> Value:
+    """The text that has a name, or the argument `number`, from 0, or from -1 counted from the end; else ""."""
+    return lambda arguments: arguments.text() or "".join(arguments[number:][:1])
 
 
-_first, _second, _last = map(_argument, (0, 1, -1))
+_first, _second, _third, _fourth, _last = map(_argument, (0, 1, 2, 3, -1))
 
 
-def _block(arguments: list[str]) -> str:
-    return f"\n{arguments[0]}\n" if arguments else ""
+def _words(number: int) -> Value:
+    """The first `number` arguments."""
+    return lambda arguments: " ".join(filter(None, arguments[:number]))
 
 
-def _constant(text: str) -> Callable[[list[str]], str]:
+def _constant(text: str) -> Value:
     return lambda arguments: text
 
 
-def _prefix(text: str) -> Callable[[list[str]], str]:
-    return lambda arguments: text + arguments[0] if arguments and arguments[0] else ""
+def _between(opening: str, closing: str) -> Value:
+    def value(arguments: Arguments) -> str:
+        text = _first(arguments)
+        return f"{opening}{text}{closing}" if text else ""
+
+    return value
+
+
+def _prefix(text: str) -> Value:
+    return _between(text, "")
+
+
+def _quoted(arguments: Arguments) -> str:
+    """The text that has a name, else the first argument, else the longest that ends as a sentence does.
+
+    ["left", "To be."]  ->  "To be."        author="B"  ->  ""        szó="To be.", költő="B"  ->  "To be."
+    """
+    text = arguments.text(QUOTATION_NAMES) or next((one for one in arguments if one and one not in _SIDES), "")
+    sentences = (value for value in arguments.named.values() if _END_OF_A_SENTENCE.search(value[-9:]))
+    return text or max(sentences, key=len, default="")
+
+
+def _block(arguments: Arguments) -> str:
+    text = _quoted(arguments)
+    return f"\n{text}\n" if text else ""
+
+
+def _link(arguments: Arguments) -> str:
+    """["A", "de", "B"]  ->  "A"        ["de", "A"]  ->  "A"        ["A", "de", "B"], lt="C"  ->  "C" """
+    return arguments.text() or next((one for one in arguments if one and one not in LANGUAGES), "")
+
+
+def _in_scripts(arguments: Arguments) -> str:
+    """["Wort"]  ->  "Wort"        s="汉语", t="漢語", p="hànyǔ", links="no"  ->  "汉语, 漢語, hànyǔ" """
+    scripts = (value for name, value in arguments.named.items() if value and name in _SCRIPTS)
+    return _first(arguments) or ", ".join(dict.fromkeys(scripts))
+
+
+def _date(arguments: Arguments) -> str:
+    """["2010", "5", "12"]  ->  "12 May 2010"; with df="US"  ->  "May 12, 2010" """
+    year, month, day = [*arguments, "", "", ""][:3]
+    month, day = _MONTH_OF.get(month.lstrip("0"), month), day.lstrip("0")
+    if day and arguments.named.get("df", "").lower() in ("us", "mdy"):
+        return f"{month} {day}, {year}"
+    return " ".join(filter(None, (day, month, year)))
+
+
+def _as_of(arguments: Arguments) -> str:
+    """["2010", "5"], lc="y"  ->  "as of May 2010"        ["2010"], since="y"  ->  "Since 2010" (Template:As of)"""
+    named, date = arguments.named, _date(arguments)
+    if named.get("alt") or not date:
+        return named.get("alt", "")
+    words = "" if named.get("bare") else "Since" if named.get("since") else "As of"
+    words = words.lower() if named.get("lc") else words
+    return " ".join(filter(None, (words, named.get("pre"), date))) + named.get("post", "")
+
+
+def _formula(arguments: Arguments) -> str:
+    """["SO", "4", "2-"]  ->  "SO4^2-" """
+    return "".join(RAISED + one if one.endswith(("+", "-", "−")) else one for one in arguments)
 
 
 def _power(arguments: list[str]) -> str:
@@ -157,7 +206,7 @@ def _convert(arguments: list[str]) -> str:
 
 
 def _choose(condition: bool, arguments: list[str]) -> str:
-    return arguments[0] if condition else _second(arguments)
+    return arguments[0] if condition else "".join(arguments[1:2])
 
 
 def _switch(subject: str, cases: list[str]) -> str:
@@ -190,21 +239,33 @@ _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
 }
 
 # Names of the same value, comma-separated: first those of the English Wikipedia, then other languages'.
-_NAMES: dict[str, Callable[[list[str]], str]] = {
+_NAMES: dict[str, Value] = {
     "convert, cvt": _convert,
-    "nowrap, nobr, nobold, noitalic, small, smaller, big, larger, center, sup, sub, em, strong, sic, linktext": _first,
-    "abbr, tooltip, ill, interlanguage link, flag, flagcountry, flagu, vanchor, visible anchor, script, mvar": _first,
+    "nowrap, nobr, nobold, noitalic, small, smaller, big, larger, center, em, strong, sic, linktext": _first,
+    "abbr, tooltip, vanchor, visible anchor, script, mvar": _first,
+    "flag, flagcountry, flagu": lambda arguments: arguments.named.get("name") or _first(arguments),
+    "ill, ill2, interlanguage link, interlanguage link multi": _link,
+    "sup, superscript, smallsup, exposant, hoch": lambda arguments: raised(_first(arguments)),
+    "sub, subscript": _prefix(LOWERED),
+    "su": lambda arguments: f"{LOWERED}{arguments.named.get('b', '')}{RAISED}{arguments.named.get('p', '')}",
     "math, var, samp, code, mono, key, kbd, smallcaps, sc, angbr, val": _first,
     "nihongo": lambda arguments: next(filter(None, [*arguments[:1], *arguments[2:3], *arguments[1:2]]), ""),
     "exp": _power,
     "polytonic, unicode, arabdin, ar, hayeren": _first,
-    "lang, langx, transl, transliteration, audio, color, colour, colore, font color, resize": _second,
-    "ipa": _last,
-    "quote, blockquote, cquote, bquote, quotation, rquote, poemquote": _block,
+    "lang, langx, audio, color, colour, colore, font color, resize, sort": _second,
+    "ipa, transl, transliteration": _last,
+    "zh, korean": _in_scripts,
+    "quote, blockquote, block quote, cquote, bquote, quotation, rquote, poemquote, poem quote": _block,
+    "quote box, quotebox, quote frame, pull quote, centered pull quote": _block,
+    "citation needed span, cns, clarify span, dubious span, failed verification span": _first,  # around a passage
     "frac, sfrac, fraction": _fraction,
-    "ship": lambda arguments: " ".join(filter(None, arguments[:2])),
+    "ship, sortname": _words(2),
     "circa, c.": _prefix("c. "),
-    "as of": _prefix("As of "),
+    "as of": _as_of,
+    "start date, end date, birth date, death date, birth date and age, start date and age, dts": _date,
+    "height": lambda arguments: " ".join(
+        f"{arguments.named[unit]} {unit}" for unit in ("m", "cm", "ft", "in") if arguments.named.get(unit)
+    ),
     "us$, usd": _prefix("US$"),
     "gbp, £": _prefix("£"),
     "eur, euro, €": _prefix("€"),
@@ -224,23 +285,39 @@ _NAMES: dict[str, Callable[[list[str]], str]] = {
     "=": _constant("="),
     "!": _constant("|"),
     "×, times": _constant("×"),
-    "chem, chem2": "".join,
+    "chem, chem2": _formula,
     "ruby, ruby-ja, furigana": _first,
     # French, German, Spanish, Italian, Portuguese, Dutch, Polish, Swedish, Catalan
     "langue, lang1, lengua, lingua, język, språk, taal": _second,
     "citation bloc, bloc citation, zitat, cita, citazione, citação, citaat, cytat, citat, citació, sitat": _block,
-    "souligner, petites capitales, nombre, formatnombre": _first,
-    "unité, unidad, unità": lambda arguments: " ".join(filter(None, arguments[:2])),
-    "date, date-": lambda arguments: " ".join(filter(None, arguments[:3])),
+    "citát, sitaatti, lainaus, idézet, alıntı": _block,
+    "citation, citation étrangère": _between("« ", " »"),
+    '"': lambda arguments: f'"{_quoted(arguments)}"',
+    "souligner, petites capitales, formatnombre": _first,
+    "lien": lambda arguments: _link(arguments) or arguments.named.get("fr") or arguments.named.get("trad", ""),
+    "unité, unidad, unità, nombre": _words(2),
+    "date, date-": _words(3),
     # Russian, Ukrainian, Bulgarian
     "нп, нп1, нп2, нп3, нп4, нп5, не переведено, не переведено 3, не переведено 5": lambda arguments: (
         _second(arguments) or _first(arguments)
     ),
-    "нобр, число, цитата, начало цитаты": _first,
-    # Chinese, Japanese, Korean
-    "link-en, link-ja, le, 仮リンク, 読み仮名, 임시링크": _first,
+    "нобр, число, начало цитаты": _first,
+    "цитата, цитат, цытата": _block,
+    # Greek, Arabic, Persian, Hebrew, Chinese, Japanese, Korean
+    "παράθεση, اقتباس, نقل قول, ציטוט, 引用, 引用文, 引文, 引言, 인용, 인용문": _block,
+    "仮リンク, 読み仮名, 임시링크": _first,
+    "le": lambda arguments: _third(arguments) or _first(arguments),
+    "tsl": lambda arguments: _fourth(arguments) or _third(arguments),
 }
 _VALUES = {name: value for names, value in _NAMES.items() for name in names.split(", ")}
+# By the beginnings of names, such as lang-de, Zitat-en and link-ja.
+_VALUE_OF_FAMILY: dict[str, Value] = {
+    "lang-": _in_scripts,
+    "zitat-": _block,
+    '"-': _VALUES['"'],
+    "link-": _VALUES["le"],
+}
+_FAMILIES = tuple(_VALUE_OF_FAMILY)
 
 
 _SYMBOLS = {
