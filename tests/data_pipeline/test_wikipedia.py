@@ -424,6 +424,31 @@ at {{coord|40 N}} and {{x|A.jpg}} or {{x|a_1}} so {{x|http://a}} or {{x|QB1}} bu
     → at and or so or but, a
 {{x|a}}== A == {{x|b}}\nb\n{{x|a}} {{x|b}}* c {{x|d}}{{x|e}}\n== D =={{x|e}} → A\nb\nc
 {{Box\n|a}} and {{x|b\nc}} d → and d
+# the text of a template may have a name; so may that of a quotation, in any language
+The {{lang|code=la|text=vici}} {{langue|fr|texte=mot}} {{ill|A|de|B|lt=label}} {{ill|de|C}} {{lang|fr|2=b}} is
+    → The vici mot label C b is
+{{lien|langue=en|trad=A|fr=B}} {{tsl|en|A|甲}} {{link-en|甲|A}} {{transl|ar|DIN|qalam}} is {{x|de|text=y}} z
+    → B 甲 甲 qalam is y z
+A ({{zh|s=汉|t=漢|p=hàn|links=no}}), {{lang-zh|c=塔}} → A (汉, 漢, hàn), 塔
+{{as of|2010|lc=y}}, {{As of|2010|5|12}}; {{as of|2010|5|12|df=US|lc=y|post=,}} {{as of|2010|since=y}}
+    → as of 2010, As of 12 May 2010; as of May 12, 2010, Since 2010
+{{sortname|John|Smith}} ({{height|ft=6|in=1}}) {{flag|GBR|name=Britain}} {{start date|2010|05|12}} {{as of|2010|alt=a}}
+    → John Smith (6 ft 1 in) Britain 12 May 2010 a
+A {{citation needed span|text=passage|date=May}} and {{vanchor|a|text=b}} by {{nihongo|1=Tower|2=塔}}.
+    → A passage and b by Tower.
+{{quote|text=A|author=B}}{{cquote|quote=C}}{{rquote|left|D|B}}{{quote box\n|quote=E\n|author=B\n}}{{Quote|\ntext=F}}
+    → A\n\nC\n\nD\n\nE\n\nF
+{{Zitat|Text=A|Autor=B}}{{Zitat-en|Text=C}} {{"|Text=D}} {{"-fr|E}} {{Citation bloc|texte=F}} → A\n\nC\n"D" "E"\nF
+{{Cita|texto=A|autor=B}}{{Citazione|testo=C}}{{Citaat|tekst=D}}{{Cytat|treść=E}}{{Citação|texto=F}}
+    → A\n\nC\n\nD\n\nE\n\nF
+{{Цитата|текст=А|автор=Б}}{{Citat|text=C}}{{Lainaus|teksti=D}}{{Alıntı|metin=E}}{{引文|内容=甲}}
+    → А\n\nC\n\nD\n\nE\n\n甲
+{{Idézet|szó=Ez az.|szerző=B}}{{Caja de cita|cita=A}}{{Citát 2|obsah=B}} → Ez az.\n\nA\n\nB
+{{인용문 상자|내용=가}} → 가
+Il dit {{citation|oui|auteur=B}} et {{citation étrangère|langue=en|yes}}. → Il dit « oui » et « yes ».
+Ce {{citation nécessaire|fait|date=mai}} et {{citation needed|reason=B}} ici. → Ce fait et ici.
+A {{Publicitat|text=B}} {{cite quote|quote=C}} {{Internetquelle|zitat=C}} {{cita web|cita=C}} {{quote request|for=C}} c
+    → A B c
 # the page's own name
 '''{{PAGENAME}}''' is {{NOMEPAGINA}}, {{lc:{{PAGENAME}}}} → Ulm is Ulm, ulm
 # tables and tags
@@ -432,6 +457,14 @@ A\n:{|\n! a\n|}\nB → A\n\nB
 A<table border=1><tr><td>x<table><tr><td>y</table></table>B → A\nB
 A<br/>B<BR>C → A\nB\nC
 H<sub>2</sub>O, 10<sup>6</sup>, 1<sup>st</sup> → H2O, 10^6, 1st
+x<sub>1</sub><sup>2</sup>, ''m''<sup>2</sup>, &pi;<sup>2</sup>, 10<SUP class=x> 7</SUP>, 10<small><sup>6</sup></small>
+    → x1^2, m^2, π^2, 10^7, 10^6
+10{{sup|&minus;6}}, {{mvar|x}}{{sub|1}}{{sup|2}}, SO{{su|b=4|p=2-}}, {{chem|SO|4|2-}}, 10<sup>{{nowrap|6}}</sup>
+    → 10^−6, x1^2, SO4^2-, SO4^2-, 10^6
+2<sup>''a''</sup>, 2<sup>n</sup>, 2<sup>n+1</sup>, 2<sup>a</sup>, 10<sup>−n</sup>, 101<sub>2</sub>
+    → 2^a, 2^n, 2^n+1, 2a, 10^−n, 101_2
+[[m]]<sup>2</sup>, Na<sup>+</sup>, 1{{sup|st}} → m^2, Na+, 1st
+<sup>14</sup>C ''T''<sub>''p''</sub>''M'' and [[A|<sup>2</sup>H]]\n*<sup>*</sup> a → 14C TpM and 2H\na
 A<ref>B</ref><ref name="x" /><ref name=y>[[C]] {{d}}</ref>. → A.
 A<math>\begin{x}</math><gallery>\nFile:a.jpg|b\n</gallery><timeline>x</timeline><!-- c\n\n-->B → AB
 if a < b and <b>c</b> > d, <foo> → if a < b and c > d, <foo>
@@ -449,6 +482,10 @@ A<math>\begin{matrix} a & b \end{matrix}</math>B <math>\hat{x}</math> → AB
 -{zh-hans:计算机;zh-hant:電腦}-是-{A|zh-cn:软件; zh-tw:軟體}- → 计算机是软件
 -{名}- -{R|abc}- -{H|zh-cn:a;zh-tw:b}--{T|zh:a}- -{zh-tw:[[甲]]}- → 名 abc 甲
 -{a=>zh-cn:b;c=>zh-tw:d}- --{{x}}-- -{ → b ---- -{
+-{zh-hans:{{lang|en|soft}}件;zh-hant:{{lang|en|soft}}體}- -{zh-hans:a-{b}-c;zh-hant:d}- → soft件 abc
+-{zh-cn:A&amp;B;zh-tw:C}- -{A|zh-cn:{{x|y}};zh-tw:z}-{{lang|zh|-{zh-cn:a;zh-tw:b}-}} -{zh:{{lang|en|x}}}-
+    → A&B ya x
+{a}-{b}- and -{ a\n\nb }- c -{zh:[[甲]] → {a}-{b}- and a\n\nb c -{zh:甲
 # templates of other languages
 {{langue|fr|mot}} {{unité|5|km}} {{нп5|А|Б|en|C}} {{仮リンク|日本|en|Japan}} {{Cytat|słowo}} → mot 5 km Б 日本\nsłowo
 # text
@@ -458,6 +495,7 @@ __NOTOC__\nA __FORCETOC__B → A B
 '''''A''''' ''b'' '''c''' → A b c
 L'''Iliade'' d'Homère et '''autres''' → L'Iliade d'Homère et autres
 1&nbsp;km &ndash; &eacute;&#233;&#xE9; AT&T &amp;lt; &copy → 1 km – ééé AT&T &lt; &copy
+&notanentity; &ampfoo; &AMP; &rarr;&CounterClockwiseContourIntegral; a&רלמ;b → &notanentity; &ampfoo; & →∳ ab
 * a\n** b\n# c\n: d\n; e : f → a\nb\nc\nd\ne : f
 # sections
 A\n== B ==\n\n=== C ===\n\n== D ==\nd\n== References ==\n{{Reflist}}\n==See also==\n==External links== → A\n\nD\nd
@@ -499,6 +537,68 @@ def test_templates_that_leave_a_hole_are_counted():
     assert holes == {"usc": 2, "oeis": 1, "#expr": 1, "lang": 1, "currentyear": 1, "nowrap": 1}
 
 
+@each(
+    "wikitext, text",
+    [
+        ("He said: {{x|by=B}} and left.", "He said: and left."),
+        ("He said:{{x|by=B}} and left.", "He said: and left."),
+        ("He said: {{x\n|words=To be\n|by=B\n}} and left.", "He said: and left."),
+        ("He said: {{x|by=" + "B" * 2000 + "}} and left.", "He said: and left."),
+        ("He said: {{x|by=B}}", "He said:"),
+        ("* He said:{{x|by=B}}\nand left.", "He said:\nand left."),
+        ("他说：{{x|by=B}}和", "他说：和"),
+        ("He said {{x|by=B}}… then", "He said … then"),
+    ],
+)
+def test_a_hole_is_counted_where_a_clause_ends(wikitext, text):
+    holes = Counter()
+    assert plain_text(wikitext, holes=holes) == text
+    assert holes == {"x": 1}
+
+
+def test_boxes_and_notes_at_the_end_of_a_clause_leave_no_hole():
+    holes = Counter()
+    wikitext = (
+        "A:{{ref|1}}\nB may be: {{wiktionary|b}}\n== C: ==\n{{Box\n|a=b}}\nd:\n"
+        "{{cite web\n|url=a}} and {{cite web\n|url=a}} e"
+    )
+    assert plain_text(wikitext, holes=holes) == "A:\nB may be:\nC:\n\nd:\nand e"
+    assert holes == {}
+
+
+def test_pages_of_quotations_superscripts_and_variants():
+    """Quotations and words in templates with named arguments; superscripts; variants with markup inside."""
+    assert plain_text(QUOTATIONS) == (
+        "The first sentence.\n\nKnowledge is power.\n\nHe said:\nTo be, or not.\n\nThird quotation.\n\n"
+        "The Latin vici ends it."
+    )
+    assert plain_text(POWERS) == (
+        "About 10^6 cells and 10^7 cells.\nThe square x1^2 and m^2 and 10^6.\nPlain 10^6 works."
+    )
+    assert plain_text(VARIANTS) == (
+        "The game (Electronic games) is a 计算机 program.\nsoft件 has a template, and abc nests."
+    )
+
+
+QUOTATIONS = """The first sentence.
+{{Quote
+|text=Knowledge is power.
+|author=A. Writer
+|source=Essays
+}}
+He said: {{blockquote|text=To be, or not.|author=B}}
+{{cquote|quote=Third quotation.}}
+The Latin {{lang|code=la|text=vici}} ends it.
+"""
+POWERS = """About 10{{sup|6}} cells and 10<sup class="x">7</sup> cells.
+The square x<sub>1</sub><sup>2</sup> and ''m''<sup>2</sup> and 10<small><sup>6</sup></small>.
+Plain 10<sup>6</sup> works.
+"""
+VARIANTS = """The game (-{Electronic games}-) is a -{zh-hans:计算机;zh-hant:電腦}- program.
+-{zh-hans:{{lang|en|soft}}件;zh-hant:{{lang|en|soft}}體}- has a template, and -{zh-hans:a-{b}-c;zh-hant:d}- nests.
+"""
+
+
 def test_files_are_in_the_namespaces_of_their_wiki():
     wikitext = "A [[Lakaw\u200e : B|thumb|caption]] [[:Lakaw:C]] and [[Lakaw]]"
     assert plain_text(wikitext, hidden_namespaces=frozenset({"lakaw"})) == "A Lakaw:C and Lakaw"
@@ -524,7 +624,8 @@ def test_paragraphs_agree_with_a_full_parser():
 _MARKS = """
 [[ ]] {{ }} {| |} { } ] ( ) | = == * : ; ''' '' <ref> </ref> <ref/> <!-- --> <nowiki> </nowiki> <table> </table> <br>
 <sup>1 {{x| {{!}} {{nowrap| {{x|a{{!}}b}} [http://a &# &#1; &#xD800; &amp; File: de: convert| 1| to| lang| __A__ -{ }- a
-é -{A|zh-cn: <math> </math> \\frac{ {{#if: {{#switch:a|
+é -{A|zh-cn: ;zh-tw: <sup>''n'' <sub>1 2 {{sup|n {{su|p=1|b= {{quote|text= {{as of|2010| alt=
+{{x|label= : &notin; <math> </math> \\frac{ {{#if: {{#switch:a|
 """
 _FRAGMENTS = [*_MARKS.split(), "\n", " ", "\x00"]
 
@@ -535,13 +636,14 @@ def test_any_markup_gives_tidy_text(wikitext):
     text = plain_text(wikitext)
     assert text == text.strip("\n")
     assert "\n\n\n" not in text
-    assert not re.search("[\x01\x02]", text)
+    assert not re.search("[\x01-\x06]", text)
     text.encode()
 
 
 _UNCLOSED = """
 {{ [[ }} ]] [[a| {{a| {{lang|fr| {{convert|1| [[File:a|[[b]] {{a|b}} <!-- <ref> <nowiki> <table> ( &#1 __A_ = * -{ -{a
--{A|zh: <math> <math>{ {{#if: {{#switch:a|b &a '''
+-{A|zh: -{zh:{{a| -{;;a= ;;zh: <sup> <sup>n-1 ''<sub>'' {{quote|a=. {{quote|......=
+a:{{b}} <math> <math>{ {{#if: {{#switch:a|b &a '''
 """
 _LONG = ["{{" + "1" * 900 + "|1}}", "c {{a|" + "1" * 900 + "|b}} ", "c {{a|" + "1|" * 400 + "N}} "]
 _SPACED = ["\n{|", "\n |}", "\n {", "c {{a|b}}", "<ref ", "[http://a ", "( ,", "\n=", "\t", "\n"]

@@ -2,7 +2,6 @@
 
 import functools
 import re
-from collections.abc import Iterable
 
 
 def _names(block: str) -> frozenset[str]:
@@ -28,8 +27,8 @@ QUOTATION_NAMES = TEXT_NAMES | _names(
     """
 )
 _QUOTES = re.compile(
-    "quot|zitat|cita[atçzc]|citát|cytat|sitaa?t|lainaus|idézet|alıntı|aipamen|navedek|kutipan|trích dẫn|"
-    "цитат|цытат|παράθεση|اقتباس|نقل قول|ציטוט|引用|引文|引言|인용"
+    r"quot|\b(?:zitat|cita(?:[atçzc]|$)|citát|cytat|sitaa?t|lainaus|idézet|alıntı|aipamen|navedek|kutipan|trích dẫn)|"
+    r"\b(?:цитат|цытат|παράθεση|اقتباس|نقل قول|ציטוט)|引用|引文|引言|인용"
 )
 _NAME = re.compile(r"[\w\s.-]*")
 _NUMBERS = "123456789"
@@ -41,8 +40,8 @@ class Arguments(list[str]):
     `named` has the others, by their names in lower case.
     """
 
-    def __init__(self, positional: Iterable[str] = ()) -> None:
-        super().__init__(positional)
+    def __init__(self) -> None:
+        super().__init__()
         self.named: dict[str, str] = {}
 
     def text(self, names: frozenset[str] = TEXT_NAMES) -> str:
@@ -77,7 +76,7 @@ def normalised(name: str) -> str:
 @functools.lru_cache(maxsize=1 << 12)
 def is_quotation(name: str) -> bool:
     """Whether the normalised name of a template says, in one of many languages, that it quotes."""
-    return _QUOTES.search(name) is not None
+    return _QUOTES.search(name) is not None and not name.startswith(("cite", "cita "))
 
 
 def named_quotation(source: str) -> str:

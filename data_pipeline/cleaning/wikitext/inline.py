@@ -56,17 +56,8 @@ _NO_TEXT = frozenset(name.strip() for names in _NO_TEXT_NAMES.values() for name 
 _NO_TEXT_BEGINNINGS = (
     *("cite", "citation needed", "cita ", "coor", "koord", "harv", "sfn", "efn", "ref-", "ref ", "note-"),
     *("flagicon", "icon", "ipac-"),
-    *(
-        "wiktionary",
-        "wikisource",
-        "wikiquote",
-        "wikibooks",
-        "wikinews",
-        "wikiversity",
-        "wikivoyage",
-        "commons",
-        "sister",
-    ),
+    *("wiktionary", "wikisource", "wikiquote", "wikibooks", "wikinews", "wikiversity", "wikivoyage"),
+    *("commons", "sister"),
 )
 _IDENTIFIER = re.compile(r"\S*_\S*|[A-Za-z]+-?\d\S*|\S*://.*|\S+\.\S+/.*")
 _LETTERS = re.compile(r"[A-Z]{2,4}")  # the code of a country, an airport
@@ -81,7 +72,7 @@ _AMID = re.compile(
     r"|[^\W\d_]['’/–-]$"  # l'{{…}}, base-{{…}}
     r"|[^\W_][:：]$"
 )
-_BEFORE_A_CLAUSE = re.compile(r"[^\W_] ?[:：] *$")  # a colon promises more even at the end of a line
+_BEFORE_A_CLAUSE = re.compile(r"[^\W_] ?[:：]'* *$")  # a colon promises more even at the end of a line
 _GOES_ON = re.compile(rf"[.,;:!?)\]”»\"'’…。，、；：！？）」』{MARKS}]|-?[^\W_]|{_OPEN}| +\S")
 _SENTENCE_GOES_ON = re.compile(r",? +[\"“„«(]*([^\W\d_])")
 
@@ -96,16 +87,19 @@ class Placeholders:
         self._holes = holes
         self._names: list[str] = []
 
-    def replace(self, name: str, written: str, source: str) -> str | None:
+    def replace(self, name: str, written: str, source: str, begins_line: bool) -> str | None:
         """The placeholder of an unknown template; "" if it has no words, None if it is no part of a sentence.
 
-        `name` is `written` in lower case; `source` is the inside of the template.
+        `name` is `written` in lower case; `source` is the inside of the template. If that is long or has several lines,
+        it is a box where it `begins_line`, elsewhere a hole.
         """
-        if name in _NO_TEXT:
+        rest = source.partition("|")[2]
+        if name in _NO_TEXT or (name.startswith(_NO_TEXT_BEGINNINGS) and not coordinates(rest)):
             return None
-        if len(source) > _LONGEST or "\n" in written:
-            return None if name.startswith(_NO_TEXT_BEGINNINGS) else ""
-        text = "" if ":" in name else _text(name, written, source)
+        box = len(source) > _LONGEST or "\n" in written
+        text = None if box else "" if ":" in name else _text(written, source)
+        if text is None and not begins_line:
+            text = ""
         return self.around(name, text) if text else text
 
     def around(self, name: str, text: str = "") -> str:
@@ -134,8 +128,8 @@ class Placeholders:
         return _without_placeholders("".join([*pieces, line[position:]]))
 
 
-def _text(name: str, written: str, source: str) -> str | None:
-    """The words that an unknown template stands for: "" if none of its arguments reads as prose, None for a note.
+def _text(written: str, source: str) -> str | None:
+    """The words that an unknown template stands for: "" if none of its arguments reads as prose, None for a box.
 
     "chiarire|la prima|quale?"  ->  "la prima"        "M|10|k|m"  ->  "10 km"        "NazNB|CA|ITA"  ->  "ITA"
     "TeX"  ->  "TeX"                                  "link|de|text=Ziel"  ->  "Ziel"     "OEIS|id=A1"  ->  ""
@@ -143,12 +137,10 @@ def _text(name: str, written: str, source: str) -> str | None:
     rest = source.partition("|")[2]
     if text := coordinates(rest):
         return text
-    if name.startswith(_NO_TEXT_BEGINNINGS):
-        return None
     arguments = arguments_of(_without_placeholders(rest) if _OPEN in rest or _CLOSE in rest else rest)
     named = arguments.text()
     if "\n" in rest and any("\n" in argument for argument in (named, *arguments)):
-        return ""
+        return None
     if _is_prose(named):
         return with_unit(named, source)
     if not any(arguments):

@@ -23,7 +23,7 @@ from data_pipeline.cleaning.wikitext.namespaces import (
     YEAR_NAMES,
     normalised_namespace,
 )
-from data_pipeline.cleaning.wikitext.superscripts import EXPONENT, LOWERED, RAISED, mark_tags, without_marks
+from data_pipeline.cleaning.wikitext.superscripts import MARKS, mark_tags, without_marks
 from data_pipeline.cleaning.wikitext.templates import has_text, math_text, template_text
 
 
@@ -223,7 +223,8 @@ class _Nesting:
         elif name in YEAR_NAMES:
             text = self._year
         else:
-            text = self._placeholders.replace(name, written, "".join(inside))
+            begins_line = self.out[-1].rstrip(" ").endswith("\n")
+            text = self._placeholders.replace(name, written, "".join(inside), begins_line)
         if text:
             self.out.append(text)
         elif text is not None and not self._outer:
@@ -314,6 +315,7 @@ _EMPTY_BRACKETS = re.compile(r"\([ ,;:/–—-]*\)|\[[ ,;]*\]")
 _AFTER_BRACKET = re.compile(r"\([ ,;]+")
 _BEFORE_BRACKET = re.compile(r"[ ,;]{1,8}\)")
 _BEFORE_STOP = re.compile(r" (?=[,.](?: |$))")
+_LIST = "*#:; " + MARKS
 _BODY = 9  # below every heading
 
 
@@ -347,7 +349,7 @@ def _line_text(line: str, placeholders: Placeholders) -> tuple[int, str]:
         return level, ""
     first = line[0]
     if first in "*#:;":
-        line = without_edges(line.lstrip("*#:; ")).lstrip("*#:; ")
+        line = without_edges(line.lstrip(_LIST)).lstrip(_LIST)
     elif first == "=":
         level, line = _heading(line)
     elif first == "|" or (first == "!" and "|" in line):  # a cell of a table whose beginning is missing
@@ -360,9 +362,7 @@ def _line_text(line: str, placeholders: Placeholders) -> tuple[int, str]:
         line = _ENTITY.sub(_character, line).replace("\n", " ")
     if not line.isascii():
         line = _INVISIBLE.sub("", _SPACE.sub(" ", line))
-    line = placeholders.fill_in(line)
-    if RAISED in line or EXPONENT in line or LOWERED in line:
-        line = without_marks(line)
+    line = without_marks(placeholders.fill_in(line))
     if "  " in line:
         line = _SPACES.sub(" ", line)
     if "(" in line or "[" in line:

@@ -6,6 +6,7 @@ then a character that no page contains marks where one begins, from a tag or fro
 
 import re
 
+# EXPONENT is RAISED before a variable, which always makes a power.
 RAISED, EXPONENT, LOWERED = "\x04", "\x05", "\x06"
 MARKS = RAISED + EXPONENT + LOWERED
 
@@ -44,4 +45,6 @@ def without_marks(line: str) -> str:
 
     "10\x046"  ->  "10^6"        "1\x04st"  ->  "1st"        "x\x061"  ->  "x1"        "101\x062"  ->  "101_2"
     """
-    return _MARK.sub("", _POWER.sub("^", _INDEX.sub("_", line)))
+    if RAISED in line or EXPONENT in line or LOWERED in line:
+        return _MARK.sub("", _POWER.sub("^", _INDEX.sub("_", line)))
+    return line
