@@ -560,9 +560,9 @@ def test_boxes_and_notes_at_the_end_of_a_clause_leave_no_hole():
     holes = Counter()
     wikitext = (
         "A:{{ref|1}}\nB may be: {{wiktionary|b}}\n== C: ==\n{{Box\n|a=b}}\nd:\n"
-        "{{cite web\n|url=a}} and {{cite web\n|url=a}} e"
+        "{{cite web\n|url=a}} and {{cite web\n|url=a}} e {{citation|last=A|title=B}} f"
     )
-    assert plain_text(wikitext, holes=holes) == "A:\nB may be:\nC:\n\nd:\nand e"
+    assert plain_text(wikitext, holes=holes) == "A:\nB may be:\nC:\n\nd:\nand e f"
     assert holes == {}
 
 

@@ -215,7 +215,8 @@ class _Nesting:
         name = normalised(written)
         text: str | None = None  # of a box, or a parser function that yields nothing
         if has_text(name):
-            text = template_text("".join(inside)) or (None if ":" in name else "")
+            # {{citation}} with names only is an English reference, with a text a French quotation
+            text = template_text("".join(inside)) or (None if ":" in name or name == "citation" else "")
         elif is_quotation(name) and (quotation := named_quotation("".join(inside))):
             text = quotation
         elif name in PAGE_NAMES:
