@@ -27,6 +27,7 @@ from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS, look_of
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
 from data_pipeline.text.document import Document, Tally, is_chosen, most_common, normalize_url
+from data_pipeline.text.languages import shortest_tag
 
 _HOLES_IN_RESULT = 100  # a report shows 20
 _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
@@ -250,7 +251,7 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
     return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
 
 
-STAGE = Stage("documents", 12, write_documents, "lower characters_per_part", without)
+STAGE = Stage("documents", 13, write_documents, "lower characters_per_part", without)
 
 
 def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:
@@ -360,7 +361,7 @@ def clean_record(
     record: Record, text: str, split: str, clean: Cleaner, spec: DocumentsSpec, file: InputSpec, tally: Tally
 ) -> Document | None:
     """The document made from a record, whose text is `text`; None if a rule drops it, which is counted."""
-    kept = clean(text, record.url, spec.language or record.language, tally)
+    kept = clean(text, record.url, shortest_tag(spec.language or record.language), tally)
     if kept is None:
         return None
     return Document(

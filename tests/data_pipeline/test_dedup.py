@@ -4,6 +4,7 @@ MinHash, which finds near-duplicates as often as the formula 1 − (1 − s^rows
 import hashlib
 import itertools
 import math
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,20 @@ from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.tools import trace
 from data_pipeline.tools.finished_build import open_build
-from tests.data_pipeline.builds import OFF, built, checksums, cleaned, documents_of, page, published, texts_of, trained
+from tests.conftest import run as run_command
+from tests.conftest import write_corpus_file
+from tests.data_pipeline.builds import (
+    OFF,
+    built,
+    checksums,
+    cleaned,
+    documents_of,
+    page,
+    published,
+    texts_of,
+    trained,
+    write_pages,
+)
 from tests.slow import slow
 from tests.tables import each
 
@@ -154,6 +168,79 @@ def test_the_newest_page_of_a_url_stays_also_if_cleaning_drops_it(deduplicated):
         ends = [row["text"].removeprefix(text).strip() for row in found.rows]
         assert ends == ["New.", "Case counts.", "Beats a page that is too long.", "No address.", "No address."]
         assert found.dropped["duplicate_url"] == 3
+
+
+PACKAGE = """
+from data_pipeline.cleaning.rule import Rule
+from data_pipeline.dedup.keys import hash64
+from data_pipeline.dedup.step import Step
+
+
+class UpToBar(Rule):
+    def clean(self, text, url, tally):
+        return text.partition("|")[0]
+
+
+class Sites(Step):
+    columns, order = ("id", "url"), 0
+
+    def keys(self, document):
+        yield 0, (hash64(document.url.split("/")[2]),)
+
+
+class Hollow(Sites):
+    columns = ("id", "source")
+
+    def keys(self, document):
+        if document.id[-1] in "45":
+            yield 0, (hash64(document.source),)
+
+    def without(self, document, duplicates, tally, min_sentences):
+        return " " if duplicates else document.text
+"""
+OFFERS = """
+[encdec_pretrain.rules]
+up_to_bar = own:UpToBar
+[encdec_pretrain.dedup_steps]
+sites = own:Sites
+hollow = own:Hollow
+"""
+
+
+def test_what_rules_and_steps_of_a_package_leave_empty_is_counted_and_a_step_without_text_loses_none(
+    tmp_path, monkeypatch
+):
+    """The first page has nothing before the bar. Of the others a line is dropped, then the second of a.org, and then
+    "hollow" empties the second of two documents."""
+    (tmp_path / "own.py").write_text(PACKAGE)
+    installed = tmp_path / "own-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(OFFERS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    sites = ("a.org/0", "a.org/1", "a.org/2", "b.org/3", "c.org/4", "d.org/5")
+    texts = {f"http://{site}": f"The text of {site}.\nOn each page." for site in sites}
+    write_pages(
+        tmp_path / "0.json.gz", (page(f"{'|' if '/0' in url else ''}{text}", url) for url, text in texts.items())
+    )
+    dedup = {**OFF, "lines": True, "custom": [{"step": "sites"}, {"step": "hollow"}]}
+    cleaning = {"profile": "none", "rules": [{"rule": "up_to_bar"}]}
+    config = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup, cleaning=cleaning)
+    done = run_command("data-pipeline", "documents", config)
+    assert done.returncode == 0, done.stderr
+    found = Result(tmp_path / "corpus")
+    assert found.dropped == {"empty": 1, "duplicate_line": 4, "duplicate_sites": 1, "empty_after_dedup": 1}
+    keeper = min(sites[1:], key=lambda site: md5(f"http://{site}"))  # of the line
+    kept = [f"The text of {site}." + ("\nOn each page." if site == keeper else "") for site in sites[1:5]]
+    assert found.texts == [kept[0], *kept[2:]]
+
+
+def test_a_line_too_long_beside_an_empty_one_leaves_no_text(tmp_path):
+    """The page is dropped: with no rule for sentences, the empty line would be all that is left."""
+    corpus = cleaned(
+        tmp_path, [[page("abcdefgh\n\n"), page("abc\n\n")]], cleaning={"profile": "none", "max_word_length": 5}
+    )
+    assert Result(corpus).texts == ["abc"]
 
 
 def test_equal_documents_leave_the_smallest_id(deduplicated):
