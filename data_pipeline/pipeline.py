@@ -14,7 +14,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.execution import ownership, workers
 from data_pipeline.execution.buckets import merge, merge_tokens
-from data_pipeline.execution.inputs import InputFile, list_files
+from data_pipeline.execution.inputs import WRITTEN, InputFile, list_files
 from data_pipeline.execution.parts import PartsResult, keep_only, parts_of
 from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
@@ -49,7 +49,7 @@ def build(
     try:
         with failing_in_one_line(Path(config.output), KEPT):
             corpus = _build(config, until, strict, repair, render)
-            remove_leftovers(corpus)  # of workers that were lost while they wrote
+            remove_leftovers(corpus, WRITTEN)  # of workers that were lost while they wrote
             return corpus
     finally:
         ownership.release(Path(config.output))
@@ -125,7 +125,7 @@ def _prepare(corpus: Path) -> None:
     except OSError as error:
         raise UserError(f"output: can't create {corpus}: {error.strerror}") from None
     ownership.claim(corpus)  # before removing anything that another build may be using
-    remove_leftovers(corpus)
+    remove_leftovers(corpus, WRITTEN)
 
 
 def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
