@@ -15,8 +15,8 @@ from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.execution import ownership, workers
 from data_pipeline.execution.buckets import merge, merge_tokens
 from data_pipeline.execution.inputs import WRITTEN, InputFile, list_files
-from data_pipeline.execution.parts import PartsResult, keep_only, parts_of
-from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, outputs_of, run
+from data_pipeline.execution.parts import PartsResult, parts_of
+from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, keep_only, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted, first_few, printable
@@ -88,10 +88,10 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     _report_unchecked(built.documents)
     parts = parts_of(built.documents)
     if config.steps:
-        keep_only(corpus, ".stages/documents", parts)
+        keep_only(corpus, ".stages/documents/part-*.parquet", outputs_of(built.documents))
         built.steps, built.deduplicated = dedup.deduplicate(config, corpus, parts)
         parts = parts_of(built.deduplicated)
-    keep_only(corpus, "documents", parts)
+    keep_only(corpus, "documents/part-*.parquet", outputs_of(built.left))
     _report_without_list(config, built.left)
     if until == "documents" or not documents.total(built.left, "train"):
         return built
@@ -115,7 +115,7 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     built.rows = run(shards.COUNT, to_count, corpus, config.ray)
     to_write = shards.plan(config, corpus, built.tokens, files, trained, built.rows)
     built.shards = run(shards.STAGE, to_write, corpus, config.ray)
-
+    keep_only(corpus, "shards/*/shard-*.tar", outputs_of(built.shards))
     return built
 
 
