@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 from rensa import RMinHash
 
 from data_pipeline.dedup.keys import decide, hash64
@@ -25,6 +25,7 @@ with imported_at_first_use():  # 180 ms and 27 MB, for near-duplicates alone
     from scipy.sparse import csgraph
 
 _SEED = 1
+_MOST_VALUES = 1 << 14  # of a signature, 146 times FineWeb's 112: each is computed for every element of a set
 _LEAST_PENDING = 4_000_000
 _WORD = re.compile("[a-z0-9]+")
 
@@ -39,6 +40,14 @@ class MinHashConfig(Section):
     find 40 %."""
     ngram: PositiveInt = 5
     """Successive words in an element of a document's set."""
+
+    @model_validator(mode="after")
+    def _signatures_are_short(self) -> "MinHashConfig":
+        if (values := self.bands * self.rows) > _MOST_VALUES:
+            raise ValueError(
+                f"bands × rows: {values:,} hash values of each document, expected at most {_MOST_VALUES:,}"
+            )
+        return self
 
 
 class NearDuplicates(Step):
