@@ -160,6 +160,17 @@ def test_a_missing_corpus_names_the_file_that_builds_it(tmp_path, monkeypatch, f
     assert how_to_build("corpora/c4-en") == "data-pipeline build configs:corpora/c4-published.yaml"
 
 
+@each("command", ["verify", "show", "stats", "publish"])
+def test_a_file_in_the_place_of_a_corpus_is_refused_in_a_line(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("output: corpora/mine\n")
+    Path("a.txt").write_text("x")
+    where = ["memory://x"] if command == "publish" else []
+    told = "error: {}: expected the directory of a corpus, found a file"
+    for name, hint in (("mine.yaml", "; it is the corpus file of corpora/mine"), ("a.txt", "")):
+        assert refused_here(2, "data-pipeline", command, name, *where) == told.format(name) + hint
+
+
 RUN = """
 run: {name: a, directory: runs/a, max_steps: 10}
 model: {family: t5, d_model: 8, d_kv: 4, num_heads: 2, d_ff: 16, num_encoder_layers: 1, num_decoder_layers: 1}
