@@ -112,7 +112,7 @@ class TokenizerConfig(Section):
     the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt, and for BART's ids
     fairseq's dict.txt; `wordpiece` has vocab.txt, and `tokenizer_json` has tokenizer.json, with tokenizer_config.json
     and config.json where there are."""
-    vocab_size: int = Field(32_000, ge=1, le=1 << 22)  # four times the largest published ones
+    vocab_size: int = Field(32_000, gt=0, le=1 << 22)  # four times the largest published ones
     """Tokens to train; special tokens and sentinels come on top."""
     special_tokens: list[str] = []
     """Tokens that never match text, such as `<mask>`, `<s>` or `[R]`. Their ids come between the tokens of text and the
@@ -204,7 +204,7 @@ class RayConfig(Section):
 
     address: str | None = None
     """A Ray cluster that runs already, such as `10.0.0.1:6379`. null: the command starts one, if the build is large."""
-    num_cpus: int | None = Field(None, ge=1, le=4096)  # Ray starts a process for each
+    num_cpus: int | None = Field(None, gt=0, le=4096)  # Ray starts a process for each
     """CPUs of the cluster that the command starts. null: all."""
     small_bytes: NonNegativeInt = 16 * 2**20
     """The most input, in bytes as stored, for which no cluster is started: units then run one after the other in the

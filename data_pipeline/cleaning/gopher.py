@@ -28,7 +28,7 @@ def _number(key: object) -> object:
 
 
 # of n-grams, ten times the published ones: a page's take words × n pointers. In JSON keys are text.
-Length = Annotated[int, Field(ge=1, le=100), BeforeValidator(_number)]
+Length = Annotated[int, Field(gt=0, le=100), BeforeValidator(_number)]
 
 
 class GopherConfig(Section):

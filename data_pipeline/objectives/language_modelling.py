@@ -14,7 +14,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 class NextToken(Objective):
     """The targets are the inputs shifted by one token."""
 
-    length: int = Field(1024, ge=1, le=LONGEST)
+    length: int = Field(1024, gt=0, le=LONGEST)
     """Tokens of the inputs and of the targets."""
 
     @property

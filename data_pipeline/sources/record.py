@@ -156,7 +156,7 @@ def _known(encoding: str) -> str:
 class RecordOptions(Section):
     """Options of every text format."""
 
-    max_record_bytes: int = Field(64 << 20, ge=1, le=1 << 33)  # a record is in memory as a whole
+    max_record_bytes: int = Field(64 << 20, gt=0, le=1 << 33)  # a record is in memory as a whole
     """Longer records, in bytes, are noted as damage and skipped."""
 
 
