@@ -41,7 +41,7 @@ class SourceConfig(Section):
     name: str = ""
     """Part of every document's id, different for each source. `""`: the format's name."""
     language: str = ""
-    """The language of documents that don't state theirs. `""`: unknown."""
+    """The language of the documents, as a BCP 47 tag, in place of the one that they state. `""`: theirs."""
     options: dict[str, Any] = {}
     """Options of the format."""
     split: Literal["train", "validation"] | None = None
