@@ -90,7 +90,8 @@ def verify_command(
         way_out = "to rebuild damaged files byte for byte: data-pipeline build CORPUS.yaml --repair"
         if corpus.remote:
             way_out = f"to send damaged files again: data-pipeline publish DIR {location}"
-        raise FailedError("\n".join([*problems, way_out]))
+        damaged = any(not problem.endswith(verify.FOREIGN) for problem in problems)
+        raise FailedError("\n".join([*problems, *([way_out] if damaged else [])]))
     shards = counted(len(corpus.manifest.shards), "shard")
     documents = ""
     if verify.has_documents(corpus):

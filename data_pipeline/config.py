@@ -18,6 +18,7 @@ from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.decontamination import DecontaminationConfig
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.foundation.config_file import LocalPath, Locations, Section, problems
+from data_pipeline.objectives.objective import LONGEST
 from data_pipeline.objectives.registry import AnyObjective
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.objectives.text_to_text import TextToText
@@ -40,7 +41,7 @@ class SourceConfig(Section):
     name: str = ""
     """Part of every document's id, different for each source. `""`: the format's name."""
     language: str = ""
-    """The language of documents that don't state theirs. `""`: unknown."""
+    """The language of the documents, as a BCP 47 tag, in place of the one that they state. `""`: theirs."""
     options: dict[str, Any] = {}
     """Options of the format."""
     split: Literal["train", "validation"] | None = None
@@ -111,18 +112,18 @@ class TokenizerConfig(Section):
     the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt, and for BART's ids
     fairseq's dict.txt; `wordpiece` has vocab.txt, and `tokenizer_json` has tokenizer.json, with tokenizer_config.json
     and config.json where there are."""
-    vocab_size: PositiveInt = 32_000
+    vocab_size: int = Field(32_000, gt=0, le=1 << 22)  # four times the largest published ones
     """Tokens to train; special tokens and sentinels come on top."""
     special_tokens: list[str] = []
     """Tokens that never match text, such as `<mask>`, `<s>` or `[R]`. Their ids come between the tokens of text and the
     sentinels."""
-    sentinels: NonNegativeInt = 100
+    sentinels: int = Field(100, ge=0, le=LONGEST)
     """Sentinels, the tokens that stand for masked spans."""
     sample_documents: PositiveInt = 1_000_000
     """The most documents to train on."""
     sample_bytes: PositiveInt = 50_000_000
     """The most UTF-8 text to train on, in bytes; the trainer takes up to 23 bytes of memory for each."""
-    character_coverage: float = Field(0.9995, gt=0, le=1)
+    character_coverage: float = Field(0.9995, ge=0.98, le=1)  # as sentencepiece requires
     """The share of the sample's characters that get tokens of their own; the rest become bytes, or unknown."""
     byte_fallback: bool = True
     """Encode characters without a token as the bytes of their UTF-8, which are 256 of the tokens. false: they are
@@ -203,7 +204,7 @@ class RayConfig(Section):
 
     address: str | None = None
     """A Ray cluster that runs already, such as `10.0.0.1:6379`. null: the command starts one, if the build is large."""
-    num_cpus: PositiveInt | None = None
+    num_cpus: int | None = Field(None, gt=0, le=4096)  # Ray starts a process for each
     """CPUs of the cluster that the command starts. null: all."""
     small_bytes: NonNegativeInt = 16 * 2**20
     """The most input, in bytes as stored, for which no cluster is started: units then run one after the other in the

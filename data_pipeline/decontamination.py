@@ -28,7 +28,7 @@ from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import refuse_other_format
 from data_pipeline.sources.jsonl import json_lines
 from data_pipeline.sources.record import Input, ReadStats, RecordOptions, decode, numbered_lines
-from data_pipeline.text.words import Words, batches, normalised
+from data_pipeline.text.words import LONGEST_NGRAM, Words, batches, normalised
 
 _SHOWN = 8  # names in a message
 _SLOTS_PER_NGRAM, _FEWEST_BITS, _MOST_BITS = 32, 16, 25  # of the table
@@ -66,7 +66,7 @@ class DecontaminationConfig(Section):
 
     sets: list[EvaluationSet] = []
     """The evaluation sets. [] turns decontamination off."""
-    ngram: int = Field(13, ge=2)
+    ngram: int = Field(13, ge=2, le=LONGEST_NGRAM)
     """How many successive words of an item must be in a document. GPT-3: 13."""
     shortest: int = Field(8, ge=1)
     """Shorter texts of items aren't looked for; those of fewer words than `ngram` must be in a document as a whole.

@@ -3,28 +3,33 @@
 import contextlib
 import shutil
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_pipeline import report, write_manifest
 from data_pipeline.cleaning import classifier
+from data_pipeline.cleaning.bad_words import list_of
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.execution import ownership, workers
 from data_pipeline.execution.buckets import merge, merge_tokens
-from data_pipeline.execution.inputs import InputFile, list_files
-from data_pipeline.execution.parts import keep_only, parts_of
-from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, outputs_of, run
+from data_pipeline.execution.inputs import WRITTEN, InputFile, list_files
+from data_pipeline.execution.parts import PartsResult, parts_of
+from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, keep_only, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
-from data_pipeline.foundation.formatting import counted, printable
+from data_pipeline.foundation.formatting import counted, first_few, printable
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.paths import opening
 from data_pipeline.stages import deduplication as dedup
 from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
 from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.text.document import most_common
 from data_pipeline.write_manifest import BLOCKS, Built
 
 _ERRORS_SHOWN = 10
+_LANGUAGES_SHOWN = 5
 
 
 def build(
@@ -44,7 +49,7 @@ def build(
     try:
         with failing_in_one_line(Path(config.output), KEPT):
             corpus = _build(config, until, strict, repair, render)
-            remove_leftovers(corpus)  # of workers that were lost while they wrote
+            remove_leftovers(corpus, WRITTEN)  # of workers that were lost while they wrote
             return corpus
     finally:
         ownership.release(Path(config.output))
@@ -83,10 +88,11 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     _report_unchecked(built.documents)
     parts = parts_of(built.documents)
     if config.steps:
-        keep_only(corpus, ".stages/documents", parts)
+        keep_only(corpus, ".stages/documents/part-*.parquet", outputs_of(built.documents))
         built.steps, built.deduplicated = dedup.deduplicate(config, corpus, parts)
         parts = parts_of(built.deduplicated)
-    keep_only(corpus, "documents", parts)
+    keep_only(corpus, "documents/part-*.parquet", outputs_of(built.left))
+    _report_without_list(config, built.left)
     if until == "documents" or not documents.total(built.left, "train"):
         return built
 
@@ -109,7 +115,7 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     built.rows = run(shards.COUNT, to_count, corpus, config.ray)
     to_write = shards.plan(config, corpus, built.tokens, files, trained, built.rows)
     built.shards = run(shards.STAGE, to_write, corpus, config.ray)
-
+    keep_only(corpus, "shards/*/shard-*.tar", outputs_of(built.shards))
     return built
 
 
@@ -119,7 +125,7 @@ def _prepare(corpus: Path) -> None:
     except OSError as error:
         raise UserError(f"output: can't create {corpus}: {error.strerror}") from None
     ownership.claim(corpus)  # before removing anything that another build may be using
-    remove_leftovers(corpus)
+    remove_leftovers(corpus, WRITTEN)
 
 
 def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
@@ -155,6 +161,23 @@ def _report_unchecked(units: list[Finished[DocumentsResult]]) -> None:
     if unchecked := sum(read.unchecked for read in files):
         print(
             f"input files without checksums: {unchecked:,} of {len(files):,}; a flipped bit in them goes unseen",
+            file=sys.stderr,
+        )
+
+
+def _report_without_list(config: CorpusConfig, left: Sequence[Finished[PartsResult]]) -> None:
+    """Prints how many documents weren't searched for bad words, since the list of their language isn't enabled."""
+    lists = {source.name: config.cleaning_of(source).bad_words for source in config.sources}
+    without = Counter[str]()
+    for unit in left:
+        if listed := lists[unit.result.parts[0].source]:
+            of_lists = {"unknown", *listed}
+            without.update({tag: n for tag, n in unit.result.languages.items() if list_of(tag) not in of_lists})
+    if without:
+        shown = first_few((f"{tag} {n:,}" for tag, n in most_common(without, len(without)).items()), _LANGUAGES_SHOWN)
+        print(
+            f"documents in languages whose list cleaning.bad_words doesn't name: {without.total():,} ({shown}); they "
+            "weren't searched for bad words",
             file=sys.stderr,
         )
 

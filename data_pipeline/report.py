@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+from data_pipeline.corpus.corpus import refuse_file
 from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.execution.workers import read_timing
@@ -171,6 +172,7 @@ def write(corpus: Path, name: str, built: Built, render: Render) -> Report:
 
 def read(corpus: Path) -> Report:
     """The content of report.json. Raises UserError if the file is missing, FailedError if it is damaged."""
+    refuse_file(corpus)
     path = corpus / FILE
     try:
         return read_json(path, Report)

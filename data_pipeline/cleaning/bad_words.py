@@ -8,9 +8,12 @@ from pathlib import Path
 import re2
 
 from data_pipeline.text.document import is_chosen, normalize_url
+from data_pipeline.text.languages import shortest_tag
 
 _LISTS = Path(__file__).with_name("bad_words_lists")
 _WITHOUT_SPACES = ("ja", "th", "zh")
+# Bokmål and Nynorsk, Tagalog, and one of the languages that ISO 639-3 counts as Arabic, Persian and Chinese
+_OF_LIST = {"nb": "no", "nn": "no", "tl": "fil", "arb": "ar", "pes": "fa", "prs": "fa", "cmn": "zh"}
 # In languages without spaces these are parts of ordinary words; each would drop over a tenth of the pages.
 _ALLOWED = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
 
@@ -18,12 +21,12 @@ _ALLOWED = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
 def contains_bad_word(text: str, language: str) -> bool:
     """Whether `text` has a word or phrase of its language's list, in any case; False for a language without a list.
 
-    Only the first part of `language` ("en", "en-Latn") counts. No letter, digit or underscore may be next to a hit,
-    except in Japanese, Thai and Chinese.
+    Only the language's code in `language` ("en", "eng", "en-Latn") counts. No letter, digit or underscore may be next
+    to a hit, except in Japanese, Thai and Chinese.
 
         "An ass."  ->  True        "A class."  ->  False        "An _ass_."  ->  False
     """
-    matcher = _matcher(_primary(language))
+    matcher = _matcher(list_of(language))
     return matcher is not None and matcher(text.lower())
 
 
@@ -40,6 +43,12 @@ def drops_page(text: str, language: str, url: str, filter_fraction: float = 1.0)
 def languages() -> frozenset[str]:
     """The languages that have a list."""
     return frozenset(_primary(path.name) for path in _LISTS.iterdir() if path.name not in ("README.md", "LICENSE"))
+
+
+def list_of(language: str) -> str:
+    """The name of the list for pages with this language tag, whether there is one or not: "eng-Latn" -> "en"."""
+    code = _primary(shortest_tag(language))
+    return _OF_LIST.get(code, code)
 
 
 def _primary(language: str) -> str:

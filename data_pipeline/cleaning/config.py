@@ -2,7 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializeAsAny,
+    model_validator,
+)
 
 from data_pipeline.cleaning import bad_words
 from data_pipeline.cleaning.classifier import ClassifierConfig, content_of
@@ -13,6 +21,7 @@ from data_pipeline.cleaning.rule import Rule, offered_rule
 from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults
 
 Profile = Literal["c4", "wikipedia", "none"]
+_NameOfList = Annotated[str, AfterValidator(bad_words.list_of)]
 _C4 = {
     "max_page_characters": 190_000,
     "web_rules": True,
@@ -52,8 +61,9 @@ class CleaningConfig(Section):
     """Kinds of personal data that are replaced by placeholders, of email, ip and phone. [] turns it off."""
     language: LanguageConfig = LanguageConfig(detector="none")
     """Which languages to keep."""
-    bad_words: list[str] = []
-    """Languages of the lists of bad words; a page with one of these words is dropped. [] turns it off."""
+    bad_words: list[_NameOfList] = []
+    """Languages of the lists of bad words; a page with one of these words is dropped. A page whose language is known is
+    searched for the words of that language alone. [] turns it off."""
     bad_words_fraction: float = Field(1.0, ge=0, le=1)
     """The share of pages with a bad word that are dropped, chosen by URL. Multilingual C4: 0.999."""
 

@@ -27,7 +27,8 @@ def _number(key: object) -> object:
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
-Length = Annotated[PositiveInt, BeforeValidator(_number)]  # of n-grams; in JSON keys are text
+# of n-grams, ten times the published ones: a page's take words × n pointers. In JSON keys are text.
+Length = Annotated[int, Field(gt=0, le=100), BeforeValidator(_number)]
 
 
 class GopherConfig(Section):

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.text.document import Tally
+from data_pipeline.text.languages import shortest_tag
 
 with imported_at_first_use():
     import langdetect  # 120 ms, and few configs use it
@@ -83,7 +84,7 @@ def unknown_code(code: str, name: DetectorName) -> str:
         return ""
     meant = [one for one, language in known.items() if language == code.lower()]
     meant += [_RENAMED[code]] if _RENAMED.get(code) in known else []
-    meant += [one for one in known if one == code.lower().replace("_", "-").partition("-")[0]]
+    meant += [one for one in known if one == shortest_tag(code).partition("-")[0]]
     advice = f"did you mean {' or '.join(meant)}?" if meant else "codes are such as en, de and zh-cn"
     return f"{code!r} is no language code of detector {name}; {advice}"
 

@@ -12,7 +12,7 @@ import heapq
 import re
 from collections.abc import Callable
 
-from data_pipeline.cleaning.bad_words import drops_page
+from data_pipeline.cleaning.bad_words import drops_page, list_of
 from data_pipeline.cleaning.classifier import scorer
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.gopher import keep_page
@@ -51,6 +51,9 @@ class Cleaner:
             left = rule.clean(text, url, tally)
             if left is None:
                 return None
+            if not left.strip():
+                tally.drop("empty", url or text)
+                return None
             text = left
         text = self.masked(text, tally)
         kept = self._filters(text, url, language, tally)
@@ -81,7 +84,7 @@ class PageFilters:
             if found is None:
                 return None
             language = found.language
-        lists = [listed for listed in config.bad_words if language.partition("-")[0] in ("", listed)]
+        lists = [listed for listed in config.bad_words if list_of(language) in ("", listed)]
         if any(drops_page(text, listed, url, config.bad_words_fraction) for listed in lists):
             tally.drop("bad_words", url)  # the URL, not the text: the report shows examples
             return None
@@ -151,7 +154,7 @@ def clean_page(
             continue
         tally["line_passed"] += 1
         kept.append(line)
-    if not kept or not _has_sentences(kept, rules.min_sentences_per_page, sentences):
+    if not any(kept) or not _has_sentences(kept, rules.min_sentences_per_page, sentences):
         tally.drop("too_few_sentences", text)
         return None
     tally["passed"] += 1

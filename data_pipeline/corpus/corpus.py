@@ -118,6 +118,7 @@ class _Version:
 
 def read_manifest(directory: Path) -> Manifest:
     """The manifest in `directory`. Raises UserError if there is none, FailedError if it is damaged."""
+    refuse_file(directory)
     path = directory / MANIFEST
     try:
         version = read_json(path, _Version).format_version
@@ -129,6 +130,14 @@ def read_manifest(directory: Path) -> Manifest:
         reason = "damaged: its sha256 isn't that of its content"
         raise FailedError(f"{path}: {reason}; data-pipeline build CORPUS.yaml --repair writes it again")
     return read_json(path, Manifest)
+
+
+def refuse_file(directory: Path) -> None:
+    """Raises UserError if `directory` is a file: most likely a corpus file, whose output is the directory."""
+    if directory.is_file():
+        output = _output(directory)
+        hint = f"; it is the corpus file of {output}" if output else ""
+        raise UserError(f"{directory}: expected the directory of a corpus, found a file{hint}")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from data_pipeline.foundation.json_file import seal_holds
 from data_pipeline.foundation.progress import track
 
 SHARDS, REPORT = "shards/", "report.json"
+FOREIGN = "not in the manifest; remove it"
 _CHUNK = 1 << 20
 
 
@@ -46,7 +47,7 @@ def verify(corpus: Corpus) -> list[str]:
     known = {shard.name for shard in manifest.shards} | {file.name for file in manifest.documents}
     folders = [SHARDS, *([DOCUMENTS] if with_documents else [])]
     unknown = sorted(name for folder in folders for name in _files_below(corpus, folder) if name not in known)
-    problems += [f"{corpus.location}/{name}: not in the manifest; remove it" for name in unknown]
+    problems += [f"{corpus.location}/{name}: {FOREIGN}" for name in unknown]
     for split, in_blocks in blocks.items():
         rows = manifest.splits[split].rows
         if rows != int(in_blocks.rows.sum()):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 from rensa import RMinHash
 
 from data_pipeline.dedup.keys import decide, hash64
@@ -18,13 +18,14 @@ from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.safetensors_file import write_arrays
 from data_pipeline.text.document import Document
-from data_pipeline.text.words import normalised
+from data_pipeline.text.words import LONGEST_NGRAM, normalised
 
 with imported_at_first_use():  # 180 ms and 27 MB, for near-duplicates alone
     from scipy import sparse
     from scipy.sparse import csgraph
 
 _SEED = 1
+_MOST_VALUES = 1 << 14  # of a signature, 146 times FineWeb's 112: each is computed for every element of a set
 _LEAST_PENDING = 4_000_000
 _WORD = re.compile("[a-z0-9]+")
 
@@ -37,8 +38,16 @@ class MinHashConfig(Section):
     rows: PositiveInt = 8
     """Hash values of a band; more find fewer pairs. 14 bands of 8 find 92 % of the pairs of similarity 0.8, and 9 of 13
     find 40 %."""
-    ngram: PositiveInt = 5
+    ngram: int = Field(5, gt=0, le=LONGEST_NGRAM)
     """Successive words in an element of a document's set."""
+
+    @model_validator(mode="after")
+    def _signatures_are_short(self) -> "MinHashConfig":
+        if (values := self.bands * self.rows) > _MOST_VALUES:
+            raise ValueError(
+                f"bands × rows: {values:,} hash values of each document, expected at most {_MOST_VALUES:,}"
+            )
+        return self
 
 
 class NearDuplicates(Step):

@@ -26,15 +26,17 @@ class Step:
     One of an installed package gets its element of `dedup.custom`, of the class `config`.
 
     `version` grows when the bytes of its keys change. `group` is the number of key words that duplicates share, `order`
-    the number of words that rank them, smallest first. `columns` are the fields of documents that `gather` needs.
+    the number of words that rank them, smallest first. `columns` are the fields of documents that `gather` needs;
+    `without` has those, and `text`, `url`, `target` and `language`.
 
-    `rule` is what dropped documents are counted as, `setting` the key of the section, if it isn't the name.
+    `rule` is what dropped documents are counted as, by default duplicate_ and the name, or the class if it has none;
+    `setting` is the key of the section, if it isn't the name.
     `drops`: False for a step that only finds the places where the next one looks.
     `compares_dropped_pages`: true if pages that cleaning dropped have keys too.
     `clusters`: whether buckets find pairs of documents (`Pairs`), of whose clusters one document stays.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     config: ClassVar[type[StepConfig]] = StepConfig
     rule: ClassVar[str] = ""
     setting: ClassVar[str] = ""
@@ -70,11 +72,11 @@ class Step:
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
         """The text without the items `duplicates`, or None if the document is dropped. Counts what is dropped.
 
-        By default, a document with duplicates is dropped.
+        By default, a document with duplicates is dropped. One that is left without text is dropped too, and counted.
         """
         if not duplicates:
             return document.text
-        tally.drop(self.rule or f"duplicate_{self.name}", document.text)
+        tally.drop(self.rule or f"duplicate_{self.name or type(self).__name__.lower()}", document.text)
         return None
 
 

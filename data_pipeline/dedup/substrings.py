@@ -23,7 +23,7 @@ from data_pipeline.dedup.keys import Keys, decide, write_duplicates
 from data_pipeline.dedup.step import Step, enough_left, rank
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.text.document import Document, Tally
-from data_pipeline.text.words import Words, batches, bounds, exact
+from data_pipeline.text.words import LONGEST_NGRAM, Words, batches, bounds, exact
 
 _UPPER = np.uint64(2**64 - 2**32)
 
@@ -31,7 +31,7 @@ _UPPER = np.uint64(2**64 - 2**32)
 class SubstringsConfig(Section):
     """Text that occurs several times, whatever stands around it."""
 
-    words: int = Field(50, ge=2)
+    words: int = Field(50, ge=2, le=LONGEST_NGRAM)
     """The shortest repeat to look for, in words between white space; one is about 1.3 tokens of English."""
 
 

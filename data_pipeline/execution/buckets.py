@@ -13,6 +13,7 @@ hash in the order of their files. So a bucket's documents, and their order, are 
 """
 
 import contextlib
+import re
 import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from data_pipeline.packing.rows import Documents
 
 _MOST_FILES = 1024  # that one reader opens
 _MOST_OPENS = 1_000_000  # of all readers together: 17 minutes of one core at 1 ms each
+_LEVEL = re.compile(r"-merged(-\d+)?$")
 _LARGEST_GROUP = 256  # files that a unit holds open at once; a process may usually open 1,024
 
 
@@ -74,10 +76,15 @@ def merge(
         name = f"{written_by}-merged" + (f"-{level}" if level > 1 else "")
         units = run(Stage(name, 1, work, "lower ray.num_cpus"), plan(name, files, size), corpus, ray_config)
         finished[name], files = units, outputs_of(units)
-    for folder in (corpus / ".stages").glob(f"{written_by}-merged*"):
-        if folder.name not in finished:
+    for folder in (corpus / ".stages").iterdir():
+        if without_level(folder.name) == written_by and folder.name not in (written_by, *finished):
             shutil.rmtree(folder, ignore_errors=True)
     return list(files), finished
+
+
+def without_level(stage: str) -> str:
+    """The stage whose files a stage merges; other stages as they are. "tokens-merged-2" -> "tokens"."""
+    return _LEVEL.sub("", stage)
 
 
 def plan(stage: str, files: Mapping[str, str], size: int) -> list[Unit[MergeSpec]]:

@@ -24,7 +24,7 @@ from data_pipeline.sources.wikipedia_export import index_of, ranges
 _OPENING = 4096  # bytes that could be read in the time that it takes to open a file
 _CORPORA_SHOWN = 3
 _SAMPLED = 1 << 14  # bytes of a local file's head, middle and tail
-_WRITTEN = {  # by a build, in the directory of its corpus
+WRITTEN = {  # by a build, in the directory of its corpus
     *(".stages", "documents", "tokenizer", "shards", "manifest.json", "blocks.parquet"),
     *("report.json", "report.md", "report.html"),
 }
@@ -113,7 +113,7 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: Path | Non
 
     built = {file: found for file in files if (found := corpus(str(PurePosixPath(file).parent)))}
     if local and (own == Path(root).resolve() or (Path(root, ".stages").exists() and not means_documents)):
-        written = {file for file in files if PurePosixPath(file).relative_to(root).parts[0] in _WRITTEN}
+        written = {file for file in files if PurePosixPath(file).relative_to(root).parts[0] in WRITTEN}
         built |= dict.fromkeys(written, root)
     return built
 

@@ -191,14 +191,6 @@ def part_file(path: Path) -> Iterator[PartFile]:
         yield PartFile(rows)
 
 
-def keep_only(corpus: Path, folder: str, parts: list[Part]) -> None:
-    """Removes the parts in `folder` that aren't in `parts`: an attempt under another config may have written more."""
-    known = {name for part in parts for name in part.files}
-    for path in (corpus / folder).glob("part-*"):
-        if path.suffix in (".parquet", ".safetensors") and str(path.relative_to(corpus)) not in known:
-            path.unlink()
-
-
 def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[Document]:
     """The documents of one part with the fields `columns`, a row group at a time. Other columns aren't read."""
     path = corpus / part

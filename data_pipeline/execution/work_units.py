@@ -115,6 +115,14 @@ def outputs_of(units: Sequence[Finished[Result]]) -> dict[str, str]:
     return {name: output.sha256 for unit in units for name, output in unit.outputs.items()}
 
 
+def keep_only(corpus: Path, pattern: str, names: Collection[str]) -> None:
+    """Removes the files of a stage that fit `pattern` and aren't among `names`: an attempt under another config, or one
+    whose records were damaged, may have written more."""
+    for path in corpus.glob(pattern):
+        if str(path.relative_to(corpus)) not in names:
+            path.unlink()
+
+
 @dataclass(frozen=True)
 class _Failed:
     name: str

@@ -5,10 +5,11 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -20,6 +21,7 @@ with imported_at_first_use():
 
 SEAL = b',\n "sha256": "'  # at the end of a sealed JSON file
 TEMPORARY_SUFFIX = ".tmp"
+_TEMPORARY = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 _BYTES_AT_A_TIME = 1 << 20
 _warned: set[str] = set()  # of what locks would protect
 
@@ -66,9 +68,9 @@ def new_directory(path: Path) -> Iterator[Path]:
         raise
 
 
-def temporary_path(path: Path, token: str | None = None) -> Path:
-    """The temporary name beside `path` with this token, or with a unique one. `remove_leftovers` finds it."""
-    return path.with_name(f".{path.name}.{token or uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+def temporary_path(path: Path) -> Path:
+    """A unique temporary name beside `path`, by which `remove_leftovers` finds it."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
 
 
 def commit(temporary: Path, path: Path) -> None:
@@ -100,12 +102,16 @@ def write_json(path: Path, value: Any, sealed: bool = False, mode: int | None = 
     write_bytes(path, content + b"\n", mode)
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Removes temporary files that killed writers left under `directory`.
+def remove_leftovers(directory: Path, folders: Iterable[str] | None = None) -> None:
+    """Removes what killed writers left under a `temporary_path` in `directory` and below its `folders`, by default all.
 
     A writer that is still alive then fails when it renames its file, which does no harm.
     """
-    for leftover in list(directory.rglob(f".*{TEMPORARY_SUFFIX}")):
+    pattern = f".*{TEMPORARY_SUFFIX}"
+    below = [directory] if folders is None else [directory / folder for folder in folders]
+    for leftover in {*directory.glob(pattern), *(path for folder in below for path in folder.rglob(pattern))}:
+        if not _TEMPORARY.fullmatch(leftover.name):
+            continue
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
         else:

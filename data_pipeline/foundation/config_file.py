@@ -16,7 +16,15 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 from yaml import YAMLError
 
@@ -51,6 +59,13 @@ class Section(BaseModel):
 
     other_files: ClassVar[Mapping[str, str]] = {}
     """Keys that only other kinds of files have, with what such a file is and which command takes it."""
+
+    @field_validator("*")
+    @classmethod
+    def _integers_fit_into_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"expected an integer from -2**63 to 2**63 - 1, got {value}")
+        return value
 
 
 ConfigType = TypeVar("ConfigType", bound=Section)

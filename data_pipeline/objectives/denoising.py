@@ -7,14 +7,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, ranges
+from data_pipeline.objectives.objective import LONGEST, Columns, Examples, Objective, Padded, ranges
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.text.vocabulary import Vocabulary
 
 # streams of random numbers; an insertion has two: one for its positions, the next for its random tokens
 _SENTENCES, _SPAN_LENGTHS, _SPANS, _IS_RANDOM, _RANDOM_TEXT, _EMPTY_SPANS, _INSERTED, _ROTATION = 0, 1, 2, 3, 4, 5, 7, 9
 
-_INDEX_BITS = 20  # the lowest bits of a random number hold a position; the other 44 rank it
+_INDEX_BITS = LONGEST.bit_length() - 1  # the lowest bits of a random number hold a position; the other 44 rank it
 
 
 class Denoising(Objective):
@@ -49,7 +49,7 @@ class Denoising(Objective):
     """
 
     name: Literal["denoising"] = "denoising"
-    length: int = Field(512, ge=3, le=1 << _INDEX_BITS)
+    length: int = Field(512, ge=3, le=LONGEST)
     """The most tokens of the encoder's input, BOS and EOS included."""
     mask_ratio: float = Field(0.3, ge=0, lt=1)
     """The share of a row's words in noised spans. 0 turns it off."""
@@ -83,7 +83,7 @@ class Denoising(Objective):
     @cached_property
     def raw_length(self) -> int:
         """Tokens of a row: `length` minus BOS, EOS and the tokens that `insert_ratio` adds."""
-        marked = self.length
+        marked = min(self.length, int(self.length / (1 + self.insert_ratio)) + 2)
         while marked + math.ceil(marked * self.insert_ratio - 1e-9) > self.length:
             marked -= 1
         return marked - 2

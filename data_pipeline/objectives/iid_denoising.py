@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded
+from data_pipeline.objectives.objective import LONGEST, Columns, Examples, Objective, Padded
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.objectives.span_corruption import run_starts, with_sentinels
 from data_pipeline.text.vocabulary import Vocabulary
@@ -32,7 +32,7 @@ class IidDenoising(Objective):
     """
 
     name: Literal["iid_denoising"] = "iid_denoising"
-    inputs_length: int = Field(512, ge=2)
+    inputs_length: int = Field(512, ge=2, le=LONGEST)
     """The most tokens of the encoder's input, EOS included."""
     noise_density: float = Field(0.15, gt=0, lt=1)
     """Probability that a token is masked."""
@@ -88,15 +88,15 @@ class IidDenoising(Objective):
     def _most(self, token: int) -> int:
         """The limit that runs + `token` × masked tokens of a full row exceed with a probability of at most 10⁻⁶.
 
-        Computes the probability of every count token by token, separately for rows that end with a kept token and with
-        a masked token.
+        The counts' probabilities follow from their generating function at the roots of unity. There a token is a matrix
+        of two states, kept and masked, and a row is its power.
         """
-        after_kept = np.zeros((token + 1) * self.raw_length + 2)
-        after_kept[0] = 1.0
-        after_masked = np.zeros_like(after_kept)
-        for _ in range(self.raw_length):
-            first, further = np.roll(after_kept, 1 + token), np.roll(after_masked, token)
-            after_kept = (1 - self.noise_density) * (after_kept + after_masked)
-            after_masked = self.noise_density * (first + further)
-        tail = np.cumsum((after_kept + after_masked)[::-1])[::-1]  # [k]: the probability of k or more
+        length, density = self.raw_length, self.noise_density
+        size = 1 << ((length + 1) // 2 + token * length).bit_length()  # above the largest count
+        unity = np.exp(-2j * np.pi * np.arange(size // 2 + 1) / size)
+        of_token = np.empty((len(unity), 2, 2), dtype=complex)
+        of_token[:, 0] = 1 - density
+        of_token[:, 1, 0], of_token[:, 1, 1] = density * unity ** (1 + token), density * unity**token
+        of_row = np.linalg.matrix_power(of_token, length)
+        tail = np.cumsum(np.fft.irfft(of_row[:, :, 0].sum(axis=1), size)[::-1])[::-1]  # [k]: of k or more
         return int(np.flatnonzero(tail > _OVERFLOW)[-1])

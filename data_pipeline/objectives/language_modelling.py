@@ -4,9 +4,9 @@ beginning of a row for the encoder (Raffel et al. 2020, 3.2.3)."""
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, Stretch, concatenated
+from data_pipeline.objectives.objective import LONGEST, Columns, Examples, Objective, Padded, Stretch, concatenated
 from data_pipeline.objectives.randomness import random_bits, uniform
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -14,7 +14,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 class NextToken(Objective):
     """The targets are the inputs shifted by one token."""
 
-    length: PositiveInt = 1024
+    length: int = Field(1024, gt=0, le=LONGEST)
     """Tokens of the inputs and of the targets."""
 
     @property
@@ -76,7 +76,7 @@ class CausalInfilling(NextToken):
     """
 
     name: Literal["causal_infilling"] = "causal_infilling"
-    length: int = Field(1024, ge=4)
+    length: int = Field(1024, ge=4, le=LONGEST)
     fim_rate: float = Field(0.5, gt=0, le=1)
     """The share of rows whose middle comes last; the others are read as in `causal_lm`."""
 
@@ -128,7 +128,7 @@ class PrefixLM(Objective):
     """
 
     name: Literal["prefix_lm"] = "prefix_lm"
-    length: int = Field(512, ge=2)
+    length: int = Field(512, ge=2, le=LONGEST)
     """The most tokens of the encoder's input, EOS included; also the length of a row, unless rows are packed."""
     packed: bool = False
     """Rows hold two examples, which together fill inputs and targets without padding."""
@@ -197,7 +197,7 @@ class FullLM(Objective):
     """
 
     name: Literal["full_lm"] = "full_lm"
-    length: int = Field(512, ge=2)
+    length: int = Field(512, ge=2, le=LONGEST)
     """Tokens of the targets, EOS included."""
 
     @property

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, Stretch, concatenated
+from data_pipeline.objectives.objective import LONGEST, Columns, Examples, Objective, Padded, Stretch, concatenated
 from data_pipeline.objectives.randomness import random_bits, uniform
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -37,7 +37,7 @@ class MaskedLM(Objective):
     """
 
     name: Literal["masked_lm"] = "masked_lm"
-    length: int = Field(512, ge=3)
+    length: int = Field(512, ge=3, le=LONGEST)
     """The most tokens of the inputs, special tokens included."""
     mask_ratio: float = Field(0.15, gt=0, lt=1)
     """The exact share of a row's text tokens that are predicted, rounded, and at least one token."""

@@ -10,6 +10,9 @@ from data_pipeline.foundation.config_file import Section
 from data_pipeline.text.vocabulary import Vocabulary
 
 Columns = Mapping[str, np.ndarray]
+LONGEST = 1 << 20
+"""The most tokens of a row's inputs or targets: denoising ranks the positions of a row by numbers of 20 bits, and all
+objectives make arrays of rows × tokens, 8 bytes each."""
 
 
 class Padded(NamedTuple):

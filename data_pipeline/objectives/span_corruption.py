@@ -7,12 +7,14 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, together
+from data_pipeline.objectives.objective import LONGEST, Columns, Examples, Objective, Padded, together
 from data_pipeline.objectives.randomness import random_bits, uniform
 from data_pipeline.text.vocabulary import Vocabulary
 
+_LONGEST_ROW = 1 << 24  # tokens: float32, in which the reference counts, has all integers up to here
+_LENGTHS_AT_ONCE = 1 << 20
 _NOISE, _KEPT, _ROLL = 0, 1, 2  # streams of random numbers: the two segmentations are independent
 
 
@@ -39,7 +41,7 @@ class SpanCorruption(Objective):
     """
 
     name: Literal["span_corruption"] = "span_corruption"
-    inputs_length: PositiveInt = 512
+    inputs_length: int = Field(512, gt=0, le=LONGEST)
     """Tokens of the encoder's input, EOS included."""
     noise_density: float = Field(0.15, gt=0, lt=1)
     """The share of a row's tokens that is masked."""
@@ -63,10 +65,18 @@ class SpanCorruption(Objective):
     @cached_property
     def raw_length(self) -> int:
         """Tokens of a row before masking: 568 for 512 inputs, density 0.15, mean span 3."""
-        length = self.inputs_length - 1 - self.random_roll
-        while self._corrupted_lengths(length + 1)[0] <= self.inputs_length:
-            length += 1
-        return length - self._excess(length)
+        first, count = self.inputs_length - self.random_roll, 1024
+        while first <= _LONGEST_ROW:
+            lengths = np.arange(first, first + count)
+            too_long = np.flatnonzero(self._corrupted(lengths)[0] > self.inputs_length)
+            if len(too_long):
+                length = first + int(too_long[0]) - 1
+                return length - self._excess(length)
+            first, count = first + count, min(2 * count, _LENGTHS_AT_ONCE)
+        raise ValueError(
+            f"noise_density: a row would have more than {_LONGEST_ROW:,} tokens; lower it, mean_span_length or "
+            "inputs_length"
+        )
 
     @cached_property
     def shape(self) -> tuple[int, int]:
@@ -101,10 +111,17 @@ class SpanCorruption(Objective):
         return parts[0][1] if len(parts) == 1 else together(parts, vocabulary.pad)
 
     def _noise(self, length: int) -> tuple[int, int]:
-        """(masked tokens, spans) in a row of `length`. The reference multiplies in float32, so that is kept."""
-        noise = int(np.clip(np.round(np.float32(length) * np.float32(self.noise_density)), 1, length - 1))
-        spans = max(1, int(np.round(np.float32(noise) / np.float32(self.mean_span_length))))
-        return noise, spans
+        """(masked tokens, spans) in a row of `length`."""
+        noise, spans = self._noises(np.array([length]))
+        return int(noise[0]), int(spans[0])
+
+    def _noises(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(masked tokens (n,), spans (n,)) of rows of `lengths` (n,). The reference multiplies in float32, so that is
+        kept."""
+        products = lengths.astype(np.float32) * np.float32(self.noise_density)
+        noise = np.clip(np.round(products), 1, lengths - 1).astype(np.int64)
+        spans = np.round(noise.astype(np.float32) / np.float32(self.mean_span_length)).astype(np.int64)
+        return noise, np.maximum(1, spans)
 
     def _excess(self, length: int) -> int:
         """1 if density 0.5 would make the targets longer than the inputs: T5's helper then takes one token less."""
@@ -112,9 +129,14 @@ class SpanCorruption(Objective):
         return int(self.noise_density == 0.5 and inputs <= self.inputs_length and targets > inputs)
 
     def _corrupted_lengths(self, length: int) -> tuple[int, int]:
-        noise, spans = self._noise(max(length, 2))
+        inputs, targets = self._corrupted(np.array([length]))
+        return int(inputs[0]), int(targets[0])
+
+    def _corrupted(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(inputs (n,), targets (n,)), in tokens, of rows of `lengths` (n,)."""
+        noise, spans = self._noises(np.maximum(lengths, 2))
         runs = spans + self.random_roll
-        return length - noise + runs + 1, noise + runs + 1
+        return lengths - noise + runs + 1, noise + runs + 1
 
 
 def _segmentation(keys: np.ndarray, stream: int, items: int, parts: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from data_pipeline.objectives.iid_denoising import IidDenoising
 from data_pipeline.objectives.language_modelling import PrefixLM
-from data_pipeline.objectives.objective import Columns, Examples, Objective, Padded, Stretch, concatenated
+from data_pipeline.objectives.objective import LONGEST, Columns, Examples, Objective, Padded, Stretch, concatenated
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -27,9 +27,9 @@ class TextToText(Objective):
     packings = ("complete_documents", "examples")
 
     name: Literal["text_to_text"] = "text_to_text"
-    inputs_length: int = Field(512, ge=2)
+    inputs_length: int = Field(512, ge=2, le=LONGEST)
     """The most tokens of an input, EOS included."""
-    targets_length: int = Field(114, ge=2)
+    targets_length: int = Field(114, ge=2, le=LONGEST)
     """The most tokens of a target, EOS included."""
 
     @property

@@ -24,7 +24,7 @@ class Denoiser(Section):
     """R: regular. S: sequential. X: extreme. It selects the token before the inputs."""
     denoiser: Annotated[SpanCorruption | PrefixLM, Field(discriminator="name")]
     """The objective, `span_corruption` or `prefix_lm`, with its keys."""
-    rate: float = Field(1.0, gt=0, allow_inf_nan=False)
+    rate: float = Field(1.0, gt=0, le=1e9, allow_inf_nan=False)
     """The denoiser's part of the rows, relative to the other rates."""
 
     @field_validator("denoiser")

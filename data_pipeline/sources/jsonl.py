@@ -207,15 +207,15 @@ def string(record: dict[str, object], name: str, required: bool = True) -> str:
     return value
 
 
-_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?Z?")
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:\.\d*[1-9])?)(?:\.?0+)?(Z|[+-]\d\d:?\d\d)?")
 
 
 def read_c4(file: Input, stats: ReadStats) -> Iterator[Record]:
     """Every line's text, url and timestamp, of C4; the ordinal is the line's index.
 
     Copies of C4 differ: some have timestamps without "T" and "Z", `date` instead of `timestamp`, or only a text. All
-    are read, and the timestamp becomes ISO 8601. Counts `read` (lines that aren't blank) and `empty` (blank texts,
-    dropped). A line without the expected object is noted as damage and skipped.
+    are read, and the timestamp becomes ISO 8601, with its offset if it has one. Counts `read` (lines that aren't blank)
+    and `empty` (blank texts, dropped). A line without the expected object is noted as damage and skipped.
 
         {"text":"Hello.","timestamp":"2019-04-25 12:57:54","url":"https://a.org/"}
           ->  Record(0, "Hello.", "https://a.org/", timestamp="2019-04-25T12:57:54Z")
@@ -230,6 +230,8 @@ def read_c4(file: Input, stats: ReadStats) -> Iterator[Record]:
                 stats.damaged(f"line {number}", f"expected a JSON object with a text: {error}")
                 continue
             if text.strip():
-                yield Record(number - 1, text, url, timestamp=_TIMESTAMP.sub(r"\1T\2Z", timestamp, count=1))
+                if time := _TIMESTAMP.fullmatch(timestamp):
+                    timestamp = f"{time[1]}T{time[2]}{time[3] or 'Z'}"
+                yield Record(number - 1, text, url, timestamp=timestamp)
             else:
                 stats.counters["empty"] += 1

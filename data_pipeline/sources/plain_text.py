@@ -27,7 +27,7 @@ class Options(TextOptions):
     sample_by: Literal["document", "paragraph", "line"] = "document"
     """What becomes a document: the whole file, a paragraph (the lines up to a blank one) or a line. Documents are
     shuffled, so the paragraphs of a file stay in order only with `document`."""
-    max_document_bytes: int = Field(8 << 20, ge=4)
+    max_document_bytes: int = Field(8 << 20, ge=4, le=1 << 33)
     """With `sample_by: document`, a larger file, in bytes, is cut at blank lines into documents of at most this size.
     They follow each other in the rows."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, cast
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from resiliparse.parse.encoding import detect_encoding
 
 from data_pipeline.foundation.config_file import Section
@@ -156,7 +156,7 @@ def _known(encoding: str) -> str:
 class RecordOptions(Section):
     """Options of every text format."""
 
-    max_record_bytes: int = 64 << 20
+    max_record_bytes: int = Field(64 << 20, gt=0, le=1 << 33)  # a record is in memory as a whole
     """Longer records, in bytes, are noted as damage and skipped."""
 
 

@@ -18,16 +18,16 @@ from pathlib import Path
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.execution.buckets import merge, write_names
+from data_pipeline.execution.buckets import merge, without_level, write_names
 from data_pipeline.execution.parts import Part
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.duplicates import (
-    CLUSTERS,
     BucketSpec,
     ClustersSpec,
     buckets_of,
+    clusters_of,
     merge_decided,
     merge_keys,
     merge_signatures,
@@ -128,9 +128,9 @@ class _Order:
             units.append(Unit(Path(name).stem, spec, fingerprint([self._depends, number, buckets]), (name,)))
         decided = self._run(stage, units)
         if STEPS[step].clusters:
-            name = f".stages/{CLUSTERS.name}/clusters.safetensors"
+            name = f".stages/{clusters_of(step).name}/clusters.safetensors"
             joined = ClustersSpec(listed, len(self._parts), list(outputs_of(decided)), name)
-            self._run(CLUSTERS, [Unit("clusters", joined, self._depends, (name,))])
+            self._run(clusters_of(step), [Unit("clusters", joined, self._depends, (name,))])
             return [name]
         found, merged = merge(stage.name, merge_decided, outputs_of(decided), len(self._parts), corpus, config.ray)
         self.finished |= merged
@@ -161,7 +161,7 @@ def decided(corpus: Path, config: CorpusConfig, in_order: list[Part]) -> list[De
             steps.append(Decided(step, [], []))
         elif STEPS[step].drops:
             own = [f".stages/{keys_stage(step).name}/{part.name}.safetensors" for part in in_order]
-            stage: Stage = CLUSTERS if STEPS[step].clusters else buckets_of(step)
+            stage: Stage = clusters_of(step) if STEPS[step].clusters else buckets_of(step)
             found = read_finished(stage, corpus)
             steps.append(Decided(step, own, [name for unit in found for name in unit.outputs]))
     return steps
@@ -171,10 +171,13 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
     """Removes the results of steps that the config no longer asks for."""
     steps = config.steps
     stages = corpus / ".stages"
-    stale = [folder for step in STEPS if step not in steps for folder in stages.glob(f"{step}-*")]
-    stale += [stages / evaluation_sets.STAGE.name] if "decontamination" not in steps else []
-    for folder in stale if steps else [*stale, stages / LAST.name]:
-        shutil.rmtree(folder, ignore_errors=True)
+    stages_of = (keys_stage, buckets_of, clusters_of)
+    stale = {stage_of(step).name for step in STEPS if step not in steps for stage_of in stages_of}
+    stale |= {evaluation_sets.STAGE.name} if "decontamination" not in steps else set()
+    stale |= set() if steps else {LAST.name}
+    for folder in stages.iterdir() if stages.exists() else ():
+        if without_level(folder.name) in stale:
+            shutil.rmtree(folder, ignore_errors=True)
     for pattern in ([] if "urls" in steps else ["*.urls.parquet"]) + ([] if steps else ["*.parquet"]):
         for file in (stages / "documents").glob(pattern):
             file.unlink()

@@ -27,6 +27,7 @@ from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS, look_of
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
 from data_pipeline.text.document import Document, Tally, is_chosen, most_common, normalize_url
+from data_pipeline.text.languages import shortest_tag
 
 _HOLES_IN_RESULT = 100  # a report shows 20
 _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
@@ -360,7 +361,7 @@ def clean_record(
     record: Record, text: str, split: str, clean: Cleaner, spec: DocumentsSpec, file: InputSpec, tally: Tally
 ) -> Document | None:
     """The document made from a record, whose text is `text`; None if a rule drops it, which is counted."""
-    kept = clean(text, record.url, spec.language or record.language, tally)
+    kept = clean(text, record.url, shortest_tag(spec.language or record.language), tally)
     if kept is None:
         return None
     return Document(

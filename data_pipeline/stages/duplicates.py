@@ -72,8 +72,9 @@ def merge_decided(corpus: Path, spec: MergeSpec) -> Result:
     return Result()
 
 
-CLUSTERS = Stage("minhash-clusters", 2, find_clusters, "raise dedup.minhash.rows")
-
-
 def buckets_of(step: str) -> Stage[BucketSpec, Result]:
     return Stage(f"{step}-duplicates", 1, decide_bucket, "lower dedup.keys_per_bucket")
+
+
+def clusters_of(step: str) -> Stage[ClustersSpec, Result]:
+    return Stage(f"{step}-clusters", 2, find_clusters, "raise dedup.minhash.rows")

@@ -85,10 +85,10 @@ def changed(path: Path, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
 Apply = Callable[[Iterable[Row], Tally], Iterator[Row]]
 """What a step leaves of documents, in order; counts what it drops."""
 
-CHECKS = {"filters": 3, "decontamination": 4}
+CHECKS = {"filters": 4, "decontamination": 4}
 """The version of each check of single documents, which grows when what it drops changes."""
 
-_CHECKED = ("id", "text", "url", "target", "language")
+_NEEDED = ("id", "text", "url", "target", "language")  # by the decisions of a step and by checks
 _DOCUMENTS_AT_ONCE = 100  # in which items of evaluation sets are looked for
 
 
@@ -179,12 +179,13 @@ def _left(
     corpus: Path, spec: PartSpec, columns: Sequence[str], tally: Tally, checks: list[Apply]
 ) -> Iterator[tuple[int, Document]]:
     """(number, document) of each document of a part that the earlier steps left. Writes the table of their changes."""
-    needed = dict.fromkeys([*columns, *(_CHECKED if checks else ())])
+    decided = STEPS[spec.last.step] if spec.last and STEPS[spec.last.step].drops else None
+    needed = dict.fromkeys([*columns, *(decided.columns if decided else ()), *(_NEEDED if decided or checks else ())])
     documents = enumerate(read_documents(corpus, spec.part.path, [*needed]))
     rows: Iterator[Row] = ((number, document, document) for number, document in documents)
     if spec.changes:
         rows = changed(corpus / spec.changes, rows, tally)
-    if (last := spec.last) and STEPS[last.step].drops:
+    if (last := spec.last) and decided:
         duplicates = read_names(corpus, last.duplicates)
         least = spec.cleaning.min_sentences_per_page
         rows = application(corpus, step_of(last.step, spec.dedup), last.file, duplicates, spec.unit, least)(rows, tally)
@@ -204,7 +205,12 @@ def application(corpus: Path, step: Step, file: str, duplicates: list[str], unit
 
     def apply(number: int, document: Document, tally: Tally) -> Document | None:
         text = step.without(document, items.get(number, []), tally, min_sentences)
-        return None if text is None else document if text is document.text else replace(document, text=text)
+        if text is None or text is document.text:
+            return None if text is None else document
+        if text.strip():
+            return replace(document, text=text)
+        tally.drop("empty_after_dedup", document.url or document.id)
+        return None
 
     return _each(apply)
 

@@ -18,6 +18,7 @@ _TABLE = 1 << 17  # the code points of the first two planes; in the others, only
 _FIRST_CHANGE, _FIRST_MARK, _JAMO = 0x80, 0x300, slice(0x1160, 0x1200)
 _SIZE, _MARK, _CHANGES = 7, 8, 16  # bits of a character's kind
 _CHUNK = 1 << 17  # characters: their arrays fit into a cache
+LONGEST_NGRAM = 1 << 20  # words of a run: five times the characters of the longest page that C4 keeps
 _LONGEST = 1 << 16  # characters of a word, so that memory is bounded
 # The size of a word, and of a letter in a script without spaces. ICU's dictionaries find 1.6 letters in a Chinese word,
 # 1.8 in a Japanese one, of which most are kana, and 3.0 to 3.7 in one of Thai, Lao or Khmer.

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import requests
@@ -28,7 +29,20 @@ from data_pipeline.foundation.packages import package_version
 from data_pipeline.foundation.progress import track
 
 _STATE = ".fetch"  # below the output directory: partial files, and a lock
-RETRIES = urllib3.Retry(
+
+
+class Retry(urllib3.Retry):
+    """Says once for each request that it is repeated, and why."""
+
+    def increment(self, *request: Any, **failed: Any) -> "Retry":
+        left = super().increment(*request, **failed)
+        if len(left.history) == 1:
+            why = one_line(failed["error"]) if failed.get("error") else f"it answers {left.history[0].status}"
+            print(f"warning: {why}; trying up to {self.total} times more", file=sys.stderr, flush=True)
+        return left
+
+
+RETRIES = Retry(
     11,
     status_forcelist=(408, 425, 429, 500, 502, 503, 504),
     raise_on_status=False,

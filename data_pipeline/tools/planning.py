@@ -125,7 +125,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     text = sum(file.bytes * per_byte[file.source.name] for file in files)
     growth = text / max(1, sum(one.text_bytes for one in found.sources.values()))
     growths = {"evaluation-sets": 1.0, "documents": size / max(1, sum(one.bytes for one in found.sources.values()))}
-    units = {"tokenizer": 1, "minhash-clusters": 1, "evaluation-sets": 1}
+    units = {"tokenizer": 1, "evaluation-sets": 1} | {f"{step}-clusters": 1 for step in config.steps}
     units["documents"] = sum(_units(unit[0], config) for unit in shared(files, config))
     trained = 0.0 if config.tokenizer.path else min(text, config.tokenizer.sample_bytes)
     pieces = found.pieces if config.tokenizer.path else config.tokenizer.vocab_size

@@ -62,7 +62,7 @@ class Continuation:
         if mode is None:
             return []
         if mode not in special:
-            raise UserError(f"{corpus.directory}: the vocabulary has no special token {mode} (continuation, mode)")
+            raise UserError(f"{corpus.location}: the vocabulary has no special token {mode} (continuation, mode)")
         return [special[mode]]
 
 
@@ -107,7 +107,7 @@ def _texts(corpus: Corpus, most: int) -> list[list[int]]:
     texts = [row[:length].tolist() for row, length in zip(rows.values, rows.lengths.tolist(), strict=True)]
     texts = [text for text in texts if len(text) >= _LEAST]
     if not texts:
-        raise UserError(f"{corpus.directory}: no held-out row has {_LEAST} tokens")
+        raise UserError(f"{corpus.location}: no held-out row has {_LEAST} tokens")
     return texts
 
 

@@ -211,7 +211,7 @@ def _of_pairs(objective: Objective) -> TextToText | None:
 def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
     """The held-out pairs of `corpus`, from the documents that it was made from, since those are whole."""
     if not any((corpus.directory / "documents").glob("part-*.parquet")):
-        raise UserError(f"{corpus.directory}: this copy has no documents/, where the held-out pairs are")
+        raise UserError(f"{corpus.location}: this copy has no documents/, where the held-out pairs are")
     for document in held_out_documents(corpus, "text", "target"):
         yield Question(document.text, [document.target])
 

@@ -60,7 +60,7 @@ def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str
     if damaged := metrics.get("damaged_rows"):
         yield (
             f"warning: validation on {name}: {damaged:.0f} of {corpus.rows('validation')} rows are damaged and "
-            f"left out; data-pipeline verify {corpus.directory} names their blocks"
+            f"left out; data-pipeline verify {corpus.location} names their blocks"
         )
 
 

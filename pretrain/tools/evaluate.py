@@ -253,14 +253,14 @@ def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedMo
     family = trained.model.config.family
     for corpus in opened.values():
         if corpus.tokenizer.sha256 != trained.tokenizer.sha256:
-            raise UserError(f"{corpus.directory}: built with another tokenizer than the model's")
+            raise UserError(f"{corpus.location}: built with another tokenizer than the model's")
         if corpus.objective.kind_of_batches not in FAMILIES[family].objectives:
             learns = ", ".join(FAMILIES[family].objectives)
             raise UserError(
-                f"{corpus.directory}: has {corpus.objective.name}, but models of the family {family} have {learns}"
+                f"{corpus.location}: has {corpus.objective.name}, but models of the family {family} have {learns}"
             )
         if not corpus.rows("validation"):
-            raise UserError(f"{corpus.directory}: has no validation rows")
+            raise UserError(f"{corpus.location}: has no validation rows")
     return opened
 
 

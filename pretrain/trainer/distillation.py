@@ -51,7 +51,7 @@ def problems(settings: DistillationSection, model: ModelConfig, training: list[C
         found.append(f"wrapper: needs an encoder-decoder ({', '.join(able)}), but model.family is {model.family}")
     objectives = [corpus.objective for corpus in training]
     found += [
-        f"wrapper: needs rows that are a text cut in two (prefix_lm), but {corpus.directory} has {objective.name}"
+        f"wrapper: needs rows that are a text cut in two (prefix_lm), but {corpus.location} has {objective.name}"
         for corpus, objective in zip(training, objectives, strict=True)
         if not isinstance(objective, PrefixLM)
     ]

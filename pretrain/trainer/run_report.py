@@ -196,7 +196,7 @@ def _tracker(run: ValidatedRun, attempt: int) -> Tracker:
             DatasetInfo(
                 name=name,
                 digest=corpus.fingerprint,
-                source=str(corpus.directory / "manifest.json"),
+                source=f"{corpus.location}/manifest.json",
                 context=split,
                 profile={key: getattr(corpus.manifest.splits[split], key) for key in ("rows", "tokens", "documents")},
             )

@@ -108,12 +108,12 @@ class ValidatedRun:
         ):
             if in_step > corpus.rows("train"):
                 found.append(
-                    f"data.train.{number}: {corpus.directory} has {corpus.rows('train')} rows, but a step takes "
+                    f"data.train.{number}: {corpus.location} has {corpus.rows('train')} rows, but a step takes "
                     f"{in_step} of them (batch.global_batch_size), so some rows appear more than once in a step"
                 )
             if not in_run:
                 found.append(
-                    f"data.train.{number}: {corpus.directory} has so small a part that none of its rows is among the "
+                    f"data.train.{number}: {corpus.location} has so small a part that none of its rows is among the "
                     f"{rows * steps:,} of this run"
                 )
         if config.schedule.warmup_steps >= steps and getattr(config.schedule, "warmup", "linear") != "constant":
@@ -259,7 +259,7 @@ def with_tokenizer_ids(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig,
     if isinstance(model, Gemma) and (model.bos_id is not None or "bos_id" not in model.model_fields_set):
         ids["bos_id"] = corpus.tokenizer.vocabulary.start
     problems = [
-        f"model.{name}: {given}, but {corpus.directory}'s tokenizer has {value}"
+        f"model.{name}: {given}, but {corpus.location}'s tokenizer has {value}"
         for name, value in ids.items()
         if name in model.model_fields_set and (given := getattr(model, name)) not in (None, value)
     ]
@@ -292,9 +292,9 @@ def _weight_settings(model: ModelConfig) -> dict[str, object]:
 def _corpus_problems(split: str, corpora: list[Corpus]) -> list[str]:
     """Corpora without rows, and those listed twice: in training, both would give the same rows at the same time."""
     first: dict[str, int] = {}
-    problems = [f"data.{split}: {corpus.directory} has no {split} rows" for corpus in corpora if not corpus.rows(split)]
+    problems = [f"data.{split}: {corpus.location} has no {split} rows" for corpus in corpora if not corpus.rows(split)]
     return problems + [
-        f"data.{split}.{number}: {corpus.directory} is the same corpus as data.{split}.{before}; leave one out"
+        f"data.{split}.{number}: {corpus.location} is the same corpus as data.{split}.{before}; leave one out"
         for number, corpus in enumerate(corpora)
         if (before := first.setdefault(corpus.fingerprint, number)) != number
     ]
@@ -313,7 +313,7 @@ def _name_problems(names: list[str], validation: list[Corpus]) -> list[str]:
 def _tokenizer_differences(training: list[Corpus], validation: list[Corpus]) -> list[str]:
     first, *others = [*training, *validation]
     return [
-        f"{corpus.directory}: built with another tokenizer than {first.directory}: {'; '.join(found)}"
+        f"{corpus.location}: built with another tokenizer than {first.location}: {'; '.join(found)}"
         for corpus in others
         if (found := differences(_token_ids(first.tokenizer), _token_ids(corpus.tokenizer)))
     ]
@@ -333,11 +333,11 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
         if objective is None:
             continue
         if rows.apply_at == "build":
-            problems.append(f"{corpus.directory} was built with apply_at: build; its objective can't change")
+            problems.append(f"{corpus.location} was built with apply_at: build; its objective can't change")
         elif objective.raw_length != rows.raw_length and not (
             cut and not objective.columns and rows.raw_length % objective.raw_length == 0
         ):
-            needs = f"rows of {objective.raw_length} tokens, but {corpus.directory} has rows of {rows.raw_length}"
+            needs = f"rows of {objective.raw_length} tokens, but {corpus.location} has rows of {rows.raw_length}"
             problems.append(f"needs {needs}")
         elif objective.columns and objective.as_cut != rows.objective:
             problems.append(f"{objective.name} needs rows cut for it with the same settings")
@@ -354,14 +354,14 @@ def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) 
         fitting = models.FAMILIES[model.family].objectives
         inputs, targets = objective.shape
         if objective.kind_of_batches not in fitting:
-            found = f"{corpus.directory} has {objective.name}"
+            found = f"{corpus.location} has {objective.name}"
             problems.append(f"model.family: {model.family} learns from {', '.join(fitting)}, but {found}")
         elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:
-            found = f"{corpus.directory} gives up to {inputs} inputs and {targets} targets"
+            found = f"{corpus.location} gives up to {inputs} inputs and {targets} targets"
             problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, but {found}")
         elif config.data.pack > 1 and getattr(objective, "next_sentence", False):
-            problems.append(f"data.pack: {corpus.directory} has rows with next sentences, one for each row")
+            problems.append(f"data.pack: {corpus.location} has rows with next sentences, one for each row")
         elif isinstance(model, EncoderOnlyConfig) and model.next_sentence != getattr(objective, "next_sentence", None):
-            found = f"{corpus.directory} has rows {'without' if model.next_sentence else 'with'} next sentences"
+            found = f"{corpus.location} has rows {'without' if model.next_sentence else 'with'} next sentences"
             problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {found}")
     return list(dict.fromkeys(problems))  # without repeats: a corpus may serve both training and validation

@@ -15,6 +15,7 @@ from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.language import Detection, LanguageConfig, detector, keep_language
 from data_pipeline.cleaning.page import clean_page, has_paragraphs, is_too_long
 from data_pipeline.text.document import Tally
+from data_pipeline.text.languages import shortest_tag
 from tests.data_pipeline.reading import c4_pages
 from tests.tables import each
 
@@ -152,6 +153,24 @@ def test_multilingual_pages_need_three_lines_of_200_characters():
     assert not has_paragraphs(text, min_paragraphs=3, min_paragraph_characters=20)
 
 
+# ISO 639-1, and ISO 639-2/T and /B as the Library of Congress lists them: the 24 official languages of the European
+# Union, and the 10 others that are most frequent in Common Crawl
+CODES = """
+bg bul, cs ces cze, da dan, de deu ger, el ell gre, en eng, es spa, et est, fi fin, fr fra fre, ga gle, hr hrv, hu hun,
+it ita, lt lit, lv lav, mt mlt, nl nld dut, pl pol, pt por, ro ron rum, sk slk slo, sl slv, sv swe, ru rus, zh zho chi,
+ja jpn, fa fas per, tr tur, vi vie, id ind, ar ara, uk ukr, ko kor
+"""
+
+
+def test_a_language_has_one_tag():
+    """BCP 47, 2.2.1: the shortest code of ISO 639. "und" is an unknown language, as none is."""
+    for two, *three in (codes.split() for codes in CODES.split(",")):
+        assert {shortest_tag(code) for code in (two, *three, two.upper(), three[0].title())} == {two}
+    tags = {"zho-Hant": "zh-Hant", "deu_Latn": "de-Latn", "pt_BR": "pt-BR", "kab": "kab", "zh-cn": "zh-cn"}
+    none = {"und": "", "": "", "English": "English", "e": "e", "eng2": "eng2"}
+    assert {tag: shortest_tag(tag) for tag in tags | none} == tags | none
+
+
 LISTS = Path(bad_words.__file__).parent / "bad_words_lists"
 
 
@@ -159,6 +178,8 @@ BAD = {
     # an edge is a boundary; a phrase, and an entry without a letter
     "en": ["ass", "tied with a strap on it", "this finger 🖕 here"],
     "en-latin": ["What an ASS."],  # in any case; only the first part of the language counts
+    **{"eng": ["an ass"], "EN_us": ["an ass"], "fre": ["ce criss de bateau"]},  # the same languages
+    **{"nob": ["faen i helvete"], "nn-NO": ["faen i helvete"], "tgl": ["tang ina"], "cmn_Hani": ["他肏了"]},
     "es": ["Se cayó de culo en la calle."],  # a capitalised entry of the list
     "fr": ["ce criss de bateau"],  # Québec's list is part of French
     **{"ja": ["彼は変態だ"], "zh": ["他肏了"]},  # no boundary needed
@@ -307,6 +328,7 @@ def test_pages_of_the_published_corpus_are_english():
         ("fast", "english", "did you mean en?"),
         ("langdetect", "English", "did you mean en?"),
         ("fast", "en_US", "did you mean en?"),
+        ("langdetect", "eng", "did you mean en?"),
         ("fast", "iw", "did you mean he?"),  # CLD2's own code, which is renamed
         ("langdetect", "eo", "codes are such as en, de and zh-cn"),  # Esperanto, which only CLD2 knows
         ("fast", "x1", "codes are such as en, de and zh-cn"),

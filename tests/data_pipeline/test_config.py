@@ -58,7 +58,7 @@ def corpus_file(tmp_path):
         (
             ["sources.0={format: text, path: a, options: {sampel_by: line, max_record_bytes: x}}"],
             [
-                "sources.0.options: format text: max_record_bytes: expected integer, got 'x' "
+                "sources.0.options: format text: max_record_bytes: expected integer > 0, ≤ 8,589,934,592, got 'x' "
                 "(longer records, in bytes, are noted as damage and skipped)",
                 "sources.0.options: format text: sampel_by: unknown key; nearest valid key: sample_by",
             ],
@@ -112,6 +112,37 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
         ("tokenizer.special_tokens=['a b']", "tokenizer.special_tokens: a name is empty or has white space: 'a b'"),
         ("tokenizer.special_tokens=[<extra_id_3>]", "tokenizer.special_tokens: <extra_id_3> is a sentinel's name"),
         ("tokenizer.sentinels=-1", "tokenizer.sentinels"),
+        # numbers beyond use, which would take hours to count up to, or more than a machine has
+        *(
+            (f"rows.objective={{name: {name}, {key}: 100000000}}", f"rows.objective.{key}: expected integer ")
+            for name, key in (
+                *((name, "inputs_length") for name in ("span_corruption", "iid_denoising", "text_to_text")),
+                *((name, "length") for name in ("causal_lm", "causal_infilling", "prefix_lm", "full_lm")),
+                *((name, "length") for name in ("masked_lm", "denoising")),
+                ("text_to_text", "targets_length"),
+            )
+        ),
+        (
+            "rows.objective={name: span_corruption, noise_density: 0.99999, mean_span_length: 1000000.0}",
+            "rows.objective: noise_density: a row would have more than 16,777,216 tokens",
+        ),
+        ("tokenizer.sentinels=1000000000", "tokenizer.sentinels: expected integer ≥ 0, ≤ 1,048,576, got 1000000000"),
+        ("tokenizer.vocab_size=1000000000", "tokenizer.vocab_size: expected integer > 0, ≤ 4,194,304"),
+        ("tokenizer.character_coverage=0.97", "tokenizer.character_coverage: expected number ≥ 0.98, ≤ 1"),
+        ("dedup.minhash.rows=1000000", "dedup.minhash: bands × rows: 14,000,000 hash values of each document"),
+        ("dedup.minhash.ngram=100000000", "dedup.minhash.ngram: expected integer > 0, ≤ 1,048,576"),
+        ("decontamination.ngram=100000000", "decontamination.ngram: expected integer ≥ 2, ≤ 1,048,576"),
+        ("cleaning.gopher.max_top_ngrams={101: 0.1}", "cleaning.gopher.max_top_ngrams.101: input should be less"),
+        (
+            "sources.0.options.max_record_bytes=0",
+            "sources.0.options: format c4: max_record_bytes: expected integer > 0",
+        ),
+        ("ray.num_cpus=100000", "ray.num_cpus: expected integer > 0, ≤ 4,096"),
+        *(
+            (f"{key}={number}", f"{key}: expected an integer from -2**63 to 2**63 - 1, got {number}")
+            for number in (2**63, 10**30)
+            for key in ("seed", "shards.rows_per_block", "cleaning.min_words_per_line", "dedup.keys_per_bucket")
+        ),
         ("tokenizer.vocab_size=259", "tokenizer: vocab_size: 259 tokens are too few for byte_fallback, which takes"),
     ],
 )
@@ -158,6 +189,17 @@ def test_a_missing_corpus_names_the_file_that_builds_it(tmp_path, monkeypatch, f
     folders = [Path(folder)] if folder == "beside" else []
     assert how_to_build("corpora/mine", folders) == f"data-pipeline build {said.format(folder)}"
     assert how_to_build("corpora/c4-en") == "data-pipeline build configs:corpora/c4-published.yaml"
+
+
+@each("command", ["verify", "show", "stats", "publish"])
+def test_a_file_in_the_place_of_a_corpus_is_refused_in_a_line(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("output: corpora/mine\n")
+    Path("a.txt").write_text("x")
+    where = ["memory://x"] if command == "publish" else []
+    told = "error: {}: expected the directory of a corpus, found a file"
+    for name, hint in (("mine.yaml", "; it is the corpus file of corpora/mine"), ("a.txt", "")):
+        assert refused_here(2, "data-pipeline", command, name, *where) == told.format(name) + hint
 
 
 RUN = """

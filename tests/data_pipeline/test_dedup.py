@@ -4,25 +4,49 @@ MinHash, which finds near-duplicates as often as the formula 1 − (1 − s^rows
 import hashlib
 import itertools
 import math
+import os
 import random
 from dataclasses import replace
+from datetime import timedelta, timezone
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data_pipeline import report
-from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.config import RayConfig
+from data_pipeline.dedup.config import STEPS, DedupConfig
 from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans, sentences_of
 from data_pipeline.dedup.keys import KeyBucket, Keys
 from data_pipeline.dedup.minhash import Clusters, MinHashConfig, NearDuplicates
+from data_pipeline.dedup.newest_url import NewestUrl
+from data_pipeline.dedup.step import StepConfig
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
+from data_pipeline.execution.buckets import merge
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.stages.deduplication import forget
+from data_pipeline.stages.duplicates import merge_keys
 from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.tools import trace
 from data_pipeline.tools.finished_build import open_build
-from tests.data_pipeline.builds import OFF, built, checksums, cleaned, documents_of, page, published, texts_of, trained
+from tests.conftest import run as run_command
+from tests.conftest import write_corpus_file
+from tests.data_pipeline.builds import (
+    OFF,
+    built,
+    checksums,
+    cleaned,
+    documents_of,
+    page,
+    plain,
+    published,
+    texts_of,
+    trained,
+    write_pages,
+)
 from tests.slow import slow
 from tests.tables import each
 
@@ -154,6 +178,134 @@ def test_the_newest_page_of_a_url_stays_also_if_cleaning_drops_it(deduplicated):
         ends = [row["text"].removeprefix(text).strip() for row in found.rows]
         assert ends == ["New.", "Case counts.", "Beats a page that is too long.", "No address.", "No address."]
         assert found.dropped["duplicate_url"] == 3
+
+
+PACKAGE = """
+from data_pipeline.cleaning.rule import Rule
+from data_pipeline.dedup.keys import hash64
+from data_pipeline.dedup.step import Step
+
+
+class UpToBar(Rule):
+    def clean(self, text, url, tally):
+        return text.partition("|")[0]
+
+
+class Sites(Step):
+    columns, order = ("id", "url"), 0
+
+    def keys(self, document):
+        yield 0, (hash64(document.url.split("/")[2]),)
+
+
+class Hollow(Sites):
+    columns = ("id", "source")
+
+    def keys(self, document):
+        if document.id[-1] in "45":
+            yield 0, (hash64(document.source),)
+
+    def without(self, document, duplicates, tally, min_sentences):
+        return " " if duplicates else document.text
+"""
+OFFERS = """
+[encdec_pretrain.rules]
+up_to_bar = own:UpToBar
+[encdec_pretrain.dedup_steps]
+sites = own:Sites
+hollow = own:Hollow
+"""
+
+
+# From the oldest to the newest; those of a line are equally old. Two are in another form than ISO 8601.
+TIMES = [
+    ["", " "],
+    ["25/04/2019"],
+    ["April 2019"],
+    ["2019", "2019-01-01", "2019-01-01T00:00Z", "2018-12-31T24:00:00Z"],
+    ["2019-04-24T23:59:60Z", "2019-04-25", "2019-04-25 00:00:00+00:00", "2019-04-24T19:00-0500"],
+    ["2019-04-25T12:57:54Z", "2019-04-25T14:57:54+02:00", "2019-04-25 12:57:54 UTC", "2019-04-25T07:27:54.00-05:30"],
+    ["2019-04-25T12:57:54.000000001Z"],
+    ["2019-04-25T12:57:54.1Z", "2019-04-25T12:57:54,100", "2019-04-25t12:57:54.1z"],
+    ["2019-04-25T12:57:54.25Z"],
+    ["2019-04-25T13:00:00+00"],
+    ["2019-04-25T12:57:54-01:00"],
+    ["2019-04-26"],
+]
+
+
+def rank_of(timestamp: str) -> tuple[int, ...]:
+    """The newest page of a URL has the smallest."""
+    return NewestUrl.words("http://a.org/", timestamp, True)[1:-1]
+
+
+def test_the_newest_page_is_that_of_the_latest_instant():
+    ranks = [{rank_of(time) for time in times} for times in TIMES]
+    assert [len(equal) for equal in ranks] == [1] * len(TIMES)
+    assert ranks == sorted(ranks, key=min, reverse=True)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.datetimes(), st.integers(-14 * 60, 14 * 60)), min_size=2, max_size=2))
+def test_instants_are_those_of_the_calendar(drawn):
+    """Python's own, in which every offset is possible."""
+    times = [time.replace(tzinfo=timezone(timedelta(minutes=offset))) for time, offset in drawn]
+    first, second = (rank_of(time.isoformat()) for time in times)
+    assert (first < second, first == second) == (times[0] > times[1], times[0] == times[1])
+
+
+def test_what_rules_and_steps_of_a_package_leave_empty_is_counted_and_a_step_without_text_loses_none(
+    tmp_path, monkeypatch
+):
+    """The first page has nothing before the bar. Of the others a line is dropped, then the second of a.org, and then
+    "hollow" empties the second of two documents."""
+    (tmp_path / "own.py").write_text(PACKAGE)
+    installed = tmp_path / "own-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(OFFERS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    sites = ("a.org/0", "a.org/1", "a.org/2", "b.org/3", "c.org/4", "d.org/5")
+    texts = {f"http://{site}": f"The text of {site}.\nOn each page." for site in sites}
+    write_pages(
+        tmp_path / "0.json.gz", (page(f"{'|' if '/0' in url else ''}{text}", url) for url, text in texts.items())
+    )
+    dedup = {**OFF, "lines": True, "custom": [{"step": "sites"}, {"step": "hollow"}]}
+    cleaning = {"profile": "none", "rules": [{"rule": "up_to_bar"}]}
+    config = write_corpus_file(tmp_path / "corpus.yaml", dedup=dedup, cleaning=cleaning)
+    done = run_command("data-pipeline", "documents", config)
+    assert done.returncode == 0, done.stderr
+    found = Result(tmp_path / "corpus")
+    assert found.dropped == {"empty": 1, "duplicate_line": 4, "duplicate_sites": 1, "empty_after_dedup": 1}
+    keeper = min(sites[1:], key=lambda site: md5(f"http://{site}"))  # of the line
+    kept = [f"The text of {site}." + ("\nOn each page." if site == keeper else "") for site in sites[1:5]]
+    assert found.texts == [kept[0], *kept[2:]]
+
+
+def test_a_step_that_is_off_takes_no_other_steps_files_with_it(tmp_path, monkeypatch):
+    """And merging removes the levels of its own stage alone."""
+    monkeypatch.setitem(STEPS, "lines-fuzzy", NearDuplicates)
+    other = ["lines-fuzzy-keys", "lines-fuzzy-keys-merged", "lines-fuzzy-duplicates", "lines-fuzzy-clusters", "tokens"]
+    own = ["lines-keys", "lines-keys-merged", "lines-keys-merged-2", "lines-duplicates", "minhash-clusters"]
+    for name in [*other, *own]:
+        (tmp_path / ".stages" / name).mkdir(parents=True)
+    dedup = DedupConfig(urls=None, lines=False, custom=[StepConfig(step="lines-fuzzy")])
+    forget(tmp_path, plain(tmp_path, "x", "text", dedup=dedup))
+    assert {folder.name for folder in (tmp_path / ".stages").iterdir()} == set(other)
+
+    (tmp_path / ".stages/lines-fuzzy-keys-merged-2").mkdir()
+    (tmp_path / ".stages/lines-fuzzy-keys-merged-sites-keys").mkdir()
+    merge("lines-fuzzy-keys", merge_keys, {}, 1, tmp_path, RayConfig())
+    left = {folder.name for folder in (tmp_path / ".stages").iterdir()}
+    assert left == {*other, "lines-fuzzy-keys-merged-sites-keys"} - {"lines-fuzzy-keys-merged"}
+
+
+def test_a_line_too_long_beside_an_empty_one_leaves_no_text(tmp_path):
+    """The page is dropped: with no rule for sentences, the empty line would be all that is left."""
+    corpus = cleaned(
+        tmp_path, [[page("abcdefgh\n\n"), page("abc\n\n")]], cleaning={"profile": "none", "max_word_length": 5}
+    )
+    assert Result(corpus).texts == ["abc"]
 
 
 def test_equal_documents_leave_the_smallest_id(deduplicated):

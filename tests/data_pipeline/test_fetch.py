@@ -238,6 +238,19 @@ def test_a_server_that_refuses_everything_is_soon_left_alone(server, tmp_path):
         fetch(tmp_path, *files)
 
 
+def test_why_a_request_is_repeated_is_said_once(server, tmp_path):
+    """Before the waiting, which takes minutes: a server that is busy, and an address where none is."""
+    arguments = ("wet", CRAWL, tmp_path / "out", "--base-url", server.url)
+    server.plans[f"crawl-data/{CRAWL}/wet.paths.gz"] = [status(503)] * 4
+    for stop, why in ((lambda: None, "it answers 503"), (server.close, "Connection refused")):
+        stop()
+        done = run(*arguments)
+        warning, error = done.stderr.splitlines()
+        assert done.returncode == 1
+        assert re.fullmatch(rf"warning: .*{why}; trying up to 3 times more", warning)
+        assert error.startswith(f"error: {server.url}/crawl-data/{CRAWL}/wet.paths.gz: ")
+
+
 OUTSIDE = "../../x /etc/x a/../../x a//x ./x .fetch/lock a/.hidden http://127.0.0.1/x a\\..\\x"
 
 

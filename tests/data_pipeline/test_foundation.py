@@ -56,11 +56,20 @@ def test_what_is_there_is_not_replaced_unless_it_is_an_empty_directory(tmp_path)
     assert (tmp_path / "empty/file").exists()
 
 
-def test_what_a_killed_writer_left_is_found_by_its_name(tmp_path):
-    temporary_path(tmp_path / "out").mkdir()
-    temporary_path(tmp_path / "file", token="1-2").touch()
+def test_what_a_killed_writer_left_is_found_by_its_name_and_place_and_other_writers_files_stay(tmp_path):
+    (tmp_path / "own/below").mkdir(parents=True)
+    (tmp_path / "another").mkdir()
+    folders = [tmp_path, tmp_path / "own", tmp_path / "own/below", tmp_path / "another"]
+    left = [temporary_path(folder / name) for folder in folders for name in ("out", "a\nfile")]
+    theirs = {folder / name for folder in folders for name in (".theirs.tmp", ".file.0123abcd-1.tmp")}
+    for path in (*left, *theirs):
+        path.touch()
+    left[0].unlink()
+    left[0].mkdir()
+    remove_leftovers(tmp_path, ["own", "missing"])
+    assert set(tmp_path.rglob(".*")) == theirs | set(left[-2:])
     remove_leftovers(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert set(tmp_path.rglob(".*")) == theirs
 
 
 def test_a_lock_is_had_alone_or_shared_and_ends_with_its_file(tmp_path):

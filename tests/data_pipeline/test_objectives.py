@@ -1,7 +1,10 @@
 """What holds for all objectives; UL2's mixture beside its paper's table 1 (Tay et al. 2022); prefix language modelling;
 span corruption beside T5's (Raffel et al. 2020); and i.i.d. denoising beside the binomial distribution."""
 
+import itertools
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from math import comb
@@ -141,6 +144,9 @@ def test_inputs_and_targets_give_back_the_row(objectives, give_back):
             ]
             for shape in [(inputs, targets)]
         ),
+        # the longest: 1,165,084 − 174,763 + 58,254 + 1 inputs, and 174,763 + 58,254 + 1 targets
+        (SpanCorruption(inputs_length=1 << 20), 1_165_084, (1 << 20, 233_018), 58_254),
+        (Denoising(length=1 << 20, insert_ratio=0.5), 699_048, (1 << 20, 699_050), 0),  # 699,050 + 349,525 marked
         # rolled, a span may be in two parts: at most 567 − 85 + 29 + 1 = 512 inputs; 568 tokens would give 513
         (SpanCorruption(random_roll=True), 567, (512, 115), 29),
         # (3, .15), (8, .15), S, (3, .5), (8, .5), (64, .15), (64, .5), of which the last has 1006 tokens and the third
@@ -161,6 +167,27 @@ def test_inputs_and_targets_give_back_the_row(objectives, give_back):
 def test_lengths_follow_from_the_settings(objective, raw, shape, sentinels):
     assert (objective.raw_length, objective.shape) == (raw, shape)
     assert sentinels in (None, objective.sentinels)
+
+
+def test_the_limits_of_iid_denoising_are_those_of_the_counts_distribution():
+    """Of n tokens, m are masked in k runs in C(m − 1, k − 1) · C(n − m + 1, k) ways. In long rows numbers of runs are
+    distributed normally, with the mean n p q + p² and the variance n p q (1 − 3 p q), of which one in a million is 4.75
+    standard deviations above the mean."""
+    for length, density in itertools.product((1, 2, 7, 40), (0.02, 0.15, 0.5, 0.9)):
+        runs, added = Counter({0: (1 - density) ** length}), Counter({0: (1 - density) ** length})
+        for masked, k in itertools.product(range(1, length + 1), repeat=2):
+            ways = math.comb(masked - 1, k - 1) * math.comb(length - masked + 1, k)
+            probability = ways * density**masked * (1 - density) ** (length - masked)
+            runs[k] += probability
+            added[masked + k] += probability
+        objective = IidDenoising(inputs_length=length + 1, noise_density=density)
+        limits = objective.sentinels - 1, objective.shape[1] - 2
+        for limit, counts in zip(limits, (runs, added), strict=True):
+            assert sum(p for count, p in counts.items() if count > limit) <= 1e-6
+            assert sum(p for count, p in counts.items() if count >= limit) > 1e-6
+    n, pq = 100_000, 0.15 * 0.85
+    expected = n * pq + 0.15**2 + 4.753 * math.sqrt(n * pq * (1 - 3 * pq))
+    assert IidDenoising(inputs_length=n + 1).sentinels - 1 == pytest.approx(expected, abs=5)
 
 
 @each(

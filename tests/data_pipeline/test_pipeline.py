@@ -164,7 +164,10 @@ def test_verify_names_what_is_damaged_missing_or_not_of_the_corpus(small_corpus,
     foreign = [copy / name for name in ("documents/more.parquet", "shards/train/shard-99999.tar")]
     for path in foreign:
         shutil.copy(shard, path)
-    assert verify(open_corpus(copy)) == [f"{path}: not in the manifest; remove it" for path in foreign]
+    lines = [f"{path}: not in the manifest; remove it" for path in foreign]
+    assert verify(open_corpus(copy)) == lines
+    said = run_here("data-pipeline", "verify", copy).stderr.removeprefix("error: ")
+    assert said.splitlines() == lines  # and not that --repair makes them again
     for path in foreign:
         path.unlink()
     (copy / "documents/part-00000.parquet").unlink()
@@ -181,10 +184,11 @@ def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small
     for name in [*damaged, ".stages/tokens/part-00002.safetensors"]:
         flip(copy / name)
     (copy / "report.json").write_text("{}")
+    shutil.copy(copy / "shards/train/shard-00001.tar", extra := copy / "shards/train/shard-00077.tar")
     found = run_here("data-pipeline", "verify", copy)
     assert found.returncode == 1
     *named, way_out = found.stderr.removeprefix("error: ").splitlines()
-    files = sorted(str(copy / name) for name in [*damaged, "report.json"])
+    files = sorted(map(str, [*(copy / name for name in [*damaged, "report.json"]), extra]))
     assert sorted(line.split(": ")[0] for line in named) == files
     assert "data-pipeline build CORPUS.yaml --repair" in way_out
     repaired = done_here("data-pipeline", "build", config, f"output={copy}", "--repair")

@@ -109,6 +109,13 @@ LOST = {"read": 1, "damaged": 1}
             ("c4", {}, lines({"text": "a", key: time}), [Record(0, "a", timestamp=NOON)], {"read": 1}, [])
             for key, time in (("timestamp", "2019-04-25 12:57:54"), ("date", "2019-04-25T12:57:54.000Z"))
         ),
+        *(
+            ("c4", {}, lines({"text": "a", "date": given}), [Record(0, "a", timestamp=kept)], {"read": 1}, [])
+            for given, kept in (
+                ("2019-04-25 12:57:54.250", "2019-04-25T12:57:54.25Z"),
+                ("2019-04-25 12:57:54+02:00", "2019-04-25T12:57:54+02:00"),
+            )
+        ),
         ("c4", {}, lines({"text": "a", "url": None, "more": [1]}), texts("a"), {"read": 1}, []),
         # keys under the names of the options
         ("jsonl", NAMES, lines(NAMED), [Record(0, "A", "u", "N", "", "en")], {"read": 1}, []),

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, sha256
+from data_pipeline.foundation.atomic import sha256, temporary_path
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.stream import Stream
@@ -209,7 +209,7 @@ def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finish
     """The run, with four checkpoints, is set back to step 6 and then saves after every step. A save of
     an attempt before was killed."""
     checkpoints = finished.parent / "run/checkpoints"
-    shutil.copytree(checkpoints / "step-00000009", checkpoints / f".step-00000009.0123abcd-1{TEMPORARY_SUFFIX}")
+    shutil.copytree(checkpoints / "step-00000009", temporary_path(checkpoints / "step-00000009"))
     (checkpoints / "latest").write_text("step-00000006\n")
     settings = ("checkpoint.every_steps=1", "checkpoint.keep_last=2", "checkpoint.keep_every_steps=3")
     train(finished, *settings, "--stop-at-step", "8", code=75)

@@ -138,15 +138,18 @@ def test_the_ids_of_a_model_are_the_tokenizers(prepared, small_corpus, bart_corp
 
 
 def test_a_corpus_is_named_once_in_training_and_once_held_out(prepared, small_corpus, tmp_path):
-    """A corpus listed twice in training would give the same rows at the same time. A copy is the same corpus."""
+    """A corpus listed twice in training would give the same rows at the same time. A copy is the same corpus. A remote
+    one has its URL in messages, not the name that its copy has in the cache."""
     copy = tmp_path / "copy"
     shutil.copytree(small_corpus, copy)
-    twice = [{"corpus": str(small_corpus)}, {"corpus": str(copy), "name": "other"}]
-    train = [{"corpus": entry["corpus"]} for entry in twice]
-    assert told(prepared, VANILLA, sections={"data": {"train": train, "validation": twice}}) == [
-        f"data.train.1: {copy} is the same corpus as data.train.0; leave one out",
-        f"data.validation.1: {copy} is the same corpus as data.validation.0; leave one out",
-    ]
+    for place in (str(copy), copy.as_uri()):
+        twice = [{"corpus": str(small_corpus)}, {"corpus": place, "name": "other"}]
+        train = [{"corpus": entry["corpus"]} for entry in twice]
+        data = {"train": train, "validation": twice, "cache": {"directory": str(tmp_path / "cache")}}
+        assert told(prepared, VANILLA, sections={"data": data}) == [
+            f"data.train.1: {place} is the same corpus as data.train.0; leave one out",
+            f"data.validation.1: {place} is the same corpus as data.validation.0; leave one out",
+        ]
 
 
 def test_held_out_corpora_of_one_name_need_another(prepared, small_corpus, corpus_built_with_noise):
