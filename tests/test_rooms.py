@@ -123,6 +123,15 @@ def test_only_modules_are_imported_at_first_use():
     assert blocks > 20
 
 
+UNPICKLING = re.compile(r"\b(all_gather_object|(broadcast|scatter)_object_list|(gather|send|recv)_object\w*)\b")
+
+
+def test_ranks_exchange_no_pickles():
+    """PyTorch's collectives of objects unpickle what peers send: `pretrain.zero.ranks` exchanges JSON."""
+    found = [module for module, path in modules().items() if UNPICKLING.search(path.read_text())]
+    assert found == []
+
+
 def test_an_import_in_a_function_says_why_it_is_not_at_the_top():
     """Most can be at the top: see data_pipeline/foundation/lazy_imports.py."""
     found = 0

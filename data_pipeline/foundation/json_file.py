@@ -55,7 +55,7 @@ def read_valid_json(path: Path, kind: type[T]) -> T | None:
 def parse_json(content: bytes | str, kind: type[T], path: Path | str) -> T:
     """Like `read_json`, for content already read from `path`."""
     try:
-        return _adapter(cast(Any, kind)).validate_json(content, strict=True)
+        return adapter(cast(Any, kind)).validate_json(content, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
@@ -71,5 +71,6 @@ def seal_holds(content: bytes) -> bool:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """What turns a `kind` into JSON and back."""
     return TypeAdapter(kind)

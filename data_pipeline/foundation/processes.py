@@ -245,8 +245,19 @@ def available_memory() -> int:
     return min([psutil.virtual_memory().available, *left_by_control_groups()])
 
 
+def total_memory() -> int:
+    """The bytes of the machine's memory that this process may use, free or not."""
+    return min([psutil.virtual_memory().total, *(most for most, _ in control_groups())])
+
+
 def left_by_control_groups(system: Path = Path("/")) -> Iterator[int]:
-    """The bytes left in each control group of this process that has a limit, such as a container's or a job's."""
+    """The bytes left in each control group of this process that has a limit."""
+    return (most - taken for most, taken in control_groups(system))
+
+
+def control_groups(system: Path = Path("/")) -> Iterator[tuple[int, int]]:
+    """The limit in bytes of each control group of this process that has one, such as a container's or a job's, and what
+    is in use."""
     groups = (system / "proc/self/cgroup").read_text() if (system / "proc/self/cgroup").exists() else ""
     for _, controllers, path in (line.split(":", 2) for line in groups.splitlines()):
         if controllers not in _GROUPS:
@@ -258,4 +269,4 @@ def left_by_control_groups(system: Path = Path("/")) -> Iterator[int]:
             with contextlib.suppress(OSError, ValueError):  # in a container there is only the root; "max": no limit
                 most, taken = (int((group / name).read_text()) for name in (limit, usage))
                 kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                yield most - taken + int(kinds.get(cache, 0))
+                yield most, taken - int(kinds.get(cache, 0))

@@ -66,8 +66,13 @@ def balanced(one_each: Examples, per_row: int) -> Examples:
         tokens[slot] += sizes[example]
         counts[slot] += 1
         row[example], segment[example] = slot, counts[slot]
-    inputs, targets = (max(1, -(-int(width) // _MULTIPLE)) * _MULTIPLE for width in tokens.max(axis=0))
+    inputs, targets = (width_of(int(most)) for most in tokens.max(axis=0))
     return _in_rows(one_each, row, segment, len(tokens), (inputs, targets))
+
+
+def width_of(tokens: int) -> int:
+    """The width of a batch of balanced rows, of which the longest has so many tokens."""
+    return max(1, -(-tokens // _MULTIPLE)) * _MULTIPLE
 
 
 def _in_rows(one_each: Examples, row: np.ndarray, segment: np.ndarray, count: int, widths: tuple[int, int]) -> Examples:

@@ -23,7 +23,15 @@ from pretrain.checkpoint.index import Piece
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, load_buffers
 from pretrain.optimizers.flat_buffers import Sharded
 from pretrain.run import watchdog
-from pretrain.zero.deepspeed_private import flat_buffers, in_memory, loaded, swapped, update_parameters, wrapped
+from pretrain.zero.deepspeed_private import (
+    flat_buffers,
+    fragments,
+    in_memory,
+    loaded,
+    swapped,
+    update_parameters,
+    wrapped,
+)
 from pretrain.zero.engine import Engine
 
 
@@ -108,6 +116,12 @@ class Copy:
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
         self.seconds += time.perf_counter() - started
+
+
+def copy_bytes(engine: Engine) -> int:
+    """About the bytes of a copy of this rank's state: its parameters, two moments and, if it is kept, the average."""
+    tensors = 3 if engine.config.optimizer.ema_decay is None else 4
+    return 4 * tensors * sum(fragment.size for fragment in fragments(engine.deepspeed))
 
 
 class HostCopies:

@@ -10,11 +10,11 @@ node, which keeps them beside its own (Wang et al. 2023, Gemini).
 """
 
 import contextlib
-import os
 import shutil
 import threading
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,13 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.checkpoint import rank_file
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
-from pretrain.checkpoint.engine_state import Copy, HostCopies, host_memory
+from pretrain.checkpoint.engine_state import Copy, HostCopies, copy_bytes, host_memory
 from pretrain.checkpoint.index import Files, MappedFile, Origin, write_run_index, write_table
 from pretrain.checkpoint.save import write_common, write_together
 from pretrain.checkpoint.tensors import model_buffers
-from pretrain.run import node_memory
 from pretrain.run.train_state import TrainState
-from pretrain.zero.deepspeed_private import fragments
 from pretrain.zero.engine import Engine
-from pretrain.zero.ranks import group_of_threads, of_all_ranks, on_rank_0
+from pretrain.zero.ranks import group_of_threads, on_each_rank, on_rank_0
 
 _RUN_NAME = "memory.json"
 _SLOTS = 2
@@ -57,36 +55,34 @@ def run_name(directory: Path) -> str | None:
     return found.get("run") if found else None
 
 
-def memory_bytes(engine: Engine) -> int:
-    """About the bytes that checkpoints in memory take for this rank: its parameters and two moments, in each slot."""
-    elements = sum(fragment.size for fragment in fragments(engine.deepspeed))
-    copies = 2 if _several_nodes() else 1  # those of another node's rank too
-    return copies * _SLOTS * 3 * 4 * elements
+def memory_bytes(engine: Engine, nodes: int) -> int:
+    """About the bytes that checkpoints in memory take for this rank of a run on so many nodes: a copy of its state in
+    each slot."""
+    copies = 2 if nodes > 1 else 1  # those of another node's rank too
+    return copies * _SLOTS * copy_bytes(engine)
 
 
 class MemoryCheckpoints:
     """Takes checkpoints in memory while a run trains. All ranks create one and call it together.
 
-    `node` is the run's directory in this node's memory. `every`: steps from one to the next; "auto": as few as cost
-    less than one percent of the time.
+    `node` is the run's directory in this node's memory, and `nodes` has the ranks of each. `every`: steps from one to
+    the next; "auto": as few as cost less than one percent of the time. Raises FailedError if a node has no room.
     """
 
-    def __init__(self, engine: Engine, origin: Origin, node: Path, every: int | str):
+    def __init__(self, engine: Engine, origin: Origin, node: Path, every: int | str, nodes: list[list[int]]):
         self._engine, self._origin, self._node = engine, origin, node
         self._auto, self._every = every == "auto", 1 if every == "auto" else int(every)
-        self._first_of_node = int(os.environ["LOCAL_RANK"]) == 0
+        self._first_of_node = origin.rank in [ranks[0] for ranks in nodes]
         self._slots = [_Slot(engine, node, origin.rank, number) for number in range(_SLOTS)]
         self._number = self._step = 0
         self._storing: threading.Thread | None = None
         self._began, self._seconds = time.monotonic(), 0.0
         self.problem: str | None = None
         """Why there are no more of them, once this rank or another can't take one."""
-        name = on_rank_0(self._name_run)
-        if self._first_of_node:
-            self._prepare(name)
-        self._neighbours = _neighbours() if _several_nodes() else None
+        name = on_rank_0(self._name_run, str)
+        on_each_rank(lambda: self._prepare(name))  # before the first slot is filled
+        self._neighbours = _neighbours(origin.rank, nodes) if len(nodes) > 1 else None
         self._group = group_of_threads()
-        dist.barrier()  # before the first slot is filled
 
     def _name_run(self) -> str:
         checkpoints = self._origin.run / "checkpoints"
@@ -96,8 +92,10 @@ class MemoryCheckpoints:
         return name
 
     def _prepare(self, name: str) -> None:
-        """Removes checkpoints but the one that this run has resumed from, and puts into each slot the files that no
-        rank owns."""
+        """On the first rank of a node, removes checkpoints but the one that this run has resumed from, and puts into
+        each slot the files that no rank owns."""
+        if not self._first_of_node:
+            return
         origin = self._origin
         for left in (self._node / "checkpoints").glob("*"):
             if origin.resumed is None or left != checkpoint_directory(self._node, origin.resumed):
@@ -138,25 +136,26 @@ class MemoryCheckpoints:
             files, state = write_together(lambda: slot.describe(self._origin.rank, copy), train_state, self._group)
             if self._neighbours:
                 self._exchange(slot, files)
-            slot.place = checkpoint_directory(self._node, state.step)
-            if self._first_of_node:
-                write_run_index(slot.directory, files, self._origin, state)
-                slot.directory.rename(slot.place)
-                for step in all_steps(self._node)[:-_SLOTS]:  # the one that was resumed from
-                    shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
+            on_each_rank(lambda: self._name(slot, files, state), self._group)
         except Exception as error:  # no room, or a rank is gone
             self.problem = f"{self._node}: {' '.join(str(error).split())}: no further checkpoints in memory"
         self._seconds += time.thread_time() + (copy.seconds if isinstance(copy, Copy) else 0.0)
+
+    def _name(self, slot: "_Slot", files: Files, state: TrainState) -> None:
+        """Gives the checkpoint its name, on the first rank of each node."""
+        slot.place = checkpoint_directory(self._node, state.step)
+        if not self._first_of_node:
+            return
+        write_run_index(slot.directory, files, self._origin, state)
+        slot.directory.rename(slot.place)
+        for step in all_steps(self._node)[:-_SLOTS]:  # the one that was resumed from
+            shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
 
     def _exchange(self, slot: "_Slot", files: Files) -> None:
         """Sends this rank's files to a rank of the next node, and receives those that this rank keeps."""
         assert self._neighbours
         to, sources = self._neighbours
-        incoming: dict[int, list[Tensor]] = {}
-        for source in sources:
-            described = torch.empty(files[f"{rank_file(source)}.json"].bytes, dtype=torch.uint8)
-            tensors = slot.file(source, files[f"{rank_file(source)}.safetensors"].bytes)
-            incoming[source] = [described, *tensors.split(_MOST_BYTES)]
+        incoming = on_each_rank(lambda: {source: slot.room(source, files) for source in sources}, self._group)
         table = bytearray((slot.directory / f"{rank_file(self._origin.rank)}.json").read_bytes())
         sent = [torch.frombuffer(table, dtype=torch.uint8), *slot.files[self._origin.rank].split(_MOST_BYTES)]
         pending: list[Any] = [dist.isend(part, to, self._group, tag=number) for number, part in enumerate(sent)]
@@ -164,9 +163,8 @@ class MemoryCheckpoints:
             pending += [dist.irecv(part, source, self._group, tag=number) for number, part in enumerate(parts)]
         for one in pending:
             one.wait()
-        for source, (described, *_) in incoming.items():
-            (slot.directory / f"{rank_file(source)}.json").write_bytes(described.numpy().tobytes())
-        dist.barrier(self._group)
+        tables = {source: table for source, (table, *_) in incoming.items()}
+        on_each_rank(partial(slot.keep, tables), self._group)
 
     def _adjust(self, seconds: float) -> None:
         """Sets the number of steps between checkpoints from the cost of the last one."""
@@ -211,6 +209,16 @@ class _Slot:
             self.files[rank] = host_memory(size, page_locked, path)
         return self.files[rank]
 
+    def room(self, rank: int, files: Files) -> list[Tensor]:
+        """Where the files of a rank of another node arrive: the table of its fragments, and parts of its tensors."""
+        table = torch.empty(files[f"{rank_file(rank)}.json"].bytes, dtype=torch.uint8)
+        return [table, *self.file(rank, files[f"{rank_file(rank)}.safetensors"].bytes).split(_MOST_BYTES)]
+
+    def keep(self, tables: dict[int, Tensor]) -> None:
+        """Writes the tables of the fragments of ranks of another node, whose tensors are in their files by now."""
+        for rank, table in tables.items():
+            (self.directory / f"{rank_file(rank)}.json").write_bytes(table.numpy().tobytes())
+
     def withdraw(self) -> None:
         """Takes the checkpoint's name from the files, if they are one. The first of the node's ranks does it for all:
         none fills its file before."""
@@ -227,18 +235,9 @@ class _Slot:
         return {f"{rank_file(rank)}.safetensors": tensors, **write_table(self.directory, rank, copy.pieces)}
 
 
-def _several_nodes() -> bool:
-    return int(os.environ["LOCAL_SIZE"]) < dist.get_world_size()
-
-
-def _neighbours() -> tuple[int, list[int]]:
-    """The rank of the next node that keeps this rank's files, and the ranks whose files this rank keeps."""
-    names = of_all_ranks(node_memory.node_name())
-    nodes = list(dict.fromkeys(names))
-    ranks = {node: [rank for rank, name in enumerate(names) if name == node] for node in nodes}
+def _neighbours(own: int, nodes: list[list[int]]) -> tuple[int, list[int]]:
+    """The rank of the next node that keeps the files of the rank `own`, and the ranks whose files that one keeps."""
     to: dict[int, int] = {}
-    for number, node in enumerate(nodes):
-        following = ranks[nodes[(number + 1) % len(nodes)]]
-        to |= {rank: following[index % len(following)] for index, rank in enumerate(ranks[node])}
-    own = dist.get_rank()
+    for node, following in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
+        to |= {rank: following[index % len(following)] for index, rank in enumerate(node)}
     return to[own], [rank for rank, keeper in to.items() if keeper == own]

@@ -4,7 +4,6 @@ All ranks call these functions together.
 """
 
 import logging
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,10 +16,10 @@ from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import memory
 from pretrain.checkpoint.directory import all_steps, candidates, checkpoint_directory, damage, first_valid, set_latest
-from pretrain.checkpoint.index import INDEX, File, MappedFile
+from pretrain.checkpoint.index import INDEX, File, Files, MappedFile
 from pretrain.checkpoint.tensors import StoredTensors
 from pretrain.run import node_memory, watchdog
-from pretrain.zero.ranks import from_rank_0, of_all_ranks, on_rank_0
+from pretrain.zero.ranks import from_rank_0, of_all_ranks, on_rank_0, ranks_by_node
 
 logger = logging.getLogger(__name__)
 _Key = tuple[int, str]  # a step, and the checksum of its index: attempts may differ
@@ -28,7 +27,8 @@ _Key = tuple[int, str]  # a step, and the checksum of its index: attempts may di
 
 def newest_verified(run: Path) -> Path | None:
     """The latest checkpoint on disk whose content is verified."""
-    found = on_rank_0(lambda: candidates(run))  # a network file system may show other hosts older ones
+    # a network file system may show other hosts older ones
+    found = on_rank_0(lambda: candidates(run), tuple[list[Path], str | None])
     return first_valid(run, _damage_on_any_rank, found)
 
 
@@ -36,7 +36,7 @@ def _damage_on_any_rank(directory: Path) -> str | None:
     """The damage of a checkpoint, of which each rank verifies its share."""
     share = slice(dist.get_rank(), None, dist.get_world_size())
     own = damage(directory, lambda one, _: StoredTensors(one).verify(share, watchdog.alive))
-    on_any = any(of_all_ranks(own is not None))
+    on_any = any(of_all_ranks(own is not None, bool))
     return own or (f"{directory}: damaged, as another rank found" if on_any else None)
 
 
@@ -45,20 +45,22 @@ def newer(run: Path, resume: Path | None) -> Path | None:
 
     On one node, the checkpoint stays in memory. With several, it goes to the run directory, which they all see.
     """
-    name = from_rank_0(memory.run_name(run / "checkpoints"))
+    name = from_rank_0(memory.run_name(run / "checkpoints"), str | None)
     node = node_memory.given()
     if node and (name is None or memory.run_name(node) != name):  # of a run that was in this directory before
         shutil.rmtree(node / "checkpoints", ignore_errors=True)
         node = None
     on_disk = checkpoint_index.read(resume).step if resume else -1
-    held = of_all_ranks(_held(node, on_disk) if node else {})
+    nodes = ranks_by_node()
+    own = _held(node, on_disk, next(ranks for ranks in nodes if dist.get_rank() in ranks)) if node else {}
+    held = [dict(one) for one in of_all_ranks([*own.items()], list[tuple[_Key, dict[str, bool]]])]
     for key in sorted({key for one in held for key in one}, reverse=True):
         told = [(name, rank, there) for rank, one in enumerate(held) for name, there in one.get(key, {}).items()]
         where = {name: rank for name, rank, there in told if there}
-        if any(name not in where for name, *_ in told):
+        on_all = all(key in one for one in held)  # else a node is new, or a rank has no directory in memory
+        if any(name not in where for name, *_ in told) or not (on_all or len(nodes) > 1):
             continue
-        alone = int(os.environ["LOCAL_SIZE"]) == dist.get_world_size()
-        found = checkpoint_directory(node, key[0]) if alone and node else _on_disk(run, node, key[0], where)
+        found = _on_disk(run, node, key[0], where) if len(nodes) > 1 else checkpoint_directory(node or run, key[0])
         problem = _damage_on_any_rank(found) if found else f"step {key[0]} in memory: a file is damaged"
         if problem is None:
             return found
@@ -66,13 +68,13 @@ def newer(run: Path, resume: Path | None) -> Path | None:
     return resume
 
 
-def _held(node: Path, after: int) -> dict[_Key, dict[str, bool]]:
+def _held(node: Path, after: int, ranks: list[int]) -> dict[_Key, dict[str, bool]]:
     """The checkpoints after that step in `node`, each with its files and whether they are there; those of other nodes'
     ranks may not be.
 
-    Each rank of a node tells of its share of them.
+    Each of the `ranks` of a node tells of its share of them.
     """
-    share = slice(int(os.environ["LOCAL_RANK"]), None, int(os.environ["LOCAL_SIZE"]))
+    share = slice(ranks.index(dist.get_rank()), None, len(ranks))
     held: dict[_Key, dict[str, bool]] = {}
     for step in (step for step in all_steps(node) if step > after):
         directory = checkpoint_directory(node, step)
@@ -87,7 +89,7 @@ def _held(node: Path, after: int) -> dict[_Key, dict[str, bool]]:
 def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) -> Path | None:
     """Copies a checkpoint to `run`, each file by the rank that `where` names; its new path, None if one is damaged."""
     final, rank = checkpoint_directory(run, step), dist.get_rank()
-    source, temporary = checkpoint_directory(node or run, step), from_rank_0(temporary_path(final))
+    source, temporary = checkpoint_directory(node or run, step), from_rank_0(temporary_path(final), Path)
     mine = [name for name, holder in where.items() if holder == rank]
     index = checkpoint_index.read(source) if mine else None
     copied: dict[str, File | MappedFile] = {}
@@ -98,7 +100,7 @@ def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) 
             shutil.copyfile(source / name, temporary / name)
             flush(temporary / name)
             copied[name] = File.of(temporary / name, watchdog.alive)
-    copied = dict(sorted((name, file) for one in of_all_ranks(copied) for name, file in one.items()))
+    copied = dict(sorted((name, file) for one in of_all_ranks(copied, Files) for name, file in one.items()))
     if copied.keys() != where.keys():
         return None
     if index and rank == min(where.values()):

@@ -18,14 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from data_pipeline import tokenizer
 from data_pipeline.foundation.atomic import commit, temporary_path
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory, set_latest
 from pretrain.checkpoint.engine_state import Copy, HostCopies
@@ -34,7 +33,7 @@ from pretrain.checkpoint.tensors import model_buffers, write_buffers, write_part
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.zero.engine import Engine
-from pretrain.zero.ranks import first_value, from_rank_0, group_of_threads
+from pretrain.zero.ranks import first_value, from_rank_0, group_of_threads, of_all_ranks, on_each_rank, words
 
 _ROUND_SECONDS = 1.0
 
@@ -99,7 +98,7 @@ class Saver:
         copy = self._copies.take()
         buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
         final = checkpoint_directory(self._origin.run, train_state.step)
-        temporary = from_rank_0(temporary_path(final))
+        temporary = from_rank_0(temporary_path(final), Path)
         self._writing = _Writing(Saved(final, train_state.step), copy)
         arguments = (self._writing, train_state, temporary, buffers, weights)
         # a daemon, so that a process that ends with an error doesn't wait for it
@@ -172,7 +171,7 @@ class Saver:
                 else:
                     saved.warnings.append(f"{saved.directory}: no finite loss was computed from it yet; `latest` stays")
         except Exception as error:
-            writing.error = str(error) if isinstance(error, FailedError) else f"rank {rank}: {_words(error)}"
+            writing.error = str(error) if isinstance(error, FailedError) else f"rank {rank}: {words(error)}"
             if rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
         finally:
@@ -220,26 +219,12 @@ def write_together(
 
     Called in a thread of each rank. Raises FailedError on all of them if one can't write its files.
     """
-    files: Files = {}
-    problem: str | None = None
-    try:
-        files = write()
-    except Exception as error:  # the other ranks wait to be told
-        problem = f"rank {dist.get_rank()}: {_words(error)}"
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (problem, files, train_state), group)
-    if failed := next((problem for problem, *_ in told if problem), None):
-        raise FailedError(failed)
+    files = on_each_rank(write, group)
+    told = of_all_ranks((files, train_state), tuple[Files, TrainState], group)
     # each rank meets only the damage in its own share of the rows
-    skipped = {(one.corpus, one.shard, one.offset): one for *_, state in told for one in state.skipped}
-    everything = {name: file for _, of_rank, _ in told for name, file in of_rank.items()}
-    return everything, replace(told[0][2], skipped=[skipped[key] for key in sorted(skipped)])
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError | UserError):
-        return getattr(error, "strerror", None) or str(error)
-    return f"{type(error).__name__}: {error}"
+    skipped = {(one.corpus, one.shard, one.offset): one for _, state in told for one in state.skipped}
+    everything = {name: file for of_rank, _ in told for name, file in of_rank.items()}
+    return everything, replace(told[0][1], skipped=[skipped[key] for key in sorted(skipped)])
 
 
 def write_common(origin: Origin, buffers: Mapping[str, torch.Tensor], directory: Path) -> None:

@@ -48,7 +48,8 @@ class AttentionPictures:
             row = {key: values[:1] for key, values in next(evaluation.batches(corpus)).items()}
             with evaluation.whole_model() as model:
                 if held_out.layout.rank == 0:
-                    patterns = attention_patterns(model, row, held_out.tokenizer, self._settings.tokens)
+                    with evaluation.collectives.shield():  # which puts the model's hooks back
+                        patterns = attention_patterns(model, row, held_out.tokenizer, self._settings.tokens)
                     title = f"{name}, step {evaluation.step}"
                     images |= {
                         f"attention/{name}/{kind}": attention_figure(one, f"{kind}: {title}")

@@ -129,7 +129,7 @@ class Samples:
             trained = TrainedModel(model, evaluation.held_out.tokenizer)
             for name, corpus in evaluation.held_out.corpora.items():
                 prompts = self._corpus_prompts(name, corpus, model)
-                written = evaluation.shared(prompts, lambda pairs: self._write(trained, pairs))
+                written = evaluation.shared(prompts, lambda pairs: self._write(trained, pairs), str)
                 rows += [
                     {"corpus": name, "given": blanks, "written": whole, "original": original}
                     for (blanks, original), whole in zip(prompts, written, strict=True)

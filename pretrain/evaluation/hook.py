@@ -30,6 +30,7 @@ from data_pipeline.loading.batches import Batch, validation_batches
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.models.model import Model, recording_hits
 from pretrain.run import watchdog
+from pretrain.zero.ranks import of_all_ranks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,7 +130,7 @@ class Evaluation:
 
         `alone`: the model is whole on this rank, and other ranks don't take part.
         """
-        with recording_hits() as hits:
+        with self.collectives.shield(), recording_hits() as hits:
             losses = self.subject.losses(batch) if alone else self.losses(batch)
         labels, (found,) = batch["labels"].to(hits[0].device), hits
         if found.shape != labels.shape:  # those of targets only
@@ -139,9 +140,7 @@ class Evaluation:
     @contextlib.contextmanager
     def whole_model(self) -> Iterator[Model]:
         """Within the block, the model in evaluation mode with all its weights on this rank; no collectives follow."""
-        with contextlib.ExitStack() as stack:
-            with self.collectives.guard():
-                model = stack.enter_context(self.subject.whole())
+        with self.collectives.guard(), self.subject.whole() as model, self.collectives.unshielded():
             yield model
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -151,17 +150,16 @@ class Evaluation:
                 dist.all_reduce(values)
         return values
 
-    def shared(self, items: Sequence[T], work: Callable[[Sequence[T]], Sequence[Any]]) -> list[Any]:
+    def shared(self, items: Sequence[T], work: Callable[[Sequence[T]], Sequence[Any]], kind: Any) -> list[Any]:
         """`work` on each item once, divided among the ranks; the results, in the order of `items`, on all ranks.
 
-        `work` uses no collectives; a model that it uses is whole on this rank.
+        `work` uses no collectives; a model that it uses is whole on this rank. `kind`: the type of a result, of which
+        pydantic makes JSON.
         """
         rank, ranks = self.held_out.layout.rank, self.held_out.layout.ranks
         mine = [*work(items[rank::ranks])]
-        gathered: list[list[Any]] = [mine] * ranks
         with self.collectives.guard():
-            if ranks > 1:
-                dist.all_gather_object(gathered, mine)
+            gathered = of_all_ranks(mine, list[kind]) if ranks > 1 else [mine]
         return [gathered[index % ranks][index // ranks] for index in range(len(items))]
 
 
@@ -244,7 +242,7 @@ class Collectives:
     def guard(self) -> Iterator[None]:
         """Within the block, all ranks are in the same collective, and the budget doesn't interrupt it."""
         overdue = self._seconds is not None and time.monotonic() - self._began > self._seconds
-        with self._shield():
+        with self.shield():
             self._agree(_LATE if overdue else _GOES_ON)
             yield
 
@@ -264,7 +262,8 @@ class Collectives:
             raise _OthersLeft("its ranks made different numbers of collective calls")
 
     @contextlib.contextmanager
-    def _shield(self) -> Iterator[None]:
+    def shield(self) -> Iterator[None]:
+        """Within the block, the budget doesn't interrupt: what it changes is put back. It does so after it."""
         before, self._shielded = self._shielded, True
         try:
             yield
@@ -272,6 +271,17 @@ class Collectives:
             self._shielded = before
         if self._overdue and not before:
             raise _Interrupted
+
+    @contextlib.contextmanager
+    def unshielded(self) -> Iterator[None]:
+        """Within the block, which a shielded one contains, the budget interrupts."""
+        self._shielded = False
+        try:
+            if self._overdue:
+                raise _Interrupted
+            yield
+        finally:
+            self._shielded = True
 
     @contextlib.contextmanager
     def _alarm(self) -> Iterator[None]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from data_pipeline.foundation.atomic import write_bytes
 from pretrain.config.evaluation import HookSettings
 from pretrain.evaluation import record
 from pretrain.evaluation.hook import Collectives, Evaluation, Findings, HeldOut, Hook, Outcome, Row, StepHook, Subject
 from pretrain.run import watchdog
+from pretrain.zero.ranks import of_all_ranks
 
 if TYPE_CHECKING:
     from pretrain.zero.engine import Engine
@@ -65,7 +65,7 @@ class HookRunner:
     def _evaluate(self, hook: Hook, evaluation: Evaluation) -> Findings:
         if error := self._errors.pop(id(hook), None):
             raise error
-        return hook.evaluate(evaluation)
+        return hook.evaluate(evaluation) or Findings()  # only rank 0's count: one may return nothing on the others
 
     def _due(self, step: int, last: bool) -> Iterator[tuple[HookSettings, Hook]]:
         ran = []
@@ -104,10 +104,8 @@ class HookRunner:
     def _failed(self, hook: str, step: int, outcome: Outcome[Findings]) -> Findings:
         """The warning for a hook that has failed on some rank, whose traceback goes to a file."""
         rank, ranks = self._held_out.layout.rank, self._held_out.layout.ranks
-        errors: list[str | None] = [outcome.error]
-        if ranks > 1:
-            errors *= ranks
-            dist.all_gather_object(errors, None if outcome.others_left else outcome.error)
+        own = None if outcome.others_left else outcome.error
+        errors = of_all_ranks(own, str | None) if ranks > 1 else [own]
         first = next((rank for rank, error in enumerate(errors) if error is not None), 0)
         if outcome.traceback is not None and self._folder is not None:
             with contextlib.suppress(OSError):

@@ -61,7 +61,7 @@ class LmEvalRequests:
 
     def generate(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
         """An answer to each (context, settings), up to the first of the strings `until`, which it leaves out."""
-        return self._evaluation.shared(list(requests), lambda mine: [self._answer(*request) for request in mine])
+        return self._evaluation.shared(list(requests), lambda mine: [self._answer(*one) for one in mine], str)
 
     def _prompt(self, context: str, continuation: str) -> Prompt:
         encode = self._tokenizer.encode

@@ -190,7 +190,9 @@ class PromptScores:
         """
         order = sorted(range(len(rows)), key=lambda number: -rows[number].length)
         batches = [order[start : start + self._batch_size] for start in range(0, len(order), self._batch_size)]
-        found = self._evaluation.shared(batches, lambda mine: [self._of_batch([rows[i] for i in one]) for one in mine])
+        found = self._evaluation.shared(
+            batches, lambda mine: [self._of_batch([rows[i] for i in one]) for one in mine], list[tuple[float, bool]]
+        )
         by_row = {
             row: score
             for batch, batch_scores in zip(batches, found, strict=True)

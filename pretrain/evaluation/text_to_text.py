@@ -89,7 +89,7 @@ class TextToTextAnswers:
                 step = _AT_ONCE * evaluation.held_out.layout.ranks
                 for start in range(0, len(task.questions), step):
                     watchdog.alive()
-                    answers += evaluation.shared(task.questions[start : start + step], answerer.answers)
+                    answers += evaluation.shared(task.questions[start : start + step], answerer.answers, Answer)
                     if evaluation.collectives.late:
                         break
                 answered = task.questions[: len(answers)]

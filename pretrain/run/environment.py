@@ -9,7 +9,6 @@ from typing import Any, TypedDict
 
 import psutil
 import torch
-import torch.distributed as dist
 
 from data_pipeline.foundation.formatting import masked_code, without_login
 from data_pipeline.foundation.packages import git
@@ -58,12 +57,10 @@ def this_machine(*ranks: int) -> Machine:
     }
 
 
-def machines() -> list[Machine]:
-    """Every machine of the run with its ranks. All ranks call this together."""
-    gathered = [this_machine(dist.get_rank())] * dist.get_world_size()
-    dist.all_gather_object(gathered, gathered[0])
+def machines(of_ranks: Sequence[Machine]) -> list[Machine]:
+    """Every machine of the run with its ranks, from what each rank says of its own."""
     found: dict[str, Machine] = {}
-    for machine in gathered:
+    for machine in of_ranks:
         known = found.setdefault(machine["host"], machine)
         if known is not machine:
             known["ranks"] += machine["ranks"]

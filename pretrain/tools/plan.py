@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
@@ -110,8 +110,10 @@ class Plan:
             model, Sizes.of_example(row.inputs, row.targets if model.decoder_reads_targets else row.predicted)
         )
         self.rows_of_run = self.config.run.max_steps * rows_per_step(self.config)
-        self.usable = SAFE * (self.gpu.memory * GIB - RESERVED)
         self.on_cpu = self.gpu_name == CPU
+        memory = self.gpu.memory * GIB
+        held = self.copied + self.kept_in_memory  # in the host's memory
+        self.usable = max(0, SAFE * memory - held) if self.on_cpu else SAFE * (memory - RESERVED)
 
     @cached_property
     def options(self) -> list[Option]:
@@ -125,8 +127,9 @@ class Plan:
         return next(one for one in self.options if (one.stage, one.recomputed) == own)
 
     def activations(self, rows: int, recomputed: bool) -> int:
-        """Bytes at the peak of a pass over a micro-batch of `rows`."""
-        batch, attention = replace(self.rows, count=rows), "eager" if self.on_cpu else "triton"
+        """Bytes at the peak of a pass over a micro-batch of `rows`, of which `data.pack` are in one."""
+        row, pack, attention = self.rows, min(rows, self.config.data.pack), "eager" if self.on_cpu else "triton"
+        batch = Rows(-(-rows // pack), pack * row.inputs, pack * row.targets, pack * row.predicted)
         return activations(self.config.model, batch, self.config.precision, recomputed, attention)[0]
 
     def _option(self, stage: int, recomputed: bool) -> Option:
@@ -195,10 +198,12 @@ def _parts(plan: Plan) -> Iterator[str]:
     yield f"Assumed: {plan.mfu:.0%} MFU{price}. Waiting for other ranks isn't counted."
     title = f"Memory of a rank, GiB of {plan.gpu.memory:.3g}, and the run at {plan.mfu:.0%} MFU"
     yield "\n".join(["", title, *aligned([_HEADINGS, *map(_cells, plan.options)])])
+    but = f"{RESERVED / GIB:g} GiB for CUDA and NCCL"
+    if plan.on_cpu:
+        but = f"{_gib(plan.copied + plan.kept_in_memory)} GiB for checkpoints"
     yield (
-        f"Rows: the largest micro-batch within {plan.usable / GIB:.1f} GiB, {SAFE:.0%} of the memory but "
-        f"{RESERVED / GIB:g} GiB for CUDA and NCCL. Rec: layers recomputed (compute.activation_checkpointing). Acts: "
-        "of one row, at their peak."
+        f"Rows: the largest micro-batch within {plan.usable / GIB:.1f} GiB, {SAFE:.0%} of the memory but {but}. Rec: "
+        "layers recomputed (compute.activation_checkpointing). Acts: of one row, at their peak."
     )
     if own.states.host:
         yield "Host: GiB of a rank's host memory. The optimizer's step there comes on top of each time."

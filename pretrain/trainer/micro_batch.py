@@ -1,10 +1,11 @@
 """`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory; on a GPU, the fastest of those.
 
-Two small micro-batches go forward and backward, and their memory peaks give a linear model, a + b · rows. The search
-never runs out of memory on purpose. It leaves room for the moments that the optimizer has yet to allocate, but not for
-the optimizer's temporary tensors: they exist when those of the rows no longer do. On a GPU the largest sizes that fit
-are timed: the time of a row grows again where tiles no longer fill the GPU evenly. The choice is kept in the run
-directory: with another one, a resumed run's losses would differ in their last bits.
+Two small micro-batches go forward and backward, and their memory peaks give a linear model, a + b · rows of tensors,
+each of which has `data.pack` rows of the run. The search never runs out of memory on purpose. It leaves room for the
+moments that the optimizer has yet to allocate, and on a CPU for the copies of the state that checkpoints are written
+from and kept in. It leaves none for the optimizer's temporary tensors: they exist when those of the rows no longer do.
+On a GPU the largest sizes that fit are timed: the time of a row grows again where tiles no longer fill the GPU evenly.
+The choice is kept in the run directory: with another one, a resumed run's losses would differ in their last bits.
 """
 
 import statistics
@@ -19,18 +20,20 @@ from pydantic import PositiveInt
 
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
 from data_pipeline.loading.prefetch import with_target_indices
+from data_pipeline.packing.examples import width_of
+from pretrain.checkpoint.engine_state import copy_bytes
+from pretrain.checkpoint.memory import memory_bytes
 from pretrain.config.batch import BatchPlan
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.deepspeed_private import fragments, keeping_counters, wrapped
 from pretrain.zero.engine import Engine
 from pretrain.zero.memory import SAFE, DeviceMemory
-from pretrain.zero.ranks import least, on_rank_0
+from pretrain.zero.ranks import least, on_rank_0, ranks_by_node
 
 FILE = "micro_batch.json"
-PROBES = (1, 4)  # rows
+PROBES = (1, 4)  # rows of tensors
 PASSES = 3  # of each probe: memory that the allocator keeps between passes adds to the peak
 TIMED = 4  # sizes at most, from the largest that fits down
 _VARIES = 0.02  # of a step's time
@@ -55,7 +58,7 @@ def choose(run: ValidatedRun, engine: Engine) -> BatchPlan:
     if not run.plan.is_open:
         return run.plan
     conditions = _conditions(run, engine)
-    rows = on_rank_0(lambda: _earlier_choice(run, conditions)) or _fastest(run, engine)
+    rows = on_rank_0(lambda: _earlier_choice(run, conditions), int | None) or _fastest(run, engine)
     if run.rank == 0:
         write_json(run.directory / FILE, asdict(Choice(rows, conditions)))
     return replace(run.plan, measured=rows)
@@ -67,9 +70,12 @@ def _conditions(run: ValidatedRun, engine: Engine) -> dict[str, Any]:
     return {
         "rows": run.plan.share,
         "lengths": list(run.lengths),
+        "pack": run.stream.pack,
         "ranks": run.ranks,
         "zero_stage": config.zero_stage,
         "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
+        "gibibytes": DeviceMemory(engine.device).total() // 2**30,
+        "checkpoints_in_memory": not cuda and config.checkpoint.memory_every_steps is not None,
         "model": fingerprint(run.model.model_dump()),
         "settings": fingerprint(settings),
         "wrapper": run.identity["wrapper"],
@@ -86,9 +92,9 @@ def _fastest(run: ValidatedRun, engine: Engine) -> int:
     fitting = _fitting(run, engine)
     if engine.device.type != "cuda":  # there a larger one is never slower by much, and times vary more than that
         return fitting[-1]
-    share = run.plan.share
+    share, each = run.plan.share, _examples_per_row(run)
     # each rank must have the same choice: the slowest decides
-    microseconds = {rows: _microseconds(engine, full_rows(run, rows)) for rows in fitting[-TIMED:]}
+    microseconds = {rows: _microseconds(engine, full_rows(run, -(-rows // each))) for rows in fitting[-TIMED:]}
     return fastest({rows: float(-least(-taken, engine.device)) for rows, taken in microseconds.items()}, share)
 
 
@@ -119,16 +125,16 @@ def _microseconds(engine: Engine, batch: Batch) -> int:
 
 def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
     """The divisors of a rank's share that fit into the memory of the rank that has least, in order."""
-    share = run.plan.share
-    few, more = (min(rows, share) for rows in PROBES)
+    share, of_each = run.plan.share, _examples_per_row(run)
+    few, more = (min(rows, -(-share // of_each)) for rows in PROBES)
     rows = full_rows(run, more)
     memory = DeviceMemory(engine.device)
-    free = SAFE * memory.free() - _moments_to_come(engine)
+    free = SAFE * memory.free() - _to_come(run, engine)
     discarded_pass(engine, rows)  # allocates what is allocated once: kernels, buffers of collectives
     peaks = [memory.peak(partial(_passes, engine, _first(rows, count))) for count in (few, more)]
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
-    largest = max((n for n in sizes if peaks[1] + each * (n - more) <= free), default=1)
+    largest = max((n for n in sizes if peaks[1] + each * (-(-n // of_each) - more) <= free), default=1)
     agreed = least(largest, engine.device)
     return [n for n in sizes if n <= agreed]
 
@@ -142,12 +148,18 @@ def _first(batch: Batch, count: int) -> Batch:
     return {name: tensor[:count] for name, tensor in batch.items()}
 
 
-def _moments_to_come(engine: Engine) -> int:
-    """Bytes of optimizer state that the first step will allocate."""
+def _to_come(run: ValidatedRun, engine: Engine) -> int:
+    """Bytes that this rank will allocate besides rows: the optimizer's state, in the first step. On a CPU also the copy
+    from which checkpoints are written, and those in memory, whether or not this start has a supervisor for them."""
+    copied = 0
+    if engine.device.type == "cpu":
+        copied = copy_bytes(engine)
+        if engine.config.checkpoint.memory_every_steps is not None:
+            copied += memory_bytes(engine, len(ranks_by_node()))
     if wrapped(engine.deepspeed).state:
-        return 0
+        return copied
     average = 0 if engine.config.optimizer.ema_decay is None else _AVERAGE
-    return (_MOMENTS + average) * sum(fragment.size for fragment in fragments(engine.deepspeed))
+    return copied + (_MOMENTS + average) * sum(fragment.size for fragment in fragments(engine.deepspeed))
 
 
 def discarded_pass(engine: Engine, batch: Batch) -> None:
@@ -162,16 +174,29 @@ def discarded_pass(engine: Engine, batch: Batch) -> None:
 
 
 def full_rows(run: ValidatedRun, count: int) -> Batch:
-    """`count` rows of the run, padded to the greatest width that their objective allows."""
-    inputs, targets = run.lengths
-    batch = TrainingBatches(run.stream, replace(run.plan, measured=count).layout)[0].batch
+    """`count` rows of tensors, of the greatest width that `data.pack` and the objectives of the run allow."""
+    each = _examples_per_row(run)
+    inputs, targets = (width_of(each * length) if each > 1 else length for length in run.lengths)
+    batch = {name: tensor[:count] for name, tensor in _first_rows(run, count * each).items()}
     ids = batch["encoder_input_ids"]
     batch.setdefault("encoder_attention_mask", torch.ones_like(ids))
     return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}
+
+
+def _examples_per_row(run: ValidatedRun) -> int:
+    """The most rows of the run that a row of a tensor has: `data.pack`, unless corpora have several in each already."""
+    most = min(run.stream.pack, run.plan.share)
+    return most if len(_first_rows(run, most)["labels"]) == 1 else 1
+
+
+def _first_rows(run: ValidatedRun, count: int) -> Batch:
+    """A micro-batch of `count` rows of the run, the first that no curriculum has cut."""
+    uncut = max((until for until, _ in run.stream.curriculum), default=0)
+    return TrainingBatches(run.stream, replace(run.plan, measured=count).layout)[uncut].batch
 
 
 def _widened(name: str, tensor: torch.Tensor, inputs: int, targets: int) -> torch.Tensor:
     if tensor.dim() == 1:
         return tensor
     width = targets if name in LABELS or name.startswith("decoder") else inputs
-    return F.pad(tensor, (0, max(0, width - tensor.size(1))), value=IGNORE_INDEX if name in LABELS else 0)
+    return F.pad(tensor, (0, max(0, width - tensor.size(1))))  # also labels, which count: their logits take memory

@@ -16,6 +16,8 @@ from pretrain.run.environment import Machine, place
 from pretrain.trainer.callbacks.fingerprints import Finding, named, sums
 from pretrain.zero.ranks import of_all_ranks
 
+_Form = dict[str, tuple[int, ...]]  # of a micro-batch: the shapes of its tensors, which are int64
+
 
 @contextlib.contextmanager
 def taken(model: nn.Module, device: torch.device, repeats: bool, first_pass: bool = False) -> Iterator[Tensor]:
@@ -94,11 +96,11 @@ def passed_on(batch: Batch, following: Sequence[int], device: torch.device) -> t
     rank = dist.get_rank()
     after, before = following[rank], following.index(rank)
     if after == rank:
-        of_all_ranks(None)
+        of_all_ranks({}, _Form)
         return batch, before
     own = {name: tensor.to(device).contiguous() for name, tensor in batch.items()}
-    form = of_all_ranks([(name, tuple(tensor.shape), tensor.dtype) for name, tensor in own.items()])[before]
-    theirs = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in form}
+    form = of_all_ranks({name: tuple(tensor.shape) for name, tensor in own.items()}, _Form)[before]
+    theirs = {name: torch.empty(shape, dtype=torch.long, device=device) for name, shape in form.items()}
     sent = [dist.P2POp(dist.isend, one, after, tag=number) for number, one in enumerate(own.values())]
     received = [dist.P2POp(dist.irecv, one, before, tag=number) for number, one in enumerate(theirs.values())]
     for work in dist.batch_isend_irecv([*sent, *received]):

@@ -32,7 +32,7 @@ from pretrain.tracking.mlflow_store import ARTIFACTS_DIRECTORY, NOTE, DatasetInf
 from pretrain.tracking.tracker import Tracker
 from pretrain.trainer.picture import draw
 from pretrain.trainer.validate import ValidatedRun
-from pretrain.zero.ranks import on_rank_0
+from pretrain.zero.ranks import of_all_ranks, on_rank_0
 
 _QUICK = 100_000_000  # parameters: larger models take long to read again for a picture of their attention
 
@@ -46,8 +46,8 @@ class RunReport:
     def __init__(self, run: ValidatedRun):
         self.run = run
         self._tracker: Tracker | None = None
-        self.machines = environment.machines()
-        attempt = on_rank_0(lambda: self._open(self.machines))
+        self.machines = environment.machines(of_all_ranks(environment.this_machine(run.rank), dict[str, Any]))
+        attempt = on_rank_0(lambda: self._open(self.machines), int)
         self._monitor = _system_monitor(run, self.machines, attempt)
         watchdog.alive()
 

@@ -17,7 +17,7 @@ from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
 from pretrain.zero.construction import compiles
-from pretrain.zero.ranks import from_rank_0, on_rank_0, process_group
+from pretrain.zero.ranks import from_rank_0, on_each_rank, on_rank_0, process_group
 
 with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group
     from pretrain.checkpoint import resume as resumable
@@ -61,17 +61,18 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
 
 def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
     """`train` within a process group that exists already."""
-    config = from_rank_0(config)  # a network file system may show other hosts an older run file
+    config = from_rank_0(config, RunConfig)  # a network file system may show other hosts an older run file
     directory = Path(config.run.directory)
     resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory))
-    run = validate(config, rank, ranks, resume, device_problems(config))
+    run = on_each_rank(lambda: validate(config, rank, ranks, resume, device_problems(config)))
     if fresh:
-        on_rank_0(lambda: status.move_aside(directory))
-    if on_rank_0(lambda: run.finished):
+        on_rank_0(lambda: status.move_aside(directory), None)
+    if on_rank_0(lambda: run.finished, bool):
         if rank == 0:
             print(run.nothing_left)
         return 0
-    callbacks = loop.build_callbacks(config, stop_at_step)  # refuses one of the user's before the run begins
+    # refuses one of the user's before the run begins
+    callbacks = on_each_rank(lambda: loop.build_callbacks(config, stop_at_step))
     if not earlier_seconds():  # an attempt before this one has checked it
         numerics.check(config)
         heartbeat.mark(0)  # its steps weren't the run's

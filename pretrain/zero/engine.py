@@ -183,11 +183,8 @@ class Engine:
     @torch.no_grad()
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The model's losses, fp32, without dropout and wrapper. All ranks must call this together."""
-        self.deepspeed.eval()
-        try:
+        with self._evaluating():
             return self.deepspeed(**self._to_device(batch))
-        finally:
-            self.deepspeed.train()
 
     def has_finite_loss(self, batch: Batch) -> bool:
         """True if the losses of a micro-batch are finite on every rank. All ranks must call this together."""
@@ -201,12 +198,19 @@ class Engine:
 
         All ranks enter together.
         """
-        self.deepspeed.eval()
+        with self._evaluating(), deepspeed_private.gathered_whole(self.deepspeed):
+            yield self.deepspeed.module
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Within the block, the model in evaluation mode; then each of its modules is in the mode that it was in."""
+        modes = [(module, module.training) for module in self.deepspeed.module.modules()]
         try:
-            with deepspeed_private.gathered_whole(self.deepspeed):
-                yield self.deepspeed.module
+            self.deepspeed.eval()
+            yield
         finally:
-            self.deepspeed.train()
+            for module, mode in modes:
+                module.training = mode
 
     def take_metrics(self) -> dict[str, float]:
         """Metrics since the last call.

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from data_pipeline.foundation.processes import available_memory
+from data_pipeline.foundation.processes import available_memory, total_memory
 from pretrain.hardware import local_ranks
 
 SAFE = 0.9  # share of the free memory to use: allocators waste some
@@ -34,6 +34,12 @@ class DeviceMemory:
             return available_memory() // local_ranks()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._cuda)[0]
+
+    def total(self) -> int:
+        """How much memory there is for this rank, free or not."""
+        if self._cuda is None:
+            return total_memory() // local_ranks()
+        return torch.cuda.mem_get_info(self._cuda)[1]
 
     def allocated(self) -> int:
         if self._cuda is None:

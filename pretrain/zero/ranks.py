@@ -1,6 +1,7 @@
 """The process group of a run: a single process, or all processes that a launcher started."""
 
 import contextlib
+import json
 import logging
 import multiprocessing
 import os
@@ -16,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.command import print_error
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import FailedError, StoreUnavailable, UserError
+from data_pipeline.foundation.json_file import adapter
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.hardware import (
     ACCELERATOR,
@@ -28,7 +30,7 @@ from pretrain.hardware import (
     local_ranks,
     threads_per_rank,
 )
-from pretrain.run import heartbeat, rank_logs, watchdog
+from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
 from pretrain.zero.memory import keep_freed_memory
 from pretrain.zero.unused_imports import keep_compiler_away
 
@@ -60,6 +62,7 @@ def process_group(
     kind = os.environ[ACCELERATOR] = device_type()  # DeepSpeed reads it
     on_gpu = kind == "cuda"
     if on_gpu:
+        # DeepSpeed reads it as the number of the GPU. Where each rank sees just one, all have 0: see `ranks_by_node`.
         os.environ["LOCAL_RANK"] = str(local_gpu(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()))
     else:
         keep_freed_memory()
@@ -158,38 +161,104 @@ def group_of_threads() -> dist.ProcessGroup:
     return group
 
 
-def from_rank_0(value: T) -> T:
-    """Rank 0's `value`, on all ranks, which call this together. For what is read from files, which may change."""
-    values = [value]
-    dist.broadcast_object_list(values)
-    return values[0]
+def from_rank_0(value: T, kind: Any) -> T:
+    """Rank 0's `value`, on all ranks, which call this together. For what is read from files, which may change.
+
+    `kind`: its type, of which pydantic makes JSON. Nothing is unpickled: that would let a peer run any code.
+    """
+    own = _tensor(_encoded(value, kind) if dist.get_rank() == 0 else b"")
+    size = torch.tensor([own.numel()], device=own.device)
+    dist.broadcast(size, src=0)
+    sent = own if dist.get_rank() == 0 else own.new_empty(int(size))
+    dist.broadcast(sent, src=0)
+    return cast(T, _decoded(sent, kind))
 
 
-def on_rank_0(work: Callable[[], T]) -> T:
-    """Runs `work` on rank 0 only and returns its result on all ranks. A UserError is raised on all ranks."""
+def on_rank_0(work: Callable[[], T], kind: Any) -> T:
+    """Runs `work` on rank 0 only and returns its result, a `kind`, on all ranks. A UserError is raised on all ranks."""
+    return cast(T, from_rank_0(on_each_rank(lambda: work() if dist.get_rank() == 0 else None), kind))
+
+
+def on_each_rank(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """The result of `work` on this rank. All ranks call this together: where it fails on one, each is told, and none
+    waits for it.
+
+    All then raise a UserError, with the message of the first that has failed. A rank whose error is neither the user's
+    nor the system's raises that. What rank 0 refuses, it refuses for all: there the message doesn't name the rank.
+    """
     result: T | None = None
-    refused: UserError | None = None
-    if dist.get_rank() == 0:
-        try:
-            result = work()
-        except UserError as error:
-            refused = error
-    result, refused = from_rank_0((result, refused))
-    if refused is not None:
-        raise refused
+    own: Exception | None = None
+    mine: tuple[int, str] | None = None
+    try:
+        result = work()
+    except Exception as error:
+        own, where = error, f"rank {dist.get_rank()}: "
+        if isinstance(error, UserError):
+            mine = error.exit_code, f"{where if dist.get_rank() else ''}{error}"
+        else:
+            mine = FailedError.exit_code, where + words(error)
+    told = of_all_ranks(mine, tuple[int, str] | None, group)
+    if own and not isinstance(own, UserError | OSError):
+        raise own
+    for code, message in filter(None, told):
+        kind = next(kind for kind in (UserError, FailedError, StoreUnavailable) if kind.exit_code == code)
+        raise kind(message) from own
     return cast(T, result)
 
 
-def of_all_ranks(value: T) -> list[T]:
-    """The values of all ranks, on each of them. They call this together."""
-    values = [value] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+def words(error: Exception) -> str:
+    """An error in words, with its type if they need it."""
+    if isinstance(error, OSError | UserError):
+        return getattr(error, "strerror", None) or str(error)
+    return f"{type(error).__name__}: {error}"
 
 
-def first_value(value: T | None) -> T | None:
-    """The value of the first rank that has one, on all ranks, which call this together."""
-    return next((value for value in of_all_ranks(value) if value is not None), None)
+def of_all_ranks(value: T, kind: Any, group: dist.ProcessGroup | None = None) -> list[T]:
+    """The values of all ranks, on each of them. They call this together. `kind`: as in `from_rank_0`.
+
+    Raises ValueError on all ranks if the value of one is no such `kind`.
+    """
+    content, wrong = b"", ValueError("a value of another rank can't be sent")
+    try:
+        content = _encoded(value, kind)
+    except ValueError as error:  # the others wait to be told
+        wrong = error
+    own = _tensor(content, group)
+    size = torch.tensor([own.numel()], device=own.device)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, size, group)
+    if not all(map(int, sizes)):
+        raise wrong
+    padded = own.new_zeros(int(torch.cat(sizes).max()))
+    padded[: own.numel()] = own
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded, group)
+    return [_decoded(part[: int(one)], kind) for part, one in zip(parts, sizes, strict=True)]
+
+
+def _encoded(value: object, kind: Any) -> bytes:
+    # without what isn't set: a config says which keys its file has. `json` keeps NaN and names that aren't UTF-8
+    return json.dumps(adapter(kind).dump_python(value, mode="json", exclude_unset=True, warnings="error")).encode()
+
+
+def _decoded(sent: torch.Tensor, kind: Any) -> Any:
+    return adapter(kind).validate_python(json.loads(sent.cpu().numpy().tobytes()))
+
+
+def _tensor(content: bytes, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    whole = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+    return whole.to(communication_device(group))
+
+
+def first_value(text: str | None) -> str | None:
+    """That of the first rank that has one, on all ranks, which call this together."""
+    return next(filter(None, of_all_ranks(text, str | None)), None)
+
+
+def ranks_by_node() -> list[list[int]]:
+    """The ranks on each node, whatever LOCAL_RANK says. All ranks call this together."""
+    names = of_all_ranks(node_memory.node_name(), str)
+    return [[rank for rank, name in enumerate(names) if name == node] for node in dict.fromkeys(names)]
 
 
 def least(value: int, device: torch.device) -> int:
@@ -199,9 +268,9 @@ def least(value: int, device: torch.device) -> int:
     return int(found)
 
 
-def communication_device() -> torch.device:
-    """The device that tensors must be on to be exchanged between ranks."""
-    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """The device that tensors must be on to be exchanged between ranks, of a `group` or all."""
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
 def _pci_address(gpu: int) -> str:

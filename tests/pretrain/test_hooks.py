@@ -1,14 +1,17 @@
 """Hooks: when they run, what they leave, and that none of them ends or changes a run; and callbacks."""
 
+import contextlib
 import inspect
 import json
 import math
 import re
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +30,7 @@ from pretrain.config.run_config import CallbackSection
 from pretrain.evaluation import hook as hooks
 from pretrain.evaluation import record
 from pretrain.evaluation.attention import attention_patterns
-from pretrain.evaluation.hook import Collectives, Findings, Outcome, StepHook
+from pretrain.evaluation.hook import Collectives, Evaluation, Findings, HeldOut, Outcome, StepHook
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.validation_loss import power_of_two, span_lengths
 from pretrain.evaluation.vectors import embedding
@@ -41,6 +44,7 @@ from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import MODEL, install, install_page, losses, run_file, train_ranks
 from tests.pretrain.small_evaluations import evaluated, evaluated_alone
 from tests.pretrain.small_models import as_at_the_start, ids, logits_of
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 from tests.tables import each as table
 
 CPU = torch.device("cpu")
@@ -86,6 +90,74 @@ def test_all_ranks_leave_a_hook_together():
         "ValueError: too late",
     ]
     assert "second line" in first[1].traceback
+
+
+class Leaving:
+    """An engine as a subject whose model is put back while the `number`-th Python function that this calls gets the
+    alarm of a spent budget. `calls`: how many it has called."""
+
+    def __init__(self, engine: Any):
+        self.engine, self.device, self.losses = engine, engine.device, engine.losses
+        self.number = self.calls = 0
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[Any]:
+        with self.engine.whole() as model:
+            yield model
+            self.calls = 0
+            sys.setprofile(self._count)
+        sys.setprofile(None)
+
+    def _count(self, frame: Any, event: str, _: Any) -> None:
+        self.calls += event == "call"
+        if self.calls == self.number and event == "call":
+            signal.raise_signal(signal.SIGALRM)
+
+
+def left_at_any_moment() -> tuple[set[str | None], list[Any]]:
+    """How hooks end, and how the model is after each: the modules in another mode than before, the parameters that are
+    still whole, and the modules that train inside the block."""
+    engine = engine_of(run_config(3, {"num_encoder_layers": 1, "num_decoder_layers": 1}, SHARDED["zero_optimization"]))
+    model, (batch, _) = engine.deepspeed.module, micro_batches(own_layout(), 0)
+    model.encoder.layers[0].eval()  # as one that is frozen
+    modes, subject = {name: one.training for name, one in model.named_modules()}, Leaving(engine)
+    ended, found = set(), []
+
+    def hook() -> str:
+        with evaluation.whole_model() as whole:
+            evaluation.losses_and_hits(batch, alone=True)
+            inside.extend(name for name, one in whole.named_modules() if one.training)
+        return "done"
+
+    def run(number: int) -> None:
+        nonlocal evaluation
+        subject.number, collectives = number, Collectives(3600, CPU)
+        evaluation = Evaluation(subject, HeldOut({}, None, False, own_layout()), 0, collectives)
+        ended.add(collectives.run(hook).error)
+        sys.setprofile(None)
+        wrong = [name for name, one in model.named_modules() if one.training != modes[name]]
+        whole = [name for name, one in model.named_parameters() if one.ds_status.name != "NOT_AVAILABLE"]
+        found.append((wrong, whole, [*inside]))
+
+    inside: list[str] = []
+    evaluation: Any = None
+    with torch.no_grad():
+        run(0)
+        assert subject.calls > 100
+        for number in [*range(1, subject.calls, subject.calls // 16), subject.calls]:
+            run(number)
+    assert math.isfinite(engine.step(0, 0, [batch]).loss)
+    engine.close()
+    return ended, found
+
+
+def test_a_model_is_put_back_whenever_the_budget_ends():
+    """At ZeRO-3, on two ranks: no module is left in evaluation mode, or in training inside the block, and no parameter
+    stays gathered."""
+    ended, found = on_ranks(2, left_at_any_moment)[0]
+    assert ended == {None, "hung: no end after 7200 s, twice its budget"}
+    assert len(found) > 16
+    assert [one for one in found if one != ([], [], [])] == []
 
 
 @table("took, left", [(4000, 5000), (9001, 0)])

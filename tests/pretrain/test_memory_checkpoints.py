@@ -115,12 +115,26 @@ def test_a_run_goes_on_from_the_newest_sound_step_with_the_same_losses(small_cor
 
 
 def on_own_node(path: Path, nodes: list[int], stop: int | None) -> int:
-    """Trains on this rank, which is alone on one of `nodes`."""
+    """Trains on this rank, which is on one of `nodes`. LOCAL_RANK is 0, as where each rank sees a GPU of its own."""
     node = nodes[dist.get_rank()]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"SLURMD_NODENAME": f"n{node}", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
+        of_node = {"SLURMD_NODENAME": f"n{node}", "LOCAL_RANK": "0", "LOCAL_SIZE": str(nodes.count(node))}
+        for name, value in of_node.items():
             patch.setenv(name, value)
         return trained(path, stop, f"node-{node}")
+
+
+def test_ranks_of_a_node_that_each_see_their_own_gpu_share_its_memory(small_corpus, tmp_path):
+    """One of them makes its directories, and each finds its share of the files there."""
+    checkpoint = {"every_steps": 100, "memory_every_steps": 1}
+    path = run_file(tmp_path, small_corpus, checkpoint=checkpoint, evaluation=[])
+    (tmp_path / "node-0").mkdir()
+    assert on_ranks(2, on_own_node, path, [0, 0], 2) == [75] * 2
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000002")
+    (tmp_path / "run/checkpoints/latest").unlink()
+    assert on_ranks(2, on_own_node, path, [0, 0], 3) == [75] * 2
+    rows = [row for row in read_metrics(tmp_path / "run") if row.attempt == 2 and "train/loss" in row.metrics]
+    assert [row.step for row in rows] == [3]  # step 2 is in memory alone
 
 
 def test_the_next_node_keeps_what_a_lost_one_had_and_fewer_ranks_go_on(small_corpus, tmp_path):
@@ -146,8 +160,9 @@ def test_the_next_node_keeps_what_a_lost_one_had_and_fewer_ranks_go_on(small_cor
     assert rows[0].metrics["train/loss"] == pytest.approx(undisturbed[5], rel=1e-5)
 
 
-def cramped(path: Path) -> tuple[int, list[str]]:
-    """The exit code, and the warnings, of a run whose rank 1 has memory for one checkpoint alone."""
+def cramped(path: Path, nodes: int) -> tuple[int, list[str]]:
+    """The exit code, and the warnings, of a run whose rank 1 has memory for one checkpoint alone; on two nodes, for the
+    other rank's."""
     from pretrain.checkpoint import memory
     from pretrain.trainer.run_report import RunReport
 
@@ -155,23 +170,29 @@ def cramped(path: Path) -> tuple[int, list[str]]:
     warned: list[str] = []
 
     def too_much(size: int, page_locked: bool, file: Path) -> torch.Tensor:
-        if dist.get_rank() == 1 and file.parent.name == ".slot-1":
+        if dist.get_rank() == 1 and (file.parent.name, file.stem) == (".slot-1", f"rank-{2 - nodes:05d}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return allocate(size, page_locked, file)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "host_memory", too_much)
         patch.setattr(RunReport, "warn", lambda _, line: warned.append(line))
-        return trained(path, None), warned
+        code = trained(path, None) if nodes == 1 else on_own_node(path, [0, 1], None)
+        return code, [line.partition(": ")[2] for line in warned]
 
 
-def test_a_rank_without_room_ends_checkpoints_in_memory_on_all_ranks_and_nothing_else(small_corpus, tmp_path):
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_rank_without_room_ends_checkpoints_in_memory_on_all_ranks_and_nothing_else(small_corpus, tmp_path, nodes):
+    """Its own, or those that it would keep for a rank of another node."""
     checkpoint = {"every_steps": 100, "memory_every_steps": 1}
-    path = run_file(tmp_path, small_corpus, checkpoint=checkpoint, evaluation=[])
-    (tmp_path / "node").mkdir()
-    warning = f"{tmp_path}/node: rank 1: No space left on device: no further checkpoints in memory"
-    assert on_ranks(2, cramped, path) == [(0, [warning])] * 2
-    assert [one.name for one in (tmp_path / "node/checkpoints").glob("step-*")] == ["step-00000001"]
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 4}, checkpoint=checkpoint, evaluation=[])
+    folders = [tmp_path / name for name in (["node"] if nodes == 1 else ["node-0", "node-1"])]
+    for folder in folders:
+        folder.mkdir()
+    warning = "rank 1: No space left on device: no further checkpoints in memory"
+    assert on_ranks(2, cramped, path, nodes) == [(0, [warning])] * 2
+    for folder in folders:
+        assert [one.name for one in (folder / "checkpoints").glob("step-*")] == ["step-00000001"]
 
 
 # The directory of a run in the memory of a node: whose it may be, and how long it stays

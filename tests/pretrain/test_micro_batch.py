@@ -4,9 +4,11 @@ import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.processes import left_by_control_groups
@@ -58,39 +60,58 @@ def trained_with_memory(starts: list[tuple[Path, int | None]]) -> list[int]:
         return _train_each(starts)
 
 
-def chosen_with(path: Path, free: int) -> tuple[int, int]:
-    """The choice, and the most rows that were tried, where a row takes 100 bytes, all else 500, and `free` are free."""
-    import torch.distributed as dist
-
+def chosen_with(path: Path, free: int, pack: int, total: int = 2**30, folder: str = "") -> tuple[int, Any]:
+    """The choice, and the (rows, inputs, targets) of the tensors that were tried, where a row of a tensor takes 100
+    bytes, all else 500, and `free` are free besides 44 for each parameter of the rank."""
     from pretrain.zero.construction import construct
+    from pretrain.zero.deepspeed_private import fragments
     from pretrain.zero.engine import Engine
 
-    overrides = [f"run.directory={path.parent}/{free}"]
+    overrides = [f"run.directory={path.parent}/{folder or f'{free}-{pack}'}", f"data.pack={pack}"]
     run = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
     engine = Engine(construct(run.config, run.model), run.config)
-    tried: list[int] = []
+    tried: list[tuple[int, int, int]] = []
 
     def peak(passes: partial[None]) -> int:
-        tried.append(len(passes.args[1]["labels"]))
+        batch = passes.args[1]
+        tried.append((*batch["encoder_input_ids"].shape, batch["labels"].size(1)))
         passes()
-        return 500 + 100 * tried[-1]
+        return 500 + 100 * tried[-1][0]
 
-    memory = SimpleNamespace(free=lambda: free * (1 + dist.get_rank()), peak=peak)  # the second rank has more
+    coming = 44 * sum(one.size for one in fragments(engine.deepspeed)) / 0.9
+    memory = SimpleNamespace(
+        free=lambda: free * (1 + dist.get_rank()) + coming,  # the second rank has more
+        total=lambda: total,
+        peak=peak,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(micro_batch, "DeviceMemory", lambda device: memory)
-        patch.setattr(micro_batch, "_MOMENTS", 0)
         layout = micro_batch.choose(run, engine).layout
     assert layout.micro_batch * layout.accumulation == 12
     engine.close()
-    return layout.micro_batch, max(tried)
+    return layout.micro_batch, tried
 
 
 def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(small_corpus, tmp_path):
-    """A share has 12 rows, which must fit into 90 % of the free memory. No more than 4 rows are ever tried."""
+    """A share has 12 rows, which must fit into 90 % of the free memory. No more than 4 rows of tensors are ever tried,
+    each as wide as a row of the run, 32 inputs and 8 targets, or as four of them, in a multiple of 64.
+
+    AdamW's moments will take 8 bytes for each parameter, a copy from which a checkpoint is written 12, and the two
+    checkpoints in memory 24."""
     path = run_file(tmp_path, small_corpus, batch={"global_batch_size": 24, "micro_batch_size": "auto"})
     expected = {10_000: 12, 1_300: 6, 1_100: 4, 950: 3, 0: 1}
-    cases = [(path, free) for free in expected]
-    assert on_ranks(2, each, chosen_with, cases) == [[(rows, 4) for rows in expected.values()]] * 2
+    packed = {10_000: 12, 800: 6, 700: 4, 600: 1}  # 800, 700 and 600 bytes
+    cases = [*((path, free, 1) for free in expected), *((path, free, 4) for free in packed)]
+    plain, of_four = [(1, 32, 8), (4, 32, 8)], [(1, 128, 64), (3, 128, 64)]
+    found = [(rows, plain) for rows in expected.values()] + [(rows, of_four) for rows in packed.values()]
+    assert on_ranks(2, each, chosen_with, cases) == [found] * 2
+
+
+def test_what_was_measured_for_other_rows_or_another_machine_is_measured_anew(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus, batch={"global_batch_size": 12, "micro_batch_size": "auto"})
+    starts = [(1, 2**34), (1, 2**34), (2, 2**34), (2, 2**35), (2, 2**35)]
+    found = on_ranks(1, each, chosen_with, [(path, 10_000, *start, "run") for start in starts])
+    assert [tried != [] for _, tried in found[0]] == [True, False, True, True, False]
 
 
 def test_the_size_with_the_fastest_step_is_chosen():
@@ -114,6 +135,7 @@ def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
     for name, value in {
         "_fitting": lambda *_: [1, 2, 4, 8, 16, 32, 64],
         "full_rows": lambda _, rows: rows,
+        "_examples_per_row": lambda _: 1,
         "_microseconds": microseconds,
         "least": lambda value, _: min(value, -320 if value == -160 else value),  # another rank is slow with 16 rows
     }.items():

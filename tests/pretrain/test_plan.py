@@ -20,7 +20,7 @@ from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.functional.attention import using
 from pretrain.hardware import GPUS, Gpu, threads_per_rank
-from pretrain.tools.plan import Plan, resolve_rows
+from pretrain.tools.plan import Plan, resolve_rows, text
 from pretrain.tools.plan_memory import LiveMemory, Parameters, Rows, States, activations, states
 from pretrain.zero.construction import layers, prepare_layers
 from tests import tables
@@ -215,6 +215,21 @@ def test_checkpoints_in_memory_are_two_and_on_two_nodes_the_neighbours_as_well()
     on_nodes = [replace(on_one(), gpus=8, nodes=nodes) for nodes in (1, 2)]
     assert [one.copied for one in on_nodes] == [4 * 247_577_856, 2 * 247_577_856]
     assert [one.kept_in_memory for one in on_nodes] == [8 * 247_577_856] * 2
+
+
+def test_a_cpu_has_checkpoints_in_its_memory_and_no_cuda():
+    """On 64 GiB: AdamW's three fp32 tensors of each weight, once as a copy for the disk and twice in memory, are 36
+    bytes. With `data.pack`, a pass is over fewer rows that are as many times as wide."""
+    keys = ["optimizer={name: adamw, learning_rate: 1e-3}", "model.num_encoder_layers=1", "model.num_decoder_layers=1"]
+    config = load(BASE, keys, RunConfig)
+    plan = Plan(config, Rows(1, 512, 114, 114), "cpu", replace(GPUS["a100-80gb"], memory=64), 1, 0.3, 0.0)
+    assert plan.usable == 0.9 * 64 * 2**30 - 36 * plan.parameters.count
+    assert "90% of the memory but" in " ".join(text(plan).split())
+    assert "CUDA" not in text(plan)
+    packed = replace(plan, config=load(BASE, [*keys, "data.pack=4"], RunConfig))
+    wide = Rows(2, 4 * 512, 4 * 114, 4 * 114)
+    assert packed.activations(8, False) == activations(config.model, wide, config.precision, False, "eager")[0]
+    assert packed.activations(2, False) == replace(plan, rows=Rows(1, 1024, 228, 228)).activations(1, False)
 
 
 ASKED = ("--gpus", 8, "--gpu", "a100-80gb")

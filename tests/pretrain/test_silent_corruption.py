@@ -68,7 +68,8 @@ def trained(
     engine = Engine(models.build(config.model), config)
     layout = BatchLayout(dist.get_rank(), ranks, ROWS, accumulation)
     trainer = SimpleNamespace(config=config, engine=engine, layout=layout, run=SimpleNamespace(ranks=ranks))
-    trainer.report, trainer.state = SimpleNamespace(machines=environment.machines()), SimpleNamespace(step=0)
+    trainer.report = SimpleNamespace(machines=[environment.this_machine(*range(ranks))])
+    trainer.state = SimpleNamespace(step=0)
     replay = Replaying()
     replay.before_training(trainer)
     if not repeats:

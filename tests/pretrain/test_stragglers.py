@@ -13,7 +13,7 @@ import torch.distributed as dist
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
 from pretrain.evaluation import record
-from pretrain.run.environment import machines, place
+from pretrain.run.environment import place, this_machine
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
 from pretrain.trainer.callbacks.stragglers import WINDOW, Straggling
@@ -236,7 +236,7 @@ def named_while_busy_for(folder, steps):
         run=SimpleNamespace(directory=folder, ranks=2),
         engine=SimpleNamespace(times=times),
         report=SimpleNamespace(
-            machines=machines(),
+            machines=[this_machine(0, 1)],
             connects_to_mlflow=lambda: rank == 0 and now[0] <= steps,
             record_findings=lambda step, _: found.append(step),
         ),

@@ -194,7 +194,7 @@ def test_work_divided_among_one_rank_notices_that_the_budget_is_spent(monkeypatc
         monkeypatch.setattr("pretrain.evaluation.hook.time", clock)
         collectives = Collectives(60.0, torch.device("cpu"), alone=True)
         evaluation = Evaluation(SimpleNamespace(), held_out, 0, collectives)
-        assert evaluation.shared([1, 2, 3], list) == [1, 2, 3]
+        assert evaluation.shared([1, 2, 3], list, int) == [1, 2, 3]
         assert collectives.late == late
 
 

@@ -57,7 +57,8 @@ def test_flops_are_those_that_torch_counts(name):
 
 @each("name, tokens", [("t5", 20 + 9 + 12 + 5), ("decoder_only", 20 + 9)])
 def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
-    """Targets count too if a decoder reads them. Ratios of metrics don't depend on the clock."""
+    """Targets count too if a decoder reads them, and so do the steps before a pause. Ratios of metrics don't depend on
+    the clock."""
     from pretrain.trainer.callbacks.speed import Speed
 
     model = as_at_the_start(name)
@@ -67,6 +68,7 @@ def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
     speed.before_steps(trainer)
     for _ in range(3):
         speed.after_step(trainer)
+        speed.after_pause(trainer)
     metrics = speed.metrics(trainer)
     assert metrics["train/tokens_per_second"] / metrics["train/steps_per_second"] == pytest.approx(2 * tokens)
     flops = count_flops(model, Sizes(*sizes(batch).tolist()))

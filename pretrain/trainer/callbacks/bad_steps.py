@@ -49,7 +49,7 @@ class SkippedSteps(Callback):
         """
         run = trainer.run
         trainer.drop_unsaved()
-        aside = on_rank_0(lambda: _out_of_the_way(run.directory, unsound))
+        aside = on_rank_0(lambda: _out_of_the_way(run.directory, unsound), Path | None)
         checkpoint = newest_verified(run.directory)
         found = f"{unsound}: no step from it had a finite loss; it is {f'now {aside}' if aside else 'removed'}"
         if checkpoint is None:
@@ -94,7 +94,7 @@ class Spikes(Callback):
         if checkpoint is None:
             report.warn("not rewound: there is no checkpoint yet")
             return
-        if len(on_rank_0(lambda: rewinds(run.directory))) >= settings.max_rewinds:
+        if on_rank_0(lambda: len(rewinds(run.directory)), int) >= settings.max_rewinds:
             report.warn(f"not rewound: {settings.max_rewinds} rewinds are the limit (faults.spikes.max_rewinds)")
             return
         then, now = checkpoint_index.read(checkpoint).train_state, trainer.state

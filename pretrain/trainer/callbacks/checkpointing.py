@@ -1,8 +1,8 @@
 """Saves the run while it trains: to disk, and in the memory of the nodes."""
 
-import os
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import human_size
@@ -10,7 +10,7 @@ from pretrain.checkpoint.memory import MemoryCheckpoints, memory_bytes
 from pretrain.checkpoint.save import Saved, Saver
 from pretrain.run import node_memory, watchdog
 from pretrain.trainer.callback import Callback, Trainer
-from pretrain.zero.ranks import least
+from pretrain.zero.ranks import of_all_ranks, on_each_rank, ranks_by_node
 
 _HELD_BACK = "no checkpoint in memory yet"
 _WRITING = "a checkpoint is being written"
@@ -24,16 +24,15 @@ class CheckpointsInMemory(Callback):
 
     def before_training(self, trainer: Trainer) -> None:
         every, node = trainer.config.checkpoint.memory_every_steps, node_memory.given()
-        if every is None or node is None:
+        if every is None or not any(of_all_ranks(node is not None, bool)):
             return
-        node.mkdir(mode=0o700, parents=True, exist_ok=True)
-        needed = memory_bytes(trainer.engine) * int(os.environ["LOCAL_SIZE"])
-        if least(shutil.disk_usage(node).free - needed, trainer.engine.device) < 0:
-            trainer.report.warn(
-                f"{node}: too small for checkpoints in memory, which need {human_size(needed)} of each node"
-            )
-            return
-        self._memory = MemoryCheckpoints(trainer.engine, trainer.run.origin, node, every)
+        nodes = ranks_by_node()
+        ranks = next(ranks for ranks in nodes if trainer.run.rank in ranks)
+        try:
+            there = on_each_rank(lambda: _with_room(node, memory_bytes(trainer.engine, len(nodes)) * len(ranks)))
+            self._memory = MemoryCheckpoints(trainer.engine, trainer.run.origin, there, every, nodes)
+        except FailedError as error:
+            trainer.report.warn(f"{error}: no checkpoints in memory")
 
     def requests(self, trainer: Trainer) -> Mapping[str, bool]:
         return {_HELD_BACK: self._memory is None or not self._memory.due(trainer.step)}
@@ -55,6 +54,19 @@ class CheckpointsInMemory(Callback):
     def after_training(self, trainer: Trainer) -> None:
         if self._memory:
             self._memory.close()
+
+
+def _with_room(node: Path | None, needed: int) -> Path:
+    """The directory in this node's memory. Raises FailedError if there is none, or less than the bytes `needed`."""
+    if node is None:
+        raise FailedError(f"{node_memory.node_name()}: has no file system in memory that this run may write to")
+    try:
+        node.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise FailedError(f"{node}: can't be made: {error.strerror}") from None
+    if shutil.disk_usage(node).free < needed:
+        raise FailedError(f"{node}: too small for the {human_size(needed)} that they need of each node")
+    return node
 
 
 class Checkpointing(Callback):

@@ -5,6 +5,7 @@ next. A bit that flips there would be in all later steps, without a trace in gra
 """
 
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class ComparingMemory(Callback):
 
     def after_step(self, trainer: Trainer) -> None:
         if self._changed is not None:
-            self._judge(trainer, of_all_ranks(self._changed))
+            self._judge(trainer, of_all_ranks(self._changed, str))
         if self._every == "auto":  # known when the optimizer has its moments
             self._every = self._interval(trainer)
         if self._every and (trainer.step + 1) % self._every == 0:
@@ -84,7 +85,7 @@ class ComparingMemory(Callback):
         trainer.finish_saving()
         trainer.drop_unsaved()
         run, clean = trainer.run.directory, trainer.step - 2
-        on_rank_0(lambda: set_aside_after(run, clean))
+        on_rank_0(lambda: set_aside_after(run, clean), list[Path])
         raise FailedError(
             f"step {trainer.step}: memory of rank {rank} changed between two updates: {changed[rank]}; if a callback "
             "does that, set faults.checksum_every_steps"

@@ -12,6 +12,7 @@ the noisiest tensor, so ten of them are no chance.
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -69,9 +70,8 @@ class Replaying(Callback):
         self._repeats = engine.device.type == "cpu" or config.compute.deterministic
         self._spread: float | None = 0.0 if self._repeats else None  # None: not measured yet
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self._next = (
-            gradients.next_of(of_all_ranks(gradients.arithmetic(self._rank, self._machines))) if self._every else []
-        )
+        arithmetic = gradients.arithmetic(self._rank, self._machines)
+        self._next = gradients.next_of(of_all_ranks(arithmetic, str)) if self._every else []
 
     def before_steps(self, trainer: Trainer) -> None:
         step = trainer.state.step
@@ -100,7 +100,7 @@ class Replaying(Callback):
         self.found.tell(trainer)
         trainer.drop_unsaved()
         clean, run = self.clean, trainer.run.directory
-        aside = on_rank_0(lambda: set_aside_after(run, clean))
+        aside = on_rank_0(lambda: set_aside_after(run, clean), list[Path])
         renamed = f"; {', '.join(path.name for path in aside)}: set aside" if aside else ""
         raise FailedError(f"step {trainer.step}: {self.found.what}; nothing was wrong at step {clean}{renamed}")
 

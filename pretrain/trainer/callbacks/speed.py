@@ -17,27 +17,27 @@ _FIRST_PROFILED, _PROFILED = 10, 3  # steps since the start: earlier ones compil
 
 
 class Speed(Callback):
-    """The metrics `train/tokens_per_second`, `train/mfu` and their like, of the steps since the last metrics or pause.
+    """The metrics `train/tokens_per_second`, `train/mfu` and their like, of the steps since the last metrics.
 
-    train/seconds, train/processor_seconds: of the steps since the last metrics, without evaluations and saves, by
-    the clock, and of all ranks' processors with the loading of their rows unless `data.workers` do that.
+    train/seconds, train/processor_seconds: of these steps, without evaluations and saves, by the clock, and of all
+    ranks' processors with the loading of their rows unless `data.workers` do that.
     """
 
-    _seconds = _processor_seconds = 0.0  # of the steps since the last metrics
+    def __init__(self) -> None:
+        self._begin()
 
     def before_training(self, trainer: Trainer) -> None:
         self._peak = peak_flops(trainer.config, trainer.engine.device) * trainer.run.ranks
 
     def before_steps(self, trainer: Trainer) -> None:
-        """Begins a stretch of steps; what came before it doesn't count."""
+        """What came before doesn't count as the time of a step."""
         self._last, self._processor = time.perf_counter(), time.process_time()
-        self._begin()
 
     def after_pause(self, trainer: Trainer) -> None:
         self.before_steps(trainer)
 
     def _begin(self) -> None:
-        self._started, self._steps, self._waited = self._last, 0, 0.0
+        self._steps, self._seconds, self._processor_seconds, self._waited = 0, 0.0, 0.0, 0.0
         self._sizes: list[Tensor] = []  # of this rank's micro-batches
 
     def after_step(self, trainer: Trainer) -> None:
@@ -55,17 +55,16 @@ class Speed(Callback):
         total = torch.cat([torch.stack(self._sizes).sum(dim=0), microseconds])
         dist.all_reduce(total)
         *counts, processor = total.tolist()
-        examples, seconds = Sizes(*counts), self._last - self._started
+        examples, seconds = Sizes(*counts), self._seconds
         tokens = examples.inputs + (examples.targets if trainer.outline.decoder_reads_targets else 0)
         metrics = {
             "train/tokens_per_second": tokens / seconds,
             "train/steps_per_second": self._steps / seconds,
             "train/mfu": count_flops(trainer.outline, examples) / seconds / self._peak,
             "train/data_wait_fraction": self._waited / seconds,
-            "train/seconds": self._seconds,
+            "train/seconds": seconds,
             "train/processor_seconds": processor / 1e6,
         }
-        self._seconds = self._processor_seconds = 0.0
         self._begin()
         return metrics
 

@@ -56,5 +56,5 @@ class Stops(Callback):
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.stopping and not trainer.last and trainer.requested[_STORE_LOST]:
-            error = first_value(trainer.store_error)
+            error = first_value(str(trainer.store_error) if trainer.store_error else None)
             trainer.report.warn(f"{error}; stopping after step {trainer.step}, which is saved")
