@@ -194,11 +194,9 @@ class Trainer:
                 stack.enter_context(callback.during_step(self))
             stack.enter_context(self.engine.times.step())
             before = self.before
-            outcome = self.outcome = self.engine.step(
-                before.step, before.position, micro_batches, tuple(asked.values())
-            )
+            outcome = self.outcome = self.engine.step(before.step, before.position, micro_batches, asked)
         watchdog.step_done()
-        self.requested = dict(zip(asked, outcome.requests, strict=True))
+        self.requested = outcome.requests
         self.stopping = self.requested.get("stop", False)
         self.state = TrainState(
             self.step,

@@ -26,16 +26,52 @@ from pretrain.run import watchdog
 from pretrain.zero.memory import freed_at_once
 
 with imported_at_first_use():
-    from torch._dynamo import callback  # 2.7 s and 150 MB, which only compilation needs: see unused_imports.py
-
-    from pretrain.zero import deepspeed_private  # chooses its accelerator when it is imported; `compiles` comes before
+    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
+    from torch._dynamo import callback
 
 
 def stage_on(config: RunConfig, ranks: int) -> int:
-    """ZeRO's stage on `ranks` ranks. One rank has nothing to shard: unless it offloads, stage 3 is stage 2 there."""
+    """The stage that DeepSpeed is given on `ranks` ranks: 3, or 2 for all others.
+
+    The engine itself decides what becomes of gradients at stage 1. One rank has nothing to shard: unless it offloads,
+    stage 3 is stage 2 there.
+    """
+    return 3 if config.zero_stage == 3 and (ranks > 1 or _offloads(config)) else 2
+
+
+def adds_locally(config: RunConfig, ranks: int) -> bool:
+    """True if each rank adds up the gradients of its micro-batches itself (`LocalGradients`); otherwise DeepSpeed does.
+
+    Stage 2 in bf16 shards them, unless there is one rank; in fp32 the backward pass has them whole in any case.
+    """
+    zero = config.zero_stage
+    whole = ranks == 1 or zero == 1 or (zero == 2 and config.precision == "fp32")
+    return whole and not _offloads(config) and not deepspeeds_own_reduction(config, ranks)
+
+
+def deepspeeds_own_reduction(config: RunConfig, ranks: int) -> list[str]:
+    """The keys under `deepspeed` because of which DeepSpeed itself adds up and reduces gradients: they say how."""
+    if stage_on(config, ranks) == 3 or _offloads(config):
+        return []
+    zero, top = config.deepspeed.zero_optimization.model_fields_set, config.deepspeed.model_fields_set
+    return [f"deepspeed.zero_optimization.{key}" for key in _OF_REDUCTION if key in zero] + [
+        f"deepspeed.{key}" for key in _OF_BACKWARD if key in top
+    ]
+
+
+_OF_REDUCTION = (
+    "overlap_comm",
+    "reduce_bucket_size",
+    "reduce_scatter",
+    "contiguous_gradients",
+    "use_multi_rank_bucket_allreduce",
+)
+_OF_BACKWARD = ("wall_clock_breakdown", "memory_breakdown", "flops_profiler")
+
+
+def _offloads(config: RunConfig) -> bool:
     zero = config.deepspeed.zero_optimization
-    offloads = zero.offloaded_to("cpu") or zero.offloaded_to("nvme")
-    return min(zero.stage, 2) if ranks == 1 and not offloads else zero.stage
+    return bool(zero.offloaded_to("cpu") or zero.offloaded_to("nvme"))
 
 
 def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
@@ -44,23 +80,20 @@ def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
     It declares one micro-batch per step. The engine itself marks the last micro-batch of a step, since their number
     varies during a batch-size ramp-up.
     """
-    rows = BatchPlan(config.batch, ranks).micro_batch
+    rows, local = BatchPlan(config.batch, ranks).micro_batch, adds_locally(config, ranks)
     decided: dict[str, Any] = {
         "train_batch_size": ranks * rows,
         "train_micro_batch_size_per_gpu": rows,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": config.optimizer.gradient_clipping,
+        "gradient_clipping": 0.0 if local else config.optimizer.gradient_clipping,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # optimizers here step on the CPU too
         "communication_data_type": "fp32",  # unset, bf16 gradients would be reduced in bf16
         "steps_per_print": 2**62,
     }
     if config.precision == "bf16":
-        decided["bf16"] = {
-            "enabled": True,
-            "check_grad_overflow": True,  # without it, a step whose gradient isn't finite would be applied
-            "immediate_grad_update": True,  # a gradient goes to the fp32 ones while it is in the cache, and is freed
-        }
+        # without the check, a step whose gradient isn't finite would be applied; `LocalGradients` makes it itself
+        decided["bf16"] = {"enabled": True, "check_grad_overflow": not local}
         decided["data_types"] = {
             "grad_accum_dtype": "fp32",  # unset, they would be accumulated in bf16
             "keep_in_fp32_modules": ["*"],  # all buffers; unset, only stage 3 would cast them to bf16
@@ -68,10 +101,9 @@ def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
     given = config.deepspeed.model_dump()
     given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
     stage = stage_on(config, ranks)
-    defaults = zero_defaults(stage, deepspeed_private.deepspeed.accelerator.get_accelerator().device_name())
-    if ranks == 1 and stage < 3:  # nothing is reduced, but DeepSpeed would wait for the GPU after each backward pass
-        defaults.pop("overlap_comm", None)
-    given["zero_optimization"] = {**defaults, **given["zero_optimization"], "stage": stage}
+    defaults = zero_defaults(stage, deepspeed.accelerator.get_accelerator().device_name())
+    measured = {"compute_grad_norm": False} if local else {}  # `LocalGradients` has the norm already
+    given["zero_optimization"] = {**defaults, **given["zero_optimization"], **measured, "stage": stage}
     return {**given, **decided}
 
 
@@ -93,7 +125,7 @@ def sharded(config: RunConfig) -> Iterator[None]:
     if stage_on(config, ranks := dist.get_world_size()) < 3:
         yield
         return
-    with freed_at_once(), deepspeed_private.deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, ranks)):
+    with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, ranks)):
         yield
 
 
@@ -109,7 +141,7 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     """Applies `compute` to the layers of `model` in training, and to its loss on GPUs, before DeepSpeed gets it.
 
     Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
-    with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
+    with every token. ZeRO-3 gathers a layer as a whole: hooks on the modules inside would break a compiled graph.
     """
     compiled = compiles(compute)
     if compiled:
@@ -120,17 +152,28 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
             if isinstance(module, Head):
                 module.compiled = True
     for layer in layers(model).values():
+        if stage == 3:
+            deepspeed.utils.set_z3_leaf_module(layer, True)
+        fuse_linears(layer)
         forward: Forward = layer.forward
-        if compiled or stage < 3:
-            fuse_linears(layer)
         if compiled:
             forward = torch.compile(forward, backend=BACKEND)
-            if stage == 3:
-                deepspeed_private.deepspeed.utils.set_z3_leaf_module(layer, True)
         if compute.activation_checkpointing:
             forward = recomputed(forward)
         if compiled or compute.activation_checkpointing:
             layer.forward = _in_training(layer, forward, layer.forward)
+
+
+def whole_copy(model: Model) -> Model:
+    """A model in evaluation mode that shares the weights and buffers of `model`, which ZeRO-3 has gathered, and has
+    none of the hooks with which DeepSpeed would gather and release them."""
+    copy = models.outline(model.config)
+    for module, (_, source) in zip(copy.modules(), model.named_modules(), strict=True):
+        for name, parameter in source.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.data, requires_grad=False))
+        for name, buffer in source.named_buffers(recurse=False):
+            setattr(module, name, buffer)
+    return copy.eval()
 
 
 def compiles(compute: ComputeSection) -> bool:
