@@ -39,20 +39,19 @@ def stage_on(config: RunConfig, ranks: int) -> int:
     return 3 if config.zero_stage == 3 and (ranks > 1 or _offloads(config)) else 2
 
 
-def adds_locally(config: RunConfig, ranks: int) -> bool:
+def adds_locally(config: RunConfig, ranks: int, stage: int | None = None) -> bool:
     """True if each rank adds up the gradients of its micro-batches itself (`LocalGradients`); otherwise DeepSpeed does.
 
     Stage 2 in bf16 shards them, unless there is one rank; in fp32 the backward pass has them whole in any case.
+    `stage`: instead of that of `config`.
     """
-    zero = config.zero_stage
-    whole = ranks == 1 or zero == 1 or (zero == 2 and config.precision == "fp32")
-    return whole and not _offloads(config) and not deepspeeds_own_reduction(config, ranks)
+    stage = stage or config.zero_stage
+    whole = ranks == 1 or stage == 1 or (stage == 2 and config.precision == "fp32")
+    return whole and not _offloads(config) and not keys_of_reduction(config)
 
 
-def deepspeeds_own_reduction(config: RunConfig, ranks: int) -> list[str]:
-    """The keys under `deepspeed` because of which DeepSpeed itself adds up and reduces gradients: they say how."""
-    if stage_on(config, ranks) == 3 or _offloads(config):
-        return []
+def keys_of_reduction(config: RunConfig) -> list[str]:
+    """The keys of the run file that say how DeepSpeed itself adds up and reduces gradients."""
     zero, top = config.deepspeed.zero_optimization.model_fields_set, config.deepspeed.model_fields_set
     return [f"deepspeed.zero_optimization.{key}" for key in _OF_REDUCTION if key in zero] + [
         f"deepspeed.{key}" for key in _OF_BACKWARD if key in top
@@ -141,7 +140,7 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     """Applies `compute` to the layers of `model` in training, and to its loss on GPUs, before DeepSpeed gets it.
 
     Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
-    with every token. ZeRO-3 gathers a layer as a whole: hooks on the modules inside would break a compiled graph.
+    with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
     """
     compiled = compiles(compute)
     if compiled:
@@ -152,16 +151,25 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
             if isinstance(module, Head):
                 module.compiled = True
     for layer in layers(model).values():
-        if stage == 3:
-            deepspeed.utils.set_z3_leaf_module(layer, True)
-        fuse_linears(layer)
         forward: Forward = layer.forward
+        if compiled or stage < 3:
+            fuse_linears(layer)
         if compiled:
             forward = torch.compile(forward, backend=BACKEND)
+            if stage == 3:
+                deepspeed.utils.set_z3_leaf_module(layer, True)
         if compute.activation_checkpointing:
             forward = recomputed(forward)
         if compiled or compute.activation_checkpointing:
             layer.forward = _in_training(layer, forward, layer.forward)
+
+
+def gathered_at_once(model: nn.Module, compute: ComputeSection) -> list[nn.Module]:
+    """Modules of which ZeRO-3 gathers the weights before they run and releases them afterwards."""
+    if compiles(compute):
+        return list(layers(model).values())
+    owning = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
+    return [module for module in owning if not any(part is not module and part in owning for part in module.modules())]
 
 
 def whole_copy(model: Model) -> Model:

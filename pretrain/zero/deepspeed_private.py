@@ -23,11 +23,12 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor
 from torch.optim import Optimizer
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment
 
 OLDEST, NEWEST = "0.19.8", "0.19.8"
 """The versions of DeepSpeed that the tests have run under: docs/reference/deepspeed.md."""
+REPORT = "please report this, with environment.json and the run file"
 
 
 def check_version() -> None:
@@ -111,9 +112,12 @@ def weights_by_group(engine: DeepSpeedEngine) -> list[tuple[Tensor, dict[str, tu
     ]
     by_storage = {flat.untyped_storage().data_ptr(): (flat, parameters) for flat, parameters in groups}
     for name, parameter in engine.module.named_parameters():
-        if parameter.requires_grad:
-            flat, parameters = by_storage[parameter.untyped_storage().data_ptr()]
-            parameters[name] = parameter, parameter.storage_offset() - flat.storage_offset()
+        if not parameter.requires_grad:
+            continue
+        if (storage := parameter.untyped_storage().data_ptr()) not in by_storage:
+            raise FailedError(f"DeepSpeed {deepspeed.__version__} doesn't keep {name} where it is expected: {REPORT}")
+        flat, parameters = by_storage[storage]
+        parameters[name] = parameter, parameter.storage_offset() - flat.storage_offset()
     return groups
 
 

@@ -28,7 +28,7 @@ from pretrain.optimizers.flat_buffers import Sharded
 from pretrain.optimizers.groups import set_rates
 from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private, fragment_check
-from pretrain.zero.construction import adds_locally, deepspeed_config, layers, whole_copy
+from pretrain.zero.construction import adds_locally, deepspeed_config, gathered_at_once, whole_copy
 from pretrain.zero.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.zero.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
 from pretrain.zero.totals import Totals
@@ -76,7 +76,7 @@ class Engine:
         self.times: StepTimes = DeviceTimes() if self.device.type == "cuda" else HostTimes()
         self._sharded = deepspeed_private.is_stage_3(self.deepspeed)
         if self._sharded:
-            self.times.measure_inside(layers(self.module).values())
+            self.times.measure_inside(gathered_at_once(self.module, config.compute))
         self._gradients: Gradients = (
             LocalGradients(self.deepspeed, config.optimizer.gradient_clipping, self.times)
             if adds_locally(config, self._ranks)
@@ -109,7 +109,7 @@ class Engine:
             torch.manual_seed(self._dropout_seed(step, position, len(batches), self._rank, number))
             losses = _summed(self.training_losses(batch))
             heartbeat.mark()
-            self._gradients.add(_share(losses, agreed["labels"]), last=number + 1 == len(batches))
+            self._gradients.add(self._loss(losses, agreed["labels"]), last=number + 1 == len(batches))
             heartbeat.mark()
             for name, total in losses.items():
                 sums[name] = sums.get(name, 0) + total.detach().double()
@@ -141,13 +141,13 @@ class Engine:
             losses = _summed(self.module(**self._inputs(batch)))
             parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
             # unlike `backward`, this runs none of DeepSpeed's hooks on accumulated gradients
-            torch.autograd.grad(_share(losses, counted), parameters, allow_unused=True)
+            torch.autograd.grad(self._loss(losses, counted), parameters, allow_unused=True)
 
     def measure(self, batch: Batch) -> None:
         """Computes the gradient of a micro-batch, with the time and the memory that it takes in a step, and discards
         it. All ranks call this together, between steps."""
         counted = self.counted([batch])
-        self._gradients.discard(_share(_summed(self.training_losses(batch)), counted))
+        self._gradients.discard(self._loss(_summed(self.training_losses(batch)), counted))
 
     def training_losses(self, batch: Batch) -> Losses:
         """The model's losses of a micro-batch in training, with dropout and its wrapper."""
@@ -228,6 +228,14 @@ class Engine:
         rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
         return _dropout_seed(self.config.run.seed, step, position + (rank * batches + number) * rows)
 
+    def _loss(self, losses: dict[str, Tensor], counted: dict[str, Tensor]) -> Tensor:
+        """The part of a micro-batch, whose sums of losses these are, in the loss of the step, scaled for its
+        gradient."""
+        shares = [total / _count(counted, name).clamp(min=1) for name, total in losses.items() if total.requires_grad]
+        share = torch.stack(shares).sum()
+        # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
+        return share * torch.where(torch.isfinite(share), self._gradients.scale, math.nan)
+
     def _outcome(
         self, losses: dict[str, float], trained: set[str], labels: dict[str, float], requests: dict[str, float]
     ) -> Outcome:
@@ -259,14 +267,6 @@ def in_evaluation(module: nn.Module) -> Iterator[None]:
 
 def _summed(losses: Losses) -> dict[str, Tensor]:
     return {name: values.sum() for name, values in losses.items()}
-
-
-def _share(losses: dict[str, Tensor], counted: dict[str, Tensor]) -> Tensor:
-    """The part of a micro-batch, whose sums of losses these are, in the loss of the step."""
-    shares = [total / _count(counted, name).clamp(min=1) for name, total in losses.items() if total.requires_grad]
-    share = torch.stack(shares).sum()
-    # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
-    return share * torch.where(torch.isfinite(share), 1.0, float("nan"))
 
 
 def _count(counted: dict[str, Count], name: str) -> Count:

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError
 from pretrain.optimizers.flat_buffers import Fragment
-from pretrain.zero.deepspeed_private import flat_buffers, in_memory, local_weights
+from pretrain.zero.deepspeed_private import REPORT, flat_buffers, in_memory, local_weights
 
 _ENDS = (slice(None, 1000), slice(-1000, None))  # the elements of a fragment that are compared
-_REPORT = "please report this, with environment.json and the run file"
 
 
 def check(engine: DeepSpeedEngine) -> None:
@@ -29,11 +28,11 @@ def check(engine: DeepSpeedEngine) -> None:
     for one, covered in zip(fragments, found.tolist(), strict=True):
         size = torch.Size(one.shape).numel()
         if covered != [size, size * (size - 1) // 2]:
-            raise FailedError(f"DeepSpeed's fragments of {one.name} are not each of its elements once: {_REPORT}")
+            raise FailedError(f"DeepSpeed's fragments of {one.name} are not each of its elements once: {REPORT}")
     wrong = torch.tensor(_differ(engine), device=engine.device)
     dist.all_reduce(wrong)
     if int(wrong):
-        raise FailedError(f"DeepSpeed's fp32 weights are not those that the model computes with: {_REPORT}")
+        raise FailedError(f"DeepSpeed's fp32 weights are not those that the model computes with: {REPORT}")
 
 
 def _differ(engine: DeepSpeedEngine) -> int:

@@ -24,18 +24,19 @@ class Gradients(Protocol):
     """The gradient of a step. All ranks call `reduce` and `update` together.
 
     - `model`: what computes the losses of a micro-batch.
+    - `scale`: the factor of a loss of which `add` gets the gradient.
     - `norm`: the L2 norm of the last step's gradient before clipping; infinite if the step was skipped.
     """
 
     model: nn.Module
+    scale: float
     norm: float
 
     def begin(self) -> None:
         """Begins a step."""
 
     def add(self, loss: Tensor, last: bool) -> None:
-        """Adds the gradient of a micro-batch's part of the loss of the step, summed over its ranks; `last`: of this
-        rank's micro-batches."""
+        """Adds the gradient of a micro-batch's part of the loss of the step; `last`: of this rank's micro-batches."""
 
     def reduce(self) -> None:
         """Sums the gradient over the ranks, if that hasn't happened yet."""
@@ -56,7 +57,7 @@ class LocalGradients:
     """
 
     def __init__(self, engine: DeepSpeedEngine, clip_norm: float, times: StepTimes):
-        self.model, self.norm = engine.module, math.inf
+        self.model, self.scale, self.norm = engine.module, 1.0, math.inf
         self._engine, self._clip_norm, self._times = engine, clip_norm or math.inf, times
         self._group = engine.optimizer.dp_process_group
         self._ranks, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
@@ -130,14 +131,15 @@ class ReducedByDeepSpeed:
 
     def __init__(self, engine: DeepSpeedEngine):
         self.model, self.norm = engine, math.inf
-        self._engine, self._ranks = engine, dist.get_world_size()
+        self.scale = float(dist.get_world_size())  # DeepSpeed averages over the ranks
+        self._engine = engine
 
     def begin(self) -> None:
         forget_gradients(self._engine)
 
     def add(self, loss: Tensor, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(loss * self._ranks, scale_wrt_gas=False)  # DeepSpeed averages over the ranks
+        self._engine.backward(loss, scale_wrt_gas=False)
 
     def reduce(self) -> None: ...
 

@@ -174,12 +174,12 @@ class StepTimes:
         yield
         self.end()
 
-    def measure_inside(self, layers: Iterable[nn.Module]) -> None:
-        """At stage 3, the forward passes of layers are the parts that count: DeepSpeed's hooks, which wait for the
-        layer's weights, run before them and after them."""
-        for layer in layers:
-            layer.register_forward_pre_hook(lambda *_: self.begin())
-            layer.register_forward_hook(lambda *_: self.end(), prepend=True)
+    def measure_inside(self, modules: Iterable[nn.Module]) -> None:
+        """Encloses the forward passes of these modules, of which none contains another. DeepSpeed's hooks, which wait
+        for a module's weights at stage 3, run before and after."""
+        for module in modules:
+            module.register_forward_pre_hook(lambda *_: self.begin())
+            module.register_forward_hook(lambda *_: self.end(), prepend=True)
 
     def begin(self) -> None:
         """Begins a part of the step in which this rank waits for no other."""
