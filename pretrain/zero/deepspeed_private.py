@@ -128,8 +128,8 @@ def _of_stages_1_and_2(engine: DeepSpeedEngine) -> Iterator[FlatBuffer]:
         begins, size, found = rank * partition.numel(), partition.numel(), []
         for name, (parameter, place) in parameters.items():
             first, last = max(place, begins), min(place + parameter.numel(), begins + size)
-            here = (first - place, last - first, first - begins) if last > first else (0, 0, 0)
-            found.append(Fragment(name, tuple(parameter.shape), *here[:2], partition, here[2]))
+            start, elements, offset = (first - place, last - first, first - begins) if last > first else (0, 0, 0)
+            found.append(Fragment(name, tuple(parameter.shape), start, elements, partition, offset))
         yield FlatBuffer(partition, found)
 
 
