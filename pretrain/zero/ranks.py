@@ -82,6 +82,8 @@ def process_group(
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
     rank = dist.get_rank()
+    if dist.get_world_size() > 1:
+        watchdog.share(dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timeout))
     try:
         yield rank, dist.get_world_size()
     except BaseException as error:

@@ -368,3 +368,15 @@ def test_compiled_kernels_are_kept_on_the_nodes_disk_unless_the_environment_says
     assert caches(given) == [f"{tmp_path}/triton", f"{tmp_path}/inductor"]
     assert caches(given, TRITON_CACHE_DIR="/users") == ["/users", f"{tmp_path}/inductor"]
     assert all(one.startswith(tempfile.gettempdir()) for one in caches(ComputeSection()))
+
+
+def test_ranks_of_a_node_share_its_cores_when_they_compile(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+
+    def threads(**environment: str) -> str:
+        monkeypatch.setattr(os, "environ", environment)
+        configure_arithmetic(ComputeSection())
+        return environment["TORCHINDUCTOR_COMPILE_THREADS"]
+
+    assert [threads(LOCAL_SIZE="8"), threads(LOCAL_WORLD_SIZE="4"), threads()] == ["8", "16", "32"]
+    assert threads(LOCAL_SIZE="8", TORCHINDUCTOR_COMPILE_THREADS="2") == "2"
