@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from data_pipeline.foundation.errors import FailedError, StoreError, one_line
 from data_pipeline.foundation.processes import blocked
 from data_pipeline.loading import server
-from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS
+from data_pipeline.loading.batch_facts import with_facts
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
 
 Batches = list[dict[str, torch.Tensor]]
 Item = TypeVar("Item")
@@ -162,8 +163,8 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
     """The same batches on `device`. On CUDA the next step's batches are copied from pinned memory, on a stream of their
     own, while this step computes.
 
-    There they also have `target_indices` (n,): the numbers of the labels that count, among all labels, and
-    `label_counts`. A model that counted them itself would wait for the device.
+    There they also have `target_indices` (n,): the numbers of the labels that count, among all labels; a model
+    that looked for them itself would wait for the device. And they have the facts of `batch_facts`.
     """
     if device.type != "cuda":
         yield from steps
@@ -173,7 +174,10 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
     for step in steps:
         with torch.cuda.stream(stream):
             copied = [
-                {name: tensor.to(device, non_blocking=True) for name, tensor in _with_counts(batch).items()}
+                {
+                    name: tensor.to(device, non_blocking=True)
+                    for name, tensor in with_facts(with_target_indices(batch)).items()
+                }
                 for batch in step
             ]
         if ahead is not None:
@@ -184,20 +188,6 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
         ahead = copied
     if ahead is not None:
         yield ahead
-
-
-LABEL_COUNTS = "label_counts"  # (labels,) in a batch on a GPU, for the engine: what `label_counts` returns
-
-
-def label_counts(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """(labels,) How many labels of each kind count in a batch, in the order of LABELS, where the batch is."""
-    none = batch["labels"].new_zeros(())
-    return torch.stack([(batch[name] != IGNORE_INDEX).sum() if name in batch else none for name in LABELS])
-
-
-def _with_counts(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    counts = label_counts(batch)
-    return {**with_target_indices(batch), LABEL_COUNTS: counts.pin_memory() if batch["labels"].is_pinned() else counts}
 
 
 def with_target_indices(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from data_pipeline.loading.batch_facts import fact, without_facts
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.prefetch import LABEL_COUNTS, label_counts
 from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.functional.arithmetic import to_device
@@ -217,8 +217,7 @@ class Engine:
     def _agreed(self, batches: list[Batch], requests: Mapping[str, bool]) -> Totals:
         """In the table "labels", the number of labels of each kind that count in the global batch; in "requests", the
         number of ranks that make each request."""
-        counted = [batch[LABEL_COUNTS] if LABEL_COUNTS in batch else label_counts(batch) for batch in batches]
-        counts = torch.stack(counted).sum(dim=0).to(self.device)
+        counts = torch.stack([fact("label_counts", batch) for batch in batches]).sum(dim=0).to(self.device)
         asked = to_device(list(requests.values()), self.device, counts.dtype)
         labels = dict(zip(LABELS, counts.unbind(), strict=True))
         return Totals(labels=labels, requests=dict(zip(requests, asked.unbind(), strict=True)))
@@ -249,9 +248,7 @@ class Engine:
 
     def _inputs(self, batch: Batch) -> Batch:
         """What the model reads of a batch, on the device."""
-        return {
-            name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items() if name != LABEL_COUNTS
-        }
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in without_facts(batch).items()}
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from data_pipeline.loading.batch_facts import with_facts
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models, optimizers
@@ -326,7 +327,8 @@ def _waits_of_a_step(name: str, optimizer: str) -> list[str]:
         settings = {"name": optimizer, "learning_rate": 1e-2, "gradient_clipping": 0.01}
         engine = engine_of(run_config(1, {"vocab_size": 100, **MODELS[name]}, optimizer=settings, precision="bf16"))
         for step in range(3):
-            batches = [with_target_indices(packed(batch)) for batch in micro_batches(own_layout(), step, 16, 16)]
+            rows = [with_target_indices(packed(batch)) for batch in micro_batches(own_layout(), step, 16, 16)]
+            batches = [with_facts(batch) for batch in rows]
             with Waits() as found:
                 engine.step(step, 8 * step, batches, {"stop": False, "save": True})
         assert engine.applied
