@@ -158,11 +158,28 @@ def test_nothing_needs_what_is_in_checks_or_experiments_but_their_tests():
     assert others == ["tests/data_pipeline/test_table_sources.py"]
 
 
-def test_private_names_of_deepspeed_stand_in_one_module():
-    """ZeRO-3 puts attributes `ds_…` on parameters; and only the module that checks them imports DeepSpeed."""
+def test_deepspeed_is_used_in_one_room_and_its_private_names_in_one_module():
+    """ZeRO-3 puts attributes `ds_…` on parameters. `launch.deepspeed_launcher` starts DeepSpeed's own launcher."""
     named = {module for module, path in modules().items() if re.search(r"[.\"']ds_[a-z_]+\b", path.read_text())}
-    # the latter starts DeepSpeed's own launcher
-    assert named | importing("deepspeed") == {"pretrain.zero.deepspeed_private", "launch.deepspeed_launcher"}
+    assert named == {"pretrain.zero.deepspeed_private"}
+    assert {room(module) for module in importing("deepspeed") - {"launch.deepspeed_launcher"}} == {"pretrain.zero"}
+
+
+def test_nothing_of_deepspeed_is_replaced():
+    """No attribute is assigned on what belongs to DeepSpeed, at any depth: `engine.optimizer.step = …`, `setattr`, and
+    none of its modules has a stand-in. An item of a table is data: `averaged_gradients[0] = …`."""
+    theirs = re.compile(r"\b(deepspeed|engine|optimizer|coordinator|offload|accelerator|backend|cdb)$")
+    for module, path in modules().items():
+        if room(module) != "pretrain.zero":
+            continue
+        for node in ast.walk(parsed(path)):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in targets if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) else []:
+                owner = ast.unparse(target.value) if isinstance(target, ast.Attribute) else ""
+                assert not theirs.search(owner), f"{module}:{node.lineno}: {ast.unparse(node)}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "object.__setattr__"):
+                assert ast.unparse(node.args[0]) == "module", f"{module}:{node.lineno}"  # `whole_copy`'s own
+        assert "sys.modules" not in path.read_text(), module
 
 
 def importing(library: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+LABELS = ("labels", "next_sentence_labels")
 IGNORE_INDEX = -100  # the label of a position without a target: padding, or a row of weight zero
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS, BatchLayout
 from data_pipeline.loading.prefetch import items
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import EpochOrder, Skipped, Stream, StreamState
@@ -16,7 +16,6 @@ from data_pipeline.objectives.objective import Examples, together
 from data_pipeline.packing.examples import balanced
 
 Batch = dict[str, torch.Tensor]
-LABELS = ("labels", "next_sentence_labels")
 _PREFETCH = 4
 
 

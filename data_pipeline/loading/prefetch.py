@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from data_pipeline.foundation.errors import FailedError, StoreError, one_line
 from data_pipeline.foundation.processes import blocked
 from data_pipeline.loading import server
+from data_pipeline.loading.batch_facts import with_facts
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 
 Batches = list[dict[str, torch.Tensor]]
@@ -162,8 +163,8 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
     """The same batches on `device`. On CUDA the next step's batches are copied from pinned memory, on a stream of their
     own, while this step computes.
 
-    There they also have `target_indices` (n,): the numbers of the labels that count, among all labels. A model that
-    counted them itself would wait for the device.
+    There they also have `target_indices` (n,): the numbers of the labels that count, among all labels; a model
+    that looked for them itself would wait for the device. And they have the facts of `batch_facts`.
     """
     if device.type != "cuda":
         yield from steps
@@ -173,7 +174,10 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
     for step in steps:
         with torch.cuda.stream(stream):
             copied = [
-                {name: tensor.to(device, non_blocking=True) for name, tensor in with_target_indices(batch).items()}
+                {
+                    name: tensor.to(device, non_blocking=True)
+                    for name, tensor in with_facts(with_target_indices(batch)).items()
+                }
                 for batch in step
             ]
         if ahead is not None:

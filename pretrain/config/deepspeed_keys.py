@@ -97,10 +97,10 @@ class ParameterOffloadSection(OffloadSection):
 class ZeroSection(PassedOn):
     """How ZeRO shards the state of training. The defaults are DeepSpeed's, but for the stage."""
 
-    stage: Annotated[int, Field(strict=True, ge=1, le=3)] = 2
-    """The tensors that are sharded. 1: the optimizer's state. 2: gradients too. 3: parameters too; on one rank, if
-    nothing is offloaded, 3 is 2. There is no 0, which wouldn't skip a step with a non-finite gradient; 1 costs no
-    more."""
+    stage: Annotated[int, Field(strict=True, ge=1, le=3)] = 1
+    """The tensors that are sharded. 1: the optimizer's state; each rank has 4 bytes of gradient for each parameter, and
+    ranks exchange gradients once a step: the fastest. 2: gradients too, which are exchanged after each micro-batch; in
+    fp32, or on one rank, it is 1. 3: parameters too; on one rank, if nothing is offloaded, it is 1. There is no 0."""
     offload_optimizer: OptimizerOffloadSection | None = None
     """Where the optimizer's state is kept; it is then also updated on the CPU."""
     offload_param: ParameterOffloadSection | None = None

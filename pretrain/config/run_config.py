@@ -238,11 +238,11 @@ class FaultsSection(Section):
     spikes: SpikeSection | None = SpikeSection()
     """Detection of loss spikes. null: there is none."""
     hang_seconds: PositiveFloat | None = None
-    """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120;
-    1800 with `compute.compile`. Remote corpora add `data.cache.wait_seconds`."""
+    """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120.
+    Remote corpora add `data.cache.wait_seconds`."""
     start_seconds: PositiveFloat = 3600.0
-    """The same, in seconds, while a rank starts (up to the end of its first step), compiles or loads. Also while
-    it saves or evaluates, if `hang_seconds` is null."""
+    """The same, in seconds, while a rank starts (up to the end of its first step), loads, or any rank compiles. Also
+    while it saves or evaluates, if `hang_seconds` is null."""
     dead_rank_seconds: PositiveFloat = 30.0
     """Seconds after one rank has died or failed at which the others are killed."""
     replay_every_steps: PositiveInt | Literal["auto"] | None = "auto"

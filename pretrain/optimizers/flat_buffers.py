@@ -99,12 +99,16 @@ def in_whole(device: torch.device) -> bool:
 
 IN_PARTS = frozenset({"cpu"})  # types of devices
 _ELEMENTS_OF_A_PART = 1 << 17  # what stays in the cache
+_ELEMENTS_OF_A_NORM = 1 << 14  # of which a GPU sums squares in fp32; an fp64 norm would copy the flat buffer to fp64
 
 
 def sum_of_squares(values: Tensor) -> Tensor:
     """() Over a flat buffer of any size, fp64: in fp32, a norm of 25 million elements is off by 0.1%."""
     if in_whole(values.device):
-        return torch.linalg.vector_norm(values, dtype=torch.float64).square()
+        rows = values.numel() // _ELEMENTS_OF_A_NORM
+        whole, rest = values.split([rows * _ELEMENTS_OF_A_NORM, values.numel() - rows * _ELEMENTS_OF_A_NORM])
+        norms = torch.linalg.vector_norm(whole.view(rows, _ELEMENTS_OF_A_NORM), dim=1)
+        return torch.cat([norms, torch.linalg.vector_norm(rest)[None]]).double().square().sum()
     norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in values.split(_ELEMENTS_OF_A_PART)]
     return torch.stack(norms).square().sum()
 

@@ -12,8 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from pretrain.run import heartbeat
+
+
+class Store(Protocol):
+    """A counter that all ranks see: `torch.distributed.TCPStore`."""
+
+    def add(self, key: str, amount: int, /) -> int: ...
+
 
 SECONDS_TO_LOOK = 0.3  # that the supervisor has to see how the ranks stand before this one's end changes it
 GRACE = 20.0  # seconds that the Python thread has to report a hang before faulthandler does
@@ -21,6 +29,8 @@ LEAST_SECONDS, STEPS = 120.0, 20  # a hang is at least that long, and as long as
 _last = _last_step = time.monotonic()
 _steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest steps; of the first after a start, none
 _phases = {"starting"}  # that this rank is in: "starting", "compiling", "slow phase", "unwatched"
+_shared: Store | None = None  # where the ranks count how many of them compile
+_COMPILING = "watchdog/compiling"
 _changed = threading.Event()  # set when these change, and with them the limit
 
 
@@ -49,9 +59,25 @@ def step_done() -> None:
     alive()
 
 
+def share(store: Store) -> None:
+    """From now on, the other ranks know while this one compiles, and this one while they do."""
+    global _shared
+    _shared = store
+
+
 def compiling(begins: bool) -> None:
-    """Notes that a compilation begins or ends. During one, the limit is `start_seconds`."""
+    """Notes that a compilation begins or ends. During one, the limit is `start_seconds`, on all ranks: in a collective
+    the others wait for this one."""
+    if _shared is not None:
+        _shared.add(_COMPILING, 1 if begins else -1)
     _set("compiling", begins)
+
+
+def _another_compiles() -> bool:
+    try:
+        return _shared is not None and _shared.add(_COMPILING, 0) > 0
+    except Exception:  # the store's rank is gone: whatever PyTorch raises then
+        return False
 
 
 def slow_phase() -> contextlib.AbstractContextManager[None]:
@@ -90,8 +116,8 @@ def watching(rank: int, hang_seconds: float | None, start_seconds: float, store_
 
     The limit is `start_seconds` at first and while the process compiles or loads, else `hang_seconds`. Where that is
     None, it is as long as 20 steps, by the median of the latest, and at least 120 s; `start_seconds` until 20 steps are
-    known, and while the process saves or evaluates. `store_seconds`, for which the store of a remote corpus is waited
-    for, are added to the limit.
+    known, and while the process saves or evaluates. While another rank compiles, the limit is `start_seconds`, too.
+    `store_seconds`, for which the store of a remote corpus is waited for, are added to the limit.
     """
     faulthandler.enable()  # so that a crash in native code prints its stacks too
     done = threading.Event()
@@ -138,6 +164,9 @@ def _watch(
         setting, limit = _limit(hang_seconds, start_seconds)
         limit += store_seconds
         left = _last + limit - time.monotonic()
+        if left <= 0 and limit < start_seconds and _another_compiles():
+            setting, limit = "faults.start_seconds", start_seconds
+            left = _last + limit - time.monotonic()
         if left <= 0:
             break
         # native code that hangs while it holds the GIL stops this thread too; faulthandler's thread needs no GIL

@@ -24,6 +24,7 @@ from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.tools.plan_memory import Parameters, Rows, States, activations, states
 from pretrain.trainer.throughput import rows_per_step
 from pretrain.trainer.validate import with_tokenizer_ids
+from pretrain.zero.construction import adds_locally
 from pretrain.zero.memory import SAFE
 
 GIB = 2**30
@@ -134,7 +135,8 @@ class Plan:
 
     def _option(self, stage: int, recomputed: bool) -> Option:
         config, flops = self.config, sum(self.flops.values())
-        held = states(self.parameters, stage, self.gpus, config.precision, config.deepspeed.zero_optimization)
+        local, zero = adds_locally(config, self.gpus, stage), config.deepspeed.zero_optimization
+        held = states(self.parameters, stage, self.gpus, config.precision, zero, local)
 
         def peak(rows: int) -> int:
             return held.peak(self.activations(rows, recomputed))

@@ -5,8 +5,8 @@ their device. So the layers themselves decide which kernels run and what autogra
 that.
 
 ZeRO keeps weights, in the model's precision and in fp32, moments and gradients. This was read in DeepSpeed 0.19.8's
-source (`bf16_optimizer.py`, `zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients accumulated and reduced in fp32,
-as this project sets it, and is checked in the tests against what DeepSpeed allocates.
+source (`zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients accumulated and reduced in fp32, as this project sets
+it, and is checked in the tests against what DeepSpeed allocates.
 """
 
 import weakref
@@ -196,12 +196,11 @@ class Parameters:
 class States:
     """Bytes of one rank. On the GPU: all but `host`.
 
-    - `weights`: as the model computes with them. `master_weights`: copies in fp32; none where the weights are fp32 too
-      and nothing is offloaded. `moments`: the optimizer's state.
+    - `weights`: as the model computes with them. `master_weights`: copies in fp32. `moments`: the optimizer's state.
     - `gradients`: at the end of a micro-batch that is not a step's first.
     - `buffers`: the bucket in which gradients wait for their reduction and, at stage 3, gathered weights.
-    - `reduction`: copies of a bucket while it is reduced. `reduced_after`: the share of the backward pass, measured in
-      parameters, after which the first bucket is reduced.
+    - `reduction`: copies of a bucket while it is reduced; or a micro-batch's gradients, where each rank adds them up
+      itself. `reduced_after`: the share of the backward pass, measured in parameters, after which these first exist.
     - `step`: temporaries of the optimizer's step, when no activations exist.
     """
 
@@ -227,9 +226,10 @@ class States:
         return self.lasting + max(self.buffers + max(activations, left + self.reduction), self.step)
 
 
-def states(parameters: Parameters, stage: int, ranks: int, precision: str, zero: ZeroSection) -> States:
+def states(parameters: Parameters, stage: int, ranks: int, precision: str, zero: ZeroSection, local: bool) -> States:
     """The tensors that a rank keeps at `stage`. `zero`: the run file's `deepspeed.zero_optimization`, for the sizes of
-    buckets and what is offloaded; weights only are at stage 3, which shards them."""
+    buckets and what is offloaded; weights only are at stage 3, which shards them. `local`: each rank adds up gradients
+    itself."""
     given = {key: value for key, value in zero.model_dump().items() if value is not None}
     keys, width = {**dict(ZeroSection()), **zero_defaults(3, "cuda"), **given}, 2 if precision == "bf16" else FP32
     offloaded = {*zero.offloaded_to("cpu"), *zero.offloaded_to("nvme")}
@@ -244,18 +244,15 @@ def states(parameters: Parameters, stage: int, ranks: int, precision: str, zero:
         # a gathered parameter is copied out of the buffer in which it arrived
         buffers = FP32 * bucket + width * (live - persistent + coming + largest)
         reduction = FP32 * filled
-    elif stage == 1 and not offloaded:
-        # in fp32 what a backward pass makes is reduced and added to the share; in bf16 it is added up at once
-        own, buffers = (0, width * largest) if width < FP32 else (FP32 * share, FP32 * bucket)
-        gradients, reduction = FP32 * count + own, 0
+    elif local:
+        # the gradients of a micro-batch are there at its end, in the place of the activations
+        gradients, buffers, reduction, filled = FP32 * count, 0, width * count, count
     else:
-        staged = FP32 if stage == 1 else width
-        gradients += FP32 * count if stage == 1 else 0
-        buffers = staged * bucket * (2 if keys["overlap_comm"] else 1)
-        reduction = (staged if staged == FP32 else staged + FP32) * filled
+        buffers = width * bucket * (2 if keys["overlap_comm"] else 1)
+        reduction = (width if width == FP32 else width + FP32) * filled
     held = States(
         weights=weights,
-        master_weights=FP32 * share if width < FP32 or offloaded else 0,
+        master_weights=FP32 * share,
         moments=parameters.moments // ranks + parameters.whole_moments,
         gradients=gradients,
         step=FP32 * share * parameters.copies,

@@ -20,14 +20,15 @@ from pydantic import PositiveInt
 
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.loading.batches import LABELS, Batch, TrainingBatches
+from data_pipeline.loading.batch_layout import LABELS
+from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.prefetch import with_target_indices
 from data_pipeline.packing.examples import width_of
 from pretrain.checkpoint.engine_state import copy_bytes
 from pretrain.checkpoint.memory import memory_bytes
 from pretrain.config.batch import BatchPlan
 from pretrain.trainer.validate import ValidatedRun
-from pretrain.zero.deepspeed_private import fragments, keeping_counters, wrapped
+from pretrain.zero.deepspeed_private import fragments, wrapped
 from pretrain.zero.engine import Engine
 from pretrain.zero.memory import SAFE, DeviceMemory
 from pretrain.zero.ranks import least, on_rank_0, ranks_by_node
@@ -117,7 +118,7 @@ def _microseconds(engine: Engine, batch: Batch) -> int:
     for _ in range(1 + PASSES):
         torch.cuda.synchronize(engine.device)
         started = time.perf_counter()
-        discarded_pass(engine, batch)
+        engine.measure(batch)
         torch.cuda.synchronize(engine.device)
         taken.append(time.perf_counter() - started)
     return round(1e6 * statistics.median(taken[1:]))
@@ -130,7 +131,7 @@ def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
     rows = full_rows(run, more)
     memory = DeviceMemory(engine.device)
     free = SAFE * memory.free() - _to_come(run, engine)
-    discarded_pass(engine, rows)  # allocates what is allocated once: kernels, buffers of collectives
+    engine.measure(rows)  # allocates what is allocated once: kernels, buffers of collectives
     peaks = [memory.peak(partial(_passes, engine, _first(rows, count))) for count in (few, more)]
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
@@ -141,7 +142,7 @@ def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
 
 def _passes(engine: Engine, batch: Batch) -> None:
     for _ in range(PASSES):
-        discarded_pass(engine, batch)
+        engine.measure(batch)
 
 
 def _first(batch: Batch, count: int) -> Batch:
@@ -160,17 +161,6 @@ def _to_come(run: ValidatedRun, engine: Engine) -> int:
         return copied
     average = 0 if engine.config.optimizer.ema_decay is None else _AVERAGE
     return copied + (_MOMENTS + average) * sum(fragment.size for fragment in fragments(engine.deepspeed))
-
-
-def discarded_pass(engine: Engine, batch: Batch) -> None:
-    """Runs a step whose gradient isn't finite, so that DeepSpeed discards it; then resets DeepSpeed's counters."""
-    deepspeed = engine.deepspeed
-    with keeping_counters(deepspeed):
-        deepspeed.set_gradient_accumulation_boundary(True)
-        losses = engine.training_losses(batch)
-        loss = torch.stack([values.sum() for values in losses.values() if values.requires_grad]).sum()
-        deepspeed.backward(loss * float("nan"), scale_wrt_gas=False)
-        deepspeed.step()
 
 
 def full_rows(run: ValidatedRun, count: int) -> Batch:

@@ -10,8 +10,9 @@ import time
 import torch
 from torch import Tensor
 
-from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
-from data_pipeline.loading.batches import Batch, TrainingBatches
+from data_pipeline.loading.batch_facts import example_sizes
+from data_pipeline.loading.batch_layout import BatchLayout
+from data_pipeline.loading.batches import TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.functional.arithmetic import matmul
@@ -57,23 +58,6 @@ def _seconds_of(matrix: Tensor) -> float:
     return min(times[1:])
 
 
-def sizes(batch: Batch) -> Tensor:
-    """`Sizes` of a batch as a tensor (6,) int64, on its device and without waiting for it."""
-    ids, labels = batch["encoder_input_ids"], batch["labels"]
-    inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
-    targets = (labels != IGNORE_INDEX) * batch.get("decoder_segment_ids", 1)
-    most = max(ids.size(1), labels.size(1))
-    input_lengths, target_lengths = _lengths(inputs, most), _lengths(targets, most)
-    pairs = (input_lengths**2, target_lengths**2, input_lengths * target_lengths)
-    return torch.stack([counts.sum() for counts in (input_lengths > 0, input_lengths, target_lengths, *pairs)])
-
-
-def _lengths(segments: Tensor, most: int) -> Tensor:
-    """(rows, most): tokens of each example of a row, [[1, 1, 1, 2, 2, 0]] -> [[3, 2, 0, …]]."""
-    counts = segments.new_zeros(segments.size(0), most + 1)
-    return counts.scatter_add_(1, segments, torch.ones_like(segments))[:, 1:]
-
-
 def rows_per_step(config: RunConfig) -> float:
     """The mean over the run, whose batch may grow."""
     return sum(map(config.batch.rows, range(config.run.max_steps))) / config.run.max_steps
@@ -85,5 +69,5 @@ def flops_per_step(setup: ValidatedRun) -> float:
     batches = TrainingBatches(setup.stream, BatchLayout(0, 1, _ROWS_COUNTED, 1))
     whole = setup.config.run.max_steps * rows
     firsts = [int(whole * (place + 0.5) / _PLACES) for place in range(_PLACES)]
-    counted = sum(count_flops(model, Sizes(*sizes(batches[first].batch).tolist())) for first in firsts)
+    counted = sum(count_flops(model, Sizes(*example_sizes(batches[first].batch).tolist())) for first in firsts)
     return rows * counted / (_PLACES * _ROWS_COUNTED)

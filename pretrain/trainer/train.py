@@ -9,6 +9,7 @@ import torch
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
+from pretrain.hardware import local_ranks, threads_per_rank
 from pretrain.run import heartbeat, slurm, status
 from pretrain.run.heartbeat import beating
 from pretrain.run.restarts import earlier_seconds
@@ -16,7 +17,6 @@ from pretrain.run.watchdog import watching
 from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
-from pretrain.zero.construction import compiles
 from pretrain.zero.ranks import from_rank_0, on_each_rank, on_rank_0, process_group
 
 with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group
@@ -25,10 +25,10 @@ with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is im
     from pretrain.trainer.callbacks import stops
     from pretrain.zero import numerics
 
-_HANG_SECONDS_WITH_COMPILATION = 1800.0
 # cuBLAS, NCCL: what each reads, and the value with which its sums have one order
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
+_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 _CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 
 
@@ -41,12 +41,10 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     """
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_seconds, config.faults.start_seconds
-    if hang is None and compiles(config.compute):  # in a collective, ranks wait for one that compiles
-        hang = _HANG_SECONDS_WITH_COMPILATION
     store = config.data.cache.wait_seconds if config.data.remote else 0.0
-    configure_arithmetic(config.compute)
     if "RANK" not in os.environ:
         os.environ |= slurm.rank_environment(os.environ)
+    configure_arithmetic(config.compute)
     own = int(os.environ.get("RANK", "0"))
     with (
         beating(own),
@@ -96,6 +94,8 @@ def configure_arithmetic(compute: ComputeSection) -> None:
     cache = Path(compute.kernel_cache or Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}"))
     for name, folder in _CACHES.items():
         os.environ.setdefault(name, str(cache / folder))
+    # unset, each rank has a process for each core of its node, 32 at most
+    os.environ.setdefault(_COMPILE_THREADS, str(min(32, threads_per_rank(local_ranks()))))
     torch.backends.cuda.matmul.allow_tf32 = compute.tf32
     torch.backends.cudnn.allow_tf32 = compute.tf32
     if compute.deterministic:

@@ -26,16 +26,51 @@ from pretrain.run import watchdog
 from pretrain.zero.memory import freed_at_once
 
 with imported_at_first_use():
-    from torch._dynamo import callback  # 2.7 s and 150 MB, which only compilation needs: see unused_imports.py
-
-    from pretrain.zero import deepspeed_private  # chooses its accelerator when it is imported; `compiles` comes before
+    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
+    from torch._dynamo import callback
 
 
 def stage_on(config: RunConfig, ranks: int) -> int:
-    """ZeRO's stage on `ranks` ranks. One rank has nothing to shard: unless it offloads, stage 3 is stage 2 there."""
+    """The stage that DeepSpeed is given on `ranks` ranks: 3, or 2 for all others.
+
+    The engine itself decides what becomes of gradients at stage 1. One rank has nothing to shard: unless it offloads,
+    stage 3 is stage 2 there.
+    """
+    return 3 if config.zero_stage == 3 and (ranks > 1 or _offloads(config)) else 2
+
+
+def adds_locally(config: RunConfig, ranks: int, stage: int | None = None) -> bool:
+    """True if each rank adds up the gradients of its micro-batches itself (`LocalGradients`); otherwise DeepSpeed does.
+
+    Stage 2 in bf16 shards them, unless there is one rank; in fp32 the backward pass has them whole in any case.
+    `stage`: instead of that of `config`.
+    """
+    stage = stage or config.zero_stage
+    whole = ranks == 1 or stage == 1 or (stage == 2 and config.precision == "fp32")
+    return whole and not _offloads(config) and not keys_of_reduction(config)
+
+
+def keys_of_reduction(config: RunConfig) -> list[str]:
+    """The keys of the run file that say how DeepSpeed itself adds up and reduces gradients."""
+    zero, top = config.deepspeed.zero_optimization.model_fields_set, config.deepspeed.model_fields_set
+    return [f"deepspeed.zero_optimization.{key}" for key in _OF_REDUCTION if key in zero] + [
+        f"deepspeed.{key}" for key in _OF_BACKWARD if key in top
+    ]
+
+
+_OF_REDUCTION = (
+    "overlap_comm",
+    "reduce_bucket_size",
+    "reduce_scatter",
+    "contiguous_gradients",
+    "use_multi_rank_bucket_allreduce",
+)
+_OF_BACKWARD = ("wall_clock_breakdown", "memory_breakdown", "flops_profiler")
+
+
+def _offloads(config: RunConfig) -> bool:
     zero = config.deepspeed.zero_optimization
-    offloads = zero.offloaded_to("cpu") or zero.offloaded_to("nvme")
-    return min(zero.stage, 2) if ranks == 1 and not offloads else zero.stage
+    return bool(zero.offloaded_to("cpu") or zero.offloaded_to("nvme"))
 
 
 def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
@@ -44,23 +79,20 @@ def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
     It declares one micro-batch per step. The engine itself marks the last micro-batch of a step, since their number
     varies during a batch-size ramp-up.
     """
-    rows = BatchPlan(config.batch, ranks).micro_batch
+    rows, local = BatchPlan(config.batch, ranks).micro_batch, adds_locally(config, ranks)
     decided: dict[str, Any] = {
         "train_batch_size": ranks * rows,
         "train_micro_batch_size_per_gpu": rows,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": config.optimizer.gradient_clipping,
+        "gradient_clipping": 0.0 if local else config.optimizer.gradient_clipping,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # optimizers here step on the CPU too
         "communication_data_type": "fp32",  # unset, bf16 gradients would be reduced in bf16
         "steps_per_print": 2**62,
     }
     if config.precision == "bf16":
-        decided["bf16"] = {
-            "enabled": True,
-            "check_grad_overflow": True,  # without it, a step whose gradient isn't finite would be applied
-            "immediate_grad_update": True,  # a gradient goes to the fp32 ones while it is in the cache, and is freed
-        }
+        # without the check, a step whose gradient isn't finite would be applied; `LocalGradients` makes it itself
+        decided["bf16"] = {"enabled": True, "check_grad_overflow": not local}
         decided["data_types"] = {
             "grad_accum_dtype": "fp32",  # unset, they would be accumulated in bf16
             "keep_in_fp32_modules": ["*"],  # all buffers; unset, only stage 3 would cast them to bf16
@@ -68,10 +100,9 @@ def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
     given = config.deepspeed.model_dump()
     given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
     stage = stage_on(config, ranks)
-    defaults = zero_defaults(stage, deepspeed_private.deepspeed.accelerator.get_accelerator().device_name())
-    if ranks == 1 and stage < 3:  # nothing is reduced, but DeepSpeed would wait for the GPU after each backward pass
-        defaults.pop("overlap_comm", None)
-    given["zero_optimization"] = {**defaults, **given["zero_optimization"], "stage": stage}
+    defaults = zero_defaults(stage, deepspeed.accelerator.get_accelerator().device_name())
+    measured = {"compute_grad_norm": False} if local else {}  # `LocalGradients` has the norm already
+    given["zero_optimization"] = {**defaults, **given["zero_optimization"], **measured, "stage": stage}
     return {**given, **decided}
 
 
@@ -93,7 +124,7 @@ def sharded(config: RunConfig) -> Iterator[None]:
     if stage_on(config, ranks := dist.get_world_size()) < 3:
         yield
         return
-    with freed_at_once(), deepspeed_private.deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, ranks)):
+    with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, ranks)):
         yield
 
 
@@ -126,11 +157,31 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
         if compiled:
             forward = torch.compile(forward, backend=BACKEND)
             if stage == 3:
-                deepspeed_private.deepspeed.utils.set_z3_leaf_module(layer, True)
+                deepspeed.utils.set_z3_leaf_module(layer, True)
         if compute.activation_checkpointing:
             forward = recomputed(forward)
         if compiled or compute.activation_checkpointing:
             layer.forward = _in_training(layer, forward, layer.forward)
+
+
+def gathered_at_once(model: nn.Module, compute: ComputeSection) -> list[nn.Module]:
+    """Modules of which ZeRO-3 gathers the weights before they run and releases them afterwards."""
+    if compiles(compute):
+        return list(layers(model).values())
+    owning = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
+    return [module for module in owning if not any(part is not module and part in owning for part in module.modules())]
+
+
+def whole_copy(model: Model) -> Model:
+    """A model in evaluation mode that shares the weights and buffers of `model`, which ZeRO-3 has gathered, and has
+    none of the hooks with which DeepSpeed would gather and release them."""
+    copy = models.outline(model.config)
+    for module, (_, source) in zip(copy.modules(), model.named_modules(), strict=True):
+        for name, parameter in source.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.data, requires_grad=False))
+        for name, buffer in source.named_buffers(recurse=False):
+            setattr(module, name, buffer)
+    return copy.eval()
 
 
 def compiles(compute: ComputeSection) -> bool:

@@ -1,36 +1,39 @@
 """The DeepSpeed engine: one optimizer step over a global batch.
 
-The loss of a step is the mean over the valid target tokens of the global batch, however the batch is split. DeepSpeed
-averages gradients over ranks, so each micro-batch contributes its sum of losses × ranks ÷ all valid tokens.
+The loss of a step is the mean over the valid target tokens of the global batch, however the batch is split: a
+micro-batch contributes its sum of losses ÷ all valid tokens, and gradients are summed over micro-batches and ranks.
 """
 
 import contextlib
 import hashlib
 import io
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, TypeVar, cast
 
+import deepspeed
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from data_pipeline.loading.batches import LABELS, Batch
+from data_pipeline.loading.batch_facts import fact, without_facts
+from data_pipeline.loading.batch_layout import LABELS
+from data_pipeline.loading.batches import Batch
 from pretrain import optimizers
 from pretrain.config import RunConfig
-from pretrain.functional.arithmetic import OnHost, to_device
+from pretrain.functional.arithmetic import to_device
 from pretrain.models.model import Losses, Model
 from pretrain.optimizers.flat_buffers import Sharded
 from pretrain.optimizers.groups import set_rates
 from pretrain.run import heartbeat
-from pretrain.zero import deepspeed_private
-from pretrain.zero.construction import deepspeed_config
-from pretrain.zero.deepspeed_private import deepspeed
+from pretrain.zero import deepspeed_private, fragment_check
+from pretrain.zero.construction import adds_locally, deepspeed_config, gathered_at_once, whole_copy
+from pretrain.zero.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.zero.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
+from pretrain.zero.totals import Totals
 
-Count = TypeVar("Count", int, torch.Tensor)
+Count = TypeVar("Count", float, Tensor)
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
 
@@ -39,12 +42,12 @@ class Outcome(NamedTuple):
 
     - `loss`: the mean over the valid targets of the global batch, in nats; the gradient is that of this loss.
     - `applied`: False if the gradient was not finite and the step was skipped.
-    - `requests`: for each request, whether any rank made it.
+    - `requests`: by the name of each request, whether any rank made it.
     """
 
     loss: float
     applied: bool
-    requests: tuple[bool, ...]
+    requests: dict[str, bool]
 
 
 class Engine:
@@ -56,24 +59,29 @@ class Engine:
     def __init__(self, model: nn.Module, config: RunConfig, optimizer: Optimizer | None = None):
         self.config = config
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        with contextlib.redirect_stdout(io.StringIO()):  # stage 1 prints its memory in bf16
+        with contextlib.redirect_stdout(io.StringIO()):
             self.deepspeed, *_ = deepspeed.initialize(
                 model=model,
                 optimizer=optimizer or optimizers.build(model, config.optimizer),
                 config=deepspeed_config(config, self._ranks),
             )
-        for buffer in self.deepspeed.module.buffers():  # DeepSpeed broadcasts only parameters
+        self.device: torch.device = self.deepspeed.device
+        self.module = cast(Model, self.deepspeed.module)
+        for buffer in self.module.buffers():  # DeepSpeed broadcasts only parameters
             dist.broadcast(buffer, src=0)
-        deepspeed_private.spare_passes(self.deepspeed)
-        deepspeed_private.order_streams(self.deepspeed)
         if isinstance(sharded := deepspeed_private.wrapped(self.deepspeed), Sharded):
             layout = deepspeed_private.flat_buffers(self.deepspeed)
-            sharded.attach(layout, self.deepspeed.optimizer.dp_process_group, self.deepspeed.device)
-        deepspeed_private.check(self.deepspeed)
-        self.device = self.deepspeed.device
+            sharded.attach(layout, self.deepspeed.optimizer.dp_process_group, self.device)
+        fragment_check.check(self.deepspeed)
         self.times: StepTimes = DeviceTimes() if self.device.type == "cuda" else HostTimes()
-        deepspeed_private.time_waits(self.deepspeed, self.times.waiting)
-        self._all_reduce = self.times.waiting(dist.all_reduce)
+        self._sharded = deepspeed_private.is_stage_3(self.deepspeed)
+        if self._sharded:
+            self.times.measure_inside(gathered_at_once(self.module, config.compute))
+        self._gradients: Gradients = (
+            LocalGradients(self.deepspeed, config.optimizer.gradient_clipping, self.times)
+            if adds_locally(config, self._ranks)
+            else ReducedByDeepSpeed(self.deepspeed)
+        )
         self._rate = 0.0  # of the last step
         self.before_update: Callable[[], None] = lambda: None
         """Called in each step when its gradients are there, and before the weights change."""
@@ -82,51 +90,43 @@ class Engine:
         self.unlogged: dict[str, tuple[float, int]] = {}
         """By name, the sum of each loss since the last metrics, and the number of what it is a mean over."""
 
-    def step(self, step: int, position: int, batches: list[Batch], requests: tuple[bool, ...] = ()) -> Outcome:
+    def step(
+        self, step: int, position: int, batches: list[Batch], requests: Mapping[str, bool] | None = None
+    ) -> Outcome:
         """Trains on this rank's micro-batches of `step`, whose rows begin at `position` of the stream.
 
         Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same masks, even with
         its micro-batches on other ranks.
         """
         heartbeat.mark(step + 1)
-        totals = self._totals(batches, requests)
-        counted = dict(zip(LABELS, totals, strict=False))
-        sums: dict[str, torch.Tensor] = {}
-        deepspeed_private.forget_gradients(self.deepspeed.optimizer)
+        agreed = self._agreed(batches, requests or {})
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
-        self.deepspeed.module.begin_step(self.config.run.seed, step)
+        self.module.begin_step(self.config.run.seed, step)
+        self._gradients.begin()
+        sums: dict[str, Tensor] = {}
+        trained: set[str] = set()
         for number, batch in enumerate(batches):
-            self.deepspeed.set_gradient_accumulation_boundary(number + 1 == len(batches))
             torch.manual_seed(self._dropout_seed(step, position, len(batches), self._rank, number))
-            found_losses, trained = self._accumulate(batch, counted)
-            for name, total in found_losses.items():
-                sums[name] = sums.get(name, 0) + total
+            losses = _summed(self.training_losses(batch))
             heartbeat.mark()
-            if number + 1 == len(batches):
-                reduced = torch.stack(list(sums.values()))
-                self._all_reduce(reduced)
-                # before the update, for which the host waits for the gradient's norm: the copy is there by then
-                found = OnHost(torch.cat([reduced, totals]))
-                self.before_update()
-            self.deepspeed.step()
+            self._gradients.add(self._loss(losses, agreed["labels"]), last=number + 1 == len(batches))
+            heartbeat.mark()
+            for name, total in losses.items():
+                sums[name] = sums.get(name, 0) + total.detach().double()
+            trained |= {name for name, total in losses.items() if total.requires_grad}
+        self._gradients.reduce()
+        totals = Totals(losses=sums)
+        self.before_update()
+        self.applied = self._gradients.update()
         heartbeat.mark()
-        values = iter(found.tolist())
-        step_sums = dict(zip(sums, values, strict=False))
-        step_counts = {name: int(next(values)) for name in LABELS}
-        applied = self.applied = self.deepspeed.was_step_applied()
-        if applied:
-            for name, added in step_sums.items():
-                before, counted_before = self.unlogged.get(name, (0.0, 0))
-                self.unlogged[name] = before + added, counted_before + _count(step_counts, name)
-        loss = sum(step_sums[name] / max(_count(step_counts, name), 1) for name in step_sums if name in trained)
-        return Outcome(loss, applied, tuple(asked > 0 for asked in values))
+        return self._outcome(totals.read()["losses"], trained, **agreed.read())
 
-    def counted(self, batches: list[Batch]) -> dict[str, torch.Tensor]:
+    def counted(self, batches: list[Batch]) -> dict[str, Tensor]:
         """How many labels of each kind count in the global batch, on the device. All ranks call this together."""
-        return dict(zip(LABELS, self._totals(batches), strict=True))
+        return self._agreed(batches, {})["labels"]
 
     def replay(
-        self, step: int, position: int, rank: int, batches: int, batch: Batch, counted: dict[str, torch.Tensor]
+        self, step: int, position: int, rank: int, batches: int, batch: Batch, counted: dict[str, Tensor]
     ) -> None:
         """Computes the gradient of the first of the `batches` micro-batches that `rank` has in `step`, once more.
 
@@ -134,57 +134,31 @@ class Engine:
         and times of the step stay as they are. All ranks call this together, between steps. The other arguments are as
         in `step` and from `counted`.
         """
-        model = self.deepspeed.module
         heartbeat.mark()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(self._dropout_seed(step, position, batches, rank, 0))
-            model.begin_step(self.config.run.seed, step)
-            losses = {name: values.sum() for name, values in self._losses_of(model, batch).items()}
-            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            self.module.begin_step(self.config.run.seed, step)
+            losses = _summed(self.module(**self._inputs(batch)))
+            parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
             # unlike `backward`, this runs none of DeepSpeed's hooks on accumulated gradients
             torch.autograd.grad(self._loss(losses, counted), parameters, allow_unused=True)
 
-    def _totals(self, batches: list[Batch], requests: tuple[bool, ...] = ()) -> torch.Tensor:
-        """The number of labels of each kind that count in the global batch, and of the ranks that make each request."""
-        counts = torch.stack([_counts(batch) for batch in batches]).sum(dim=0).to(self.device)
-        agreed = torch.cat([counts, to_device([int(request) for request in requests], self.device, counts.dtype)])
-        self._all_reduce(agreed)
-        return agreed
-
-    def _dropout_seed(self, step: int, position: int, batches: int, rank: int, number: int) -> int:
-        """Of the micro-batch `number` of the `batches` that `rank` has in `step`, whose rows begin at `position`."""
-        rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
-        return _dropout_seed(self.config.run.seed, step, position + (rank * batches + number) * rows)
-
-    def _accumulate(self, batch: Batch, counted: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """Adds the gradient of one micro-batch; returns its sums of losses by name, and which of them it is of."""
-        with self.times.forward():
-            losses = {name: values.sum() for name, values in self.training_losses(batch).items()}
-        heartbeat.mark()
-        self.deepspeed.backward(self._loss(losses, counted), scale_wrt_gas=False)
-        trained = [name for name, total in losses.items() if total.requires_grad]
-        return {name: total.detach().double() for name, total in losses.items()}, trained
-
-    def _loss(self, losses: dict[str, torch.Tensor], counted: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The part of a micro-batch, whose sums of losses these are, in the loss of the step, × ranks."""
-        shares = [total / _count(counted, name).clamp(min=1) for name, total in losses.items() if total.requires_grad]
-        share = sum(shares, torch.zeros((), device=self.device))
-        # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
-        share = share * torch.where(torch.isfinite(share), 1.0, float("nan"))
-        return share * self._ranks
+    def measure(self, batch: Batch) -> None:
+        """Computes the gradient of a micro-batch, with the time and the memory that it takes in a step, and discards
+        it. All ranks call this together, between steps."""
+        counted = self.counted([batch])
+        self._gradients.discard(self._loss(_summed(self.training_losses(batch)), counted))
 
     def training_losses(self, batch: Batch) -> Losses:
         """The model's losses of a micro-batch in training, with dropout and its wrapper."""
-        return self._losses_of(self.deepspeed, batch)
-
-    def _losses_of(self, model: nn.Module, batch: Batch) -> Losses:
-        return model(**self._to_device(batch))
+        with contextlib.nullcontext() if self._sharded else self.times.computing():
+            return self._gradients.model(**self._inputs(batch))
 
     @torch.no_grad()
-    def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
         """The model's losses, fp32, without dropout and wrapper. All ranks must call this together."""
-        with self._evaluating():
-            return self.deepspeed(**self._to_device(batch))
+        with in_evaluation(self.module):
+            return self.module(**self._inputs(batch))
 
     def has_finite_loss(self, batch: Batch) -> bool:
         """True if the losses of a micro-batch are finite on every rank. All ranks must call this together."""
@@ -194,23 +168,18 @@ class Engine:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[Model]:
-        """Within the block, the model in evaluation mode with all its weights on each rank.
+        """Within the block, the model in evaluation mode with all its weights on each rank: the model itself or, at
+        stage 3, a copy that shares its gathered weights and has none of DeepSpeed's hooks.
 
-        All ranks enter together.
+        All ranks enter together. Within the block each rank may run the model by itself, and must not change it.
         """
-        with self._evaluating(), deepspeed_private.gathered_whole(self.deepspeed):
-            yield self.deepspeed.module
-
-    @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Within the block, the model in evaluation mode; then each of its modules is in the mode that it was in."""
-        modes = [(module, module.training) for module in self.deepspeed.module.modules()]
-        try:
-            self.deepspeed.eval()
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with in_evaluation(self.module):
+            if not self._sharded:
+                yield self.module
+                return
+            parameters = list(self.module.parameters())
+            with deepspeed.zero.GatheredParameters(parameters, enabled=deepspeed_private.any_is_sharded(parameters)):
+                yield whole_copy(self.module)
 
     def take_metrics(self) -> dict[str, float]:
         """Metrics since the last call.
@@ -231,7 +200,7 @@ class Engine:
     @property
     def gradient_norm(self) -> float:
         """L2 norm of the last step's gradient before clipping; infinite if that step was skipped."""
-        return float(self.deepspeed.get_global_grad_norm()) if self.applied else math.inf
+        return self._gradients.norm
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[StepNorms]:
@@ -245,14 +214,57 @@ class Engine:
         dist.barrier()
         self.deepspeed.destroy()
 
-    def _to_device(self, batch: Batch) -> Batch:
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+    def _agreed(self, batches: list[Batch], requests: Mapping[str, bool]) -> Totals:
+        """In the table "labels", the number of labels of each kind that count in the global batch; in "requests", the
+        number of ranks that make each request."""
+        counts = torch.stack([fact("label_counts", batch) for batch in batches]).sum(dim=0).to(self.device)
+        asked = to_device(list(requests.values()), self.device, counts.dtype)
+        labels = dict(zip(LABELS, counts.unbind(), strict=True))
+        return Totals(labels=labels, requests=dict(zip(requests, asked.unbind(), strict=True)))
+
+    def _dropout_seed(self, step: int, position: int, batches: int, rank: int, number: int) -> int:
+        """Of the micro-batch `number` of the `batches` that `rank` has in `step`, whose rows begin at `position`."""
+        rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
+        return _dropout_seed(self.config.run.seed, step, position + (rank * batches + number) * rows)
+
+    def _loss(self, losses: dict[str, Tensor], counted: dict[str, Tensor]) -> Tensor:
+        """The part of a micro-batch, whose sums of losses these are, in the loss of the step, scaled for its
+        gradient."""
+        shares = [total / _count(counted, name).clamp(min=1) for name, total in losses.items() if total.requires_grad]
+        share = torch.stack(shares).sum()
+        # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
+        return share * torch.where(torch.isfinite(share), self._gradients.scale, math.nan)
+
+    def _outcome(
+        self, losses: dict[str, float], trained: set[str], labels: dict[str, float], requests: dict[str, float]
+    ) -> Outcome:
+        """The outcome of a step: by its sums of losses, those of them with a gradient, and what the ranks agreed on."""
+        if self.applied:
+            for name, added in losses.items():
+                before, counted_before = self.unlogged.get(name, (0.0, 0))
+                self.unlogged[name] = before + added, counted_before + int(_count(labels, name))
+        loss = sum(losses[name] / max(_count(labels, name), 1) for name in losses if name in trained)
+        return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in requests.items()})
+
+    def _inputs(self, batch: Batch) -> Batch:
+        """What the model reads of a batch, on the device."""
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in without_facts(batch).items()}
 
 
-def _counts(batch: Batch) -> torch.Tensor:
-    """(labels,) How many labels of each kind count in a micro-batch."""
-    none = batch["labels"].new_zeros(())  # where the batch is, which may be the accelerator by now
-    return torch.stack([(batch[name] != IGNORE_INDEX).sum() if name in batch else none for name in LABELS])
+@contextlib.contextmanager
+def in_evaluation(module: nn.Module) -> Iterator[None]:
+    """Within the block, the module in evaluation mode; then each of its parts is in the mode that it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        module.eval()
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _summed(losses: Losses) -> dict[str, Tensor]:
+    return {name: values.sum() for name, values in losses.items()}
 
 
 def _count(counted: dict[str, Count], name: str) -> Count:

@@ -8,11 +8,13 @@ fp32 weights exact too.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
+import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -25,8 +27,7 @@ from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.optimizers import ConstantSchedule
 from pretrain.models.model import Losses, Model
-from pretrain.zero.construction import deepspeed_config, prepare_layers, sharded, stage_on
-from pretrain.zero.deepspeed_private import TESTED_VERSION, DeepSpeedEngine, deepspeed, forget_gradients
+from pretrain.zero.construction import prepare_layers, sharded, stage_on
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import first_value
 
@@ -175,9 +176,9 @@ def compare(config: RunConfig, accumulation: int) -> Comparison:
     ranks, rank = dist.get_world_size(), dist.get_rank()
     accumulation = min(accumulation, _MOST_MICRO_BATCHES)
     small, wrong = _small(config, accumulation, ranks), ""
-    with torch.random.fork_rng(devices=[]), _engine(small) as (engine, train):
+    with torch.random.fork_rng(devices=[]), _engine(small) as engine:
         for step, expected in enumerate(plain_loop(accumulation, ranks)):
-            train(step, micro_batches(step, accumulation, ranks)[rank])
+            engine.step(step, 0, micro_batches(step, accumulation, ranks)[rank])
             # what one rank alone finds ends the comparison on all of them
             if found := first_value(_wrong(engine, expected) or None):
                 wrong = f"wrong from step {step + 1} on: {found}"
@@ -217,15 +218,14 @@ def _described(config: RunConfig, accumulation: int) -> str:
     return ", ".join(parts)
 
 
-def _wrong(engine: DeepSpeedEngine, expected: PlainStep) -> str:
+def _wrong(engine: Engine, expected: PlainStep) -> str:
     """The differences from the expected state after a step; empty if there are none."""
-    differences = list(_differences(engine, expected))
+    differences = list(_differences(engine.deepspeed, expected))
     shown = differences[:_SHOWN]
     if len(differences) > _SHOWN:
         shown.append(counted(len(differences) - _SHOWN, "more parameter"))
-    norm = engine.get_global_grad_norm()
-    if norm is not None and abs(float(norm) - expected.norm) > _ROUNDING * expected.norm:
-        shown.append(f"the gradient's norm {float(norm):.6g} instead of {expected.norm:.6g}")
+    if abs(engine.gradient_norm - expected.norm) > _ROUNDING * expected.norm:
+        shown.append(f"the gradient's norm {engine.gradient_norm:.6g} instead of {expected.norm:.6g}")
     return ", ".join(shown)
 
 
@@ -249,41 +249,16 @@ def _small(config: RunConfig, accumulation: int, ranks: int) -> RunConfig:
     )
 
 
-Train = Callable[[int, list[Batch]], object]
-
-
 @contextlib.contextmanager
-def _engine(config: RunConfig) -> Iterator[tuple[DeepSpeedEngine, Train]]:
-    """DeepSpeed's engine, and what trains it on a rank's micro-batches of a step."""
+def _engine(config: RunConfig) -> Iterator[Engine]:
     with sharded(config):
         model = ExactModel()
     with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
         model.fill()
     prepare_layers(model, config.compute, stage_on(config, dist.get_world_size()))
-    if deepspeed.__version__ == TESTED_VERSION:
-        engine = Engine(model, config, optimizer=sgd(model))
-        yield engine.deepspeed, lambda step, batches: engine.step(step, 0, batches)
-        engine.close()
-    else:
-        alone, *_ = deepspeed.initialize(
-            model=model, optimizer=sgd(model), config=deepspeed_config(config, dist.get_world_size())
-        )
-        yield alone, lambda _, batches: _step(alone, batches)
-        dist.barrier()
-        alone.destroy()
-
-
-def _step(engine: DeepSpeedEngine, batches: list[Batch]) -> None:
-    """A step of DeepSpeed alone: the engine of a run relies on private names of the tested version."""
-    valid = torch.stack([(batch["labels"] != IGNORE_INDEX).sum() for batch in batches]).sum().to(engine.device)
-    dist.all_reduce(valid)
-    with contextlib.suppress(AttributeError):  # another version may keep them elsewhere
-        forget_gradients(engine.optimizer)
-    for number, batch in enumerate(batches):
-        engine.set_gradient_accumulation_boundary(number + 1 == len(batches))
-        losses = engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()})["labels"]
-        engine.backward(losses.sum() * dist.get_world_size() / valid, scale_wrt_gas=False)
-        engine.step()
+    engine = Engine(model, config, optimizer=sgd(model))
+    yield engine
+    engine.close()
 
 
 def _differences(engine: DeepSpeedEngine, expected: PlainStep) -> Iterator[str]:

@@ -32,10 +32,11 @@ from pretrain.hardware import (
 )
 from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
 from pretrain.zero.memory import keep_freed_memory
-from pretrain.zero.unused_imports import keep_compiler_away
 
 with imported_at_first_use():
-    from pretrain.zero import deepspeed_private  # DeepSpeed chooses its accelerator when it is imported
+    import deepspeed  # chooses its accelerator when it is imported
+
+    from pretrain.zero import deepspeed_private
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
@@ -73,18 +74,19 @@ def process_group(
         bind_to(cores_beside(_pci_address(int(os.environ["LOCAL_RANK"]))))  # before there are other threads
     if not any_version:
         deepspeed_private.check_version()
-    deepspeed_private.deepspeed.utils.logger.setLevel(logging.ERROR)
+    deepspeed.utils.logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")  # set below
     # longer than the watchdog's limit, since the watchdog reports more
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
     deepspeed_private.load_no_extensions()
     with _store_on_loopback(timeout):
-        deepspeed_private.deepspeed.init_distributed(timeout=timeout)
-    keep_compiler_away()
+        deepspeed.init_distributed(timeout=timeout)
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
     rank = dist.get_rank()
+    if dist.get_world_size() > 1:
+        watchdog.share(dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timeout))
     try:
         yield rank, dist.get_world_size()
     except BaseException as error:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -26,7 +27,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.models.model import Model
 from pretrain.optimizers.flat_buffers import FlatBuffer, sums_of_squares
 from pretrain.zero.construction import layers
-from pretrain.zero.deepspeed_private import DeepSpeedEngine, flat_buffers, wrapped
+from pretrain.zero.deepspeed_private import flat_buffers, wrapped
 
 GRADIENT, WEIGHT, UPDATE = range(3)
 DATA, COMPUTE, WHOLE = range(3)  # of a rank's times
@@ -132,15 +133,13 @@ def _updated(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 Item = TypeVar("Item")
-Call = Callable[..., Any]
-Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 class StepTimes:
     """Seconds of the last step.
 
     - `data`: the rank waited for its rows, or made them.
-    - `compute`: the rank itself computed; in other words, it didn't wait for other ranks.
+    - `compute`: the rank itself computed gradients, without a wait for other ranks.
     - `whole`: the step took, without `data`.
 
     `data` and `compute` leave out what the kernel tells of the time that this thread was ready to run while others had
@@ -164,17 +163,29 @@ class StepTimes:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Encloses a step."""
-        began = time.perf_counter()
+        self.compute, began = 0.0, time.perf_counter()
         yield
         self.whole = time.perf_counter() - began
 
-    def forward(self) -> contextlib.AbstractContextManager[None]:
-        """Encloses the forward pass of a micro-batch."""
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Encloses a part of the step in which this rank waits for no other."""
+        self.begin()
+        yield
+        self.end()
 
-    def waiting(self, call: Call) -> Call:
-        """`call`, in which this rank waits for others."""
-        return call
+    def measure_inside(self, modules: Iterable[nn.Module]) -> None:
+        """Encloses the forward passes of these modules, of which none contains another. DeepSpeed's hooks, which wait
+        for a module's weights at stage 3, run before and after."""
+        for module in modules:
+            module.register_forward_pre_hook(lambda *_: self.begin())
+            module.register_forward_hook(lambda *_: self.end(), prepend=True)
+
+    def begin(self) -> None:
+        """Begins a part of the step in which this rank waits for no other."""
+
+    def end(self) -> None:
+        """Ends it."""
 
     def _clock(self) -> float:
         """Seconds, without those in which this thread waited for a CPU."""
@@ -185,93 +196,38 @@ class StepTimes:
 
 
 class HostTimes(StepTimes):
-    """On a CPU, collectives block: a rank computes while it isn't in one."""
+    """On a CPU, by the clock."""
 
-    _waited = 0.0
+    _began = 0.0
 
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        self._waited, began = 0.0, self._clock()
-        with super().step():
-            yield
-        self.compute = self._clock() - began - self._waited
+    def begin(self) -> None:
+        self._began = self._clock()
 
-    def waiting(self, call: Call) -> Call:
-        timed = self._timed(call)
-
-        def begun(*arguments: Any, **options: Any) -> Any:
-            handle = timed(*arguments, **options)
-            return handle if handle is None else _Handle(handle, self._timed(handle.wait))
-
-        return begun
-
-    def _timed(self, call: Call) -> Call:
-        def timed(*arguments: Any, **options: Any) -> Any:
-            began = self._clock()
-            try:
-                return call(*arguments, **options)
-            finally:
-                self._waited += self._clock() - began
-
-        return timed
-
-
-class _Handle:
-    """The handle of an asynchronous collective, with another `wait`."""
-
-    def __init__(self, handle: Any, wait: Call):
-        self._handle, self.wait = handle, wait
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handle, name)
+    def end(self) -> None:
+        self.compute += self._clock() - self._began
 
 
 class DeviceTimes(StepTimes):
-    """On CUDA, `compute` is what the forward passes take on the device: reductions run beside the backward pass.
-
-    Events are recorded around them, and around the gathering of weights inside them (stage 3). A step ends with its
-    loss on the host, so they have happened by then.
-    """
+    """On CUDA, by events, which have happened when a step ends: with its loss on the host."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._forward: list[Events] = []
-        self._waits: list[Events] = []
-        self._inside = False
+        self._events: list[torch.cuda.Event] = []
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        self._forward, self._waits = [], []
+        self._events = []
         with super().step():
             yield
-        self.compute = _seconds(self._forward) - _seconds(self._waits)
+        begins, ends = self._events[::2], self._events[1::2]
+        self.compute = sum(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True)) / 1e3
 
-    @contextlib.contextmanager
-    def forward(self) -> Iterator[None]:
-        self._inside = True
-        with _between(self._forward):
-            yield
-        self._inside = False
+    def begin(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
 
-    def waiting(self, call: Call) -> Call:
-        def timed(*arguments: Any, **options: Any) -> Any:
-            with _between(self._waits) if self._inside else contextlib.nullcontext():
-                return call(*arguments, **options)
-
-        return timed
-
-
-@contextlib.contextmanager
-def _between(recorded: list[Events]) -> Iterator[None]:
-    begins, ends = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begins.record()
-    yield
-    ends.record()
-    recorded.append((begins, ends))
-
-
-def _seconds(recorded: list[Events]) -> float:
-    return sum(begins.elapsed_time(ends) for begins, ends in recorded) / 1e3
+    end = begin
 
 
 # --- which rank is slow: pure functions of the times of all ranks ---

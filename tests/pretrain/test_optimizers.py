@@ -14,6 +14,7 @@ from data_pipeline.foundation.errors import UserError
 from pretrain import models, optimizers
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
+from pretrain.optimizers import flat_buffers
 from pretrain.optimizers.adafactor import tiles
 from pretrain.optimizers.flat_buffers import FlatBuffer
 from pretrain.optimizers.groups import kinds, parameter_groups, problems, set_rates
@@ -402,3 +403,15 @@ def test_a_pattern_that_matches_nothing_is_refused(freeze, expected):
     run = settings(freeze=freeze)
     (problem,) = problems(models.outline(run.model), run.optimizer)
     assert problem.startswith(expected)
+
+
+def test_the_norm_of_a_large_flat_buffer_is_that_in_fp64_without_a_copy_in_fp64(monkeypatch):
+    """A norm in one fp32 sum would be off by 1e-4 and more; a copy in fp64 would have twice its bytes."""
+    values = torch.randn(25_000_000, generator=torch.Generator().manual_seed(0))
+    expected = float(values.double().square().sum())
+    with monkeypatch.context() as patch:
+        patch.setattr(flat_buffers, "IN_PARTS", frozenset())  # as on a GPU
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
+            assert float(flat_buffers.sum_of_squares(values)) == pytest.approx(expected, rel=1e-6)
+    assert max(event.self_cpu_memory_usage for event in profiled.events()) < 1_000_000
+    assert float(flat_buffers.sum_of_squares(values)) == pytest.approx(expected, rel=1e-12)

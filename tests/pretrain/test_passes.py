@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from data_pipeline.loading.batch_facts import with_facts
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models, optimizers
@@ -54,22 +55,20 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize("precision", ["bf16", *slow("fp32")])
 def test_the_engine_touches_each_gradient_a_few_times(precision):
-    """By the bytes of fp32 gradients: to copy one into the flat buffer counts thrice, to measure it once, to clip it
-    twice; in bf16 new weights are copied too. The optimizer isn't counted. DeepSpeed alone comes to 15 to 30 of these
-    passes.
-
-    Stage 1 in bf16 is as DeepSpeed has it.
+    """By the bytes of fp32 gradients: to copy one into the flat buffer counts thrice (2.5 times in bf16), to measure it
+    once, to clip it twice, to copy the new weights twice. Another micro-batch's gradient is added: thrice. The
+    optimizer isn't counted. DeepSpeed alone comes to 15 to 30 of these passes.
     """
-    for stage, passes in on_ranks(1, _passes, precision)[0].items():
-        if (stage, precision) == (1, "bf16"):
-            continue
-        assert passes < {"fp32": 6.5, "bf16": 8}[precision], (stage, passes)
+    first, more = on_ranks(1, _passes, precision)[0]
+    assert first < {"fp32": 8.1, "bf16": 7.8}[precision]
+    assert more < {"fp32": 3.1, "bf16": 2.7}[precision]
 
 
-def _passes(precision: str) -> dict[int, float]:
-    found = {}
-    for stage in (1, 2, 3):
-        config = run_config(stage, WIDE, precision=precision, optimizer={"name": "adamw", "learning_rate": 1e-3})
+def _passes(precision: str) -> tuple[float, float]:
+    """Of a step with one micro-batch, and of another micro-batch."""
+    found = []
+    for count in (1, 2):
+        config = run_config(1, WIDE, precision=precision, optimizer={"name": "adamw", "learning_rate": 1e-3})
         engine = engine_of(config)
         batch = micro_batches(own_layout(), 0)[0]
         inner, model, counted = engine.deepspeed.optimizer.optimizer, models.build(config.model), Moved()
@@ -87,38 +86,29 @@ def _passes(precision: str) -> dict[int, float]:
         for step in range(2):
             counted.bytes = 0
             with counted:
-                engine.step(step, 8 * step, [batch])
+                engine.step(step, 8 * step, [batch] * count)
         whole = counted.bytes
         counted.bytes = 0
         with counted:
-            model(**batch)["labels"].sum().backward()
-        found[stage] = (whole - counted.bytes) / (4 * size)
+            torch.autograd.grad(model(**batch)["labels"].sum(), list(model.parameters()))
+        found.append((whole - count * counted.bytes) / (4 * size))
         engine.close()
-    return found
+    return found[0], found[1] - found[0]
 
 
-def test_one_rank_holds_its_weights_once():
-    """Also at stage 3, no hook fetches them. In fp32 the optimizer updates the weights themselves."""
-    cases = [(stage, precision) for stage in (1, 2, 3) for precision in ("fp32", "bf16")]
-    for (stage, precision), (hooks, shared) in zip(
-        cases, on_ranks(1, each, _hooks_and_storages, cases)[0], strict=True
-    ):
-        assert hooks == 0, (stage, precision)
-        assert shared == (precision == "fp32"), (stage, precision)
+def test_on_one_rank_no_hook_fetches_weights():
+    """Also at stage 3."""
+    cases = [(stage, precision) for stage in (1, 3) for precision in ("fp32", "bf16")]
+    assert on_ranks(1, each, _hooks_inside, cases)[0] == [0] * len(cases)
 
 
-def _hooks_and_storages(stage: int, precision: str) -> tuple[int, bool]:
-    from pretrain.zero.deepspeed_private import fragments
-
+def _hooks_inside(stage: int, precision: str) -> int:
     engine = engine_of(run_config(stage, precision=precision))
     engine.step(0, 0, micro_batches(own_layout(), 0))
-    model = engine.deepspeed.module
-    inside = list(model.modules())[1:]  # DeepSpeed has two on the model itself
+    inside = list(engine.module.modules())[1:]  # DeepSpeed has two on the model itself
     hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in inside)
-    storages = {fragment.buffer.untyped_storage().data_ptr() for fragment in fragments(engine.deepspeed)}
-    shared = all(parameter.untyped_storage().data_ptr() in storages for parameter in model.parameters())
     engine.close()
-    return hooks, shared
+    return hooks
 
 
 class Layers(nn.Module):
@@ -183,7 +173,7 @@ def test_one_rank_shards_nothing_unless_it_offloads():
         return deepspeed_config(run_config(stage, zero=zero), ranks)["zero_optimization"]["stage"]
 
     offload = {"device": "cpu"}
-    assert [chosen(stage, 1) for stage in (1, 2, 3)] == [1, 2, 2]
+    assert [chosen(stage, 1) for stage in (1, 2, 3)] == [2, 2, 2]
     assert chosen(3, 1, offload_optimizer=offload) == chosen(3, 1, offload_param=offload) == chosen(3, 2) == 3
 
 
@@ -318,30 +308,29 @@ def _place() -> str:
 ALIBI = {"family": "decoder_only", "d_model": 64, "d_ff": 128, "num_heads": 4, "num_layers": 2, "positions": "alibi"}
 MODELS = {**FAMILIES, "t5": {**T5, "dropout_rate": 0.1}, "alibi": ALIBI}
 CASES = [
-    *(("t5", optimizer, stage) for optimizer in ("adafactor", "muon") for stage in (1, 2)),
-    ("t5", "adamw_scale", 2),
-    *((name, "adamw", 2) for name in ("autoregressive", "double_decoder", "bart", "alibi")),
+    *(("t5", optimizer) for optimizer in ("adafactor", "muon", "adamw_scale")),
+    *((name, "adamw") for name in ("autoregressive", "double_decoder", "bart", "alibi")),
 ]
-OTHERS = [(name, "adamw", 2) for name in MODELS if (name, "adamw", 2) not in CASES]
+OTHERS = [(name, "adamw") for name in MODELS if (name, "adamw") not in CASES]
 
 
 @pytest.mark.parametrize("cases", [CASES, *slow(OTHERS)])
 def test_a_step_waits_for_the_norm_alone(cases):
     for case, found in zip(cases, on_ranks(1, each, _waits_of_a_step, cases)[0], strict=True):
-        norm = "_norm_of_tensors" if case[-1] == 1 else "_norm"
-        assert found == [f"{norm} in deepspeed_private.py"], case
+        assert found == ["_norm in gradients.py"], case
 
 
-def _waits_of_a_step(name: str, optimizer: str, stage: int) -> list[str]:
+def _waits_of_a_step(name: str, optimizer: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_buffers, "IN_PARTS", frozenset())  # as on a GPU
         patch.setattr(model_module, "_indices_worth_selecting", lambda labels: None)
         settings = {"name": optimizer, "learning_rate": 1e-2, "gradient_clipping": 0.01}
-        engine = engine_of(run_config(stage, {"vocab_size": 100, **MODELS[name]}, optimizer=settings, precision="bf16"))
+        engine = engine_of(run_config(1, {"vocab_size": 100, **MODELS[name]}, optimizer=settings, precision="bf16"))
         for step in range(3):
-            batches = [with_target_indices(packed(batch)) for batch in micro_batches(own_layout(), step, 16, 16)]
+            rows = [with_target_indices(packed(batch)) for batch in micro_batches(own_layout(), step, 16, 16)]
+            batches = [with_facts(batch) for batch in rows]
             with Waits() as found:
-                engine.step(step, 8 * step, batches, (False, True))
+                engine.step(step, 8 * step, batches, {"stop": False, "save": True})
         assert engine.applied
         assert engine.gradient_norm > 0.01  # so it was clipped
         engine.close()

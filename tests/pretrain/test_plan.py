@@ -22,7 +22,7 @@ from pretrain.functional.attention import using
 from pretrain.hardware import GPUS, Gpu, threads_per_rank
 from pretrain.tools.plan import Plan, resolve_rows, text
 from pretrain.tools.plan_memory import LiveMemory, Parameters, Rows, States, activations, states
-from pretrain.zero.construction import layers, prepare_layers
+from pretrain.zero.construction import adds_locally, layers, prepare_layers
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES
@@ -106,9 +106,9 @@ CASES = [
 
 
 def config_of(stage: int, precision: str, optimizer: str, checkpointing: bool, offload: bool) -> RunConfig:
+    by_deepspeed = offload or stage == 3 or (stage, precision) == (2, "bf16")
     zero = {
-        "reduce_bucket_size": BUCKET,
-        "reduce_scatter": stage == 3,
+        **({"reduce_bucket_size": BUCKET, "reduce_scatter": stage == 3} if by_deepspeed else {}),
         **({"offload_optimizer": {"device": "cpu"}} if offload else {}),
     }
     return run_config(
@@ -147,7 +147,7 @@ def allocated(*case: Any) -> dict[str, float]:
     for kind, tensors in kinds.items():
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         found[kind] = sum(nbytes for address, nbytes in storages.items() if address not in counted_before)
-        counted_before |= set(storages)  # in fp32 the master weights are the weights
+        counted_before |= set(storages)
     engine.close()
     return found
 
@@ -160,7 +160,7 @@ def planned(case: Any, ranks: int) -> tuple[States, int, int]:
     rows = Rows(ROWS, INPUTS, TARGETS, TARGETS)
     passing, _ = activations(config.model, rows, precision, checkpointing, "eager")
     zero = config.deepspeed.zero_optimization.model_copy(update={"overlap_comm": stage == 3})  # as on CPUs
-    held = states(sizes, stage, ranks, precision, zero)
+    held = states(sizes, stage, ranks, precision, zero, adds_locally(config, ranks))
     of_step = (4 + 2) * sizes.count // ranks if offload and stage < 3 else 0
     return held, held.peak(passing), of_step
 

@@ -427,15 +427,10 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, pre
     assert clean is None
     assert not of_model or of_model.pop() is None
     assert changed
-    if precision == "bf16":
-        assert of_optimizer.what.startswith("the ranks compute with other weights than the optimizer's: ")
-        for one in of_model:
-            assert one.rank == 1
-            assert one.what.startswith("rank 1 computes with other weights than the others: ")
-    else:
-        for one in [*of_model, of_optimizer]:
-            assert one.rank is None
-            assert one.what.startswith("the ranks compute with different weights: ")
+    assert of_optimizer.what.startswith("the ranks compute with other weights than the optimizer's: ")
+    for one in of_model:
+        assert one.rank == 1
+        assert one.what.startswith("rank 1 computes with other weights than the others: ")
 
 
 def judged(right: list[list[int]], shared: bool) -> tuple[int | None, str] | None:

@@ -129,28 +129,29 @@ def train_slowed(path, cause, first, share):
     By this rank's clock each of the two passes of a step takes half a second, and nothing else takes any time.
     """
     from data_pipeline.loading.batches import TrainingBatches
+    from pretrain.models.layers import RMSNorm
     from pretrain.trainer.train import train
     from pretrain.zero import step_measures
     from pretrain.zero.engine import Engine
 
-    take_step, forward, load_batches = Engine.step, Engine.training_losses, TrainingBatches.loader
-    now, steps = [0.0], [0]
+    take_step, forward, load_batches = Engine.step, RMSNorm.forward, TrainingBatches.loader
+    now, steps, norms = [0.0], [0], 2 * 12  # those of the model, in two micro-batches
 
     def step(self, number, *arguments):
         steps[0] = number + 1
         return take_step(self, number, *arguments)
 
-    def forward_on_device(self, batch):
+    def forward_on_device(self, x):
         slowed = cause == "device" and os.environ["RANK"] == "1" and steps[0] >= first
-        now[0] += 0.5 * (1 + share) if slowed else 0.5
-        return forward(self, batch)
+        now[0] += (1 + share if slowed else 1) / norms
+        return forward(self, x)
 
     def slow_loader(self, *arguments):
         for batches in load_batches(self, *arguments):
             now[0] += share if steps[0] + 1 >= first else 0.0
             yield batches
 
-    Engine.step, Engine.training_losses = step, forward_on_device
+    Engine.step, RMSNorm.forward = step, forward_on_device
     step_measures.time = SimpleNamespace(perf_counter=lambda: now[0])
     step_measures.FileIO = lambda _: (_ for _ in ()).throw(OSError())  # a machine that tells nothing of waiting
     if cause == "loader" and os.environ["RANK"] == "1":
@@ -182,47 +183,46 @@ COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather", "b
 
 
 def collectives_of_a_step(stage, optimizer):
-    """The names of the collectives of a step, and of those in which the time counts as this rank's compute."""
-    from pretrain.zero.step_measures import HostTimes
+    """The names of the collectives of a step: of those in which the time counts as this rank's compute, and of the
+    others; and the times that the clock began to count."""
+    inside, computed, waited, begun = [False], set(), set(), [0]
 
-    inside, found, outside = [0], set(), set()
+    def begin(self):
+        inside[0] = True
+        begun[0] += 1
 
-    def waiting(_, call):
-        def timed(*arguments, **options):
-            inside[0] += 1
-            result = call(*arguments, **options)
-            inside[0] -= 1
-            return result
-
-        return timed
+    def end(self):
+        inside[0] = False
 
     def noted(name, call):
         def collective(*arguments, **options):
-            (found if inside[0] else outside).add(name)
+            (computed if inside[0] else waited).add(name)
             return call(*arguments, **options)
 
         return collective
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HostTimes, "waiting", waiting)
-        for name in COLLECTIVES:
-            patch.setattr(dist, name, noted(name, getattr(dist, name)))
+        patch.setattr(HostTimes, "begin", begin)
+        patch.setattr(HostTimes, "end", end)
         settings = {"name": optimizer, "learning_rate": 1e-2}
         engine = engine_of(run_config(stage, precision="bf16", optimizer=settings))
-        found.clear()
-        outside.clear()
+        for name in COLLECTIVES:
+            patch.setattr(dist, name, noted(name, getattr(dist, name)))
+        begun[0] = 0
         engine.step(0, 0, micro_batches(own_layout(), 0))
     engine.close()
-    return found, outside
+    return computed, waited, begun[0]
 
 
 def test_no_rank_computes_while_it_waits_in_a_collective():
+    """Of two micro-batches, forward and backward are measured at stage 1, forward at stage 2, modules at stage 3."""
     cases = [(stage, optimizer) for stage in (1, 2, 3) for optimizer in ("adamw", "muon")]
     for of_rank in on_ranks(2, each_in_turn, collectives_of_a_step, cases):
-        for case, (found, outside) in zip(cases, of_rank, strict=True):
-            assert "all_reduce" in found, case
-            assert ("all_to_all_single" in found) == (case[1] == "muon"), case
-            assert outside == set(), case
+        for (stage, optimizer), (computed, waited, begun) in zip(cases, of_rank, strict=True):
+            assert "all_reduce" in waited, (stage, optimizer)
+            assert ("all_to_all_single" in waited) == (optimizer == "muon"), (stage, optimizer)
+            assert computed == set(), (stage, optimizer)
+            assert begun == {1: 4, 2: 2}[stage] if stage < 3 else begun > 40
 
 
 def named_while_busy_for(folder, steps):
@@ -279,22 +279,21 @@ def clock(monkeypatch):
     return clock
 
 
-def test_what_a_rank_waits_in_collectives_is_not_its_compute(clock):
-    class Work:
-        wait = staticmethod(clock.does(3.0, True))
-        other = 4
-
-    times = HostTimes()
-    reduce, begin_to_reduce = times.waiting(clock.does(3.0)), times.waiting(clock.does(0.5, Work()))
+def test_only_what_a_rank_computes_by_itself_is_its_compute(clock):
+    times, layer = HostTimes(), torch.nn.Identity()
+    gather, release = clock.does(3.0), clock.does(1.0)
+    layer.register_forward_pre_hook(lambda *_: gather())
+    layer.register_forward_hook(lambda *_: release())
+    layer.forward = clock.does(2.0)
+    times.measure_inside([layer])
     for compute in (5.0, 7.0):
         with times.step():
-            handle = begin_to_reduce("tensor")
-            clock.does(compute)()
-            reduce()
-            assert handle.wait() is True
-            assert handle.other == 4
+            with times.computing():
+                clock.does(compute)()
+            clock.does(4.0)()  # a collective
+            layer(torch.ones(1))
         clock.does(100.0)()  # a save
-        assert (times.compute, times.whole) == (compute, compute + 6.5)
+        assert (times.compute, times.whole) == (compute + 2.0, compute + 10.0)
 
 
 def test_what_a_rank_waits_for_its_rows(clock):
@@ -315,12 +314,12 @@ def test_the_time_in_the_run_queue_is_left_out(clock, monkeypatch):
     times = HostTimes()
     times._scheduler = open("/dev/null", "rb", buffering=0)  # noqa: PTH123, SIM115
     monkeypatch.setattr(step_measures.os, "pread", lambda *arguments: next(queued))
-    with times.step():
+    with times.step(), times.computing():
         clock.does(5.0)()
     assert (times.compute, times.whole) == (3.0, 5.0)
 
 
-def test_on_a_device_the_forward_passes_count_without_the_gathering_of_weights(clock, monkeypatch):
+def test_on_a_device_events_measure_what_a_rank_computes(clock, monkeypatch):
     class Event:
         def __init__(self, enable_timing):
             assert enable_timing
@@ -333,13 +332,10 @@ def test_on_a_device_the_forward_passes_count_without_the_gathering_of_weights(c
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     times = DeviceTimes()
-    gather = times.waiting(clock.does(3.0, "weights"))
     for _ in range(2):
         with times.step():
             for seconds in (5.0, 6.0):  # micro-batches
-                with times.forward():
-                    assert gather() == "weights"
+                with times.computing():
                     clock.does(seconds)()
-                gather()
-                clock.does(20.0)()  # backward
+                clock.does(20.0)()  # a reduction
         assert times.compute == 11.0

@@ -8,12 +8,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from data_pipeline.loading.batch_facts import example_sizes
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.hardware import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder
 from pretrain.trainer import throughput
-from pretrain.trainer.throughput import measured_peak, sizes
+from pretrain.trainer.throughput import measured_peak
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY, as_at_the_start, examples_of, packed
 from tests.pretrain.small_runs import run_config
 from tests.slow import slow
@@ -47,12 +48,12 @@ def test_flops_are_those_that_torch_counts(name):
     """Rows without padding, and padded and packed ones, for which torch counts each example by itself."""
     model = as_at_the_start(name, **({"sliding_window": 64} if "sliding_window" in MODELS[name] else {}))  # sees all
     alone = [counted(model, rows(model, one)) for one in LENGTHS]
-    assert count_flops(model, Sizes(*sizes(rows(model, LENGTHS[0])).tolist())) == alone[0]
+    assert count_flops(model, Sizes(*example_sizes(rows(model, LENGTHS[0])).tolist())) == alone[0]
     padded = rows(model, *LENGTHS)
-    assert count_flops(model, Sizes(*sizes(padded).tolist())) == sum(alone) < counted(model, padded)
+    assert count_flops(model, Sizes(*example_sizes(padded).tolist())) == sum(alone) < counted(model, padded)
     if isinstance(model, EncoderDecoder):
         together = packed(examples_of(model, [LENGTHS]))
-        assert count_flops(model, Sizes(*sizes(together).tolist())) == sum(alone)
+        assert count_flops(model, Sizes(*example_sizes(together).tolist())) == sum(alone)
 
 
 @each("name, tokens", [("t5", 20 + 9 + 12 + 5), ("decoder_only", 20 + 9)])
@@ -71,7 +72,7 @@ def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
         speed.after_pause(trainer)
     metrics = speed.metrics(trainer)
     assert metrics["train/tokens_per_second"] / metrics["train/steps_per_second"] == pytest.approx(2 * tokens)
-    flops = count_flops(model, Sizes(*sizes(batch).tolist()))
+    flops = count_flops(model, Sizes(*example_sizes(batch).tolist()))
     assert metrics["train/mfu"] * 1e9 / metrics["train/steps_per_second"] == pytest.approx(2 * flops)
 
 

@@ -111,6 +111,25 @@ def test_compiling_a_layer_takes_longer_than_a_hang():
     assert on_ranks(1, survives_a_compilation, joined=False) == [1]
 
 
+COMPILING = f"""
+from datetime import timedelta; from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True)
+watchdog.share(TCPStore("127.0.0.1", store.port))
+with watchdog.watching(3, hang_seconds=5000, start_seconds=20_000):
+    watchdog.step_done(); store.add("watchdog/compiling", 1)
+    skip(1e4); print("waited", flush=True)
+    store.add("watchdog/compiling", -1)
+    {HANGS}
+"""
+
+
+def test_while_another_rank_compiles_waiting_for_it_is_no_hang():
+    program = SKIP + COMPILING
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "waited\n")
+    assert done.stderr.startswith("rank 3: no progress for 5000 s (faults.hang_seconds); all stacks follow")
+
+
 def survives_a_compilation() -> int:
     from pretrain.zero import construction as layerwise
 

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from data_pipeline.foundation.atomic import temporary_path
+from data_pipeline.loading.batch_facts import fact
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.trainer.callback import Callback, Trainer
-from pretrain.trainer.throughput import peak_flops, sizes
+from pretrain.trainer.throughput import peak_flops
 
 _FIRST_PROFILED, _PROFILED = 10, 3  # steps since the start: earlier ones compile and fill caches; then as many more
 
@@ -47,7 +48,7 @@ class Speed(Callback):
         self._last, self._processor = now, processor
         self._steps += 1
         self._waited += trainer.waited
-        self._sizes += [sizes(batch) for batch in trainer.micro_batches]
+        self._sizes += [fact("example_sizes", batch) for batch in trainer.micro_batches]
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         """The time that this and the log take counts with the next step."""
