@@ -20,6 +20,7 @@ from pydantic import PositiveInt
 
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.loading.batch_facts import with_facts
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.prefetch import with_target_indices
@@ -28,6 +29,7 @@ from pretrain.checkpoint.engine_state import copy_bytes
 from pretrain.checkpoint.memory import memory_bytes
 from pretrain.config.batch import BatchPlan
 from pretrain.trainer.validate import ValidatedRun
+from pretrain.zero.construction import adds_locally, compiles, forget_compiled
 from pretrain.zero.deepspeed_private import fragments, wrapped
 from pretrain.zero.engine import Engine
 from pretrain.zero.memory import SAFE, DeviceMemory
@@ -93,10 +95,34 @@ def _fastest(run: ValidatedRun, engine: Engine) -> int:
     fitting = _fitting(run, engine)
     if engine.device.type != "cuda":  # there a larger one is never slower by much, and times vary more than that
         return fitting[-1]
-    share, each = run.plan.share, _examples_per_row(run)
-    # each rank must have the same choice: the slowest decides
-    microseconds = {rows: _microseconds(engine, full_rows(run, -(-rows // each))) for rows in fitting[-TIMED:]}
-    return fastest({rows: float(-least(-taken, engine.device)) for rows, taken in microseconds.items()}, share)
+    each = _examples_per_row(run)
+    microseconds: dict[int, float] = {}
+    for rows in fitting[-TIMED:]:
+        batch = on_gpu(full_rows(run, -(-rows // each), masked=False), engine.device)
+        if _fits(run, engine, batch):
+            # each rank must have the same choice: the slowest decides
+            microseconds[rows] = float(-least(-_microseconds(engine, batch), engine.device))
+    if compiles(run.config.compute):
+        forget_compiled()  # what was compiled for rows of any number is slower than for those of the run
+    return fastest(microseconds, run.plan.share) if microseconds else fitting[0]
+
+
+def on_gpu(batch: Batch, device: torch.device) -> Batch:
+    """A batch as the loader brings it to a GPU."""
+    return {name: tensor.to(device) for name, tensor in with_facts(with_target_indices(batch)).items()}
+
+
+def _fits(run: ValidatedRun, engine: Engine, batch: Batch) -> bool:
+    """True if a pass over the batch fits into the memory of each rank, as far as ranks don't wait for one another in
+    it: of those that do, one without memory would leave the others waiting, and ends the run."""
+    if not adds_locally(run.config, run.ranks):
+        return True
+    try:
+        engine.measure(batch)
+        fits = 1
+    except torch.OutOfMemoryError:
+        fits = 0
+    return bool(least(fits, engine.device))
 
 
 def fastest(seconds: dict[int, float], share: int) -> int:
@@ -113,7 +139,6 @@ def fastest(seconds: dict[int, float], share: int) -> int:
 
 def _microseconds(engine: Engine, batch: Batch) -> int:
     """The median time of a pass on a GPU, without the first, in which kernels are measured and memory is allocated."""
-    batch = {name: tensor.to(engine.device) for name, tensor in with_target_indices(batch).items()}
     taken = []
     for _ in range(1 + PASSES):
         torch.cuda.synchronize(engine.device)
@@ -163,13 +188,16 @@ def _to_come(run: ValidatedRun, engine: Engine) -> int:
     return copied + (_MOMENTS + average) * sum(fragment.size for fragment in fragments(engine.deepspeed))
 
 
-def full_rows(run: ValidatedRun, count: int) -> Batch:
-    """`count` rows of tensors, of the greatest width that `data.pack` and the objectives of the run allow."""
+def full_rows(run: ValidatedRun, count: int, masked: bool = True) -> Batch:
+    """`count` rows of tensors, of the greatest width that `data.pack` and the objectives of the run allow.
+
+    `masked`: with an attention mask, which takes memory, also if the rows need none.
+    """
     each = _examples_per_row(run)
     inputs, targets = (width_of(each * length) if each > 1 else length for length in run.lengths)
     batch = {name: tensor[:count] for name, tensor in _first_rows(run, count * each).items()}
-    ids = batch["encoder_input_ids"]
-    batch.setdefault("encoder_attention_mask", torch.ones_like(ids))
+    if masked:
+        batch.setdefault("encoder_attention_mask", torch.ones_like(batch["encoder_input_ids"]))
     return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}
 
 

@@ -144,8 +144,7 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     """
     compiled = compiles(compute)
     if compiled:
-        callback.on_compile_start(lambda _: watchdog.compiling(True))
-        callback.on_compile_end(lambda _: watchdog.compiling(False))
+        _watch_compilations()
         torch._dynamo.config.recompile_limit = _GRAPHS
         for module in model.modules():
             if isinstance(module, Head):
@@ -162,6 +161,18 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
             forward = recomputed(forward)
         if compiled or compute.activation_checkpointing:
             layer.forward = _in_training(layer, forward, layer.forward)
+
+
+def _watch_compilations() -> None:
+    callback.on_compile_start(lambda _: watchdog.compiling(True))
+    callback.on_compile_end(lambda _: watchdog.compiling(False))
+
+
+def forget_compiled() -> None:
+    """Has layers compiled again, for the shapes that come. Once PyTorch has seen two numbers of rows, as a search for a
+    micro-batch has, it compiles for any number, which is slower."""
+    torch.compiler.reset()
+    _watch_compilations()  # forgotten, too
 
 
 def gathered_at_once(model: nn.Module, compute: ComputeSection) -> list[nn.Module]:

@@ -20,6 +20,7 @@ from pretrain.trainer.validate import validate
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
+from tests.pretrain.small_runs import run_config
 
 
 @pytest.mark.slow
@@ -125,16 +126,23 @@ def test_the_size_with_the_fastest_step_is_chosen():
 def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
     """The slowest rank decides; a rank's own times would let ranks choose different sizes."""
     timed: list[int] = []
+    most = [64]
 
     def microseconds(_: object, rows: int) -> int:
         timed.append(rows)
         return 10 * rows + (1000 if rows == 64 else 0)
 
-    run = SimpleNamespace(plan=BatchPlan(BatchSection(global_batch_size=256), ranks=2))
-    engine = SimpleNamespace(device=torch.device("cuda"))
+    def measure(rows: int) -> None:
+        if rows > most[0]:
+            raise torch.OutOfMemoryError
+
+    config = run_config(compute={"compile": False})
+    run = SimpleNamespace(plan=BatchPlan(BatchSection(global_batch_size=256), ranks=2), config=config, ranks=2)
+    engine = SimpleNamespace(device=torch.device("cuda"), measure=measure)
     for name, value in {
         "_fitting": lambda *_: [1, 2, 4, 8, 16, 32, 64],
-        "full_rows": lambda _, rows: rows,
+        "full_rows": lambda _, rows, masked: rows,
+        "on_gpu": lambda rows, _: rows,
         "_examples_per_row": lambda _: 1,
         "_microseconds": microseconds,
         "least": lambda value, _: min(value, -320 if value == -160 else value),  # another rank is slow with 16 rows
@@ -142,6 +150,12 @@ def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
         monkeypatch.setattr(micro_batch, name, value)
     assert micro_batch._fastest(run, engine) == 32
     assert timed == [8, 16, 32, 64]
+    timed.clear()
+    most[0] = 16  # more need memory that isn't there after all
+    assert micro_batch._fastest(run, engine) == 16
+    assert timed == [8, 16]
+    most[0] = 0
+    assert micro_batch._fastest(run, engine) == 1
     engine.device = torch.device("cpu")
     assert micro_batch._fastest(run, engine) == 64
 
