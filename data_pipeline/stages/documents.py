@@ -250,7 +250,7 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
     return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
 
 
-STAGE = Stage("documents", 12, write_documents, "lower characters_per_part", without)
+STAGE = Stage("documents", 13, write_documents, "lower characters_per_part", without)
 
 
 def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:
