@@ -5,7 +5,7 @@ have otherwise, is below; tests compare all sequences of two bytes with the stan
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
@@ -60,11 +60,9 @@ def decoded(data: bytes, charset: str) -> tuple[str, bool]:
     if charset == "iso2022_jp":
         text = "".join(_iso_2022_jp(data))
         return text, "\ufffd" not in text
-    sequences = _sequences(charset)
-    text = _strictly(data, codec_of(charset))
-    if text and not any(character in text for character in sequences.unlike):
+    if text := _sequences(charset).decoded_by_python(data):
         return text, True
-    text = sequences.decoded(data)
+    text = _sequences(charset).decoded(data)
     return text, not _OF_NO_CHARACTER.search(text)
 
 
@@ -92,11 +90,22 @@ _PATTERNS = {  # of what is decoded at once: ASCII, then the bytes of one charac
 class _Sequences(dict[bytes, str]):
     """The characters of sequences of bytes that are a character, or ASCII; filled as they are met."""
 
-    def __init__(self, codec: str, pattern: bytes, own: Mapping[bytes, str]):
-        """`own`: characters that `codec` lacks or has otherwise; `unlike` are those that it has for their sequences."""
+    def __init__(self, codec: str, pattern: bytes, own: Mapping[bytes, str], renamed: Collection[bytes] = ()):
+        """`own`: characters that `codec` lacks or has otherwise. No other sequences have the codec's for `renamed`."""
         super().__init__(own)
         self._codec, self._pattern = codec, re.compile(pattern, re.DOTALL)
-        self.unlike = {_strictly(sequence, codec) for sequence in own} - {""}
+        self._renamed = [(_strictly(sequence, codec), own[sequence]) for sequence in renamed]
+        unlike = {sequence: _strictly(sequence, codec) for sequence in own if sequence not in renamed}
+        self._unlike = [(sequence, character) for sequence, character in unlike.items() if character]
+
+    def decoded_by_python(self, data: bytes) -> str:
+        """The text by Python's codec, which is fast; "" if it can't decode it, or has other characters."""
+        text = _strictly(data, self._codec)
+        if any(character in text and sequence in data for sequence, character in self._unlike):
+            return ""
+        for character, own in self._renamed:
+            text = text.replace(character, own)
+        return text
 
     def decoded(self, data: bytes) -> str:
         return "".join(map(self.__getitem__, self._pattern.findall(data)))
@@ -121,7 +130,8 @@ def _strictly(sequence: bytes, codec: str) -> str:
 def _sequences(charset: str) -> _Sequences:
     codec = codec_of(charset)
     if charset in _PATTERNS:
-        return _Sequences(codec, _PATTERNS[charset], _OWN[charset]() if charset in _OWN else {})
+        own, renamed = _OWN[charset]() if charset in _OWN else {}, _RENAMED.get(charset, ())
+        return _Sequences(codec, _PATTERNS[charset], own, renamed)
     controls = {b: b.decode("latin-1") for b in map(_byte, range(0x80, 0xA0)) if not _strictly(b, codec)}
     return _Sequences(codec, _SINGLE, controls | _SINGLE_BYTES.get(charset, {}))
 
@@ -187,6 +197,8 @@ _OWN = {
     **dict.fromkeys(("gbk", "gb18030"), _gb18030),
     "shift_jis": lambda: dict.fromkeys(map(_byte, (0xA0, 0xFD, 0xFE, 0xFF)), "\ufffd"),
 }
+
+_RENAMED = {"euc_jp": (b"\xa1\xc1", b"\xa1\xc2", b"\xa1\xdd", b"\xa1\xf1", b"\xa1\xf2", b"\xa2\xcc")}
 
 _ESCAPE = re.compile(rb"\x1b(\([BIJ]|\$[@B])")
 _PAIR = re.compile(rb"[\x21-\x7e][^\x1b]?|.", re.DOTALL)
