@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, cast
 
 from pydantic import AfterValidator, Field
-from resiliparse.parse.encoding import detect_encoding
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.sources.charsets import charset_of, codec_of, detected
 from data_pipeline.sources.decompress import Chunks, open_stream
 from data_pipeline.text.document import Tally
 
@@ -188,7 +188,9 @@ def _recoded(stream: BinaryIO, path: str, encoding: str) -> Iterator[bytes]:
             text = decoder.decode(chunk, final=not more).encode()
         except UnicodeError as error:
             where = f"bytes {position} to {position + len(chunk)} of the content"
-            raise DamagedInput(path, where, f"isn't {encoding}: {error}") from None
+            charset = charset_of(encoding) or ""
+            way_out = f"; {wider} has more characters" if (wider := codec_of(charset)) != charset else ""
+            raise DamagedInput(path, where, f"isn't {encoding}: {error}{way_out}") from None
         position += len(chunk)
         if text:
             yield text
@@ -228,11 +230,11 @@ def decode(data: bytes | None, options: RecordOptions) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        looks_like = detect_encoding(data[max(0, error.start - _LOOKED_AT // 2) :][:_LOOKED_AT])
+        looks_like = codec_of(detected(data[max(0, error.start - _LOOKED_AT // 2) :][:_LOOKED_AT]))
         try:
-            data.decode(looks_like or "utf-8")
+            data.decode(looks_like)
         except (UnicodeError, LookupError):
-            looks_like = None
+            looks_like = ""
         advice = f"it looks like {looks_like}" if looks_like else "if it has another encoding"
         option = f"set options: {{encoding: {looks_like or 'NAME'}}}"
         raise ValueError(f"byte {error.start} isn't UTF-8; {advice}: {option}") from None

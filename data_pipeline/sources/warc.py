@@ -12,9 +12,9 @@ from typing import Any
 import brotli
 import zstandard
 from resiliparse.extract.html2text import extract_plain_text
-from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from resiliparse.parse.html import HTMLTree
 
+from data_pipeline.sources.page_charset import page_text
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.warc_records import WarcOptions, warc_records
 
@@ -23,7 +23,10 @@ _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _ZSTANDARD_WINDOW = 1 << 23  # bytes, the most of a Content-Encoding: RFC 9659
 _SLICE = 1 << 12  # bytes of input: zstandard can't limit its output, which is here at most 128 MiB
-_BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+_HTML = re.compile(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?[\s\0]*<")
+_TYPES = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
+_TYPE = re.compile(r"\s*([\w!#$&^.+-]+/[\w!#$&^.+-]+)\s*(?:;|\Z)", re.ASCII)
+_CHARSET = re.compile(r""";\s*charset\s*=\s*(?:"([^"]*)|([^\s;"]*))""", re.IGNORECASE)
 
 
 class Options(WarcOptions):
@@ -36,11 +39,10 @@ class Options(WarcOptions):
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """The text of every HTML page fetched with status 200; the ordinal is the index among all records of the archive.
 
-    Candidates for the character set come from the byte order mark, the HTTP header, the <meta> tag and the bytes
-    themselves; the first that decodes every byte is used. If none does, undecodable bytes become U+FFFD. Counts `read`
-    (responses), `undecodable`, and each dropped page under the first rule that applies: `not_200`, `not_html`,
-    `no_url`, `no_content` (no text in the page), `no_timestamp`. A response whose encoding (chunked, gzip, deflate, br,
-    zstd) can't be decoded is damage; for other damage see `warc_records`.
+    Bytes are decoded as browsers do (`page_text`); undecodable ones become U+FFFD. A body that begins as HTML is HTML
+    if no Content-Type says what it is. Counts `read` (responses), `undecodable`, and each dropped page under the first
+    rule that applies: `not_200`, `not_html`, `no_url`, `no_content` (no text in the page), `no_timestamp`. A response
+    whose encoding (chunked, gzip, deflate, br, zstd) can't be decoded is damage; for other damage see `warc_records`.
 
         HTTP/1.1 200 OK  Content-Type: text/html  …  <title>A</title><p>Some text.</p>
           ->  Record(2, "Some text.", "http://a.org/", "A", "2019-07-17T12:15:59Z")
@@ -51,11 +53,15 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
         if status != 200:
             stats.counters.drop("not_200", f"{status} {record.url}")
             continue
-        if http.get_content_type() not in ("text/html", "application/xhtml+xml"):
-            stats.counters.drop("not_html", f"{http.get_content_type()} {record.url}")
+        kind, label = _content_type(http)
+        is_html = kind in ("text/html", "application/xhtml+xml")
+        if not (is_html or (not kind and _begins_as_html(body, http, options.max_record_bytes))):
+            stats.counters.drop("not_html", f"{kind or 'no Content-Type'} {record.url}")
             continue
         try:
-            html = _text_of(_decoded(body, http, options.max_record_bytes), http, stats)
+            html, whole = page_text(_decoded(body, http, options.max_record_bytes), label)
+            if not whole:
+                stats.counters["undecodable"] += 1
             tree = HTMLTree.parse(html)
             text = extract_plain_text(tree, main_content=options.main_content, alt_texts=False)
         except (ValueError, RuntimeError) as error:
@@ -66,18 +72,37 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
 
 
 def _parse_http(block: bytes) -> tuple[int, Message, bytes]:
-    """Status, headers and body of a response; status 0 for what isn't HTTP (a DNS lookup, say).
-
-    Without a Content-Type a body that begins as HTML is HTML.
-    """
+    """Status, headers and body of a response; status 0 for what isn't HTTP (a DNS lookup, say)."""
     head_end = _HEAD_END.search(block)
     head, body = (block[: head_end.start()], block[head_end.end() :]) if head_end else (block, b"")
     status_line, _, fields = head.partition(b"\n")
     status = _STATUS.match(status_line)
     headers = BytesHeaderParser(policy=compat32).parsebytes(fields)
-    if "content-type" not in headers:
-        headers["content-type"] = "text/html" if body.lstrip()[:1] == b"<" else "application/octet-stream"
     return int(status[1]) if status else 0, headers, body
+
+
+def _content_type(headers: Message) -> tuple[str, str]:
+    """The media type and the label of the character set; "" for one that isn't there.
+
+    The last of several types counts, with the label of an earlier one that is the same: https://fetch.spec.whatwg.org.
+
+    "text/html, text/html; charset=sjis"  ->  ("text/html", "sjis")
+    """
+    kind = label = ""
+    for value in _TYPES.findall(",".join(map(str, headers.get_all("content-type", [])))):
+        if not (found := _TYPE.match(value)) or found[1] == "*/*":
+            continue
+        if found[1].lower() != kind:
+            kind, label = found[1].lower(), ""
+        if charset := _CHARSET.search(value):
+            label = charset[1] or charset[2] or ""
+    return kind, label
+
+
+def _begins_as_html(body: bytes, headers: Message, limit: int) -> bool:
+    with contextlib.suppress(ValueError):
+        return _HTML.match(_decoded(body, headers, limit)) is not None
+    return False
 
 
 def _decoded(body: bytes, headers: Message, limit: int) -> bytes:
@@ -145,15 +170,3 @@ def _unbrotlied(body: bytes, limit: int) -> bytes:
     if not decompressor.is_finished():
         raise ValueError("br encoding is cut off, or holds more than max_record_bytes")
     return content
-
-
-def _text_of(body: bytes, headers: Message, stats: ReadStats) -> str:
-    declared = map_encoding_to_html5(headers.get_content_charset(""), fallback_utf8=False)
-    candidates = [name for mark, name in _BYTE_ORDER_MARKS if body.startswith(mark)]
-    candidates += [declared] if declared else []
-    candidates += [detect_encoding(body, from_html_meta=True) or "utf-8", "utf-8"]
-    for encoding in candidates:
-        with contextlib.suppress(UnicodeError, LookupError):
-            return body.decode(encoding).removeprefix("\ufeff")
-    stats.counters["undecodable"] += 1
-    return body.decode(candidates[0], errors="replace").removeprefix("\ufeff")

@@ -23,7 +23,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     The ordinal is the page's index among all pages of the file. Counts `read` (all pages) and the dropped pages:
     `not_article`, `redirect`, `empty` and `damaged`. A page that isn't well-formed XML is noted as damage with its
     place, and reading continues with the next page. A file that ends before `</mediawiki>` yields its whole pages, is
-    noted as damaged, and sets `truncated_xml` to 1; a page counts as `damaged` only if the file ends inside it. Raises
+    noted as damaged, and counts `truncated_xml`; a page counts as `damaged` only if the file ends inside it. Raises
     `DamagedInput` for anything that isn't a MediaWiki export, and if the file can't be decompressed. The text of one
     page is in memory at a time.
 
@@ -133,7 +133,7 @@ class _Reader:
             if not self._open or self._file.stop is not None:
                 return
             self._stats.damaged_between(f"page {self._ordinal}", "the XML ends before </mediawiki>")
-        self._stats.counters["truncated_xml"] = 1
+        self._stats.counters["truncated_xml"] += 1
 
     def _add_between(self, data: bytes) -> None:
         self._between += data

@@ -185,6 +185,10 @@ def _read_index(index_path: str) -> tuple[list[int], list[int]]:
             elif int(offset) < offsets[-1]:
                 raise UserError(f"{index_path}: line {number}: offset {int(offset)} comes after {offsets[-1]}")
             counts[-1] += 1
+    if not offsets:
+        raise UserError(
+            f"{index_path}: is empty: expected offset:page id:title; remove it to read the dump as one piece"
+        )
     return offsets, counts
 
 

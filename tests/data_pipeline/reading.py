@@ -1,5 +1,6 @@
 """Reads a file, or bytes, with one of the readers."""
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -11,6 +12,14 @@ from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
 from tests.conftest import C4_SAMPLE
+
+# of the Encoding Standard; each with its labels, and bytes with their text
+_ENCODINGS = Path(__file__).parents[1] / "data" / "whatwg" / "encodings.tsv"
+
+
+def encodings() -> list[dict[str, str]]:
+    with _ENCODINGS.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def read(source: str, path: Path, **options: Any) -> tuple[list[Record], ReadStats]:

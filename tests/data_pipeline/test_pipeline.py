@@ -297,7 +297,7 @@ def test_the_manifest_says_how_the_corpus_was_made(small_corpus):
 
 
 def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_corpus, tmp_path):
-    """Archives cut anywhere, a dump cut inside a page, an empty file and a picture beside whole files."""
+    """Archives cut anywhere, two dumps of a unit cut inside a page, an empty file and a picture beside whole files."""
     dump = next(SAMPLES.glob("*articles1.xml.bz2")).read_bytes()
     half = (xml := bz2.decompress(dump))[: len(xml) // 2]
     picture = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20
@@ -305,6 +305,7 @@ def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_c
         "gz/cut.json.gz": ("damaged", C4_SAMPLE.read_bytes()[:100_000]),
         "bz2/cut.xml.bz2": ("damaged", dump[:400_000]),
         "page/page.xml.gz": ("truncated", gzip.compress(half)),
+        "page/start.xml.gz": ("truncated", gzip.compress(half[: len(half) // 8])),
         "c4/empty.json.gz": ("unreadable", b""),
         "c4/picture.json.gz": ("unreadable", picture),
     }
@@ -314,14 +315,18 @@ def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_c
     write_c4(tmp_path / "c4/whole.json.gz", records=30)
     kinds = {"gz": "c4", "bz2": "wikipedia", "page": "wikipedia", "c4": "c4"}
     sources = [{"format": kind, "name": name, "path": str(tmp_path / name)} for name, kind in kinds.items()]
-    config = write_corpus_file(tmp_path / "corpus.yaml", sources=sources, tokenizer=trained(small_corpus))
+    tokenizer, shared = trained(small_corpus), 1 << 22
+    config = write_corpus_file(
+        tmp_path / "corpus.yaml", sources=sources, tokenizer=tokenizer, bytes_per_shared_unit=shared
+    )
     done = run_here("data-pipeline", "build", config)
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == 5
+    assert len(warnings) == 6
     assert warnings[0].startswith("warning: gz/cut.json.gz: damaged at byte 100000 of 100000: ")
     assert warnings[1].startswith("warning: bz2/cut.xml.bz2: damaged at byte 400000 of 400000: ")
     assert warnings[2].startswith("warning: page/page.xml.gz: truncated at ")
+    assert warnings[3].startswith("warning: page/start.xml.gz: truncated at ")
     assert [": unreadable at " not in line for line in warnings] == [line.endswith(KEPT) for line in warnings]
     stats = json.loads(run_here("data-pipeline", "stats", tmp_path / "corpus", "--json").stdout)
     inputs = {entry["path"]: entry for entry in stats["inputs"]}
@@ -330,7 +335,7 @@ def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_c
     assert all((entry["documents"] > 0) == (entry["status"] != "unreadable") for entry in inputs.values())
     assert inputs["c4/whole.json.gz"]["documents"] == 30
     lines = picture.count(b"\n") + 1
-    assert stats["documents"]["dropped"]["damaged"] == lines + 1  # each line of the picture, and the page that was cut
+    assert stats["documents"]["dropped"]["damaged"] == lines + 2  # each line of the picture, and both pages cut
     strict = run_here("data-pipeline", "build", config, "--strict")
     assert strict.returncode == 1
     errors = strict.stderr.removeprefix("error: ").splitlines()

@@ -210,11 +210,15 @@ def test_records_of_a_file(tmp_path, source, options, data, kept, counters, dama
 # --- encodings
 
 GERMAN, CHINESE = "Die Größe der Straße ist schön, über Österreich. ", "我们今天去公园散步，天气很好。这是一本书。"
+JAPANESE, KOREAN = "①これは日本語の文章です。②漢字もあります。", "이것은 한국어 문장입니다. 똠방각하도 있습니다."
 
 
 @each(
     "text, encoding, looks_like",
-    [(GERMAN, "latin-1", "cp1252"), (CHINESE, "gb18030", "gb18030"), (GERMAN, "utf-16", "utf-16")],
+    [
+        *((GERMAN, "latin-1", "cp1252"), (CHINESE, "gb18030", "gb18030"), (GERMAN, "utf-16", "utf-16")),
+        *((JAPANESE, "cp932", "cp932"), (KOREAN, "cp949", "cp949")),
+    ],
 )
 def test_text_that_is_not_utf8_is_refused_with_the_encoding_that_reads_it(tmp_path, text, encoding, looks_like):
     kept, stats = read_bytes("text", tmp_path / "a", text.encode(encoding))
@@ -227,6 +231,10 @@ def test_bytes_that_are_not_in_the_encoding_end_the_file(tmp_path):
     (tmp_path / "a").write_bytes("Größe".encode("utf-16") + b"\0")
     damage = read_until_damage("text", tmp_path / "a", encoding="utf-16")[2]
     assert (damage.position, damage.reason[:13]) == ("bytes 13 to 13 of the content", "isn't utf-16:")
+    (tmp_path / "a").write_bytes("日本①".encode("cp932"))
+    damage = read_until_damage("text", tmp_path / "a", encoding="Shift_JIS")[2]
+    assert damage.reason.startswith("isn't Shift_JIS: ")
+    assert damage.reason.endswith("; cp932 has more characters")
     with pytest.raises(ValueError, match="Python has no encoding 'base64'"):
         OPTIONS["text"](encoding="base64")
 

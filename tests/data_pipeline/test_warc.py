@@ -10,7 +10,7 @@ from pathlib import Path
 import brotli
 import zstandard
 
-from tests.data_pipeline.reading import read, read_bytes, read_until_damage
+from tests.data_pipeline.reading import encodings, read, read_bytes, read_until_damage
 from tests.tables import each
 
 DATA = Path(__file__).parents[1] / "data" / "commoncrawl"
@@ -184,6 +184,126 @@ def test_character_sets(tmp_path, charset, headers):
     [page], stats = read_all(tmp_path, response(PAGE.encode(charset), *headers))
     assert (page.text.strip(), page.title) == ("Größe and naïve cafés.", "A café")
     assert stats.counters == {"read": 1}
+
+
+def paragraph(text: bytes, head: bytes = b"") -> bytes:
+    return b"<html><head>%b<title>t</title></head><body><p>%b</p></body></html>" % (head, text)
+
+
+def in_meta(label: str) -> bytes:
+    return f'<meta http-equiv="Content-Type" content="text/html; charset={label}">'.encode()
+
+
+JAPANESE = "会社の概要です。①会社名：㈱テスト商事 ②所在地：東京都 ℡03-0000-0000 №5 髙橋"
+IN_SHIFT_JIS = (
+    "89ef8ed082cc8a54977682c582b78142 8740 89ef8ed096bc8146 878a 8365835883678fa48e96 20 8741 8f8a8ddd926e8146938c8b9e"
+    "9373 20 8784 30332d303030302d30303030 20 8782 3520 eee0 8bb4"
+)
+CHINESE = "這是一個網頁，裏面有恒生銀行與化粧品，嫺熟的人用墻。"
+IN_BIG5 = (
+    "b36fac4fa440add3baf4adb6a141 f9d8 adb1a6b3 f9da a5cdbbc8a6e6bb50a4c6 f9db ab7ea141 f9dc bcf4aabaa448a5ce f9d9 a143"
+)
+ENGLISH = "Plain English text and more words"
+KOREAN = "한국어 문장이 있습니다. 똠방각하. " * 10
+HEBREW = "זהו דף אינטרנט בעברית " * 10
+
+
+@each(
+    "text, body, label",
+    [
+        (JAPANESE, paragraph(bytes.fromhex(IN_SHIFT_JIS), in_meta("Shift_JIS")), ""),
+        (CHINESE, paragraph(bytes.fromhex(IN_BIG5), in_meta("big5")), ""),
+        *(
+            (text, paragraph(text.encode(), in_meta(label)), "")
+            for text in (ENGLISH, f"{ENGLISH}x")  # an odd and an even number of bytes
+            for label in ("unicode", "utf-16")
+        ),
+        # the bytes of a page whose header says UTF-16
+        (ENGLISH, paragraph(ENGLISH.encode()), "utf-16"),
+        ("Большой.", paragraph("Большой.".encode("cp1251"), in_meta("windows-1251")), "utf-16"),
+        (JAPANESE, paragraph(JAPANESE.encode()).decode().encode("utf-16-le"), "utf-16"),
+        (JAPANESE, paragraph(JAPANESE.encode()).decode().encode("utf-16-be"), "unicode"),
+        (JAPANESE, ('<?xml version="1.0"?>' + paragraph(JAPANESE.encode()).decode()).encode("utf-16-be"), ""),
+        # the header comes first, then <meta>, wherever it is in the head, then <?xml
+        ("Größe", paragraph("Größe".encode("cp1252"), in_meta("koi8-r")), "latin1"),
+        ("Größe", b'<?xml version="1.0" encoding="koi8-r"?>' + paragraph("Größe".encode("cp1252"), in_meta("l1")), ""),
+        ("Größe", paragraph("Größe".encode("iso8859-15"), b"<style>" + b" " * 2000 + b"</style>" + in_meta("l9")), ""),
+        ("Größe", paragraph("Größe".encode("cp1252"), b"<!-- <meta charset=koi8-r> --><meta charset='latin1'/>"), ""),
+        ("Größe", paragraph("Größe".encode("cp1252"), b"<meta charset=bogus><meta name=a charset = latin1 >"), ""),
+        ("ý", paragraph(b"\xfd", b"<meta charset=x-user-defined>"), ""),
+        # a wrong label: the page is UTF-8, or nearly nothing can be decoded
+        ("Это Россия.", paragraph("Это Россия.".encode()), "iso-8859-1"),
+        ("Größe", paragraph("Größe".encode("cp1252"), in_meta("latin1")), "utf-8"),
+        (KOREAN, paragraph(KOREAN.encode("cp949")), "utf-8"),
+        (KOREAN, paragraph(KOREAN.encode("cp949")), ""),
+        # a right label, and a byte that no character has
+        (f"{HEBREW}\x81.", paragraph(f"{HEBREW}".encode("cp1255") + b"\x81."), "windows-1255"),
+    ],
+)
+def test_pages_are_decoded_as_browsers_do(tmp_path, text, body, label):
+    [page], stats = read_all(tmp_path, response(body, f"Content-Type: text/html{label and '; charset='}{label}"))
+    assert page.text.split() == text.split()
+    assert stats.counters == {"read": 1}
+
+
+@each("position", ["header", "meta", "xml"])
+def test_all_labels_of_the_encoding_standard(tmp_path, position):
+    """UTF-16 in a page whose tags are ASCII is UTF-8, and what the standard replaces can't be read."""
+    pages, expected = [], []
+    for row in encodings():
+        name, text, data = row["name"], row["text"], row["bytes"]
+        if name.startswith("utf-16"):
+            text, data = "é中", "é中".encode().hex()
+        if name == "x-user-defined" and position == "meta":
+            text = bytes.fromhex(data).decode("cp1252")
+        for label in row["labels"].split():
+            body = paragraph(b"hanzi" if name == "replacement" else bytes.fromhex(data))
+            if position == "meta":
+                body = body.replace(b"<head>", f'<head><meta charset=" {label.upper()} ">'.encode())
+            if position == "xml":
+                body = f'<?xml version="1.0" encoding="{label}"?>'.encode() + body
+            in_header = f"; charset={label}" if position == "header" else ""
+            pages.append(response(body, f"Content-Type: text/html{in_header}"))
+            expected.append((label, text))
+    kept, stats = read_all(tmp_path, *pages)
+    found = {page.ordinal: page.text.strip() for page in kept}
+    replaced = [number for number, (_, text) in enumerate(expected) if text == "-"]
+    wanted = {number: expected[number] for number in range(len(expected)) if number not in replaced}
+    assert {number: (expected[number][0], text) for number, text in found.items()} == wanted
+    assert stats.counters == {"read": 228, "undecodable": 6, "no_content": 6}
+    assert len(replaced) == 6
+
+
+SJIS, UTF_8 = (paragraph("① 文章".encode(codec)) for codec in ("cp932", "utf-8"))
+
+
+@each(
+    "headers, body, is_html",
+    [
+        (["Content-Type: text/html, text/html; charset=shift_jis"], SJIS, True),
+        (["Content-Type: text/html; charset=shift_jis, text/html"], SJIS, True),
+        (["Content-Type: text/html", 'Content-Type: TEXT/HTML; a="b,c"; Charset="Shift_JIS"'], SJIS, True),
+        (["Content-Type: text/plain, text/html;charset=sjis, */*"], SJIS, True),
+        (["Content-Type: text/html; charset=shift_jis, text/plain"], SJIS, False),
+        *(([f"Content-Type: {value}"], UTF_8, True) for value in ("", " ", "html", "text/html charset=koi8-r", ", ;")),
+        ([], UTF_8, True),
+        (["Content-Type: image/png"], UTF_8, False),
+    ],
+)
+def test_several_content_types_and_none(tmp_path, headers, body, is_html):
+    kept, stats = read_all(tmp_path, response(body, *headers))
+    assert [page.text.strip() for page in kept] == ["① 文章"] * is_html
+    assert stats.counters == {"read": 1, **({} if is_html else {"not_html": 1})}
+
+
+def test_a_body_without_a_content_type_is_html_if_it_begins_so(tmp_path):
+    html = paragraph(ENGLISH.encode())
+    bodies = [html, b"\n " + html, b"\xef\xbb\xbf" + html, html.decode().encode("utf-16")]
+    encoded = response(gzip.compress(html), "Content-Type:", "Content-Encoding: gzip")
+    other = [response(body, "Content-Type:") for body in (b"{}", b"%PDF-1.4", gzip.compress(html)[:-9], b"")]
+    kept, stats = read_all(tmp_path, *(response(body, "Content-Type:") for body in bodies), encoded, *other)
+    assert [page.text.strip() for page in kept] == [ENGLISH] * 5
+    assert stats.counters == {"read": 9, "not_html": 4}
 
 
 def test_the_character_set_may_stand_in_the_page_and_one_bad_byte_costs_one_character(tmp_path):

@@ -314,6 +314,13 @@ def test_a_dump_cut_off_in_a_page_or_between_pages_is_noted_once(dump, tmp_path,
     assert [reason for _, reason in cut[2]] == [reason for _, reason in damage]
 
 
+def test_each_dump_that_is_cut_off_is_counted(dump, tmp_path):
+    path, cut = tmp_path / "a.xml", export(page("A", "a"))
+    path.write_bytes(cut[: -len("</mediawiki>")])
+    _, counters, damage = read_all([Input(str(path))] * 3)
+    assert (counters, len(damage)) == ({"read": 3, "truncated_xml": 3}, 3)
+
+
 def test_a_corrupt_stream_costs_only_its_own_range(dump, tmp_path):
     inputs = inputs_of(dump, 1)
     data = bytearray(dump.read_bytes())
@@ -354,6 +361,7 @@ def test_a_large_dump_without_its_index_is_one_piece_and_the_way_out_is_said(dum
         (b"999999999:1:A\n", "no bzip2 stream begins at its byte 999999999"),
         (b"not an index\n", "line 1: expected offset:page id:title"),
         (b"", "empty file"),
+        (bz2.compress(b""), "is empty: expected offset:page id:title"),
         (b"600:1:A\n500:2:B\n", "line 2: offset 500 comes after 600"),
         (None, "7 pages begin at its byte [0-9]+, not 6"),  # its own index, but for one page
     ],
