@@ -24,10 +24,9 @@ from data_pipeline.foundation.config_file import Locations, Section
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.formatting import first_few
 from data_pipeline.foundation.paths import opening
-from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import refuse_other_format
 from data_pipeline.sources.jsonl import json_lines
-from data_pipeline.sources.record import Input, ReadStats, RecordOptions, decode, numbered_lines
+from data_pipeline.sources.record import Input, ReadStats, RecordOptions, decode, numbered_lines, open_text
 from data_pipeline.text.words import LONGEST_NGRAM, Words, batches, normalised
 
 _SHOWN = 8  # names in a message
@@ -123,8 +122,9 @@ def read_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
 
 
 def _jsonl_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
-    with open_stream(path) as stream:
-        for number, record in json_lines(stream, _Strict(), RecordOptions()):
+    options = RecordOptions()
+    with open_text(Input(path), options) as stream:
+        for number, record in json_lines(stream, _Strict(), options):
             texts: list[str] = []
             for field in map(str, evaluation_set.fields):
                 try:
@@ -177,14 +177,13 @@ def _tsv_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
 def _lines(path: str) -> Iterator[tuple[int, str]]:
     """Every line that isn't blank, with its number."""
     options = RecordOptions()
-    with open_stream(path) as stream:
+    with open_text(Input(path), options) as stream:
         for number, line in numbered_lines(stream, options.max_record_bytes):
             if line is None or line.strip():
                 try:
-                    text = decode(line.removeprefix(b"\xef\xbb\xbf") if line and number == 1 else line, options)
-                except ValueError as error:  # its advice is for sources
-                    raise DamagedInput(path, f"line {number}", str(error).partition(";")[0]) from None
-                yield number, text
+                    yield number, decode(line, options)
+                except ValueError as error:
+                    raise DamagedInput(path, f"line {number}", str(error)) from None
 
 
 @dataclass(frozen=True)

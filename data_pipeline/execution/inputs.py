@@ -30,6 +30,10 @@ WRITTEN = {  # by a build, in the directory of its corpus
 }
 
 
+class NoSuchFile(UserError):
+    """No file has this path, or matches this glob."""
+
+
 @dataclass(frozen=True)
 class InputFile:
     """A file of a source. `name` is its path relative to the source's root.
@@ -51,12 +55,14 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
     `kind` is what messages call the source, and `output` the directory of the corpus to build. What a build has written
     there, and corpora below the source, are left out, in one line.
 
-    Raises UserError if a path or glob matches no file, and for files that can't be read: a broken link, a directory
-    that links to one above it or can't be listed, a name that isn't UTF-8.
+    Raises NoSuchFile if a path or glob matches no file, and UserError for files that can't be read: a broken link, a
+    directory that links to one above it or can't be listed, a name that isn't UTF-8.
     """
     found: dict[str, InputFile] = {}
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
         filesystem, path = stores.filesystem(pattern)
+        if stores.is_local(filesystem):
+            _refuse_closed_way(path)
         is_directory = stores.with_retries(partial(filesystem.isdir, path), pattern, stores.LISTING_SECONDS)
         root = path if is_directory else _root(filesystem, path)
         if stores.is_local(filesystem):
@@ -73,7 +79,7 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
             files = {file: info for file, info in files.items() if file not in built}
         if not files:
             stores.check_bucket(pattern)
-            raise UserError(f"{pattern}: no such file (path of {kind} {source.name!r})")
+            raise NoSuchFile(f"{pattern}: no such file (path of {kind} {source.name!r})")
         for file, info in sorted(files.items()):
             name = str(PurePosixPath(file).relative_to(root))
             if name in found:
@@ -171,16 +177,40 @@ def _files_below(path: Path, root: str) -> Iterator[Path]:
         yield path
     elif path.is_dir():
         _refuse_loop(path, root)
+        _refuse_closed(path)
         try:
             entries = list(path.iterdir())
         except PermissionError:
-            raise UserError(f"{_printable(path)}: no permission to list this directory") from None
+            raise _closed(path) from None
         for entry in entries:
             yield from _files_below(entry, root)
     elif path.is_symlink():
         raise UserError(f"{_printable(path)}: links to {_printable(path.readlink())}, which doesn't exist")
     else:
         raise UserError(f"{_printable(path)}: expected a file or a directory, found a pipe, socket or device")
+
+
+def _refuse_closed_way(path: str) -> None:
+    """Raises UserError if a directory on the way to what `path` matches, which may be a glob, can't be searched."""
+    parts = PurePosixPath(path).parts
+    is_glob = not os.path.lexists(path)
+    for number in range(1, len(parts)):
+        above = str(PurePosixPath(*parts[:number]))
+        found = [above]
+        if is_glob and fsspec.core.has_magic(above):
+            found = glob.glob(f"{above}/", recursive=True, include_hidden=True)  # noqa: PTH207 (as below)
+        for directory in found:
+            if Path(directory).is_dir():
+                _refuse_closed(directory, is_listed=is_glob and fsspec.core.has_magic(parts[number]))
+
+
+def _refuse_closed(directory: str | Path, is_listed: bool = True) -> None:
+    if not os.access(directory, os.X_OK | (os.R_OK if is_listed else 0), effective_ids=True):
+        raise _closed(directory)
+
+
+def _closed(directory: str | Path) -> UserError:
+    return UserError(f"{_printable(Path(directory))}: no permission to list this directory")
 
 
 def _refuse_loop(directory: Path, root: str) -> None:

@@ -1,16 +1,32 @@
-"""CSV files with a header and a column of text, as RFC 4180, pandas and `Dataset.to_csv` have them."""
+"""CSV files with a header and a column of text, as RFC 4180, pandas and `Dataset.to_csv` have them.
+
+A row that can't be parsed may end in the middle of a quoted field, whose lines look like rows. Reading goes on at the
+next line where a row begins for certain, by the quotation marks behind it (after Ge et al., "Speculative Distributed
+CSV Data Parsing for Big Data Analytics", SIGMOD 2019).
+"""
 
 import csv
+import io
+import itertools
+import json
+import re
+from collections import deque
 from collections.abc import Iterator
-from typing import Annotated, BinaryIO
+from contextlib import suppress
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 from pydantic import Field
 
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, decode, open_text, record_of, too_long
 from data_pipeline.sources.tables import Columns
 
-csv.field_size_limit(2**31 - 1)  # of the whole process, 128 KiB by default; here `_Lines` limits records
+csv.field_size_limit(2**31 - 1)  # of the whole process, 128 KiB by default; here `_Rows` limits rows
+
+_SURE_ROWS, _FAR = 3, 16 << 20  # rows, and bytes without a quotation mark, by which a row is known to begin
+_HEAD = 1 << 18  # bytes of a file by which its options are guessed
+_DELIMITERS = ",;\t|"
+_GUESSES = (*({"delimiter": one} for one in _DELIMITERS), {"delimiter": "\t", "quoting": "QUOTE_NONE"})
 
 
 class Options(Columns, TextOptions):
@@ -18,74 +34,241 @@ class Options(Columns, TextOptions):
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     """The character between columns: `";"` in exports of many spreadsheets, `"\\t"` in .tsv files."""
+    doublequote: bool = True
+    """Whether two quotation marks in a quoted field mean one."""
+    escapechar: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    """The character that makes the next one ordinary: `"\\\\"` in exports of MySQL and Spark. `null`: off."""
+    quoting: Literal["QUOTE_MINIMAL", "QUOTE_NONE"] = "QUOTE_MINIMAL"
+    """`QUOTE_NONE`: a quotation mark is an ordinary character, and every line is a row, as in many .tsv files."""
+
+    @property
+    def dialect(self) -> dict[str, Any]:
+        """The arguments of Python's `csv.reader`."""
+        names = ("delimiter", "doublequote", "escapechar")
+        return {name: getattr(self, name) for name in names} | {"quoting": getattr(csv, self.quoting), "strict": True}
 
 
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     r"""A record for every row with a text; the ordinal is the row's index. Quoted fields may have line breaks.
 
     Counts `read` (rows that aren't blank) and `empty` (blank texts, dropped). A row with more or fewer fields than the
-    header, with a misplaced quotation mark, not in the encoding or longer than `max_record_bytes` is damage. Raises
-    `UserError` for a column that isn't in the header.
+    header, with a misplaced quotation mark, not in the encoding or longer than `max_record_bytes` is damage, with the
+    lines that are left out behind it because no row begins there for certain. Raises `UserError` for a column that
+    isn't in the header.
 
         b'text,url\n"One,\ntwo.",https://a.org/\n'  ->  Record(0, "One,\ntwo.", "https://a.org/")
     """
     options = Options(**file.options)
     with open_text(file, options) as stream:
-        lines = _Lines(stream, options)
-        rows = csv.reader(lines, delimiter=options.delimiter, strict=True)
-        try:
-            header = next(rows, [])
-        except (csv.Error, _Unreadable) as error:
-            raise DamagedInput(file.path, "the header", str(error)) from None
+        rows = _Rows(stream, options).rows()
+        header = _header(rows, file.path)
+        other = next((one for one in _DELIMITERS if one in header[0]), "") if len(header) == 1 else ""
+        if other and options.text not in header:
+            way_out = f"for another delimiter set options: {{delimiter: {json.dumps(other)}}}"
+            raise UserError(f"{file.path}: has only the column {header[0]!r}; {way_out}")
         columns = {field: header.index(name) for field, name in options.present(file.path, header).items()}
-        ordinal = 0
-        while True:
-            lines.size, first = 0, lines.number + 1
-            row, damage = list[str](), ""
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            except (csv.Error, _Unreadable) as error:
-                damage = str(error)
-            else:
-                if not row:  # a blank line
-                    continue
-                if len(row) != len(header):
-                    damage = f"{len(row)} fields, but the header has {len(header)}"
+        for ordinal, row in enumerate(rows):
+            damage = row.damage
+            if not damage and len(row.fields) != len(header):
+                damage = f"{len(row.fields)} fields, but the header has {len(header)}"
             stats.counters["read"] += 1
             if damage:
-                stats.damaged(f"line {first}", damage)
-            elif record := record_of(ordinal, {field: row[index] for field, index in columns.items()}, stats):
+                stats.damaged(row.lines, damage)
+            elif record := record_of(ordinal, {field: row.fields[index] for field, index in columns.items()}, stats):
                 yield record
-            ordinal += 1
 
 
-class _Unreadable(Exception):
-    """A record is longer than the options allow, or a line isn't UTF-8."""
+def names(path: str, options: dict[str, Any]) -> list[str]:
+    """The fields of the first row. Raises DamagedInput if it can't be read."""
+    of_format = Options(**options)
+    with open_text(Input(path), of_format) as stream:
+        return _header(_Rows(stream, of_format).rows(), path)
 
 
-class _Lines:
-    """The lines of a CSV file with their ends, which belong to quoted fields. `size`: bytes since it was set to 0."""
+def guessed_options(path: str) -> dict[str, Any]:
+    """The options that the first rows of a file need; {} where they don't tell, or aren't UTF-8."""
+    with open_text(Input(path), TextOptions()) as stream:
+        head = stream.read(_HEAD)
+    return guess(head[: head.rfind(b"\n") + 1 or None].decode(errors="replace"))[0]
+
+
+def guess(text: str) -> tuple[dict[str, Any], list[list[str]]]:
+    """The options with which the rows of `text` have the most columns, each row as many, and these rows.
+
+    Where no options divide all rows alike, they are those that divide the first one.
+    """
+    found: list[tuple[dict[str, str], list[list[str]]]] = []
+    for options in _GUESSES:
+        rows: list[list[str]] = []
+        with suppress(csv.Error):
+            rows.extend(row for row in csv.reader(io.StringIO(text, ""), **Options(**options).dialect) if row)
+        if rows:
+            found.append((options, rows))
+    regular = [one for one in found if len({len(row) for row in one[1]}) == 1]
+    possible = regular or [one for one in found if "quoting" not in one[0]]
+    if not possible:
+        return {}, [[]]
+    options, rows = max(possible, key=lambda one: _size(one[1]))
+    return {} if options == _GUESSES[0] else options, rows
+
+
+def _size(rows: list[list[str]]) -> tuple[int, int]:
+    """Columns and rows; of one column only the columns, since any delimiter gives it."""
+    return len(rows[0]), len(rows) if len(rows[0]) > 1 else 0
+
+
+class _Row(NamedTuple):
+    """A row and where it is: "line 3" or, with the lines that are left out behind it, "lines 3 to 7"."""
+
+    lines: str
+    fields: list[str]
+    damage: str
+
+
+def _header(rows: Iterator[_Row], path: str) -> list[str]:
+    header = next(rows, _Row("", [], ""))
+    if header.damage:
+        raise DamagedInput(path, "the header", header.damage)
+    return header.fields
+
+
+class _TooLong(Exception):
+    """A row is longer than the options allow."""
+
+
+class _Rows:
+    """Parses a CSV file. Lines keep their ends, which belong to quoted fields."""
 
     def __init__(self, stream: BinaryIO, options: Options):
         self._stream, self._options, self._limit = stream, options, options.max_record_bytes
-        self.number = self.size = 0
+        self._pattern = _line_pattern(options)
+        self._again = deque[bytes]()  # lines to be read before those of the stream
+        self._tabs, self._ended = 0, False
+        self._own, self._size, self._undecodable = list[bytes](), 0, ""  # the lines of the row that is being read
 
-    def __iter__(self) -> "_Lines":
-        return self
+    def rows(self) -> Iterator[_Row]:
+        """Every row that isn't blank."""
+        reader, before = csv.reader(iter(self._next_line, None), **self._options.dialect), 0
+        while True:
+            self._own, self._size, self._undecodable = [], 0, ""
+            fields, damage, whole = list[str](), "", False
+            try:
+                fields = next(reader)
+                damage = self._undecodable
+                if whole := len(self._own) > 1 and self._holds_rows():
+                    raise csv.Error("a quoted field holds whole rows")
+                lines, where = len(self._own), f"line {before + 1}"
+            except StopIteration:
+                return
+            except (csv.Error, _TooLong) as error:
+                damage = str(error) if isinstance(error, _TooLong) else self._explained(error)
+                if whole:
+                    self._again.extendleft(reversed(self._own[1:]))
+                    del self._own[1:]
+                left_out = self._left_out()
+                lines = len(self._own) + left_out
+                where = f"lines {before + 1} to {before + lines}" if left_out else f"line {before + 1}"
+            before += lines
+            if self._tabs == 0 and self._options.delimiter == "\t":
+                self._tabs = len(fields) - 1
+            if fields or damage:
+                yield _Row(where, fields, damage)
 
-    def __next__(self) -> str:
-        line = part = self._stream.readline(self._limit + 2)
-        while len(part) == self._limit + 2 and not part.endswith(b"\n"):
-            part = self._stream.readline(self._limit + 2)
+    def _next_line(self) -> str | None:
+        line = self._again.popleft() if self._again else self._read()
         if not line:
-            raise StopIteration
-        self.number += 1
-        self.size += len(line)
-        if len(line.rstrip(b"\r\n")) + self.size - len(line) > self._limit:
-            raise _Unreadable(too_long(self._options))
+            self._ended = True
+            return None
+        self._own.append(line)
+        self._size += len(line)
+        if self._size - len(line) + len(line.rstrip(b"\r\n")) > self._limit:
+            raise _TooLong(too_long(self._options))
         try:
-            return decode(line.removeprefix(b"\xef\xbb\xbf") if self.number == 1 else line, self._options)
-        except ValueError as error:
-            raise _Unreadable(str(error)) from None
+            return decode(line, self._options)
+        except ValueError as error:  # the row's end is looked for all the same
+            self._undecodable = self._undecodable or str(error)
+            return line.decode(errors="replace")
+
+    def _read(self) -> bytes:
+        """A line of the stream; of one that is too long as much as shows it."""
+        most = self._limit + 2
+        line = part = self._stream.readline(most)
+        while len(part) == most and not part.endswith(b"\n"):
+            part = self._stream.readline(most)
+        return line
+
+    def _holds_rows(self) -> bool:
+        """Whether the lines of a row are rows themselves, of a .tsv file that quotes nothing."""
+        quotes = self._options.quoting == "QUOTE_MINIMAL"
+        return quotes and self._tabs > 0 and all(line.count(b"\t") == self._tabs for line in self._own)
+
+    def _explained(self, error: csv.Error) -> str:
+        options = self._options
+        reason = "the field that a quotation mark opens has no end" if self._ended else str(error)
+        if "new-line" in reason:
+            return "a carriage return in a field that isn't quoted"
+        if options.quoting == "QUOTE_NONE":
+            return reason
+        if options.delimiter == "\t":
+            return f"{reason}; if the file quotes nothing, set options: {{quoting: QUOTE_NONE}}"
+        if options.escapechar is None and any(b'\\"' in line for line in self._own):
+            return f'{reason}; for a backslash before quotation marks set options: {{escapechar: "\\\\"}}'
+        return f"{reason}; a quotation mark inside a quoted field is written twice"
+
+    def _left_out(self) -> int:
+        """Leaves out the lines behind those of a damaged row, up to the next where a row begins for certain or to the
+        end of the file. Returns their number."""
+        lines, start, left_out = list(self._again), 0, 0
+        while passed := self._passed(lines, start):
+            left_out += passed
+            start += passed
+            if start > len(lines) // 2:
+                del lines[:start]
+                start = 0
+        self._again = deque(lines[start:])
+        return left_out
+
+    def _passed(self, lines: list[bytes], start: int) -> int:
+        """How many lines, from lines[start] on, can't be the beginning of a row; 0 if a row begins there for certain,
+        and at the end of the file. Adds the lines that it reads ahead to `lines`.
+
+        A row begins there if the next rows end as rows do, while a quoted field that goes on there wouldn't: the next
+        quotation mark can't close it.
+        """
+        if self._options.quoting == "QUOTE_NONE":
+            return 0
+        outside: bool | None = False  # whether a field is open at the end of a line; None: it is no line of CSV
+        inside: bool | None = True  # the same, if a quoted field was open before lines[start]
+        rows, size, row_at = 0, 0, start
+        for at in itertools.count(start):
+            if at == len(lines):
+                if not (line := self._read()):
+                    return 0 if at == start or (outside is False and inside is not False) else row_at + 1 - start
+                lines.append(line)
+            line = lines[at]
+            row_at = row_at if outside else at
+            if b'"' in line:
+                outside = self._open_after(line, bool(outside))
+                inside = inside if inside is None else self._open_after(line, inside)
+            rows += outside is False and bool(line.strip())
+            size += len(line)
+            if outside is None or (size > _FAR and not rows):
+                return row_at + 1 - start
+            if (rows >= _SURE_ROWS and inside is None) or size > _FAR:
+                return 0
+        raise AssertionError
+
+    def _open_after(self, line: bytes, is_open: bool) -> bool | None:
+        """Whether a quoted field is open at the end of `line`, by whether one is before it; None if that can't be."""
+        found = self._pattern.match(('"' if is_open else "") + line.decode(errors="replace"))
+        return None if found is None else found["open"] is not None
+
+
+def _line_pattern(options: Options) -> re.Pattern[str]:
+    """A line that begins outside of a quoted field, where fields with quotation marks are quoted (RFC 4180)."""
+    delimiter, escape = re.escape(options.delimiter), re.escape(options.escapechar or "")
+    escaped = f"{escape}." if escape else "(?!)"
+    quoted = rf'"[^"{escape}]*+(?:(?:{escaped}|{chr(34) * 2 if options.doublequote else "(?!)"})[^"{escape}]*+)*+'
+    plain = rf'(?:[^"{delimiter}{escape}\r\n]++|{escaped})*+'
+    field = rf'(?:{quoted}"|{plain})'
+    return re.compile(rf"(?:{field}{delimiter})*+(?:(?P<open>{quoted}\Z)|{field}[\r\n]*\Z)", re.DOTALL)

@@ -158,7 +158,8 @@ def has_no_checksum(head: bytes) -> bool:
 
 
 class Chunks(io.RawIOBase):
-    """A file whose content comes in chunks, none of them empty."""
+    """A file whose content comes in chunks, none of them empty. A read gives four bytes or more, or the last ones, so
+    that a `peek` behind a buffer shows how the content begins."""
 
     def __init__(self, chunks: Iterator[bytes]):
         self._chunks, self._chunk = chunks, memoryview(b"")
@@ -167,7 +168,8 @@ class Chunks(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self._chunk = self._chunk or memoryview(next(self._chunks, b""))
+        while len(self._chunk) < 4 and (more := next(self._chunks, b"")):
+            self._chunk = memoryview(bytes(self._chunk) + more if self._chunk else more)
         data, self._chunk = self._chunk[: len(buffer)], self._chunk[len(buffer) :]
         buffer[: len(data)] = data
         return len(data)

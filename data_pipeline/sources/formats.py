@@ -15,11 +15,22 @@ from data_pipeline.foundation.formatting import first_few
 from data_pipeline.foundation.packages import offered
 from data_pipeline.sources import csv, jsonl, pairs, plain_text, tables, warc, warc_records, wikiextractor, wikipedia
 from data_pipeline.sources.decompress import decompressed, has_no_checksum, open_file
-from data_pipeline.sources.record import Input, ReadFunction, ReadStats, Record, RecordOptions, Source, TextOptions
+from data_pipeline.sources.record import (
+    Input,
+    ReadFunction,
+    ReadStats,
+    Record,
+    RecordOptions,
+    Source,
+    TextOptions,
+    wide_encoding,
+)
 from data_pipeline.sources.tables import Columns
 from data_pipeline.sources.warc_records import WarcOptions
 
 _HEAD = 1 << 18  # bytes of content to look at
+_PRETTY = re.compile(rb'\s*\{[ \t]*\r?\n\s*"(?:[^"\\\n]|\\.)*"\s*:')  # JSON with indents
+_FEWEST_ROWS = 3  # by which a table is known
 _KEYS_SHOWN = 8
 
 
@@ -65,6 +76,15 @@ def look_of(path: str) -> Look | None:
     return _look(_heads(path)[1])
 
 
+def advice(path: str, declared: str, reason: str) -> str:
+    """What a file that can't be read as `declared` looks like, unless the `reason` says so; else a question."""
+    look = look_of(path)
+    if look is None:
+        return "; are its path and format right?"
+    name = look.description if declared in look.formats else str(look)
+    return "" if name in reason else f"; it looks like {name}"
+
+
 def refuse_other_format(file: Input, declared: str, stats: ReadStats) -> None:
     """Raises `DamagedInput` if the first bytes of the file belong to another format than `declared`.
 
@@ -75,7 +95,7 @@ def refuse_other_format(file: Input, declared: str, stats: ReadStats) -> None:
         return
     stored, content = _heads(file.path)
     stats.unchecked = has_no_checksum(stored) or _UNCHECKED.match(content) is not None
-    if (look := _look(content)) and look.certain and declared not in look.formats:
+    if (look := _look(content, certain=True)) and look.certain and declared not in look.formats:
         raise DamagedInput(file.path, "byte 0", f"declared as {declared}, but looks like {look}")
 
 
@@ -94,30 +114,48 @@ def _heads(path: str) -> tuple[bytes, bytes]:
         return stored, b""
 
 
-def _look(head: bytes) -> Look | None:
+def _look(head: bytes, certain: bool = False) -> Look | None:
+    """What a file that begins with `head` looks like; with `certain`, which takes less time, only what is certain."""
     is_whole = len(head) < _HEAD
     head = head.removeprefix(b"\xef\xbb\xbf")
     for pattern, look in _LOOKS:
         if pattern.match(head):
             return look
     lines = [line for line in head.split(b"\n")[: None if is_whole else -1] if line.strip()][:100]
-    try:
-        objects = [json.loads(line) for line in lines[:2]]
-    except (ValueError, RecursionError):
-        objects = []
-    if objects and all(isinstance(one, dict) for one in objects):
+    objects = _objects(lines[:2])
+    if len(objects) == 1 and (other := jsonl.not_a_record(objects[0])):
+        return Look(other, certain=False)
+    if objects:
         readers = ("jsonl", "json", "c4", "wikiextractor", "pairs")
         keys = first_few(objects[0], _KEYS_SHOWN)
         return Look(f"JSON Lines with the keys {keys}", readers, certain=len(objects) == 2)
+    if _PRETTY.match(head):
+        several = "JSON over several lines, not JSON Lines: make each object one line by jq -c ."
+        found = next(map(jsonl.not_a_record, _objects([head])), "") or several
+        return Look(f"{found}, or read it as it is", ("text",))
+    if certain:
+        return None
     if b"\0" in head:
-        return Look("binary data or UTF-16", certain=False)
+        return Look(f"binary data or {wide_encoding(head).upper()}", certain=False)
     try:
-        b"\n".join(lines).decode()
+        text = b"\n".join(lines).decode()
     except UnicodeDecodeError:
         return None
     if lines and all(line.count(b"\t") == 1 for line in lines):
         return Look("tab-separated pairs", ("pairs",), certain=False)
+    _, (names, *rows) = csv.guess(text)
+    if len(names) > 1 and len(rows) >= _FEWEST_ROWS - 1:
+        return Look(f"CSV with the columns {first_few(names, _KEYS_SHOWN)}", ("csv", "text"), certain=False)
     return Look("plain text", ("text",), certain=False) if lines else None
+
+
+def _objects(texts: list[bytes]) -> list[dict[str, object]]:
+    """The JSON objects in `texts`; [] if one of them is anything else."""
+    try:
+        found = [json.loads(text) for text in texts]
+    except (ValueError, RecursionError):
+        return []
+    return found if all(isinstance(one, dict) for one in found) else []
 
 
 def _refusing_other_formats(declared: str, reader: ReadFunction) -> ReadFunction:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 from data_pipeline.foundation.errors import DamagedInput
-from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import (
     FieldNames,
     Input,
@@ -15,11 +14,11 @@ from data_pipeline.sources.record import (
     Record,
     RecordOptions,
     TextOptions,
+    decode,
     next_byte,
     numbered_lines,
     open_text,
     record_of,
-    too_long,
 )
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
@@ -87,7 +86,7 @@ def objects(
 ) -> tuple[str, Iterator[tuple[int, dict[str, object]]]]:
     """What messages call an object of the file, "element" or "line", and every object with its number, from 1."""
     first = 1
-    while (begins := next_byte(stream)) and begins in b"\xef\xbb\xbf \t\r\n":
+    while (begins := next_byte(stream)) and begins in b" \t\r\n":
         first += stream.read(1) == b"\n"
     if begins != b"[":
         return "line", json_lines(stream, stats, options, first)
@@ -143,11 +142,13 @@ def parsed(
         if line is not None and not line.strip():
             continue
         stats.counters["read"] += 1
-        if line is None:
-            stats.damaged(f"{unit} {number}", too_long(options))
+        try:
+            text = decode(line, options).removeprefix("\ufeff")  # of files that were joined
+        except ValueError as error:
+            stats.damaged(f"{unit} {number}", str(error))
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(text)
         except (ValueError, RecursionError) as error:
             stats.damaged(f"{unit} {number}", f"expected a JSON object: {error}")
             continue
@@ -160,12 +161,14 @@ def parsed(
 def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:
     """The strings under `keys`, which options name: {"inputs": "question", "targets": "answer"}.
 
-    Raises ValueError if one isn't there. If `record` has no such key, but enough strings under others, the message has
-    the options for the longest ones, in their order.
+    Raises ValueError if one isn't there. The message says how to make lines of an object that holds other records. If
+    `record` has no such key, but enough strings under others, it has the options for the longest ones, in their order.
     """
     try:
         return {option: string(record, key) for option, key in keys.items()}
     except ValueError as error:
+        if other := not_a_record(record):
+            raise ValueError(f"{error}; it looks like {other}") from None
         lengths = dict(lengths_of_strings(record))
         longest = sorted(lengths, key=lambda path: -lengths[path])[: len(keys)]
         if all(_has(record, key) for key in keys.values()) or len(longest) < len(keys):
@@ -175,6 +178,19 @@ def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:
             f"{option}: {path if _PLAIN.fullmatch(path) else json.dumps(path)}" for option, path in found
         )
         raise ValueError(f"{error}; for other keys set options: {{{advice}}}") from None
+
+
+def not_a_record(record: dict[str, object]) -> str:
+    """What an object is that holds all records of a file, with what to do; "" for any other."""
+    own = max((len(value) for value in record.values() if isinstance(value, str)), default=0)
+    for key, value in record.items():
+        if isinstance(value, dict) and (key == "0" or "0" in value):
+            return "one JSON object, a table of pandas: write it by to_json(orient='records', lines=True)"
+        rows = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+        if rows and own < sum(length for one in rows for _, length in lengths_of_strings(one)):
+            path = f".{key}" if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", key) else f".{json.dumps(key)}"
+            return f"one JSON object with its records under {key!r}: make each of them a line by jq -c '{path}[]'"
+    return ""
 
 
 def _has(record: dict[str, object], key: str) -> bool:
@@ -221,7 +237,7 @@ def read_c4(file: Input, stats: ReadStats) -> Iterator[Record]:
           ->  Record(0, "Hello.", "https://a.org/", timestamp="2019-04-25T12:57:54Z")
     """
     options = RecordOptions(**file.options)
-    with open_stream(file.path) as stream:
+    with open_text(file, options) as stream:
         for number, line in json_lines(stream, stats, options):
             try:
                 text, url = string(line, "text"), string(line, "url", required=False)

@@ -16,7 +16,6 @@ from data_pipeline.sources.record import (
     open_text,
 )
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANK_LINE = re.compile(rb"\n[^\S\n]*(?=\n)")  # up to its end
 _TOGETHER, _MOST_TOGETHER = 128 << 20, 4096  # bytes and chunks of a file that stay together: less than a shard's text
 
@@ -52,7 +51,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
         for ordinal, (position, sample) in enumerate(samples(stream, options)):
             stats.counters["read"] += 1
             try:
-                text = decode(sample.removeprefix(_BYTE_ORDER_MARK) if sample and ordinal == 0 else sample, options)
+                text = decode(sample, options)
             except ValueError as error:
                 stats.damaged(position, str(error))
             else:

@@ -168,15 +168,18 @@ class TextOptions(RecordOptions):
 
 
 @contextlib.contextmanager
-def open_text(file: Input, options: TextOptions) -> Iterator[BinaryIO]:
-    """The content of `file` in UTF-8. Raises what `open_stream` raises, and DamagedInput, as soon as it is read, for
-    bytes that aren't in the encoding.
+def open_text(file: Input, options: RecordOptions) -> Iterator[BinaryIO]:
+    """The content of `file` in UTF-8, without a byte order mark. Raises what `open_stream` raises, and DamagedInput, as
+    soon as it is read, for bytes that aren't in the encoding.
     """
-    with open_stream(file.path) as stream:
-        if codecs.lookup(options.encoding).name == "utf-8":
-            yield stream
-        else:
-            yield cast(BinaryIO, io.BufferedReader(Chunks(_recoded(stream, file.path, options.encoding))))
+    with open_stream(file.path) as content:
+        stream = cast(io.BufferedReader, content)
+        encoding = options.encoding if isinstance(options, TextOptions) else "utf-8"
+        if codecs.lookup(encoding).name != "utf-8":
+            stream = io.BufferedReader(Chunks(_recoded(content, file.path, encoding)))
+        if stream.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+            stream.read(len(codecs.BOM_UTF8))
+        yield cast(BinaryIO, stream)
 
 
 def _recoded(stream: BinaryIO, path: str, encoding: str) -> Iterator[bytes]:
@@ -225,8 +228,11 @@ def decode(data: bytes | None, options: RecordOptions) -> str:
     for None, which is too long."""
     if data is None:
         raise ValueError(too_long(options))
+    has_option = isinstance(options, TextOptions)
     if b"\0" in data:
-        raise ValueError("holds NUL bytes: expected UTF-8 text; for UTF-16 set options: {encoding: utf-16}")
+        name = wide_encoding(data)
+        way_out = f"for {name.upper()} set options: {{encoding: {name}}}" if has_option else f"it may be {name.upper()}"
+        raise ValueError(f"holds NUL bytes: expected UTF-8 text; {way_out}")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -236,5 +242,12 @@ def decode(data: bytes | None, options: RecordOptions) -> str:
         except (UnicodeError, LookupError):
             looks_like = ""
         advice = f"it looks like {looks_like}" if looks_like else "if it has another encoding"
-        option = f"set options: {{encoding: {looks_like or 'NAME'}}}"
+        option = f"set options: {{encoding: {looks_like or 'NAME'}}}" if has_option else "convert it to UTF-8"
         raise ValueError(f"byte {error.start} isn't UTF-8; {advice}: {option}") from None
+
+
+def wide_encoding(text: bytes) -> str:
+    """The encoding of a file that begins with NUL bytes: in Latin script, UTF-16 has one for each character."""
+    name = "utf-32" if bytes(3) in text else "utf-16"
+    is_big_endian = text.startswith(b"\0") and not text.startswith(codecs.BOM_UTF32_BE)
+    return f"{name}-be" if is_big_endian else name

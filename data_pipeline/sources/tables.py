@@ -35,7 +35,8 @@ class Columns(FieldNames):
                 columns[field] = name
             elif field == "text" or (field in self.model_fields_set and name):
                 found = f"{count} columns" if count else "no column"
-                raise UserError(f"{path}: {found} {name!r} for the {field}; there are {', '.join(names)}")
+                way_out = f"name one of them in options: {{{field}: NAME}}"
+                raise UserError(f"{path}: {found} {name!r} for the {field}; there are {', '.join(names)}; {way_out}")
         return columns
 
 
@@ -53,8 +54,9 @@ _Rows = Sequence[tuple] | _Lost
 def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: ReadStats) -> Iterator[Record]:
     """A record for every row with a text, a batch at a time; the ordinal is the row's index.
 
-    Counts `read` (rows) and `empty` (null or blank texts, dropped). A row that isn't UTF-8 is damage. If part of a row
-    group of a Parquet file can't be read, its remaining rows are damage too; pages that have checksums are checked.
+    Counts `read` (rows) and `empty` (null or blank texts, dropped). A text that isn't UTF-8 is damage, and so is any
+    other value that Python can't read, such as a time of the year 36812; it costs only itself. If part of a row group
+    of a Parquet file can't be read, its remaining rows are damage too; pages that have checksums are checked.
     Raises `UserError` for a column that doesn't exist or has no strings. Raises `DamagedInput` for a file without a
     footer or schema, where a batch of an Arrow file can't be read, since the next one can't be found then, and at the
     end of an Arrow stream without its end-of-stream marker.
@@ -192,20 +194,26 @@ def _checked(array: pa.Array) -> pa.Array:
 
 
 def _record(ordinal: int, row: dict[str, object], stats: ReadStats) -> Record | None:
+    """The record of a row, without the values beside its text that can't be read, which are noted as damage."""
     stats.counters["read"] += 1
-    try:
-        values = {field: text for field, value in row.items() if (text := _text(value)) is not None}
-    except (ValueError, OverflowError, KeyError) as error:  # bytes, years and time zones that Python doesn't have
-        stats.damaged(f"row {ordinal}", one_line(error))
-        return None
+    values = {}
+    for field, value in row.items():
+        try:
+            values[field] = _text(value)
+        except (ValueError, OverflowError, KeyError) as error:  # bytes, years and time zones that Python doesn't have
+            reason = one_line(error)
+            if field == "text":
+                stats.damaged(f"row {ordinal}", reason)
+                return None
+            stats.damaged_between(f"row {ordinal}", f"read without its {field}: {reason}")
     return record_of(ordinal, values, stats)
 
 
-def _text(value: object) -> str | None:
+def _text(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, pa.Scalar):
         value = value.as_py()
     if value is None:
-        return None
+        return ""
     return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -24,7 +24,7 @@ from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources.decompress import CorruptMember
-from data_pipeline.sources.formats import READERS, look_of
+from data_pipeline.sources.formats import READERS, advice
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
 from data_pipeline.text.document import Document, Tally, is_chosen, most_common, normalize_url
 from data_pipeline.text.languages import shortest_tag
@@ -283,26 +283,17 @@ def _write_input(
         corrupt = isinstance(error, CorruptMember)
     except StoreError:
         raise
-    except UserError as error:  # the file was removed, or can't be read
+    except UserError as error:  # the file was removed, can't be read or lacks a column
         damage.append(Damage("the start", str(error)))
     read, damaged, truncated = (counts[rule] - before[rule] for rule in ("read", "damaged", "truncated_xml"))
     found = [*damage, *stats.damage]
     unreadable = bool(found) and read <= damaged
     if unreadable and not corrupt:  # else its format isn't what is wrong
         position, reason = found[0]
-        found[0] = Damage(position, f"{reason}{_advice(spec, file, reason)}")
+        found[0] = Damage(position, f"{reason}{advice(file.path, spec.format, reason)}")
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
     status = "unreadable" if unreadable else "truncated" if truncated else status
     return InputResult(file.file, file.range, status, documents, damaged, found, unchecked=stats.unchecked)
-
-
-def _advice(spec: DocumentsSpec, file: InputSpec, reason: str) -> str:
-    """What an unreadable file looks like, unless `reason` says so; else a question."""
-    look = look_of(file.path)
-    if look is None:
-        return "; are its path and format right?"
-    name = look.description if spec.format in look.formats else str(look)
-    return "" if name in reason else f"; it looks like {name}"
 
 
 def _pages(

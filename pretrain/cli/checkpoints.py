@@ -301,7 +301,7 @@ def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) 
     if file is None and piped is None:
         raise UserError("give a text, --file, --corpus, or pipe lines of text in")
     try:
-        lines = (file.read_text(encoding="utf-8") if file else piped.read() if piped else "").split("\n")
+        lines = (file.read_text(encoding="utf-8-sig") if file else piped.read() if piped else "").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file or 'stdin'}: can't be read: {error}") from None
     if lines[-1] == "":

@@ -87,7 +87,7 @@ def read_pairs(directory: Path, limit: int | None = None) -> dict[str, list[Pair
     found: dict[str, list[Pair]] = defaultdict(list)
     for path in sorted(path for path in directory.glob("*.jsonl") if not path.name.startswith(".")):
         try:
-            read = path.read_text(encoding="utf-8").splitlines()
+            read = path.read_text(encoding="utf-8-sig").splitlines()
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: not UTF-8: {error}") from None
         for number, line in enumerate(read, start=1):

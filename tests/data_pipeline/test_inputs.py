@@ -1,12 +1,15 @@
 """The files that a source's path names: none is silently skipped, and each is read once, checksum included."""
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import json
 import os
 import random
 import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -94,6 +97,42 @@ def test_what_is_no_file_or_may_not_be_listed_and_a_link_to_a_directory_above_it
     refused(r"in/caf\\xe9: the name isn't UTF-8", "")
     monkeypatch.setattr(Path, "iterdir", Mock(side_effect=PermissionError))
     refused("in: no permission to list this directory", "")
+
+
+@contextlib.contextmanager
+def without_privileges() -> Iterator[None]:
+    """As an ordinary user: nothing is closed to root."""
+    user = os.geteuid()
+    os.seteuid(65534 if user == 0 else user)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@each(
+    "closed, mode, paths",
+    [
+        ("in/sub", 0o000, ["in", "in/*", "in/**", "in/**/*.txt", "in/*/b.txt", "in/sub", "in/sub/b.txt"]),
+        ("in", 0o644, ["in", "in/*", "in/a.txt"]),  # its files can be listed, but not read
+        ("in", 0o311, ["in", "in/*.txt"]),  # they can be read, but not listed
+    ],
+)
+def test_a_closed_directory_is_named_and_not_skipped(closed, mode, paths):
+    with tempfile.TemporaryDirectory() as top:  # pytest's own is closed to others
+        Path(top).chmod(0o755)
+        write(Path(top), "in/a.txt", "in/sub/b.txt")
+        Path(top, closed).chmod(mode)
+        try:
+            for path in paths:
+                with without_privileges(), pytest.raises(UserError) as refused:
+                    names(f"{top}/{path}")
+                assert str(refused.value) == f"{top}/{closed}: no permission to list this directory"
+            if mode == 0o311:
+                with without_privileges():
+                    assert names(f"{top}/in/a.txt") == ["a.txt"]
+        finally:
+            Path(top, closed).chmod(0o755)
 
 
 @each("below", ["", "/*", "/**", "/**/*.txt"])

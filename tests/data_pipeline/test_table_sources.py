@@ -42,14 +42,29 @@ def as_csv(rows: list[list[str]], **how) -> bytes:
     return text.getvalue().encode()
 
 
-@each("how", [{}, {"lineterminator": "\n"}, {"quoting": csv.QUOTE_ALL}, {"delimiter": ";"}])
-def test_what_pythons_writer_wrote_is_read_back(tmp_path, how):
-    rows = [["id", "text", "url"], *([str(n), one, f"u{n}"] for n, one in enumerate(AWKWARD))]
+ESCAPED = {"escapechar": "\\", "doublequote": False}  # as MySQL and Spark write
+
+
+@each(
+    "how, options",
+    [
+        *((how, {}) for how in ({}, {"lineterminator": "\n"}, {"quoting": csv.QUOTE_ALL})),
+        *((how, how) for how in ({"delimiter": ";"}, ESCAPED, {**ESCAPED, "delimiter": "\t"})),
+        (
+            {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None},
+            {"delimiter": "\t", "quoting": "QUOTE_NONE"},
+        ),
+    ],
+)
+def test_what_pythons_writer_wrote_is_read_back(tmp_path, how, options):
+    texts = (
+        AWKWARD if "quotechar" not in how else [one for one in AWKWARD if "\n" not in one] + ['"Begins" so', '"', '"']
+    )
+    rows = [["id", "text", "url"], *([str(n), one, f"u{n}"] for n, one in enumerate(texts))]
     data = b"\xef\xbb\xbf" + as_csv(rows, **how)
-    path = tmp_path / "a.csv.gz"
-    kept, stats = read_bytes("csv", path, gzip.compress(data), delimiter=how.get("delimiter", ","))
-    assert kept == [Record(n, one, f"u{n}") for n, one in enumerate(AWKWARD)]
-    assert stats.counters == {"read": len(AWKWARD)}
+    kept, stats = read_bytes("csv", tmp_path / "a.csv.gz", gzip.compress(data), **options)
+    assert kept == [Record(n, one, f"u{n}") for n, one in enumerate(texts)]
+    assert stats.counters == {"read": len(texts)}
 
 
 def test_bad_rows_are_counted_with_their_line_and_the_next_is_read(tmp_path):
@@ -71,6 +86,71 @@ def test_a_quotation_that_never_ends_is_damage_not_memory(tmp_path):
     (tmp_path / "a").write_bytes(b'text,"url\n' + b"c\n" * 1000)
     _, _, damage = read_until_damage("csv", tmp_path / "a", max_record_bytes=100)
     assert (damage.position, damage.reason) == ("the header", "longer than max_record_bytes, 100")
+
+
+# Each text has lines that look like rows, and quotation marks; the damaged one is the fifth of nine.
+ROWS = [f'Text {n},\nwhich has {n} lines, and\nsays "{n}".\nIts end.' for n in range(9)]
+BEHIND = 1 + 4 * 4  # lines before the fifth row
+
+
+@each("columns", [1, 2, 3])
+@each(
+    "old, new, lines, reason",
+    [
+        # unescaped, and escaped by a backslash: it shows in the third line, and a row begins behind the last
+        ('""4""', '"4"', (1, 4), "written twice"),
+        ('""4""', '\\"4\\"', (1, 4), 'set options: {escapechar: "\\\\"}'),
+        ("which has 4", 'which has "4', (1, 4), "written twice"),
+        # not in the encoding, and too long: its end is where the quotation marks say
+        ("has 4 lines", "has \udcff lines", (1, 1), "byte 10 isn't UTF-8"),
+        ("has 4 lines", "has 4 lines" + "x" * 200, (1, 4), "longer than max_record_bytes, 200"),
+        # no end: it shows where the next row begins, which is lost with it
+        ('Its end."', "Its end.", (1, 8), "written twice"),
+    ],
+)
+def test_of_a_damaged_row_no_line_becomes_a_document(tmp_path, columns, old, new, lines, reason):
+    data = as_csv(
+        [["text", "url", "title"][:columns], *([one, "u", "t"][:columns] for one in ROWS)], lineterminator="\n"
+    )
+    before, damaged, behind = data.decode().partition(as_csv([[ROWS[4]]], lineterminator="\n").decode()[:-1])
+    assert damaged.count(old) == 1
+    changed = before + damaged.replace(old, new) + behind
+    whole = changed.encode("utf-8", "surrogateescape")
+    kept, stats = read_bytes("csv", tmp_path / "a", whole, max_record_bytes=200)
+    lost = {4, 5} if lines == (1, 8) else {4}
+    assert [record.text for record in kept] == [one for n, one in enumerate(ROWS) if n not in lost]
+    ((position, found),) = stats.damage
+    first, last = (BEHIND + line for line in lines)
+    assert position == (f"line {first}" if first == last else f"lines {first} to {last}")
+    assert reason in found
+    assert stats.counters == {"read": len(ROWS) - len(lost) + 1, "damaged": 1}
+
+
+def test_where_no_row_begins_for_certain_the_rest_of_the_file_is_left_out(tmp_path):
+    """Behind the damage no quotation mark is one of CSV: the lines may be those of a text that it has cut."""
+    kept, stats = read_bytes("csv", tmp_path / "a", b'text\na\n"b"b\n' + b'c "c" c\n' * 50)
+    assert [record.text for record in kept] == ["a"]
+    assert [position for position, _ in stats.damage] == ["lines 3 to 53"]
+
+
+def test_rows_of_a_file_that_quotes_nothing_are_not_merged(tmp_path):
+    rows = [
+        b"text\turl",
+        b'"Hello,\tu',
+        b'she said."\tv',
+        b'"So" he\tw',
+        b'"Bye.\tx',
+        b'end"\ty',
+        b"last\tz",
+        b"more\tz",
+    ]
+    kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), delimiter="\t")
+    assert {record.text for record in kept} <= {"last", "more", 'she said."', 'end"'}
+    assert stats.damage
+    assert all("set options: {quoting: QUOTE_NONE}" in reason for _, reason in stats.damage)
+    kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), delimiter="\t", quoting="QUOTE_NONE")
+    assert [record.text for record in kept] == [row.decode().split("\t")[0] for row in rows[1:]]
+    assert stats.damage == []
 
 
 # --- JSON
@@ -223,17 +303,23 @@ def test_indices_out_of_a_dictionary_are_damage(tmp_path):
 
 
 @each("kind", ["arrow", "parquet"])
-def test_times_that_python_does_not_have_cost_their_rows(tmp_path, kind):
+def test_a_value_beside_the_text_that_cannot_be_read_costs_only_itself(tmp_path, kind):
     times = pa.array([0, 2**40, 86_400], pa.timestamp("s"))  # 1970, the year 36812, 1970
     zone = pa.array([0], pa.timestamp("s", "Nowhere/Town"))
+    url = pa.array([b"u", b"\xff", b"v"], pa.binary()).view(pa.string())
+    dates = ["1970-01-01T00:00:00", "", "1970-01-02T00:00:00"]
     for name, table, left in [
-        ("a", pa.table({"text": ["a", "b", "c"], "timestamp": times}), ["1970-01-01T00:00:00", "1970-01-02T00:00:00"]),
-        ("b", pa.table({"text": ["a"], "timestamp": times[1:2].cast(pa.date64(), safe=False)}), []),
-        ("c", pa.table({"text": ["a"], "timestamp": zone}), []),
+        ("a", {"text": ["a", "b", "c"], "timestamp": times}, [("", date) for date in dates]),
+        ("b", {"text": ["a"], "timestamp": times[1:2].cast(pa.date64(), safe=False)}, [("", "")]),
+        ("c", {"text": ["a"], "timestamp": zone}, [("", "")]),
+        ("d", {"text": ["a", "b", "c"], "url": url}, [("u", ""), ("", ""), ("v", "")]),
     ]:
-        kept, stats = read(kind, write_table(tmp_path / name, kind, table))
-        assert [record.timestamp for record in kept] == left
-        assert (stats.counters["damaged"], stats.counters["read"]) == (1, len(table))
+        kept, stats = read(kind, write_table(tmp_path / name, kind, pa.table(table)))
+        assert [record.text for record in kept] == table["text"]
+        assert [(record.url, record.timestamp) for record in kept] == left
+        assert stats.counters == {"read": len(left)}
+        (damage,) = stats.damage
+        assert (damage.position, damage.reason[:17]) == (f"row {len(left) // 2}", "read without its ")
 
 
 @each("kind", ["arrow", "parquet", "csv"])
@@ -322,7 +408,12 @@ FILES: dict[str, tuple[bytes, tuple[str, ...], str]] = {
     "pairs in UTF-16": ("a house\tein Haus\n".encode("utf-16"), (), "binary data or UTF-16"),
     "other keys": (b'{"content": "A"}\n' * 2, (), "JSON Lines with the keys content"),
     "JSON array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', ("json", "text"), "one JSON array, not JSON Lines"),
-    "CSV": (b'text,url\na,b\n"c\nd",e\n', ("csv", "text"), "plain text"),
+    "CSV": (b'text,url\na,b\n"c\nd",e\n', ("csv", "text"), "CSV with the columns text, url (format: csv or text)"),
+    "indented JSON": (
+        json.dumps({"text": "A"}, indent=2).encode(),
+        ("text",),
+        "JSON over several lines, not JSON Lines",
+    ),
     "xz": (b"\xfd7zXZ\0\0\4\xe6", (), "an xz archive: decompress it with xz -d"),
     "zip": (b"PK\x03\x04\x14" + bytes(99), (), "an archive of files: unpack it"),
     "PDF": (b"%PDF-1.7\n" + bytes(99), (), "a PDF: convert it to text"),
@@ -378,6 +469,32 @@ def test_a_wrong_key_is_answered_with_the_options_to_set(tmp_path, declared, lin
     advice = f'no string under the key "{lacks}"; for other keys set options: {way_out}'
     assert first.startswith(f"{declared}/a: unreadable at line 1: {advice}; it looks like JSON Lines with the keys ")
     assert last == f"nothing could be read from source {declared}"
+
+
+NESTED = {"version": "1.1", "data": [{"text": "A text."}, {"text": "Another."}]}
+BY_COLUMNS, BY_INDEX = {"text": {"0": "a", "1": "b"}, "n": {"0": 1, "1": 2}}, {"0": {"text": "a"}, "1": {"text": "b"}}
+LIST = "one JSON object with its records under 'data': make each of them a line by jq -c '.data[]'"
+PANDAS = "one JSON object, a table of pandas: write it by to_json(orient='records', lines=True)"
+
+
+@each(
+    "declared, content, said",
+    [
+        *((one, json.dumps(NESTED), LIST) for one in ("jsonl", "json")),
+        ("jsonl", json.dumps(NESTED, indent=1), LIST),
+        *(("json", json.dumps(table), PANDAS) for table in (BY_COLUMNS, BY_INDEX)),
+        ("jsonl", '{\n  "text": "a"\n}\n{\n  "text": "b"\n}\n', "make each object one line by jq -c ."),
+        ("csv", "title,body\na,b\nc,d\n", "there are title, body; name one of them in options: {text: NAME}"),
+        ("csv", "id;text\n1;a\n2;b\n", 'for another delimiter set options: {delimiter: ";"}'),
+        ("jsonl", "title,body\na,b\nc,d\n", "it looks like CSV with the columns title, body"),
+    ],
+)
+def test_a_file_of_another_shape_is_called_what_it_is(tmp_path, declared, content, said):
+    (tmp_path / "a").write_text(content)
+    (damage, *_) = read_as(declared, tmp_path / "a").result.inputs[0].damage
+    assert damage.reason.count(said) == 1
+    assert "plain text" not in damage.reason
+    assert "{text: version}" not in damage.reason
 
 
 CUT = bytearray(gzip.compress(b'{"text": "One text."}\n' * 9))

@@ -227,6 +227,66 @@ def test_text_that_is_not_utf8_is_refused_with_the_encoding_that_reads_it(tmp_pa
     assert [record.text for record in read("text", tmp_path / "a", encoding=looks_like)[0]] == [text]
 
 
+PAGES = [f"{GERMAN}{number}" for number in range(25)]
+IN_WIDE = {  # 25 documents in each format, and what its records have
+    "jsonl": (lines(*({"text": page} for page in PAGES)), {}),
+    "json": (json.dumps([{"text": page} for page in PAGES], indent=1).encode(), {}),
+    "csv": (("text\n" + "\n".join(PAGES).replace(",", ";")).encode(), {}),
+    "pairs": ("\n".join(f"{page}\tx" for page in PAGES).encode(), {}),
+    "text": ("\n".join(PAGES).encode(), OF_LINES),
+    "wikiextractor": (b"".join(doc("A", page) for page in PAGES), {}),
+}
+
+
+@each("source, encoding", itertools.product(IN_WIDE, ["utf-16", "utf-16-be", "utf-32", "utf-32-be"]))
+def test_wide_text_is_refused_as_a_whole_with_the_option_that_reads_it(tmp_path, source, encoding):
+    """Python's "utf-16" and "utf-32" write a byte order mark; in the others the first bytes say which they are."""
+    content, options = IN_WIDE[source]
+    (tmp_path / "a").write_bytes(content.decode().encode(encoding))
+    try:
+        kept, stats = read(source, tmp_path / "a", **options)
+        reason = stats.damage[0].reason
+    except DamagedInput as damage:
+        kept, reason = [], damage.reason
+    assert kept == []
+    if source != "wikiextractor":  # no article begins
+        assert reason.endswith(f"for {encoding.upper()} set options: {{encoding: {encoding}}}")
+    kept, stats = read(source, tmp_path / "a", encoding=encoding, **options)
+    assert (len(kept), stats.damage) == (25, [])
+
+
+MARK, HOUSES = b"\xef\xbb\xbf", lines({"inputs": "a", "targets": "b"}, {"inputs": "c", "targets": "d"})
+
+
+@each(
+    "source, options, data",
+    [
+        ("c4", {}, lines({"text": "a"}, {"text": "b"})),
+        ("jsonl", {}, lines({"text": "a"}, {"text": "b"})),
+        ("json", {}, b'[{"text": "a"}]'),
+        ("csv", {}, b"text\na\n"),
+        ("csv", {}, b'"text",url\na,u\n'),
+        ("pairs", {}, b"a\tb\nc\td\n"),
+        *(("pairs", {"layout": layout}, HOUSES) for layout in ("auto", "jsonl")),
+        *(("text", {"sample_by": unit}, b"a\n\nb\n") for unit in ("document", "paragraph", "line")),
+        ("wikiextractor", {}, doc("A", "Text.")),
+    ],
+)
+def test_a_byte_order_mark_is_no_text(tmp_path, source, options, data):
+    """Also where a decompressed stream gives a byte at a time, and in an encoding that keeps it."""
+    kept, stats = read_bytes(source, tmp_path / "a", data, **options)
+    assert kept
+    assert "\ufeff" not in kept[0].text
+    bytewise = b"".join(gzip.compress((MARK + data)[n : n + 1]) for n in range(len(MARK + data)))
+    for marked, how in (
+        (MARK + data, {}),
+        (bytewise, {}),
+        *[((MARK + data).decode().encode("utf-16-le"), {"encoding": "utf-16-le"})] * (source != "c4"),
+    ):
+        found = read_bytes(source, tmp_path / "a", marked, **options, **how)
+        assert (found[0], found[1].counters, found[1].damage) == (kept, stats.counters, stats.damage)
+
+
 def test_bytes_that_are_not_in_the_encoding_end_the_file(tmp_path):
     (tmp_path / "a").write_bytes("Größe".encode("utf-16") + b"\0")
     damage = read_until_damage("text", tmp_path / "a", encoding="utf-16")[2]

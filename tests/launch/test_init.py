@@ -1,8 +1,12 @@
 """`launch init` writes files that load, fit each other and are never overwritten."""
 
+import csv
 import gzip
+import io
 import json
+import os
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +26,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
 from pretrain.trainer.validate import validate
-from tests.in_process import done_here, run_here
+from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
@@ -153,6 +157,105 @@ WORDS = ["one", "two", "tree", "house", "sea"]
 TEXTS = [
     " ".join(f"{word}{number % 7}" for word in random.Random(number).choices(WORDS, k=300)) for number in range(60)
 ]
+
+
+CSV_ROWS = [[str(1_000_001 + number), text.replace(" ", "\n", 3)] for number, text in enumerate(TEXTS)]
+JSON_ROWS = [{"text": f"Größe: {text}"} for text in TEXTS]
+JSON_LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in JSON_ROWS)
+UMLAUTS = "\n\n".join(row["text"] for row in JSON_ROWS)
+ONE_OBJECT = json.dumps({"version": "1.1", "data": JSON_ROWS})
+BY_COLUMNS = json.dumps({"text": {str(number): row["text"] for number, row in enumerate(JSON_ROWS)}})
+
+
+def as_csv(*rows: list[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
+
+
+@each(
+    "name, content, said",
+    [
+        ("a.csv", as_csv(*CSV_ROWS).encode(), "a.csv: expected names of columns in the first row, found '1000001', '"),
+        *(
+            (
+                "a.jsonl",
+                JSON_LINES.encode(name),
+                f"a.jsonl: line 1: holds NUL bytes: .* {{encoding: {name}}} in a corpus",
+            )
+            for name in ("utf-16", "utf-32")
+        ),
+        ("a.txt", UMLAUTS.encode("utf-16"), "a.txt: bytes 0 to .*: holds NUL bytes: .* {encoding: utf-16} in a corpus"),
+        (
+            "a.txt",
+            UMLAUTS.encode("latin-1"),
+            "60 records can't be read, and .* a.txt: .* {encoding: cp1252} in a corpus",
+        ),
+        (
+            "a.csv",
+            as_csv(["n", "a"], ["1", UMLAUTS]).encode("latin-1"),
+            "a.csv: line 2: .* {encoding: cp1252} in a corpus",
+        ),
+        (
+            "a.json",
+            "\n".join(json.dumps(row, indent=1) for row in JSON_ROWS).encode(),
+            "a.json: JSON over several lines",
+        ),
+        ("a.json", ONE_OBJECT.encode(), "a.json: one JSON object with its records under 'data': "),
+        ("a.json", BY_COLUMNS.encode(), "a.json: one JSON object, a table of pandas: "),
+        *((f"a.{kind}", b"", f"a.{kind}: byte 0: empty file") for kind in ("txt", "jsonl", "json", "csv")),
+        ("a.jsonl", b"\n" * 99, "holds no text"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line_and_nothing_is_written(name, content, said):
+    Path("data").mkdir()
+    Path("data", name).write_bytes(content)
+    for text in ("data", f"data/{name}"):
+        line = refused_here(2, "launch", "init", "--text", text)
+        assert re.match(f"error: --text: {said}", line), line
+    assert [path.name for path in Path().iterdir()] == ["data"]
+
+
+def test_a_folder_that_cannot_be_listed_is_not_called_missing():
+    Path("data").mkdir()
+    Path("data/a.txt").write_text(UMLAUTS)
+    for name, target, said in (
+        ("loop", ".", r"data/loop: links to a directory above itself"),
+        ("gone", "nowhere", r"data/gone: links to nowhere, which doesn't exist"),
+        (os.fsdecode(b"caf\xe9"), "a.txt", r"data/caf\xe9: the name isn't UTF-8"),
+    ):
+        Path("data", name).symlink_to(target)
+        line = refused_here(2, "launch", "init", "--text", "data")
+        assert line.startswith("error: --text: ")
+        assert said in line
+        Path("data", name).unlink()
+
+
+@each(
+    "name, content, options",
+    [
+        ("a.jsonl", JSON_LINES, {}),
+        ("a.csv", as_csv(["id", "body"], *CSV_ROWS), {"text": "body"}),
+        ("a.csv", as_csv(["a; name", "body"], *CSV_ROWS).replace("\r\n", "\n"), {"text": "body"}),
+        (
+            *("a.tsv", "title\tbody\n" + "".join(f'"{text[:5]}\t{text}\n' for text in TEXTS)),
+            {"delimiter": "\t", "quoting": "QUOTE_NONE", "text": "body"},
+        ),
+    ],
+)
+def test_the_first_texts_and_what_is_damaged_are_shown(name, content, options):
+    Path(name).write_text(content + ("no JSON\n" if name == "a.jsonl" else ""))
+    printed = done_here("launch", "init", "--text", name).splitlines()
+    assert load("first.corpus.yaml", [], CorpusConfig).sources[0].options == options
+    shown = [line.partition(": ")[2] for line in printed if line.startswith("text ")]
+    before = "Größe: " if name == "a.jsonl" else ""
+    whole = [row[1] if name == "a.csv" else before + text for row, text in zip(CSV_ROWS, TEXTS, strict=True)]
+    assert shown == [one[:70].replace("\n", "\\n") + "…" for one in whole[:3]]
+    damaged = [line for line in printed if line.startswith("damaged: ")]
+    assert damaged == ["damaged: 1 record beside 60: a.jsonl: line 61: " + NO_JSON] * (name == "a.jsonl")
+
+
+NO_JSON = "expected a JSON object: Expecting value: line 1 column 1 (char 0)"
 
 
 def make(kind: str) -> None:

@@ -400,6 +400,9 @@ def test_texts_from_arguments_a_file_or_a_pipe_give_the_same(trained, tmp_path, 
         f"{answers[0].whole}\n{answers[1].whole}\nblanks    {LINES[2]}\nmodel     {answers[2].whole}\n\n"
     )
     assert invoke(monkeypatch, trained, "--file", file, *options).stdout == by_argument.stdout
+    file.write_text("\ufeff" + file.read_text())  # a byte order mark is no text
+    assert invoke(monkeypatch, trained, "--file", file, *options).stdout == by_argument.stdout
+    file.write_text(file.read_text().removeprefix("\ufeff"))
     assert invoke(monkeypatch, trained, *options, piped=file.read_text()).stdout == by_argument.stdout
 
     out = tmp_path / "answers.jsonl"

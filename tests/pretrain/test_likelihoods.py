@@ -260,7 +260,8 @@ def pairs_in(folder: Path) -> Path:
 def test_pairs_are_read_as_in_blimps_paper_and_wrong_ones_are_one_line(tmp_path):
     selection = {"UID": "animate_subject_trans", "linguistics_term": "s-selection"}
     (tmp_path / "blimp").mkdir()
-    (tmp_path / "blimp/pairs.jsonl").write_text(json.dumps({"sentence_good": "a", "sentence_bad": "b", **selection}))
+    line = json.dumps({"sentence_good": "a", "sentence_bad": "b", **selection})
+    (tmp_path / "blimp/pairs.jsonl").write_text(f"\ufeff{line}")  # a byte order mark is no text
     (found,) = minimal_pairs.read_pairs(tmp_path / "blimp")["animate_subject_trans"]
     assert found.group == "argument_structure"
     folder = pairs_in(tmp_path / "pairs")

@@ -116,6 +116,7 @@ def write_first_files(
     return [
         *lines,
         *(found if text else []),
+        *(sample.shown() if text and sample else []),
         f"machine: {machine}",
         f"model: {first_run}",
         f"wrote {'' if corpus else f'{corpus_file} and '}{run_file}. Next:",

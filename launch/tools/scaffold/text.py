@@ -1,24 +1,21 @@
 """What a user's text is, by its names, first bytes and a sample: formats, columns, the size of a vocabulary."""
 
-import csv
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_pipeline.config import SourceConfig, TokenizerConfig
-from data_pipeline.execution.inputs import InputFile, list_files
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.execution.inputs import InputFile, NoSuchFile, list_files
+from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
+from data_pipeline.foundation.formatting import counted, printable
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.sources import jsonl, tables
-from data_pipeline.sources.decompress import open_stream
-from data_pipeline.sources.formats import READERS, look_of
-from data_pipeline.sources.record import Input, ReadStats
+from data_pipeline.sources import csv, jsonl, tables
+from data_pipeline.sources.formats import READERS, advice, look_of
+from data_pipeline.sources.record import Input, ReadStats, Record, open_text
 from data_pipeline.stages.documents import text_of
 from data_pipeline.tokenizer.training import largest_vocabulary
 
@@ -30,7 +27,10 @@ _COMPRESSED = (".gz", ".bz2", ".zst")
 _OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")
 _METADATA = ("README", "LICENSE", "_SUCCESS", *_OF_DATASETS)  # how names begin; hidden files are no text either
 PART = "max_document_bytes"  # the option by which few files are cut
-_DELIMITERS = ",;\t|"
+_MOST_DAMAGED = 0.1  # of the records of a source: more aren't damaged but of another format or encoding
+_SHOWN, _SHOWN_CHARACTERS = 3, 70  # texts, and of each
+_LONGEST_NAME = 100  # of a column
+_ENCODING = "{encoding: "  # in what readers say
 _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
 _SAMPLE, _SAMPLE_FILES = 300_000, 200  # bytes, files
 _PACKED, _TEXT_PER_BYTE = (*_COMPRESSED, ".parquet"), 3  # of a compressed file
@@ -43,11 +43,19 @@ _CERTAIN = 0.9  # of the tokens that the sample gives: what is held out isn't tr
 
 @dataclass(frozen=True)
 class Sample:
-    """Texts of a corpus, some 300 kB. `bytes` and `documents`: about how much text all of its files have."""
+    """Texts of a corpus, some 300 kB. `bytes` and `documents`: about how much text all of its files have. `damaged`: a
+    line about each source with damaged records."""
 
     texts: list[bytes]
     bytes: int
     documents: int
+    damaged: list[str] = field(default_factory=list)
+
+    def shown(self) -> list[str]:
+        """The beginning of the first texts, a line each, and what is damaged."""
+        texts = [text.decode() for text in self.texts[:_SHOWN]]
+        cut = [f"{text[:_SHOWN_CHARACTERS]}…" if len(text) > _SHOWN_CHARACTERS else text for text in texts]
+        return [f"text {number}: {printable(text)}" for number, text in enumerate(cut, 1)] + self.damaged
 
     def held_out(self) -> float:
         """The share to hold out: 1 %, or more of few documents. Raises UserError for too little text."""
@@ -84,11 +92,15 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[SourceConfig], 
     """
     try:
         files = list_files(SourceConfig(format="text", path=text))
-    except UserError:  # not there yet; the name must do
+    except (NoSuchFile, StoreError) as error:  # not there yet; the name must do
         if named := text_format or _named(_ending(text)):
             return [SourceConfig(format=named, path=text)], []
+        if isinstance(error, StoreError):
+            raise
         reason = "no such file or folder; for text that comes later, give --format"
         raise UserError(f"--text: {text}: {reason}") from None
+    except UserError as error:
+        raise UserError(f"--text: {error}") from None
     is_folder = Path(text).is_dir()
     if is_folder and (splits := _saved_splits(Path(text))):
         return splits
@@ -140,18 +152,21 @@ def cut(sources: Sequence[SourceConfig]) -> tuple[list[SourceConfig], list[str]]
 
 
 def sample_of(sources: Sequence[SourceConfig]) -> Sample | None:
-    """A sample of all sources for training, from files spread over all of them; None if no file can be read yet."""
+    """A sample of all sources for training, from files spread over all of them; None if there is no file yet.
+
+    Raises UserError for a source of which nothing can be read, or too little, with what the reader says.
+    """
     texts: dict[bytes, None] = {}
     documents = read = whole = 0
-    complete = True
+    complete, lines = True, list[str]()
     for source in (one for one in sources if one.split != "validation"):
-        files = _files_of(source)
+        files, before, damage = _files_of(source), documents, _Damage(source)
         whole += sum(file.bytes * (_TEXT_PER_BYTE if file.name.endswith(_PACKED) else 1) for file in files)
         some = files[:: max(1, -(-len(files) // _SAMPLE_FILES))]
         complete &= len(some) == len(files)
         for file in some:
             budget, taken = max(1, _SAMPLE // len(some) // len(sources)), 0
-            for text in _texts(source, file):
+            for text in _texts(file, damage):
                 texts.setdefault(text[:budget])
                 documents += 1
                 taken += len(text)
@@ -159,27 +174,65 @@ def sample_of(sources: Sequence[SourceConfig]) -> Sample | None:
                     complete = False
                     break
             read += taken
+        if files:
+            lines += damage.said(documents - before)
     if not texts:
         return None
     size = read if complete else max(read, whole)
-    return Sample(list(texts), size, documents * size // read)
+    return Sample(list(texts), size, documents * size // read, lines)
 
 
 def _files_of(source: SourceConfig) -> list[InputFile]:
     """The files of a source; none if they aren't there yet."""
     try:
         return list_files(source)
-    except UserError:
+    except (NoSuchFile, StoreError):
         return []
 
 
-def _texts(source: SourceConfig, file: InputFile) -> Iterator[bytes]:
-    """The texts of a file, up to its damage if it has any."""
-    with suppress(UserError):
-        for record in READERS[source.format](Input(file.path, options=source.options), ReadStats()):
+class _Damage:
+    """What the readers say about the records of a source that they can't read."""
+
+    def __init__(self, source: SourceConfig):
+        self.source, self.records, self.first, self._advice = source, 0, "", ""
+
+    def add(self, file: InputFile, records: int, position: str, reason: str) -> None:
+        self.records += records
+        if not self.first:
+            self.first = _said(file, position, reason)
+            is_known = _ENCODING in reason or not position
+            self._advice = "" if is_known else advice(file.path, self.source.format, reason)
+
+    def said(self, texts: int) -> list[str]:
+        """A line, if there is damage beside so many texts. Raises UserError if there is no text, or much damage."""
+        if not texts:
+            raise UserError(f"--text: {self.first + self._advice or 'holds no text'}")
+        if self.records > _MOST_DAMAGED * (texts + self.records):
+            raise UserError(f"--text: {counted(self.records, 'record')} can't be read, and {texts:,} can: {self.first}")
+        return [f"damaged: {counted(self.records, 'record')} beside {texts:,}: {self.first}"] if self.first else []
+
+
+def _said(file: InputFile, position: str, reason: str) -> str:
+    """Damage in a line. Options have their place in a corpus file, which isn't written then."""
+    way_out = " in a corpus file, or convert the files to UTF-8" if _ENCODING in reason else ""
+    return f"{file.name}: {position}: {reason}{way_out}" if position else reason
+
+
+def _texts(file: InputFile, damage: _Damage) -> Iterator[bytes]:
+    """The texts of a file, up to where it can't be read on."""
+    source, stats = damage.source, ReadStats()
+    try:
+        for record in READERS[source.format](Input(file.path, options=source.options), stats):
             text = text_of(record, source.format)
             if text.strip():
                 yield text.encode()
+    except DamagedInput as error:
+        damage.add(file, 1, error.position, error.reason)
+    except UserError as error:
+        damage.add(file, 1, "", str(error).removeprefix("file://"))
+    finally:
+        if stats.damage:
+            damage.add(file, stats.counters["damaged"], *stats.damage[0])
 
 
 def _ending(name: str) -> str:
@@ -197,7 +250,7 @@ def _format_of(file: InputFile, ending: str) -> str:
     """The format of a file by its name and its first bytes. Raises UserError if no reader reads it."""
     named, look = _named(ending), look_of(file.path)
     if look and (look.certain or not ending) and named not in look.formats:
-        if look.certain and not look.formats:
+        if look.certain and (not look.formats or (named and look.formats == ("text",))):
             raise UserError(f"{file.name}: {look}")
         named = look.formats[0] if look.formats else None
     elif named == "wikipedia" and not (look and named in look.formats):
@@ -231,34 +284,59 @@ def _saved_splits(folder: Path) -> tuple[list[SourceConfig], list[str]] | None:
 
 def _with_column(source: SourceConfig, file: InputFile) -> SourceConfig:
     """`source`, if it is a table, with the column that has the longest strings, unless one is called "text"."""
-    options: dict[str, Any] = {}
-    if source.format == "csv":
-        with open_stream(file.path) as stream:
-            header = stream.readline(1 << 16).decode("utf-8-sig", errors="replace")
-        delimiter = max(_DELIMITERS, key=header.count)
-        if delimiter != ",":
-            options["delimiter"] = delimiter
-        names = next(csv.reader([header], delimiter=delimiter), [])
-    elif source.format in ("json", "jsonl"):
-        with open_stream(file.path) as stream:
-            _, objects = jsonl.objects(stream, file.path, ReadStats(), jsonl.Options())
-            some = itertools.islice(objects, 100)
-            names = [*dict.fromkeys(name for _, one in some for name, _ in jsonl.lengths_of_strings(one))]
-    else:
-        names = tables.names(file.path) if source.format in ("parquet", "arrow") else []
+    try:
+        options, names = _columns(source, file)
+    except DamagedInput as error:
+        raise UserError(f"--text: {_said(file, error.position, error.reason)}") from None
     if names and "text" not in names:
-        lengths = {name: _length(source.format, file, {**options, "text": name}) for name in names}
+        damage = _Damage(source)
+        of_columns = {name: source.model_copy(update={"options": {**options, "text": name}}) for name in names}
+        lengths = {name: _length(one, file, damage) for name, one in of_columns.items()}
         best = max(lengths, key=lambda name: lengths[name])
         if not lengths[best]:
-            raise UserError(f"--text: {file.name}: has no column of text among {', '.join(names)}")
+            reason = damage.first or f"{file.name}: has no column of text among {', '.join(names)}"
+            raise UserError(f"--text: {reason}")
         options["text"] = best
     return source.model_copy(update={"options": options}) if options else source
 
 
-def _length(kind: str, file: InputFile, options: dict[str, Any]) -> float:
-    """The mean length of the first strings in a column; 0 where they aren't any."""
+def _columns(source: SourceConfig, file: InputFile) -> tuple[dict[str, Any], list[str]]:
+    """The options that the rows of a table need, and the names of its columns; none for what is no table.
+
+    Raises DamagedInput if they can't be read, and UserError for rows without names.
+    """
+    options: dict[str, Any] = {}
+    if source.format == "csv":
+        options = csv.guessed_options(file.path)
+        names = csv.names(file.path, options)
+        if "text" not in names and any(map(_is_a_value, names)):
+            found = ", ".join(repr(printable(name[:_SHOWN_CHARACTERS])) for name in names[:_SHOWN])
+            reason = f"expected names of columns in the first row, found {found}; add a row of names above it"
+            raise UserError(f"--text: {file.name}: {reason}")
+    elif source.format in ("json", "jsonl"):
+        with open_text(Input(file.path), jsonl.Options()) as stream:
+            _, objects = jsonl.objects(stream, file.path, ReadStats(), jsonl.Options())
+            some = [one for _, one in itertools.islice(objects, 100)]
+        if len(some) == 1 and (other := jsonl.not_a_record(some[0])):
+            raise UserError(f"--text: {file.name}: {other}")
+        names = [*dict.fromkeys(name for one in some for name, _ in jsonl.lengths_of_strings(one))]
+    else:
+        names = tables.names(file.path) if source.format in ("parquet", "arrow") else []
+    return options, names
+
+
+def _is_a_value(name: str) -> bool:
+    """Whether a field of the first row is no name of a column, but a number or a text."""
+    return len(name) > _LONGEST_NAME or "\n" in name or name.replace(".", "", 1).isdigit()
+
+
+def _length(source: SourceConfig, file: InputFile, damage: _Damage) -> float:
+    """The mean length of the first strings in the column of the text; 0 where they aren't any."""
+    stats, records = ReadStats(), list[Record]()
     try:
-        records = list(itertools.islice(READERS[kind](Input(file.path, options=options), ReadStats()), 100))
+        records += itertools.islice(READERS[source.format](Input(file.path, options=source.options), stats), 100)
     except UserError:
         return 0.0
+    if stats.damage:
+        damage.add(file, 1, *stats.damage[0])
     return sum(len(record.text) for record in records) / max(1, len(records))
