@@ -56,6 +56,17 @@ def _parser(name: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
     return reading
 
 
+def refuse_options(context: typer.Context, reason: str, *names: str) -> None:
+    """Raises UserError if any of these parameters is given on the command line. `reason`: why it would do nothing."""
+    given = []
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name in names and source is not None and source.name == "COMMANDLINE":
+            given.append(one.opts[-1])
+    if given:
+        raise UserError(f"{' and '.join(given)}: {reason}")
+
+
 def _print_version(given: bool) -> None:
     if given:
         release, code = packages.package_version(), packages.code_version()
