@@ -67,17 +67,9 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         save_file(tensors, path)
 
 
-def verified(directory: Path, config: models.ModelConfig) -> "StoredTensors":
-    """The tensors of a checkpoint of this model. Raises FailedError if names, shapes or content are wrong."""
-    stored = StoredTensors(directory)
-    stored.verify()
-    stored.check_shapes(config, "this model")
-    return stored
-
-
 def load_weights(model: Model, directory: Path) -> None:
-    """Loads a checkpoint's fp32 parameters into `model`, one at a time, and its buffers. Raises as `verified`."""
-    stored = verified(directory, model.config)
+    """Loads a verified checkpoint's fp32 parameters into `model`, one at a time, and its buffers."""
+    stored = StoredTensors(directory)
     for name, parameter in model.named_parameters():
         with torch.no_grad():
             parameter.copy_(stored.whole(PARAMETER, name))

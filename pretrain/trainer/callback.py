@@ -18,8 +18,8 @@ from data_pipeline.loading.stream import StreamState
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.engine_state import restore
+from pretrain.checkpoint.resume import verify_together
 from pretrain.checkpoint.save import Saved
-from pretrain.checkpoint.tensors import verified
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.trainer import micro_batch
@@ -114,7 +114,7 @@ class Trainer:
         if run.resume:
             self._load(run.resume)
         elif run.initial_weights:
-            verified(run.initial_weights, run.model)
+            verify_together(run.initial_weights, run.model)
             restore(engine, run.initial_weights, weights_only=True)
         if problem := choose_attention(run, engine.device):
             report.warn(problem)
