@@ -1,5 +1,6 @@
 """What all commands of the three packages have in common."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -122,6 +123,12 @@ def test_a_file_of_another_kind_and_one_that_is_not_there_are_one_line(command, 
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(TOP / "configs")
     assert refused_here(2, *command, name).startswith(f"error: {name}: {said}")
+
+
+@each("words", ["pretrain generate run", "pretrain train configs:runs/quickstart.yaml", "data-pipeline trace c"])
+def test_an_argument_that_is_not_utf8_is_refused(words):
+    line = refused_here(2, *words.split(), os.fsdecode(b"run.name=caf\xe9"))
+    assert line == r"error: run.name=caf\udce9: an argument that isn't UTF-8; convert it, or rename the file"
 
 
 FOR_HOOKS = "for hooks, which {} replaces"

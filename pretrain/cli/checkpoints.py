@@ -13,7 +13,7 @@ import typer
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import path_argument, path_option, refuse_options
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import masked
+from data_pipeline.foundation.formatting import is_utf8, masked
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.progress import track
 from pretrain.cli.app import Checkpoint, NewDirectory, app
@@ -313,9 +313,12 @@ def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) 
     if file is None and piped is None:
         raise UserError("give a text, --file, --corpus, or pipe lines of text in")
     try:
-        lines = (file.read_text(encoding="utf-8") if file else piped.read() if piped else "").split("\n")
+        read = file.read_text(encoding="utf-8", errors="surrogateescape") if file else piped.read() if piped else ""
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file or 'stdin'}: can't be read: {error}") from None
+    lines = read.split("\n")
+    if wrong := [number for number, line in enumerate(lines, 1) if not is_utf8(line)]:
+        raise UserError(f"{file or 'stdin'}: line {wrong[0]} isn't UTF-8")
     if lines[-1] == "":
         del lines[-1]
     if not lines:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
@@ -36,6 +37,8 @@ from pretrain.trainer import callback, loop
 from pretrain.trainer.callbacks.stops import Stops
 from tests.conftest import TOP
 from tests.conftest import run as run_command
+from tests.in_process import done_here
+from tests.pretrain.checkpoint_runs import describe
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import install, install_page, losses, run_file, train_ranks
@@ -366,6 +369,13 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
         wrong = run_forked("evaluate", tmp_path / "run", "--hook", hook)
         assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
         assert wrong.stderr.startswith(line)
+    widths, settings = [], checkpoint_in(tmp_path / "run") / "config.yaml"
+    for changed in ({}, {"evaluation": [], "data": {"train": [{"corpus": str(small_corpus)}]}}):  # as of a resumed run
+        settings.write_text(yaml.dump(yaml.safe_load(settings.read_text()) | changed))
+        describe(settings)
+        done_here("pretrain", "picture", tmp_path / "run")
+        widths.append(int.from_bytes((tmp_path / "run/picture.png").read_bytes()[16:20], "big"))
+    assert widths[0] > 1000 > widths[1]  # pixels: losses and attention, and losses alone
 
 
 # Callbacks: the page's own two, each built-in one left out, what checkpoints keep of them, and their errors
