@@ -131,6 +131,14 @@ def test_an_argument_that_is_not_utf8_is_refused(words):
     assert line == r"error: run.name=caf\udce9: an argument that isn't UTF-8; convert it, or rename the file"
 
 
+def test_an_empty_variable_is_one_that_is_not_set_but_that_which_hides_gpus(monkeypatch):
+    names = ("SLURM_NTASKS", "AWS_PROFILE", "HOME", "CUDA_VISIBLE_DEVICES")
+    for name in names:
+        monkeypatch.setenv(name, "")
+    done_here("pretrain", "reference", "optimizer.betas")
+    assert [name for name in names if name in os.environ] == ["CUDA_VISIBLE_DEVICES"]
+
+
 FOR_HOOKS = "for hooks, which {} replaces"
 CORPUS = "launch slurm configs:corpora/quickstart.yaml"
 

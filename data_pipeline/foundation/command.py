@@ -25,7 +25,7 @@ with imported_at_first_use():
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 # Variables that are read as numbers, names and paths. CUDA_VISIBLE_DEVICES isn't among them: empty, it hides all GPUs.
 _EMPTY_IS_UNSET = re.compile(
-    "(LOCAL_)?RANK|WORLD_SIZE|LOCAL_(WORLD_)?SIZE|MASTER_(ADDR|PORT)|(SLURM|SLURMD|PRETRAIN|OMP|MKL)_.*|HOME"
+    "(LOCAL_)?RANK|WORLD_SIZE|LOCAL_(WORLD_)?SIZE|MASTER_(ADDR|PORT)|(SLURM|SLURMD|PRETRAIN|OMP|MKL|AWS)_.*|HOME"
     "|(TRITON|TORCHINDUCTOR)_CACHE_DIR"
 )
 

@@ -10,12 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import human_size
-from data_pipeline.foundation.processes import available_memory
 from pretrain.config.models import LocalAndGlobal
 from pretrain.functional.attention import attend, by_kernel
-from pretrain.functional.attention_bias import Pattern, Window, labels, masked, toeplitz, visible
+from pretrain.functional.attention_bias import Pattern, Window, labels, masked, refuse_beyond_memory, toeplitz, visible
 from pretrain.models.layers import LayerConfig, Linear, fused_linear, one_use
 from pretrain.models.positions import Rotary, apply_rotary
 
@@ -89,22 +86,9 @@ def logit_bias(
         return None if everything else Pattern(diagonals, seen, causal, window)
     rows = len(x) if any(one is not None for one in (prefix, *masks.values())) else int(causal or window is not None)
     heads = 1 if diagonals is None else len(diagonals)
-    _refuse_beyond_memory(x, queries, keys, heads * (rows + (diagonals is not None)))
+    refuse_beyond_memory(x, queries, keys, heads * (rows + (diagonals is not None)))
     mask = visible(queries, keys, x.device, causal=causal, window=window, prefix=prefix, **masks)
     return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
-
-
-def _refuse_beyond_memory(like: Tensor, queries: int, keys: int, matrices: int) -> None:
-    """Raises UserError if so many matrices of queries × keys don't fit into memory: Linux would kill the process."""
-    needed = matrices * queries * keys * like.element_size()
-    if needed > _LARGE and like.device.type == "cpu" and needed > (free := available_memory()):
-        raise UserError(
-            f"attention of {queries:,} tokens to {keys:,} needs {human_size(needed)}, and {human_size(free)} are free; "
-            "give shorter texts, or fewer together"
-        )
-
-
-_LARGE = 2**30  # bytes; what a matrix of usual size needs isn't compared
 
 
 class LayerMasks:

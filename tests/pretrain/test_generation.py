@@ -21,6 +21,7 @@ from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli.checkpoints import show
 from pretrain.config.models import ModelConfig
+from pretrain.functional.attention import attend, recording_weights
 from pretrain.generation.blanks import blank_out, likeliest_fillings
 from pretrain.generation.decoding import generate, repeating, sample, uniform_draws, warped
 from pretrain.generation.settings import GenerationSettings
@@ -280,10 +281,15 @@ def test_a_text_that_memory_is_too_small_for_is_refused_in_a_line():
     ids = torch.full((2, 300_000), 5)
     mask = torch.ones_like(ids)
     mask[1, 9:] = 0
-    with pytest.raises(UserError, match=r"attention of 300,000 tokens to 300,000 needs 2\.9 TB, and .* are free; give"):
+    with pytest.raises(
+        UserError, match=r"attention of 300,000 tokens to 300,000 needs 2\.9 TB of memory, and there are .*; give"
+    ):
         generate(random_model("t5"), ids[:1])
-    with pytest.raises(UserError, match=r" needs 8\.6 TB, and "):
+    with pytest.raises(UserError, match=r" needs 8\.6 TB of memory"):
         generate(random_model("t5"), ids, mask)
+    whole = torch.zeros(2, 4, 300_000, 1)
+    with recording_weights(), pytest.raises(UserError, match=r" needs 2\.9 TB of memory"):
+        attend(whole, whole, whole, None, False, 1.0, 0.0)
     with pytest.raises(
         UserError, match=r"too little memory for 2 texts of up to 300,000 tokens together: .*; give"
     ) as one:
