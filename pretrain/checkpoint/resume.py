@@ -13,13 +13,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 from data_pipeline.foundation.atomic import commit, flush, sha256, temporary_path
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import UserError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import memory
 from pretrain.checkpoint.directory import all_steps, candidates, checkpoint_directory, damage, first_valid, set_latest
 from pretrain.checkpoint.index import INDEX, File, MappedFile
-from pretrain.checkpoint.tensors import StoredTensors
-from pretrain.models import ModelConfig
+from pretrain.checkpoint.tensors import StoredTensors, verify_share
 from pretrain.run import node_memory, watchdog
 from pretrain.zero.ranks import first_value, from_rank_0, of_all_ranks, on_rank_0
 
@@ -35,25 +34,7 @@ def newest_verified(run: Path) -> Path | None:
 
 def _damage_on_any_rank(directory: Path) -> str | None:
     """The damage of a checkpoint that the first rank with any has found. Each rank verifies its share."""
-    return first_value(damage(directory, lambda one, _: _verify_share(StoredTensors(one))))
-
-
-def _verify_share(stored: StoredTensors) -> None:
-    stored.verify(slice(dist.get_rank(), None, dist.get_world_size()), watchdog.alive)
-
-
-def verify_together(directory: Path, config: ModelConfig) -> None:
-    """Raises FailedError on all ranks, of which each verifies its share, if a checkpoint is damaged or not of this
-    model."""
-    problem = None
-    try:
-        stored = StoredTensors(directory)
-        stored.check_shapes(config, "this model")
-        _verify_share(stored)
-    except (UserError, OSError) as error:
-        problem = str(error)
-    if problem := first_value(problem):
-        raise FailedError(problem)
+    return first_value(damage(directory, lambda one, _: verify_share(StoredTensors(one))))
 
 
 def newer(run: Path, resume: Path | None) -> Path | None:

@@ -23,13 +23,13 @@ from pretrain.checkpoint import BUFFERS, CONFIG, rank_file
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.directory import candidates
 from pretrain.checkpoint.index import Index, Piece, write_index, write_table
-from pretrain.checkpoint.resume import verify_together
 from pretrain.checkpoint.tensors import (
     PARAMETER,
     StoredTensors,
     load_weights,
     model_buffers,
     read_buffers,
+    verify_together,
     write_buffers,
     write_tensors,
 )

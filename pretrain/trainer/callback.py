@@ -18,8 +18,8 @@ from data_pipeline.loading.stream import StreamState
 from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.engine_state import restore
-from pretrain.checkpoint.resume import verify_together
 from pretrain.checkpoint.save import Saved
+from pretrain.checkpoint.tensors import verify_together
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.trainer import micro_batch
