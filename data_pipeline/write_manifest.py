@@ -27,7 +27,7 @@ from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.foundation.formatting import masked_values
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.foundation.packages import code_version
+from data_pipeline.foundation.packages import code_version, offering
 from data_pipeline.sources.formats import OPTIONS
 from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.part_readings import LeftResult
@@ -129,6 +129,7 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         ],
         blocks=BlocksEntry(BLOCKS, sha256(corpus / BLOCKS)),
         code_version=code_version(),
+        objective_from=offering("objectives", config.rows.objective.name),
     )
     write_json(corpus / MANIFEST, written, sealed=True)
 

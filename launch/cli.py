@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
+from data_pipeline.foundation.command import (
+    Version,
+    config_path,
+    path_argument,
+    path_option,
+    refuse_options,
+    run_command,
+)
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
 with imported_at_first_use():  # pydantic, psutil and PyArrow take 1 s and 110 MB
@@ -101,6 +108,7 @@ def hosts_command(
     epilog="Example: launch slurm configs/runs/t5-v1.1-base-c4.yaml --nodes 4 --cluster configs/clusters/h100.yaml",
 )
 def slurm_command(
+    context: typer.Context,
     config: Annotated[Path, path_argument("FILE.yaml", "A run file, or a corpus file to build.", config_path)],
     overrides: Overrides = None,
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
@@ -145,6 +153,11 @@ def slurm_command(
         doctor=doctor,
         cluster_file=cluster.absolute() if cluster else None,
     )
+    if not head.is_run:
+        for_runs = f"for a run, and {config} is a corpus file"
+        refuse_options(context, for_runs, "gpus_per_node", "min_nodes", "stop_at_step", "doctor")
+    if not submit:
+        refuse_options(context, "for --submit", "chain")
     slurm.submit(slurm.Job(head, nodes, settings, time, warn_seconds, chain), dry_run, submit)
 
 
@@ -164,6 +177,7 @@ def stage(
 
 @app.command("doctor", epilog="Example: launch doctor configs/runs/quickstart.yaml --ranks 2")
 def doctor_command(
+    context: typer.Context,
     config: Annotated[
         Path | None, path_argument("RUN.yaml", "The run file; without it, only what no run file decides is checked.")
     ] = None,
@@ -185,6 +199,10 @@ def doctor_command(
 
     Exit code 0 means that nothing would stop a run.
     """
+    if hostfile is None:
+        refuse_options(context, "for --hostfile", "ssh")
+    else:
+        refuse_options(context, "not with --hostfile, which names the hosts and their ranks", "ranks", "cluster")
     machines, access = doctor.machines(ranks, hostfile, shlex.split(ssh), cluster)
     raise typer.Exit(doctor.doctor(machines, access, config, overrides or [], as_json, numerics))
 

@@ -145,8 +145,6 @@ def _checked(job: Job, dry_run: bool, submit: bool) -> tuple[str, Path]:
         if not unchecked(config, ranks, folder) or submit:
             preflight(config, ranks, may_train=dry_run, here=False, folder=folder)
         return config.run.name, Path(config.run.directory).absolute() / "slurm"
-    if head.doctor:
-        raise UserError(f"--doctor: {head.path} is a corpus file; the doctor examines nodes for a run")
     corpus = load(head.path, head.overrides, CorpusConfig)
     return corpus.name, Path(f"{Path(corpus.output).absolute()}.slurm")
 

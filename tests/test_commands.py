@@ -1,5 +1,6 @@
 """What all commands of the three packages have in common."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -122,3 +123,46 @@ def test_a_file_of_another_kind_and_one_that_is_not_there_are_one_line(command, 
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(TOP / "configs")
     assert refused_here(2, *command, name).startswith(f"error: {name}: {said}")
+
+
+@each("words", ["pretrain generate run", "pretrain train configs:runs/quickstart.yaml", "data-pipeline trace c"])
+def test_an_argument_that_is_not_utf8_is_refused(words):
+    line = refused_here(2, *words.split(), os.fsdecode(b"run.name=caf\xe9"))
+    assert line == r"error: run.name=caf\udce9: an argument that isn't UTF-8; convert it, or rename the file"
+
+
+def test_an_empty_variable_is_one_that_is_not_set_but_that_which_hides_gpus(monkeypatch):
+    names = ("SLURM_NTASKS", "AWS_PROFILE", "HOME", "CUDA_VISIBLE_DEVICES")
+    for name in names:
+        monkeypatch.setenv(name, "")
+    done_here("pretrain", "reference", "optimizer.betas")
+    assert [name for name in names if name in os.environ] == ["CUDA_VISIBLE_DEVICES"]
+
+
+FOR_HOOKS = "for hooks, which {} replaces"
+CORPUS = "launch slurm configs:corpora/quickstart.yaml"
+
+
+@each(
+    "arguments, said",
+    [
+        ("pretrain evaluate run --lm-eval a --hook samples", f"--hook: {FOR_HOOKS.format('--lm-eval')}"),
+        ("pretrain evaluate run --lm-eval a --corpus c --suite fast", "--corpus and --suite: for hooks, which "),
+        ("pretrain evaluate run --minimal-pairs p --hook samples", f"--hook: {FOR_HOOKS.format('--minimal-pairs')}"),
+        ("pretrain evaluate run --minimal-pairs p --few-shot 0", "--few-shot: for --lm-eval"),
+        ("pretrain evaluate run --lm-eval a --minimal-pairs p", "--lm-eval and --minimal-pairs: each runs instead of "),
+        ("pretrain evaluate run --hook samples --suite full", "--suite: not with --hook, which names the hooks"),
+        ("pretrain evaluate run --limit 3", "--limit: for --lm-eval and --minimal-pairs"),
+        ("pretrain export run out --uri sqlite:///a.db", "--uri: for --register"),
+        ("pretrain generate run text -n 5", "-n: for --corpus"),
+        ("launch doctor --ssh '-p 22'", "--ssh: for --hostfile"),
+        ("launch doctor --hostfile h --ranks 2", "--ranks: not with --hostfile, which names the hosts and their ranks"),
+        ("launch doctor --cluster configs:clusters/h100.yaml", "--cluster: not in an allocation of SLURM"),
+        (f"{CORPUS} --stop-at-step 9 --doctor", "--stop-at-step and --doctor: for a run, and "),
+        ("launch slurm configs:runs/quickstart.yaml --chain 2", "--chain: for --submit"),
+    ],
+)
+def test_an_option_that_would_do_nothing_beside_the_others_is_refused(arguments, said, monkeypatch):
+    for name in ("SLURM_JOB_NODELIST", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert refused_here(2, *shlex.split(arguments)).startswith(f"error: {said}")

@@ -23,8 +23,9 @@ from pydantic import NonNegativeInt
 from data_pipeline.corpus.blocks import Blocks
 from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.atomic import sha256, write_bytes
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
 from data_pipeline.foundation.json_file import PathBelow, read_json, seal_holds
+from data_pipeline.foundation.packages import installed_then
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.objectives.registry import AnyObjective
 from data_pipeline.tokenizer import Tokenizer, TokenizerDescription, load
@@ -90,7 +91,10 @@ class BlocksEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`inputs`, `config` (the settings, without paths), `documents` and `code_version` say how the corpus was made."""
+    """`inputs`, `config` (the settings, without paths), `documents` and `code_version` say how the corpus was made.
+
+    `objective_from`: the package that offered the objective; "" if it ships.
+    """
 
     format_version: int
     name: str
@@ -104,6 +108,7 @@ class Manifest:
     documents: list[DocumentsEntry] = field(default_factory=list)
     blocks: BlocksEntry = field(kw_only=True)
     code_version: str = ""
+    objective_from: str = ""
 
     @property
     def shards(self) -> list[ShardEntry]:
@@ -112,8 +117,9 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class _Version:
+class _Beginning:
     format_version: int
+    objective_from: str = ""
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -121,15 +127,18 @@ def read_manifest(directory: Path) -> Manifest:
     refuse_file(directory)
     path = directory / MANIFEST
     try:
-        version = read_json(path, _Version).format_version
+        beginning = read_json(path, _Beginning)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {how_to_build(directory)} makes it") from None
-    if version != FORMAT_VERSION:
+    if (version := beginning.format_version) != FORMAT_VERSION:
         raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
     if not seal_holds(path.read_bytes()):
         reason = "damaged: its sha256 isn't that of its content"
         raise FailedError(f"{path}: {reason}; data-pipeline build CORPUS.yaml --repair writes it again")
-    return read_json(path, Manifest)
+    try:
+        return read_json(path, Manifest)
+    except MissingPackage as error:
+        raise MissingPackage(f"{error}; {installed_then(beginning.objective_from)}") from None
 
 
 def refuse_file(directory: Path) -> None:

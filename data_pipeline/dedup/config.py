@@ -13,7 +13,8 @@ from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults
 from data_pipeline.foundation.packages import offered
 
 _SHIPPED = (NewestUrl, EqualLines, EqualSpans, Anchors, EqualSubstrings, EqualDocuments, NearDuplicates)
-STEPS: dict[str, type[Step]] = {step.name: step for step in _SHIPPED} | offered("dedup_steps", Step)
+STEPS: dict[str, type[Step]] = {step.name: step for step in _SHIPPED}
+STEPS |= offered("dedup_steps", Step, STEPS)
 """The steps that ship, in their order, and those of installed packages."""
 
 

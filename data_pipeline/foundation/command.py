@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed or found damage, 2 wrong arguments or config, 75 (`
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,18 @@ import typer
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.errors import STOPPED as STOPPED
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import masked
+from data_pipeline.foundation.formatting import is_utf8, masked, printable
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
 with imported_at_first_use():
     from data_pipeline.foundation import packages  # its importlib.metadata takes 12 ms, for --version alone
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
+# Variables that are read as numbers, names and paths. CUDA_VISIBLE_DEVICES isn't among them: empty, it hides all GPUs.
+_EMPTY_IS_UNSET = re.compile(
+    "(LOCAL_)?RANK|WORLD_SIZE|LOCAL_(WORLD_)?SIZE|MASTER_(ADDR|PORT)|(SLURM|SLURMD|PRETRAIN|OMP|MKL|AWS)_.*|HOME"
+    "|(TRITON|TORCHINDUCTOR)_CACHE_DIR"
+)
 
 
 def local_path(text: str) -> Path:
@@ -56,6 +62,17 @@ def _parser(name: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
     return reading
 
 
+def refuse_options(context: typer.Context, reason: str, *names: str) -> None:
+    """Raises UserError if any of these parameters is given on the command line. `reason`: why it would do nothing."""
+    given = []
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name in names and source is not None and source.name == "COMMANDLINE":
+            given.append(one.opts[-1])
+    if given:
+        raise UserError(f"{' and '.join(given)}: {reason}")
+
+
 def _print_version(given: bool) -> None:
     if given:
         release, code = packages.package_version(), packages.code_version()
@@ -70,7 +87,10 @@ Version = Annotated[
 
 def run_command(app: typer.Typer) -> None:
     """Runs `app`. Prints a UserError as one message, without a traceback, and exits with its code."""
+    for name in [name for name, value in os.environ.items() if not value and _EMPTY_IS_UNSET.fullmatch(name)]:
+        del os.environ[name]
     try:
+        _refuse_other_bytes(sys.argv[1:])
         app()
     except UserError as error:
         print_error(error)
@@ -82,6 +102,13 @@ def run_command(app: typer.Typer) -> None:
     except BrokenPipeError:  # the reader of the output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+
+
+def _refuse_other_bytes(arguments: list[str]) -> None:
+    """Raises UserError for an argument that isn't UTF-8: no tokenizer takes it, and no file is written with it."""
+    for argument in arguments:
+        if not is_utf8(argument):
+            raise UserError(f"{printable(argument)}: an argument that isn't UTF-8; convert it, or rename the file")
 
 
 def print_error(error: UserError) -> None:

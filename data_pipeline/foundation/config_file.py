@@ -29,7 +29,7 @@ from pydantic_core import ErrorDetails
 from yaml import YAMLError
 
 import data_pipeline
-from data_pipeline.foundation import paths
+from data_pipeline.foundation import packages, paths
 from data_pipeline.foundation.errors import UserError, one_line
 
 OmegaConf.register_resolver("samples", lambda: str(Path(data_pipeline.__file__).with_name("samples")), replace=True)
@@ -184,7 +184,9 @@ def _describe(key: str, problem: ErrorDetails, place: "_Place") -> str:
         return f"{key}.{problem['ctx']['discriminator']}: missing".replace("'", "")
     if problem["type"] == "union_tag_invalid":
         kind, known_kinds = (problem["ctx"][name].replace("'", "") for name in ("discriminator", "expected_tags"))
-        return f"{key}.{kind}: expected one of {known_kinds}, got {problem['ctx']['tag']!r}"
+        tag = problem["ctx"]["tag"]
+        hint = packages.missing_under(place.names, tag)
+        return f"{key}.{kind}: expected one of {known_kinds}, got {tag!r}{hint and f'; {hint}'}"
     holder, field = place.field or (Section, "")
     brief = in_brief(meaning(holder, field))
     means = f" ({brief})" if brief else ""
@@ -193,7 +195,8 @@ def _describe(key: str, problem: ErrorDetails, place: "_Place") -> str:
     expected = message[:1].lower() + message[1:]
     if place.names[-1:] == [field]:  # the field itself, not an item of its list
         expected = f"expected {allowed_values(holder.model_json_schema()['properties'][field])}"
-    return f"{key}: {expected}, got {problem['input']!r}{means}"
+    hint = packages.missing_under(place.names, problem["input"]) if problem["type"] == "literal_error" else ""
+    return f"{key}: {expected}, got {problem['input']!r}{means}{hint and f'; {hint}'}"
 
 
 class _Place(NamedTuple):

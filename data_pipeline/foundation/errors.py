@@ -24,6 +24,10 @@ class FailedError(UserError):
     exit_code = 1
 
 
+class MissingPackage(UserError):
+    """A file is whole, but names what comes with a package that isn't installed."""
+
+
 class StoreError(UserError):
     """A remote store refuses a request: no credentials, no permission, no such bucket. No file is at fault."""
 

@@ -33,9 +33,17 @@ def human_size(size: float) -> str:
     return filesize.decimal(round(size))
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def printable(text: str) -> str:
     r"""A name from a file as one line without control characters: "a\nb" -> r"a\nb"."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def is_utf8(text: str) -> bool:
+    """False for text with lone surrogates, which stand for bytes that weren't UTF-8, or for half a character."""
+    return _SURROGATE.search(text) is None
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

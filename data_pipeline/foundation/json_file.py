@@ -9,7 +9,8 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from data_pipeline.foundation.atomic import SEAL
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.errors import FailedError, MissingPackage
+from data_pipeline.foundation.packages import missing_under
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,7 +31,8 @@ def read_json(path: Path, kind: type[T]) -> T:
     """The content of `path` as a `kind`: a dataclass, or any type with annotations that pydantic knows.
 
     Values keep their types ("5" is not a number), and keys that `kind` lacks are ignored. Raises FileNotFoundError if
-    the file doesn't exist, and FailedError, which names the file, the key and the value found, for any other content.
+    the file doesn't exist, and FailedError, which names the file, the key and the value found, for any other content;
+    MissingPackage if a package is missing that offers what the file names.
     """
     try:
         content = path.read_bytes()
@@ -59,6 +61,8 @@ def parse_json(content: bytes | str, kind: type[T], path: Path | str) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
+        if first["type"] == "union_tag_invalid" and (lacking := missing_under(first["loc"], first["ctx"]["tag"])):
+            raise MissingPackage(f"{path}: {key}: {lacking}") from None
         message = first["msg"].removeprefix("Value error, ")
         found = f", got {first['input']!r:.60}" if first["type"] not in _COMPLETE else ""
         raise FailedError(f"{path}: damaged: {f'{key}: ' if key else ''}{message}{found}") from None

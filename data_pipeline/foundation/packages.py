@@ -1,8 +1,8 @@
 """The version of this package or its source tree, and what other packages offer it: hooks, objectives, sources …"""
 
 import subprocess
-from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,28 +41,66 @@ def git(*arguments: str, source: Path = _SOURCE) -> str:
 
 
 T = TypeVar("T")
+# Of config files, and of files that are written from them: the entry points that offer what stands under a key.
+_OFFERED_UNDER = {"objective": "objectives", "of": "objectives", "model": "families", "evaluation": "hooks"}
 
 
-def offered(kinds: str, base: type[T]) -> dict[str, type[T]]:
+def offered(kinds: str, base: type[T], shipped: Collection[str] = (), key: str | None = None) -> dict[str, type[T]]:
     """The subclasses of `base` under the entry points `encdec_pretrain.KINDS` of all installed packages, by name.
 
-    Raises UserError for one that can't be imported or is no such class.
+    `shipped`: the names of those that ship. `key`: the field whose default is the name. Raises UserError for one that
+    can't be imported, is no such class or has another name in that field, and for two of one name.
     """
-    found = {}
-    for entry in entry_points(group=f"encdec_pretrain.{kinds}"):
+    found: dict[str, type[T]] = {}
+    for entry in _entries(kinds):
+        where = f"{entry.group}: {entry.name} = {entry.value}"
         try:
             loaded = entry.load()
         except Exception as error:
-            raise UserError(f"{entry.group}: {entry.name} = {entry.value} can't be imported: {error}") from None
+            raise UserError(f"{where} can't be imported: {error}") from None
         if not (isinstance(loaded, type) and issubclass(loaded, base)):
-            raise UserError(f"{entry.group}: {entry.name} = {entry.value} is no subclass of {base.__name__}")
-        found[entry.name] = loaded
+            raise UserError(f"{where} is no subclass of {base.__name__}")
+        field: Any = getattr(loaded, "model_fields", {}).get(key)
+        if key and (field is None or field.default != entry.name):
+            raise UserError(f"{where} has {field and field.default!r} as its {key}; expected {entry.name!r}")
+        if entry.name in shipped or found.setdefault(entry.name, loaded) is not loaded:
+            other = "what ships" if entry.name in shipped else "another package"
+            raise UserError(f"{where} of {_package(entry)} has a name that {other} has already; give it another")
     return found
+
+
+def _entries(kinds: str) -> Iterable[EntryPoint]:
+    return entry_points(group=f"encdec_pretrain.{kinds}")
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
+
+
+def offering(kinds: str, name: str) -> str:
+    """The package that offers `name`, with its version: "my_package 1.0". "" for what ships."""
+    return next((_package(entry) for entry in _entries(kinds) if entry.name == name), "")
+
+
+def missing(kinds: str, name: object) -> str:
+    return f"no installed package offers {name!r} (entry point encdec_pretrain.{kinds})"
+
+
+def installed_then(package: str) -> str:
+    """The way out for a file that was written when `package`, as `offering` gives it, was installed."""
+    return f"it was {package}; install that" if package else "install the one that does"
+
+
+def missing_under(keys: Sequence[object], name: object) -> str:
+    """`missing` where packages may offer the value `name` of these keys of a config file, else ""."""
+    names = [str(key) for key in keys if not str(key).isdecimal()]
+    kinds = "sources" if names == ["sources", "format"] else _OFFERED_UNDER.get(names[-1])
+    return missing(kinds, name) if kinds else ""
 
 
 def named(given: Mapping[str, Any], key: str, kinds: str, base: type[T]) -> type[T]:
     """The subclass of `base` that settings name under `key`. Raises ValueError if no installed package has it."""
     found = offered(kinds, base)
     if (name := given.get(key)) not in found:
-        raise ValueError(f"no installed package offers the {key} {name!r}; there is {', '.join(found) or 'none'}")
+        raise ValueError(f"{key}: {missing(kinds, name)}; there is {', '.join(found) or 'none'}")
     return found[name]

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     AnyObjective = Objective
     TrainingObjective = Objective
 else:
-    _ALL = reduce(or_, (*_SHIPPED, *offered("objectives", Objective).values()))
+    _NAMES = [objective.model_fields["name"].default for objective in (*_SHIPPED, InOneRow)]
+    _ALL = reduce(or_, (*_SHIPPED, *offered("objectives", Objective, _NAMES, "name").values()))
     AnyObjective = Annotated[_ALL, Field(discriminator="name")]
     """What rows are cut for."""
     TrainingObjective = Annotated[_ALL | InOneRow, Field(discriminator="name")]

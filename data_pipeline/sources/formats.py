@@ -180,7 +180,7 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "arrow": (partial(tables.read, tables.ArrowTable), Columns),
     "pairs": (pairs.read, pairs.Options),
 }
-_OFFERED = offered("sources", Source)
+_OFFERED = offered("sources", Source, _SHIPPED)
 READERS = {declared: _refusing_other_formats(declared, read) for declared, (read, _) in _SHIPPED.items()}
 READERS |= {declared: source.read for declared, source in _OFFERED.items()}
 OPTIONS = {declared: options for declared, (_, options) in _SHIPPED.items()}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.run import node_memory
 
@@ -171,12 +171,17 @@ def first_valid(
 
 
 def damage(directory: Path, check: "Callable[[Path, checkpoint_index.Index], None]") -> str | None:
-    """What is wrong with a checkpoint: its index, or what `check` finds."""
+    """What is wrong with a checkpoint: its index, or what `check` finds.
+
+    Raises MissingPackage: nothing is damaged then, and no earlier checkpoint would do.
+    """
     try:
         named, index = step_in_name(directory.name), checkpoint_index.read(directory)
         if named != index.step:
             return f"{directory}: damaged: its {checkpoint_index.INDEX} names step {index.step}, expected {named}"
         check(directory, index)
+    except MissingPackage:
+        raise
     except (UserError, OSError) as error:
         return str(error)
     return None

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import xxhash
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
+from data_pipeline.foundation import packages
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256, write_json
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
 from data_pipeline.foundation.json_file import PathBelow, parse_json
 from data_pipeline.loading.stream import Mixture, Skipped, differences
 from data_pipeline.tokenizer import Tokenizer
@@ -87,7 +88,8 @@ class Index:
     `step` is the number of steps done, `position` the number of rows consumed over all corpora, and `consumed` that of
     each corpus. `skipped` lists the damaged blocks whose rows had weight 0. `config_fingerprint` is the sha256 of the
     resolved run file. `files` has a path below the checkpoint as key. `weights` is the fingerprint of the fp32 weights
-    when they were used, before they were copied. `unlogged` and `callbacks` are those of `TrainState`.
+    when they were used, before they were copied. `unlogged` and `callbacks` are those of `TrainState`. `family_from` is
+    the package that offered the model's family; "" if it ships.
     """
 
     step: NonNegativeInt
@@ -103,6 +105,7 @@ class Index:
     weights: str | None = None
     unlogged: dict[str, tuple[float, int]] = field(default_factory=dict)
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    family_from: str = ""
     format_version: int = FORMAT_VERSION
 
     @property
@@ -123,7 +126,7 @@ class Index:
             for name in (f"{rank_file(rank)}.json", f"{rank_file(rank)}.safetensors"):
                 if name not in self.files:
                     raise ValueError(f"files: {name} is missing, and world_size is {self.world_size}")
-        _model(self.identity)
+        _model(self.identity, self.family_from)
 
     def differences(self, identity: Identity) -> list[str]:
         """How the checkpoint's run differs from `identity`, one line for each key."""
@@ -144,7 +147,8 @@ def _checksum(values: Mapping[str, object]) -> str:
 
 
 def read(directory: Path) -> Index:
-    """The index of a checkpoint. Raises UserError if there is none, FailedError if it is damaged."""
+    """The index of a checkpoint. Raises UserError if there is none, FailedError if it is damaged, MissingPackage if the
+    package with the model's family isn't installed."""
     path = directory / INDEX
     try:
         content = path.read_bytes()
@@ -158,20 +162,30 @@ def read(directory: Path) -> Index:
         raise UserError(f"{directory}: expected format version {FORMAT_VERSION}, got {version}")
     if values.get(_CHECKSUM) != _checksum(values):
         raise FailedError(f"{path}: damaged: its checksum doesn't match its content")
-    return parse_json(content, Index, path)
+    try:
+        return parse_json(content, Index, path)
+    except MissingPackage as error:
+        raise MissingPackage(f"{path}: {error}") from None
 
 
-def _model(identity: Identity) -> ModelConfig:
-    """The model of `identity`. Raises ValueError if it is missing or invalid."""
+def _model(identity: Identity, family_from: str = "") -> ModelConfig:
+    """The model of `identity`. Raises ValueError if it is missing or invalid, MissingPackage if its family's package
+    isn't installed, or another version in which the family has other settings."""
     model = identity.get("model")
     family = model.get("family") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or family not in FAMILIES:
-        raise ValueError(f"identity.model.family: expected one of {', '.join(FAMILIES)}, got {family!r}")
+    if not isinstance(model, dict) or not isinstance(family, str):
+        raise ValueError(f"identity.model.family: expected a name, got {family!r}")
+    if family not in FAMILIES:
+        lacking = packages.missing("families", family)
+        raise MissingPackage(f"identity.model.family: {lacking}; {packages.installed_then(family_from)}")
     try:
         config = parse(model)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ValueError(f"identity.model.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        problem = f"identity.model.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        if (installed := packages.offering("families", family)) != family_from:
+            raise MissingPackage(f"{problem} in {installed}; {packages.installed_then(family_from)}") from None
+        raise ValueError(problem) from None
     if config.vocab_size is None:
         raise ValueError("identity.model.vocab_size: missing")
     return config
@@ -262,6 +276,7 @@ def write_index(directory: Path, described: Files, **values: Any) -> Index:
         if path.is_file() and name not in {*described, INDEX} and not name.endswith(TEMPORARY_SUFFIX):
             flush(path)
             files[name] = File.of(path)
-    index = Index(files=dict(sorted(files.items())), **values)
+    family_from = packages.offering("families", values["identity"]["model"]["family"])
+    index = Index(files=dict(sorted(files.items())), family_from=family_from, **values)
     index.write(directory)
     return index

@@ -17,9 +17,9 @@ from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import memory
 from pretrain.checkpoint.directory import all_steps, candidates, checkpoint_directory, damage, first_valid, set_latest
 from pretrain.checkpoint.index import INDEX, File, Files, MappedFile
-from pretrain.checkpoint.tensors import StoredTensors
+from pretrain.checkpoint.tensors import StoredTensors, verify_share
 from pretrain.run import node_memory, watchdog
-from pretrain.zero.ranks import from_rank_0, of_all_ranks, on_rank_0, ranks_by_node
+from pretrain.zero.ranks import first_value, from_rank_0, of_all_ranks, on_rank_0, ranks_by_node
 
 logger = logging.getLogger(__name__)
 _Key = tuple[int, str]  # a step, and the checksum of its index: attempts may differ
@@ -33,11 +33,8 @@ def newest_verified(run: Path) -> Path | None:
 
 
 def _damage_on_any_rank(directory: Path) -> str | None:
-    """The damage of a checkpoint, of which each rank verifies its share."""
-    share = slice(dist.get_rank(), None, dist.get_world_size())
-    own = damage(directory, lambda one, _: StoredTensors(one).verify(share, watchdog.alive))
-    on_any = any(of_all_ranks(own is not None, bool))
-    return own or (f"{directory}: damaged, as another rank found" if on_any else None)
+    """The damage of a checkpoint that the first rank with any has found. Each rank verifies its share."""
+    return first_value(damage(directory, lambda one, _: verify_share(StoredTensors(one))))
 
 
 def newer(run: Path, resume: Path | None) -> Path | None:

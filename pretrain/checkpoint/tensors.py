@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from data_pipeline.foundation.atomic import atomic_file
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.foundation.safetensors_file import os_errors
 from pretrain import models
 from pretrain.checkpoint import BUFFERS, index, rank_file
 from pretrain.checkpoint.index import File, Files, Piece, Table, write_table
 from pretrain.models.model import Model
+from pretrain.run import watchdog
+from pretrain.zero.ranks import first_value
 
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
 _BLOCK = 1 << 22  # bytes
@@ -67,17 +70,28 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         save_file(tensors, path)
 
 
-def verified(directory: Path, config: models.ModelConfig) -> "StoredTensors":
-    """The tensors of a checkpoint of this model. Raises FailedError if names, shapes or content are wrong."""
-    stored = StoredTensors(directory)
-    stored.verify()
-    stored.check_shapes(config, "this model")
-    return stored
+def verify_share(stored: "StoredTensors") -> None:
+    """Verifies this rank's share of the files. Raises as `StoredTensors.verify`."""
+    stored.verify(slice(dist.get_rank(), None, dist.get_world_size()), watchdog.alive)
+
+
+def verify_together(directory: Path, config: models.ModelConfig) -> None:
+    """Raises FailedError on all ranks, of which each verifies its share, if a checkpoint is damaged or not of this
+    model."""
+    problem = None
+    try:
+        stored = StoredTensors(directory)
+        stored.check_shapes(config, "this model")
+        verify_share(stored)
+    except (UserError, OSError) as error:
+        problem = str(error)
+    if problem := first_value(problem):
+        raise FailedError(problem)
 
 
 def load_weights(model: Model, directory: Path) -> None:
-    """Loads a checkpoint's fp32 parameters into `model`, one at a time, and its buffers. Raises as `verified`."""
-    stored = verified(directory, model.config)
+    """Loads a verified checkpoint's fp32 parameters into `model`, one at a time, and its buffers."""
+    stored = StoredTensors(directory)
     for name, parameter in model.named_parameters():
         with torch.no_grad():
             parameter.copy_(stored.whole(PARAMETER, name))

@@ -29,11 +29,13 @@ from pretrain.checkpoint.tensors import (
     load_weights,
     model_buffers,
     read_buffers,
+    verify_together,
     write_buffers,
     write_tensors,
 )
 from pretrain.hardware import device_type
 from pretrain.models import ModelConfig
+from pretrain.models.layers import not_drawn
 from pretrain.models.model import Model
 from pretrain.optimizers import AVERAGE
 
@@ -50,9 +52,18 @@ class TrainedModel:
     tokenizer: Tokenizer
 
     @classmethod
-    def open(cls, directory: Path) -> "TrainedModel":
-        """Loads a checkpoint. Raises UserError if `directory` isn't one, FailedError if it is damaged."""
-        model = models.build(checkpoint_index.read(directory).model)
+    def open(cls, directory: Path, together: bool = False) -> "TrainedModel":
+        """Loads a checkpoint. Raises UserError if `directory` isn't one, FailedError if it is damaged.
+
+        `together`: all ranks of a process group open it at the same time, and each verifies its share.
+        """
+        config = checkpoint_index.read(directory).model
+        if together:
+            verify_together(directory, config)
+        else:
+            StoredTensors(directory).verify()
+        with not_drawn():
+            model = models.build(config)
         load_weights(model, directory)
         return cls(model.eval(), tokenizers.load(directory))
 

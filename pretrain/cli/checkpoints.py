@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from data_pipeline.foundation import paths
-from data_pipeline.foundation.command import path_argument, path_option
+from data_pipeline.foundation.command import path_argument, path_option, refuse_options
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import masked
+from data_pipeline.foundation.formatting import is_utf8, masked
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.progress import track
 from pretrain.cli.app import Checkpoint, NewDirectory, app
@@ -79,6 +79,8 @@ def generate(
         raise UserError(f"--quantization: expected int8, got {quantization!r}")
     if quantization and engine == "pytorch":
         raise UserError("--quantization is for --engine ctranslate2")
+    if corpus is None:
+        refuse_options(context, "for --corpus", "number")
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another file")
     prompts: list[str] = []
@@ -109,6 +111,7 @@ def generate(
 
 @app.command("evaluate", epilog="Example: pretrain evaluate runs/quickstart --hook '{hook: samples, number: 8}'")
 def evaluate_command(
+    context: typer.Context,
     checkpoint: Checkpoint,
     corpora: Annotated[
         list[Path] | None,
@@ -145,19 +148,25 @@ def evaluate_command(
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
     if suite not in evaluation.SUITES:
         raise UserError(f"--suite: expected {' or '.join(evaluation.SUITES)}, got {suite!r}")
+    if lm_eval is not None and minimal_pairs is not None:
+        raise UserError("--lm-eval and --minimal-pairs: each runs instead of hooks; give only one")
+    if lm_eval is not None or minimal_pairs is not None:
+        instead = "--lm-eval" if lm_eval is not None else "--minimal-pairs"
+        refuse_options(context, f"for hooks, which {instead} replaces", "corpora", "suite", "hooks")
+    else:
+        refuse_options(context, "for --lm-eval and --minimal-pairs", "form", "limit")
+    if lm_eval is None:
+        refuse_options(context, "for --lm-eval", "include_path", "few_shot")
+    if hooks:
+        refuse_options(context, "not with --hook, which names the hooks one by one", "suite")
     directory = directories.checkpoint_in(checkpoint)
     if lm_eval is not None:
         settings = harness.LmEvalSettings(lm_eval.split(","), include_path, few_shot, limit)
         evaluate.evaluate_on_tasks(directory, settings, form, batch_size, out, json_)
-        return
-    if include_path or few_shot is not None:
-        raise UserError("--include-path and --few-shot are for --lm-eval")
-    if minimal_pairs is not None:
+    elif minimal_pairs is not None:
         evaluate.evaluate_on_pairs(directory, minimal_pairs, form, limit, batch_size, out, json_)
-        return
-    if form or limit is not None:
-        raise UserError("--form and --limit are for --lm-eval and --minimal-pairs")
-    evaluate.evaluate(directory, corpora or [], suite, hooks or [], batch_size, out, json_)
+    else:
+        evaluate.evaluate(directory, corpora or [], suite, hooks or [], batch_size, out, json_)
 
 
 @app.command(epilog="Example: pretrain attention runs/quickstart 'The <extra_id_0> is red.' --out pictures")
@@ -176,6 +185,7 @@ def attention(
 
 @app.command(epilog="Example: pretrain export runs/quickstart exports/quickstart")
 def export(
+    context: typer.Context,
     checkpoint: Checkpoint,
     out: NewDirectory,
     register: Annotated[
@@ -192,6 +202,8 @@ def export(
     ] = False,
 ) -> None:
     """Write a directory that Hugging Face transformers can load, with a model card."""
+    if register is None:
+        refuse_options(context, "for --register", "uri")
     directory = directories.checkpoint_in(checkpoint)
     trained = _open(directory)
     registration = registry.Registration.of(directory, register, uri) if register is not None else None
@@ -301,9 +313,12 @@ def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) 
     if file is None and piped is None:
         raise UserError("give a text, --file, --corpus, or pipe lines of text in")
     try:
-        lines = (file.read_text(encoding="utf-8-sig") if file else piped.read() if piped else "").split("\n")
+        read = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file else piped.read() if piped else ""
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file or 'stdin'}: can't be read: {error}") from None
+    lines = read.split("\n")
+    if wrong := [number for number, line in enumerate(lines, 1) if not is_utf8(line)]:
+        raise UserError(f"{file or 'stdin'}: line {wrong[0]} isn't UTF-8")
     if lines[-1] == "":
         del lines[-1]
     if not lines:

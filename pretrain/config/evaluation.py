@@ -260,7 +260,8 @@ _SHIPPED: tuple[type[HookSettings], ...] = (
 )
 
 
-HOOKS = {str(settings.model_fields["hook"].default): settings for settings in _SHIPPED} | offered("hooks", HookSettings)
+HOOKS = {str(settings.model_fields["hook"].default): settings for settings in _SHIPPED}
+HOOKS |= offered("hooks", HookSettings, HOOKS, "hook")
 """The shipped hooks and those that installed packages offer, by name."""
 SUITES = {
     "fast": ["validation_loss", "embedding"],

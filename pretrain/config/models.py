@@ -765,7 +765,7 @@ _SHIPPED = (
     DecoderOnlyConfig,
     EncoderOnlyConfig,
 )
-OFFERED = offered("families", ModelConfig)
+OFFERED = offered("families", ModelConfig, [one.model_fields["family"].default for one in _SHIPPED], "family")
 """The settings of the families of installed packages, by name."""
 
 if TYPE_CHECKING:

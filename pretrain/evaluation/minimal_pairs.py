@@ -25,7 +25,7 @@ import numpy as np
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import markdown
+from data_pipeline.foundation.formatting import is_utf8, markdown
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.input_use import training_examples
@@ -106,7 +106,8 @@ def _pair(line: str, where: str) -> Pair:
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON: {error}") from None
     for key in keys:
-        if not isinstance(values, dict) or not isinstance(values.get(key), str) or not values[key]:
+        value = values.get(key) if isinstance(values, dict) else None
+        if not isinstance(value, str) or not value or not is_utf8(value):
             raise UserError(f"{where}: {key}: missing, or not a text")
     good, bad, paradigm, group = (values[key] for key in keys)
     return Pair(good, bad, paradigm, _GROUPS.get(group, group))

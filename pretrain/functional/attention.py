@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.functional.arithmetic import drop, matmul, soft_capped
-from pretrain.functional.attention_bias import MASKED, Pattern
+from pretrain.functional.attention_bias import MASKED, Pattern, refuse_beyond_memory
 
 Backend = Literal["sdpa", "triton", "eager"]
 
@@ -110,6 +110,7 @@ def attend(
             return flash(queries, keys, values, bias, scale, dropout, softcap)
         bias, causal = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device), False
     if _recorded is not None:
+        refuse_beyond_memory(queries, queries.size(2), keys.size(2), queries.size(0) * queries.size(1))
         seen = _future(queries, keys, 0) if causal else bias
         _recorded.append(_softmax(queries, keys, seen, scale, softcap).detach())
     if softcap is not None or is_eager(queries, bias, dropout):

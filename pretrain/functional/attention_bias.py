@@ -5,14 +5,19 @@ It is a matrix, or a `Pattern`, which kernels read: labels of positions, and ran
 
 from typing import NamedTuple
 
+import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import human_size
+from data_pipeline.foundation.processes import available_memory
 from pretrain.kernels import GRANULE
 
 MASKED = -1e9  # exactly zero after softmax
 _SETS = 64  # labels are compared up to this modulus when ranges are made; kernels compare them exactly
+_LARGE = 2**30  # bytes; what a matrix of usual size needs isn't compared
 _HIDDEN = -1  # the label of a key that nothing sees
 
 
@@ -25,6 +30,19 @@ class Window(NamedTuple):
     def hides_nothing(self, queries: int, keys: int) -> bool:
         """True if the last `queries` of `keys` tokens see all of them."""
         return self.before >= keys - 1 and self.after >= queries - 1
+
+
+def refuse_beyond_memory(like: Tensor, queries: int, keys: int, matrices: int) -> None:
+    """Raises UserError if so many matrices of queries × keys can't fit into memory, whatever this process frees: Linux
+    would kill it."""
+    needed = matrices * queries * keys * like.element_size()
+    if needed <= _LARGE or like.device.type != "cpu":
+        return
+    if needed > (most := available_memory() + psutil.Process().memory_info().rss):
+        raise UserError(
+            f"attention of {queries:,} tokens to {keys:,} needs {human_size(needed)} of memory, and there are "
+            f"{human_size(most)}; give shorter texts, or fewer together"
+        )
 
 
 def visible(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import UserError, one_line
 from data_pipeline.objectives.randomness import random_bits, row_keys
 from pretrain.config.models import ModelConfig
 from pretrain.generation.settings import GenerationSettings
@@ -158,6 +158,7 @@ def sample(logits: Tensor, draw: Tensor) -> Tensor:
 
 # Examples that are decided leave the batch once this share of it, or less, is left: leaving costs a copy of the caches.
 LEAVE_AT = 0.75
+_NO_MEMORY = "can't allocate memory"  # PyTorch has no class of its own for this error of a CPU
 NO_TOKEN = -1  # in a history: padding before a prompt
 
 
@@ -175,7 +176,7 @@ def generate(
     Inputs are for the encoder, or prompts of a causal model, padded on the left. `attention_mask`, of the same shape,
     is nonzero at real tokens. The seed and a row's number (`numbers`, by default from 0) determine its samples, in any
     batch. Probabilities count all rows of a padded vocabulary, as in training and in transformers, but padding is never
-    chosen. Raises UserError for settings that the model doesn't support.
+    chosen. Raises UserError for settings that the model doesn't support, and if there is too little memory.
     """
     settings, config = settings or GenerationSettings(), model.config
     _check(model, input_ids.size(1), settings)
@@ -210,6 +211,13 @@ def generate(
         result[rows] = search.texts
         before_eos = (result == config.eos_id).cumsum(dim=1) == 0
         return result[:, : int(before_eos.sum(dim=1).max()) + 1]
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and _NO_MEMORY not in str(error):
+            raise
+        texts = f"{len(input_ids)} texts of up to {input_ids.size(1):,} tokens"
+        raise UserError(
+            f"too little memory for {texts} together: {one_line(error)}; give shorter ones, or fewer"
+        ) from None
     finally:
         model.train(was_training)
 

@@ -60,7 +60,7 @@ def export(
         if exported.generation_config is not None:
             write_json(partial / GENERATION, exported.generation_config)
         for file in hf.code:
-            (partial / file).write_bytes((MODELLING_FILES / file).read_bytes())
+            (partial / Path(file).name).write_bytes((MODELLING_FILES / file).read_bytes())
         # of a matrix cut to its vocabulary it would refuse to save a view
         whole = {
             key: one if one.untyped_storage().nbytes() == one.nbytes else one.clone()

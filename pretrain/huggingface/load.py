@@ -122,7 +122,10 @@ def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
     if not path.exists():
         raise UserError(f"{path}: no such file")
     saved = read_json(path, Json)
-    by_type = {hf.model_type: hf for family in FAMILIES for hf in hf_models(family)}
+    by_type: dict[str, HFModel] = {}
+    for family in FAMILIES:  # those that ship come first: a package's family may be exported as one of them
+        for one in hf_models(family):
+            by_type.setdefault(one.model_type, one)
     hf = by_type.get(str(saved.get("model_type")))
     if hf is None:
         raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from data_pipeline.foundation.config_file import Section
 from pretrain.config.models import LocalAndGlobal
 from pretrain.functional.attention import attend, by_kernel
-from pretrain.functional.attention_bias import Pattern, Window, labels, masked, toeplitz, visible
+from pretrain.functional.attention_bias import Pattern, Window, labels, masked, refuse_beyond_memory, toeplitz, visible
 from pretrain.models.layers import LayerConfig, Linear, fused_linear, one_use
 from pretrain.models.positions import Rotary, apply_rotary
 
@@ -77,13 +77,16 @@ def logit_bias(
     """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
 
     `diagonals` is the bias of a `Pattern`; the rest are the masks of `visible`. Made once for all layers of a stack
-    that see the same. This project's kernels don't know prefixes.
+    that see the same. This project's kernels don't know prefixes. Raises UserError where the CPU's memory is too small.
     """
     queries = x.size(1)
     if queries > 1 and prefix is None and by_kernel(x):
         seen = labels(queries, **masks)
         everything = diagonals is None and seen is None and window is None and not causal
         return None if everything else Pattern(diagonals, seen, causal, window)
+    rows = len(x) if any(one is not None for one in (prefix, *masks.values())) else int(causal or window is not None)
+    heads = 1 if diagonals is None else len(diagonals)
+    refuse_beyond_memory(x, queries, keys, heads * (rows + (diagonals is not None)))
     mask = visible(queries, keys, x.device, causal=causal, window=window, prefix=prefix, **masks)
     return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
 

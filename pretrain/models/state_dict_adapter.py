@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -87,7 +88,8 @@ class HFModel:
     - `begins`, `ends`: true if the tokenizer puts bos before a text, and eos after it.
     - `last_norm(config)`: the name of the norm whose output goes into the output matrix and nowhere else, if there is
       one.
-    - `code`: the modelling files of the export, which transformers runs only with permission.
+    - `code`: the modelling files of the export, which transformers runs only with permission: names of those that ship,
+      whole paths of others.
     - `encoder`: the encoder by itself, if transformers can load it. `ctranslate2`: the rewriting if it runs the model.
     """
 
@@ -111,7 +113,7 @@ class HFModel:
     begins: bool = False
     ends: bool = False
     last_norm: Callable[[Any], str | None] = lambda config: "decoder.final_norm"
-    code: tuple[str, ...] = ()
+    code: tuple[str | Path, ...] = ()
     encoder: EncoderAlone | None = None
     ctranslate2: Rewriting | None = None
 

@@ -108,7 +108,8 @@ def _opened(checkpoint: Path, batch_size: int) -> Iterator[_Session]:
     config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
     alone = contextlib.nullcontext((0, 1))
     with process_group(None, _HANG_SECONDS) if "RANK" in os.environ else alone as (rank, ranks):
-        yield _Session(TrainedModel.open(checkpoint).on_best_device(), config, rank, ranks, batch_size)
+        trained = TrainedModel.open(checkpoint, together=ranks > 1).on_best_device()
+        yield _Session(trained, config, rank, ranks, batch_size)
 
 
 def evaluate(

@@ -19,7 +19,7 @@ from pretrain import models
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint.engine_state import restore
 from pretrain.checkpoint.save import Saved
-from pretrain.checkpoint.tensors import verified
+from pretrain.checkpoint.tensors import verify_together
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.trainer import micro_batch
@@ -115,7 +115,7 @@ class Trainer:
         if run.resume:
             self._load(run.resume)
         elif run.initial_weights:
-            verified(run.initial_weights, run.model)
+            verify_together(run.initial_weights, run.model)
             restore(engine, run.initial_weights, weights_only=True)
         for key in keys_of_reduction(self.config):
             report.warn(

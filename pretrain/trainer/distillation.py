@@ -85,8 +85,10 @@ def identity(settings: DistillationSection) -> checkpoint_index.Identity:
 
 
 def wrap(model: Model, settings: DistillationSection, precision: str, device: torch.device) -> None:
-    """Loads the teacher and stands around `model`. Raises FailedError if the teacher's checkpoint is damaged."""
-    trained, dtype = TrainedModel.open(_checkpoint(settings)), torch.bfloat16 if precision == "bf16" else torch.float32
+    """Loads the teacher, on all ranks together, and stands around `model`. Raises FailedError if the teacher's
+    checkpoint is damaged."""
+    trained = TrainedModel.open(_checkpoint(settings), together=True)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     teacher = cast("DecoderOnly", trained.model.to(device, dtype).requires_grad_(False))
     vocabulary = min(trained.tokenizer.size, teacher.config.padded_vocab_size)
     Distillation(cast("EncoderDecoder", model), teacher, vocabulary, settings)

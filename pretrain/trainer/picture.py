@@ -30,7 +30,8 @@ _BOUNDS = {"unigrams": "--", "bigrams": ":"}  # what needs no model: the style o
 def draw(run: Path, out: Path, attention: bool = True) -> None:
     """Writes the picture of `run` to `out`, a PNG; without `attention`, which needs the model, its losses alone.
 
-    Raises UserError for a run without evaluations or checkpoints.
+    A run that has no held-out corpus any more has no attention. Raises UserError for one without evaluations or
+    checkpoints.
     """
     rows = [(row.step, row.metrics) for row in read_metrics(run)]
     names = [found[1] for _, metrics in rows for key in metrics if (found := _LOSS.fullmatch(key))]
@@ -73,9 +74,11 @@ def _curves(corpus: str, rows: Mapping[int, Mapping[str, float]]) -> dict[str, s
 
 
 def _cross_attention(run: Path) -> Pattern | None:
-    """That of the latest checkpoint on the first held-out row; None for a model that has none."""
+    """That of the latest checkpoint on the first held-out row; None for a model that has none, and without a row."""
     checkpoint = checkpoint_in(run)
     config = load(checkpoint / CONFIG, [], RunConfig)
+    if not config.data.validation:  # a resumed run may have none any more
+        return None
     entry = config.data.validation[0]
     corpus = open_corpus(entry.corpus).with_objective(config.data.held_out_objective(entry))
     row = next(validation_batches(corpus, BatchLayout(0, 1, 1, 1)))

@@ -40,6 +40,7 @@ with imported_at_first_use():
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
+_OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _opened: list[dist.TCPStore] = []
 _of_threads: list[dist.ProcessGroup] = []
 _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # PyTorch: whether something else than rank 0 has opened the store
@@ -286,6 +287,10 @@ def _environment_of_one_process() -> None:
     # matrix products then sum in the same order whatever the alignment of their operands
     os.environ.setdefault("MKL_CBWR", "AUTO")
     if "RANK" in os.environ:
+        if lacking := [name for name in _OF_LAUNCHERS if name not in os.environ]:
+            raise UserError(
+                f"RANK is set, but not {', '.join(lacking)}: launchers set all of them; unset RANK without one"
+            )
         return
     # without LOCAL_SIZE, DeepSpeed starts a program at each reduction, which counts the CPUs
     single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": _LOOPBACK}

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -348,6 +349,34 @@ def test_the_last_checkpoints_of_a_run_are_averaged(runs, tmp_path):
     assert "the mean of the weights after steps 2, 3, 4" in (tmp_path / "out/README.md").read_text()
     refused = refused_here(2, "pretrain", "average", run, tmp_path / "more", "--last", "5")
     assert "the run has 4 checkpoints" in refused
+
+
+def opened_together(directory: Path, damaged: Path) -> tuple[int, str]:
+    """The bytes that this rank reads of a checkpoint, and what it says of one that is `damaged`."""
+    for _ in range(2):  # the first time reads modules too
+        before = psutil.Process().io_counters().read_chars
+        TrainedModel.open(directory, together=True)
+        read = psutil.Process().io_counters().read_chars - before
+    with pytest.raises(FailedError) as refused:
+        TrainedModel.open(damaged, together=True)
+    return read, str(refused.value)
+
+
+def test_of_a_checkpoint_that_ranks_open_together_each_reads_a_share_and_draws_nothing(runs, tmp_path):
+    one = TrainedModel.open(checkpoint_directory(runs / "adamw/run", AVERAGED))
+    larger = build(one.model.config.model_copy(update={"pad_vocab_to_multiple_of": 40_000}))
+    for name in ("whole", "damaged"):
+        save_weights(larger.config, larger.state_dict(), one.tokenizer, tmp_path / name)
+    file = tmp_path / "damaged/rank-00000.safetensors"
+    flip(file)
+    found = on_ranks(2, opened_together, tmp_path / "whole", tmp_path / "damaged")
+    assert file.stat().st_size > 5e6
+    assert 1 <= sum(read for read, _ in found) / file.stat().st_size < 1.5
+    assert {said for _, said in found} == {f"{file}: damaged: its checksum differs from index.json's"}
+    before = torch.get_rng_state()
+    opened = TrainedModel.open(tmp_path / "whole").model.state_dict()
+    assert all(torch.equal(opened[name], tensor) for name, tensor in larger.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_moving_average_becomes_a_checkpoint(runs, tmp_path):

@@ -21,6 +21,7 @@ from pretrain import cli
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli.checkpoints import show
 from pretrain.config.models import ModelConfig
+from pretrain.functional.attention import attend, recording_weights
 from pretrain.generation.blanks import blank_out, likeliest_fillings
 from pretrain.generation.decoding import generate, repeating, sample, uniform_draws, warped
 from pretrain.generation.settings import GenerationSettings
@@ -270,6 +271,32 @@ def test_what_a_model_cannot_do_is_refused(model, inputs):
         generate(as_at_the_start("bert"), *inputs, settings())
 
 
+class Hungry(AfterEachToken):
+    def decode(self, tokens, cache, mask):
+        return torch.empty(2**60)
+
+
+def test_a_text_that_memory_is_too_small_for_is_refused_in_a_line():
+    """4 heads of 300,000 × 300,000 biases in fp64: 2.88 TB, or as much again for the padding of the shorter text."""
+    ids = torch.full((2, 300_000), 5)
+    mask = torch.ones_like(ids)
+    mask[1, 9:] = 0
+    with pytest.raises(
+        UserError, match=r"attention of 300,000 tokens to 300,000 needs 2\.9 TB of memory, and there are .*; give"
+    ):
+        generate(random_model("t5"), ids[:1])
+    with pytest.raises(UserError, match=r" needs 8\.6 TB of memory"):
+        generate(random_model("t5"), ids, mask)
+    whole = torch.zeros(2, 4, 300_000, 1)
+    with recording_weights(), pytest.raises(UserError, match=r" needs 2\.9 TB of memory"):
+        attend(whole, whole, whole, None, False, 1.0, 0.0)
+    with pytest.raises(
+        UserError, match=r"too little memory for 2 texts of up to 300,000 tokens together: .*; give"
+    ) as one:
+        generate(Hungry(torch.zeros(5, 5)), ids)
+    assert "\n" not in str(one.value)
+
+
 def test_sampled_shares():
     shares = torch.tensor([0.1, 0.5, 0.0, 0.15, 0.25])
     draws = (torch.arange(10_000) / 10_000)[:, None]  # every quantile once
@@ -436,6 +463,17 @@ def test_what_cannot_work_is_refused_in_one_line(trained, arguments, message, mo
     assert done.exception.exit_code == 2
     assert message in str(done.exception)
     assert "\n" not in str(done.exception)
+
+
+def test_a_line_that_is_not_utf8_is_named(tmp_path):
+    """Of a pipe, as Python reads it under LANG=C.UTF-8, and of a file."""
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"caf\xc3\xa9\ncaf\xe9\n")
+    piped = io.TextIOWrapper(io.BytesIO(file.read_bytes()), encoding="utf-8", errors="surrogateescape")
+    for source, given in (("stdin", (None, piped)), (file, (file, None))):
+        with pytest.raises(UserError) as refused:
+            cli.checkpoints.texts_of([], *given)
+        assert str(refused.value) == f"{source}: line 2 isn't UTF-8"
 
 
 class Terminal(io.StringIO):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
@@ -37,11 +38,13 @@ from pretrain.evaluation.vectors import embedding
 from pretrain.run.metrics_file import read_metrics
 from pretrain.trainer import callback, loop
 from pretrain.trainer.callbacks.stops import Stops
-from tests.conftest import TOP, write_corpus_file
+from tests.conftest import TOP
 from tests.conftest import run as run_command
+from tests.in_process import done_here
+from tests.pretrain.checkpoint_runs import describe
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import MODEL, install, install_page, losses, run_file, train_ranks
+from tests.pretrain.runs import install, install_page, losses, run_file, train_ranks
 from tests.pretrain.small_evaluations import evaluated, evaluated_alone
 from tests.pretrain.small_models import as_at_the_start, ids, logits_of
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
@@ -438,6 +441,13 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
         wrong = run_forked("evaluate", tmp_path / "run", "--hook", hook)
         assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
         assert wrong.stderr.startswith(line)
+    widths, settings = [], checkpoint_in(tmp_path / "run") / "config.yaml"
+    for changed in ({}, {"evaluation": [], "data": {"train": [{"corpus": str(small_corpus)}]}}):  # as of a resumed run
+        settings.write_text(yaml.dump(yaml.safe_load(settings.read_text()) | changed))
+        describe(settings)
+        done_here("pretrain", "picture", tmp_path / "run")
+        widths.append(int.from_bytes((tmp_path / "run/picture.png").read_bytes()[16:20], "big"))
+    assert widths[0] > 1000 > widths[1]  # pixels: losses and attention, and losses alone
 
 
 # Callbacks: the page's own two, each built-in one left out, what checkpoints keep of them, and their errors
@@ -523,28 +533,3 @@ def test_a_run_with_one_that_is_not_there_is_refused_once(small_corpus, tmp_path
     assert done.returncode == 2
     assert "starting attempt 2" not in done.stderr
     assert "error: callbacks.0: no_such:Thing can't be made: ModuleNotFoundError" in done.stdout + done.stderr
-
-
-# A package that offers an objective, a source, a rule, a step and a family
-
-
-LINES = [f"{number} Lines of Words, in a Row" for number in range(200)]
-FORTUNES = ["The River runs to the Sea", "HASTE MAKES WASTE", "Anna sings in Ulm", *LINES, f"{LINES[7]} again"]
-
-
-def test_an_objective_a_source_a_rule_a_step_and_a_family_of_a_package_train(small_corpus, tmp_path, monkeypatch):
-    settings = install_page("extend", tmp_path, monkeypatch)
-    (tmp_path / "fortunes.txt").write_text("\n%\n".join(FORTUNES))
-    settings["sources"][0]["path"] = str(tmp_path / "fortunes.txt")
-    tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 40}
-    split = {"by": "position", "validation_fraction": 0.1}
-    output = {"output": str(tmp_path / "corpus")}
-    path = write_corpus_file(tmp_path / "corpus.yaml", **settings, tokenizer=tokenizer, split=split, **output)
-    done = run_command("data-pipeline", "build", path)
-    assert done.returncode == 0, done.stderr
-    dropped = json.loads((tmp_path / "corpus/report.json").read_text())["documents"]["dropped"]
-    assert dropped == {"shouting": 1, "same_opening": 1}
-    run = run_file(tmp_path / "run", tmp_path / "corpus", model={**MODEL, "family": "tempered"})
-    done = run_command("pretrain", "train", run)
-    assert done.returncode == 0, done.stderr
-    assert len(losses(run)) == 8

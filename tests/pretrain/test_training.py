@@ -18,9 +18,10 @@ from mlflow import MlflowClient
 from data_pipeline.corpus import open_corpus
 from data_pipeline.tools.publish import publish
 from pretrain.checkpoint import index as checkpoint_index
+from pretrain.run import heartbeat, node_memory, rank_logs, restarts
 from pretrain.run.metrics_file import read_metrics
 from tests.data_pipeline.object_store import serving
-from tests.pretrain.forked import run_forked
+from tests.pretrain.forked import Forked, run_forked
 from tests.pretrain.runs import MODEL, losses, mlflow, run_file, train, train_each, train_ranks
 from tests.slow import slow
 from tests.tables import each
@@ -170,6 +171,22 @@ def test_mlflow_has_the_metrics_parameters_datasets_and_config(reference, small_
     assert all(fingerprint.startswith(dataset.dataset.digest) for dataset in datasets)
     artifacts = {artifact.path for artifact in client.list_artifacts(state["run_id"])}
     assert {"config.yaml", "picture.png"} <= artifacts
+
+
+def test_a_variable_that_is_empty_is_one_that_is_not_set(small_corpus, tmp_path):
+    """As `SLURM_NTASKS= pretrain train`; a rank needs all that a launcher gives it."""
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "HOME"]
+    names += ["SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TMPDIR", "MKL_CBWR"]
+    names += [rank_logs.SUPERVISED, heartbeat.DIRECTORY, node_memory.DIRECTORY, restarts.EARLIER]
+    with Forked("train", path, **dict.fromkeys(names, "")) as trained:
+        assert trained.wait() == 0, trained.stderr
+    with Forked("train", path, "--fresh", RANK="0", WORLD_SIZE="") as alone:
+        assert alone.wait() == 2
+        lacking = "LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
+        assert alone.stderr.splitlines()[-1].startswith(
+            f"error: RANK is set, but not {lacking}: launchers set all of them"
+        )
 
 
 def test_a_run_fills_blanks_of_its_corpus(reference, small_corpus):

@@ -41,10 +41,14 @@ def machines(
     if hostfile:
         nodes = hosts.read(hostfile)
         return nodes, hosts.access(ssh)
-    if "SLURM_JOB_NODELIST" in os.environ:
-        nodes = [Node(name, ranks or 0) for name in slurm.hostnames(os.environ["SLURM_JOB_NODELIST"])]
+    if allocated := os.environ.get("SLURM_JOB_NODELIST"):
+        nodes = [Node(name, ranks or 0) for name in slurm.hostnames(allocated)]
         settings = load(cluster, [], ClusterConfig) if cluster else ClusterConfig()
         return nodes, slurm_head.access(nodes, settings.srun, settings.container, settings.variables)
+    if cluster:
+        raise UserError(
+            "--cluster: not in an allocation of SLURM, whose nodes it is for; call this there, or leave it out"
+        )
     return [Node("this machine", ranks or 0)], Access()
 
 
