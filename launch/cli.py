@@ -27,7 +27,10 @@ def _commands(version: Version = False) -> None:
 
 RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.", config_path)]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")]
-StopAtStep = Annotated[int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")]
+StopAtStep = Annotated[
+    int | None,
+    typer.Option(min=1, help="Save and stop (exit code 75) after this step; a run that has taken it stays there."),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")]
 MinNodes = Annotated[
     int | None, typer.Option(min=1, help="When a node is lost, go on with the others if at least this many are left.")

@@ -40,10 +40,11 @@ def _damage_on_any_rank(directory: Path) -> str | None:
     return own or (f"{directory}: damaged, as another rank found" if on_any else None)
 
 
-def newer(run: Path, resume: Path | None) -> Path | None:
+def newer(run: Path, resume: Path | None, last: int) -> Path | None:
     """A checkpoint newer than `resume` from the nodes' memory, else `resume`.
 
-    On one node, the checkpoint stays in memory. With several, it goes to the run directory, which they all see.
+    On one node, the checkpoint stays in memory, unless the run ends or stops with step `last`, which must be on disk.
+    With several, it goes to the run directory, which they all see.
     """
     name = from_rank_0(memory.run_name(run / "checkpoints"))
     node = node_memory.given()
@@ -57,8 +58,8 @@ def newer(run: Path, resume: Path | None) -> Path | None:
         where = {name: rank for name, rank, there in told if there}
         if any(name not in where for name, *_ in told):
             continue
-        alone = int(os.environ["LOCAL_SIZE"]) == dist.get_world_size()
-        found = checkpoint_directory(node, key[0]) if alone and node else _on_disk(run, node, key[0], where)
+        stays = int(os.environ["LOCAL_SIZE"]) == dist.get_world_size() and key[0] < last
+        found = checkpoint_directory(node, key[0]) if stays and node else _on_disk(run, node, key[0], where)
         problem = _damage_on_any_rank(found) if found else f"step {key[0]} in memory: a file is damaged"
         if problem is None:
             return found

@@ -37,7 +37,8 @@ def train_command(
     config: RunPath,
     overrides: Overrides = None,
     stop_at_step: Annotated[
-        int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")
+        int | None,
+        typer.Option(min=1, help="Save and stop (exit code 75) after this step; a run that has taken it stays there."),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")] = False,
 ) -> None:
