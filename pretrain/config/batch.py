@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import PositiveInt, model_validator
@@ -36,6 +37,16 @@ class BatchSection(Section):
             if step < ramp.until_step:
                 return ramp.global_batch_size
         return self.global_batch_size
+
+    def rows_before(self, step: int) -> int:
+        """Rows of the steps before `step`, over all ranks.
+
+        8 rows a step, and 16 from step 3 on: 8 · 5 + 8 · (5 − 3) = 56 before step 5.
+        """
+        sizes = [*(ramp.global_batch_size for ramp in self.ramp_up), self.global_batch_size]
+        begins = [0, *(ramp.until_step for ramp in self.ramp_up)]
+        added = (size - before for before, size in pairwise([0, *sizes]))
+        return sum(more * max(0, step - begin) for more, begin in zip(added, begins, strict=True))
 
     @model_validator(mode="after")
     def _ramp_goes_up(self) -> "BatchSection":

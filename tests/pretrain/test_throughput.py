@@ -73,6 +73,14 @@ def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
     assert metrics["train/mfu"] * 1e9 / metrics["train/steps_per_second"] == pytest.approx(2 * flops)
 
 
+def test_the_rows_before_a_step_are_those_of_the_steps_before_it():
+    ramp = [{"until_step": 2, "global_batch_size": 8}, {"until_step": 5, "global_batch_size": 16}]
+    for batch in ({"global_batch_size": 24, "ramp_up": ramp}, {"global_batch_size": 24}):
+        config = run_config(batch=batch)
+        rows = list(itertools.accumulate(map(config.batch.rows, range(9)), initial=0))
+        assert [config.batch.rows_before(step) for step in range(10)] == rows
+
+
 A100, HOPPER = [312, 156, 19.5], [989.4, 494.7, 66.9]
 
 
