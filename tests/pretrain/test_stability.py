@@ -21,7 +21,7 @@ from tests.pretrain.runs import losses, run_file
 
 ROWS = 16
 HUGE = 1e30
-LONG_SPANS = SpanCorruption(inputs_length=22, noise_density=0.5, mean_span_length=5.0)  # of rows as long as the corpus's
+LONG_SPANS = SpanCorruption(inputs_length=22, noise_density=0.5, mean_span_length=5.0)  # of as long rows
 
 
 def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfig:
