@@ -285,7 +285,8 @@ class TrainerSection(Section):
     """The trainer's work besides training."""
 
     profile: bool = False
-    """Record the operators and kernels of steps 10 to 13 of each start in RUN/profile, for Perfetto."""
+    """Record the operators and kernels of steps 10 to 13 of a start in RUN/profile, for Perfetto. Those of the latest
+    start are kept."""
 
 
 class CallbackSection(Section):

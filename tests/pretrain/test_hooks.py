@@ -433,6 +433,48 @@ def test_the_profile_of_some_steps_is_a_trace(small_corpus, tmp_path):
         assert {"aten::mm", "aten::embedding"} <= names
 
 
+def profiled(path, stop, back_after):
+    """The exit code of a run, which goes back to its newest checkpoint after a step, and how many steps its trace has.
+
+    The optimizer has one group of parameters, which each step updates once.
+    """
+    from pretrain.checkpoint.directory import newest
+    from pretrain.trainer.train import train
+    from pretrain.trainer.validate import state_of
+
+    class GoesBack(callback.Callback):
+        def after_step(self, trainer):
+            if trainer.step == back_after and len(steps) == back_after - 1:
+                trainer.finish_saving()
+                trainer.drop_unsaved()
+                checkpoint = newest(trainer.run.directory)
+                trainer.go_back(checkpoint, state_of(trainer.run.directory, checkpoint))
+            steps.append(trainer.step)
+
+    every, steps = loop.build_callbacks, []
+    loop.build_callbacks = lambda *given: {"GoesBack": GoesBack(), **every(*given)}
+    code = train(load(path, [], RunConfig), stop)
+    trace = json.loads((path.parent / "run/profile/rank-00000.json").read_text())
+    return code, [event.get("name") for event in trace["traceEvents"]].count("Optimizer.step#AdamW.step"), steps
+
+
+@table(
+    "stop, back_after, found",
+    [
+        (11, None, (75, 2, [*range(1, 12)])),
+        (None, 12, (0, 3, [*range(1, 13), *range(9, 15)])),
+        (None, 14, (0, 4, [*range(1, 15), 13, 14])),
+    ],
+)
+def test_a_run_that_stops_or_goes_back_has_one_trace_of_the_steps_before(
+    small_corpus, tmp_path, stop, back_after, found
+):
+    """Steps 10 to 13 are profiled; those after 8 and 12 are saved."""
+    settings = {"optimizer": {"learning_rate": 1e-2, "groups": []}, "trainer": {"profile": True}, "evaluation": []}
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 14}, **settings)
+    assert on_ranks(1, profiled, path, stop, back_after, joined=False) == [found]
+
+
 @table(
     "name, options, said",
     [
