@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import re
+import runpy
 import signal
 import time
 from collections.abc import Callable
@@ -394,6 +395,19 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_p
     assert again[3]["train/average_loss"] == pytest.approx(0.9 * state["average"] + 0.1 * again[3]["train/loss"])
 
 
+def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeypatch):
+    """The first step and the third are skipped: 4, and 0.9 · 4 + 0.1 · 2 = 3.8."""
+    install_page("write-a-callback", tmp_path, monkeypatch)
+    patience = runpy.run_path(str(tmp_path / "my_package/callback.py"))["Patience"](target=3.0)
+    patience.load_state_dict({})
+    found = []
+    for loss, applied in ((math.nan, False), (4.0, True), (math.nan, False), (2.0, True)):
+        trainer = SimpleNamespace(outcome=SimpleNamespace(loss=loss, applied=applied))
+        patience.after_step(trainer)
+        found.append(patience.metrics(trainer).get("train/average_loss"))
+    assert found == [None, 4.0, 4.0, pytest.approx(3.8)]
+
+
 def losses_without(name, path):
     from pretrain.trainer.train import train
 
@@ -463,15 +477,12 @@ def profiled(path, stop, back_after):
     [
         (11, None, (75, 2, [*range(1, 12)])),
         (None, 12, (0, 3, [*range(1, 13), *range(9, 15)])),
-        (None, 14, (0, 4, [*range(1, 15), 13, 14])),
     ],
 )
-def test_a_run_that_stops_or_goes_back_has_one_trace_of_the_steps_before(
-    small_corpus, tmp_path, stop, back_after, found
-):
+def test_a_run_that_stops_or_goes_back_has_a_trace_of_the_steps_before(small_corpus, tmp_path, stop, back_after, found):
     """Steps 10 to 13 are profiled; those after 8 and 12 are saved."""
-    settings = {"optimizer": {"learning_rate": 1e-2, "groups": []}, "trainer": {"profile": True}, "evaluation": []}
-    path = run_file(tmp_path, small_corpus, run={"max_steps": 14}, **settings)
+    settings = {"optimizer": {"learning_rate": 1e-2, "groups": []}, "batch": {"global_batch_size": 2}, "evaluation": []}
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 14}, trainer={"profile": True}, **settings)
     assert on_ranks(1, profiled, path, stop, back_after, joined=False) == [found]
 
 

@@ -84,10 +84,10 @@ class ComparingMemory(Callback):
         trainer.finish_saving()
         trainer.drop_unsaved()
         run, clean = trainer.run.directory, trainer.step - 2
-        on_rank_0(lambda: set_aside_after(run, clean))
+        aside = on_rank_0(lambda: set_aside_after(run, clean))
         raise FailedError(
             f"step {trainer.step}: memory of rank {rank} changed between two updates: {changed[rank]}; if a callback "
-            "does that, set faults.checksum_every_steps"
+            f"does that, set faults.checksum_every_steps{aside}"
         )
 
     def _sums(self) -> list[tuple[list[str], Tensor]]:

@@ -101,8 +101,7 @@ class Replaying(Callback):
         trainer.drop_unsaved()
         clean, run = self.clean, trainer.run.directory
         aside = on_rank_0(lambda: set_aside_after(run, clean))
-        renamed = f"; {', '.join(path.name for path in aside)}: set aside" if aside else ""
-        raise FailedError(f"step {trainer.step}: {self.found.what}; nothing was wrong at step {clean}{renamed}")
+        raise FailedError(f"step {trainer.step}: {self.found.what}; nothing was wrong at step {clean}{aside}")
 
     def _taken(self, first_pass: bool = False) -> contextlib.AbstractContextManager[Tensor]:
         return gradients.taken(self._model, self._engine.device, self._repeats, first_pass)
