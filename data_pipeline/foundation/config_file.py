@@ -16,7 +16,15 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 from yaml import YAMLError
 
@@ -36,6 +44,7 @@ _LIMITS = {
     "exclusiveMaximum": "<",
     "multipleOf": "multiple of",
 }
+_LEAST_FP32, _LARGEST_FP32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 class Section(BaseModel):
@@ -51,6 +60,17 @@ class Section(BaseModel):
 
     other_files: ClassVar[Mapping[str, str]] = {}
     """Keys that only other kinds of files have, with what such a file is and which command takes it."""
+
+    @field_validator("*")
+    @classmethod
+    def _is_computed_with(cls, value: Any) -> Any:
+        """Tensors hold integers of 64 bits and fp32; smaller fp32 numbers count as 0."""
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, int) and not -(2**63) <= one < 2**63:
+                raise ValueError(f"expected an integer of at most 64 bits, got {one}")
+            if isinstance(one, float) and one and not _LEAST_FP32 <= abs(one) <= _LARGEST_FP32:
+                raise ValueError(f"expected 0, or a number from 1.2e-38 to 3.4e38 as fp32 has them, got {one}")
+        return value
 
 
 ConfigType = TypeVar("ConfigType", bound=Section)

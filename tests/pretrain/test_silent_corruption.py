@@ -237,6 +237,7 @@ def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
     assert interval("auto", 1, 8, 30) == 1020
     assert interval("auto", 1, 8, 997) == 1994
     assert interval("auto", 4096, 8, 1000) == 1
+    assert interval("auto", 1, 8, 999_999_937) == 999_999_937  # a prime; it isn't found by counting
 
 
 def test_ranks_pass_their_rows_on_to_those_that_round_alike():

@@ -11,6 +11,7 @@ the noisiest tensor, so ten of them are no chance.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -46,7 +47,8 @@ def interval(setting: int | Literal["auto"] | None, micro_batches: int, ranks: i
     least = -(-round(passes / _SHARE) // micro_batches)
     if least > save_every:
         return -(-least // save_every) * save_every
-    return next(steps for steps in range(least, save_every + 1) if save_every % steps == 0)
+    small = [steps for steps in range(1, math.isqrt(save_every) + 1) if save_every % steps == 0]
+    return min(steps for one in small for steps in (one, save_every // one) if steps >= least)
 
 
 class Replaying(Callback):
