@@ -218,8 +218,8 @@ class Attempts:
         """Whether the scheduler or `run.max_hours` has stopped the run, rather than the user."""
         if self._requests.stop_signal is not None:
             return self._requests.by_scheduler
-        now = status.read(self._directory)
-        return not now.stop_file and now.step != self._run.stop_at_step
+        now, stop = status.read(self._directory), self._run.stop_at_step
+        return not now.stop_file and (stop is None or (now.step or 0) < stop)
 
     def _close(self, run_goes_on: bool = False) -> None:
         pool, self._pool = self._pool, None

@@ -34,7 +34,11 @@ def _commands(version: Version = False) -> None:
 
 RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.", config_path)]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")]
-StopAtStep = Annotated[int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")]
+_MOST_RANKS = 1024  # of a machine, which has fewer cores and GPUs
+StopAtStep = Annotated[
+    int | None,
+    typer.Option(min=1, help="Save and stop (exit code 75) after this step; a run that has taken it stays there."),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")]
 MinNodes = Annotated[
     int | None, typer.Option(min=1, help="When a node is lost, go on with the others if at least this many are left.")
@@ -71,7 +75,9 @@ def init(
 def local(
     config: RunPath,
     overrides: Overrides = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Number of processes; default: one per GPU, or one.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_RANKS, help="Number of processes; default: one per GPU, or one.")
+    ] = None,
     stop_at_step: StopAtStep = None,
     fresh: Fresh = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the run file; start nothing.")] = False,
@@ -113,7 +119,8 @@ def slurm_command(
     overrides: Overrides = None,
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="GPUs, and ranks, of each node; default: all, by the cluster file.")
+        int | None,
+        typer.Option(min=1, max=_MOST_RANKS, help="GPUs, and ranks, of each node; default: all, by the cluster file."),
     ] = None,
     cluster: Annotated[
         Path | None, path_option("--cluster", "A cluster file: partition, environment, …", config_path)
@@ -126,7 +133,7 @@ def slurm_command(
     warn_seconds: Annotated[
         int, typer.Option(min=1, max=65535, help="How long before the time limit the run saves and stops.")
     ] = 300,
-    chain: Annotated[int, typer.Option(min=1, help="Jobs to submit that follow one another.")] = 1,
+    chain: Annotated[int, typer.Option(min=1, max=1000, help="Jobs to submit that follow one another.")] = 1,
     stop_at_step: StopAtStep = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script; write nothing.")] = False,
     submit: Annotated[bool, typer.Option("--submit", help="Hand the batch script to sbatch.")] = False,
@@ -183,7 +190,7 @@ def doctor_command(
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks of each machine; default: one per GPU, or one.")
+        int | None, typer.Option(min=1, max=_MOST_RANKS, help="Ranks of each machine; default: one per GPU, or one.")
     ] = None,
     hostfile: Annotated[Path | None, path_option("--hostfile", "Check these hosts, as of launch hosts.")] = None,
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="More options of ssh.")] = "",

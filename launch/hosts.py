@@ -10,7 +10,7 @@ from pathlib import Path
 from data_pipeline.foundation.errors import UserError
 from launch.nodes import Access, Node
 
-_LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d*)")
+_LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d{0,3})")
 _SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]
 # What belongs to this machine or this login; the rest of the environment is handed to the hosts.
 _OF_THIS_MACHINE = re.compile(

@@ -44,6 +44,7 @@ _LIMITS = {
     "exclusiveMaximum": "<",
     "multipleOf": "multiple of",
 }
+_LEAST_FP32, _LARGEST_FP32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 class Section(BaseModel):
@@ -62,9 +63,13 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _integers_fit_into_64_bits(cls, value: Any) -> Any:
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError(f"expected an integer from -2**63 to 2**63 - 1, got {value}")
+    def _is_computed_with(cls, value: Any) -> Any:
+        """Tensors hold integers of 64 bits and fp32; smaller fp32 numbers count as 0."""
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, int) and not -(2**63) <= one < 2**63:
+                raise ValueError(f"expected an integer of at most 64 bits, got {one}")
+            if isinstance(one, float) and one and not _LEAST_FP32 <= abs(one) <= _LARGEST_FP32:
+                raise ValueError(f"expected 0, or a number from 1.2e-38 to 3.4e38 as fp32 has them, got {one}")
         return value
 
 

@@ -1,7 +1,8 @@
 """Batches for one rank: the same global batches for every number of ranks and workers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat, tee
 
 import numpy as np
 import torch
@@ -69,21 +70,22 @@ class TrainingBatches(Dataset):
         return MicroBatch(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
 
     def loader(
-        self, steps: int | Sequence[int], workers: int, prefetch: int = _PREFETCH, pin: bool = False
+        self, steps: int | Iterable[int], workers: int, prefetch: int = _PREFETCH, pin: bool = False
     ) -> Iterator[list[Batch]]:
         """The micro-batches of each step from `start` on, with `pin` in page-locked memory.
 
         `steps` is a number of steps, or the accumulation of each step.
         """
-        accumulations = [self._layout.accumulation] * steps if isinstance(steps, int) else steps
-        micro_batches = items(self, self._firsts(accumulations), workers, prefetch, pin)
+        # workers are a few steps ahead
+        accumulations, ahead = tee(repeat(self._layout.accumulation, steps) if isinstance(steps, int) else steps)
+        micro_batches = items(self, self._firsts(ahead), workers, prefetch, pin)
         for accumulation in accumulations:
             step = [next(micro_batches) for _ in range(accumulation)]
             for one in (one for micro in step for one in micro.skipped):
                 self._skipped[one.corpus, one.shard, one.offset] = one
             yield [micro.batch for micro in step]
 
-    def _firsts(self, accumulations: Sequence[int]) -> Iterator[int]:
+    def _firsts(self, accumulations: Iterable[int]) -> Iterator[int]:
         position = self._start.position
         for accumulation in accumulations:
             yield from self._layout.firsts(position, accumulation)

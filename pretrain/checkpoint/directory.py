@@ -62,13 +62,19 @@ def set_aside(directory: Path) -> Path:
     return aside
 
 
-def set_aside_after(run: Path, step: int) -> list[Path]:
-    """Sets the checkpoints of `run` after `step` aside; returns their new paths. The oldest of all stays."""
+def set_aside_after(run: Path, step: int) -> str:
+    """Sets the checkpoints of `run` after `step` aside: they may be wrong. The oldest of all stays in any case, since
+    the run would begin anew. Returns what is to be said of that after an error, "" if nothing is."""
     steps = all_steps(run)
     kept = [one for one in steps if one <= step] or steps[:1]
     if len(kept) < len(steps):
         set_latest(run, kept[-1])
-    return [set_aside(checkpoint_directory(run, one)) for one in steps if one not in kept]
+    aside = [set_aside(checkpoint_directory(run, one)).name for one in steps if one not in kept]
+    said = f"; {', '.join(aside)}: set aside" if aside else ""
+    if kept and kept[-1] > step:
+        oldest = checkpoint_directory(run, kept[-1]).name
+        said += f"; {oldest} may be wrong too, but none is older: the run goes on from it, --fresh begins a new one"
+    return said
 
 
 def set_latest(run: Path, step: int) -> None:

@@ -37,10 +37,11 @@ def _damage_on_any_rank(directory: Path) -> str | None:
     return first_value(damage(directory, lambda one, _: verify_share(StoredTensors(one))))
 
 
-def newer(run: Path, resume: Path | None) -> Path | None:
+def newer(run: Path, resume: Path | None, last: int) -> Path | None:
     """A checkpoint newer than `resume` from the nodes' memory, else `resume`.
 
-    On one node, the checkpoint stays in memory. With several, it goes to the run directory, which they all see.
+    On one node, the checkpoint stays in memory, unless the run ends or stops with step `last`, which must be on disk.
+    With several, it goes to the run directory, which they all see.
     """
     name = from_rank_0(memory.run_name(run / "checkpoints"), str | None)
     node = node_memory.given()
@@ -57,7 +58,8 @@ def newer(run: Path, resume: Path | None) -> Path | None:
         on_all = all(key in one for one in held)  # else a node is new, or a rank has no directory in memory
         if any(name not in where for name, *_ in told) or not (on_all or len(nodes) > 1):
             continue
-        found = _on_disk(run, node, key[0], where) if len(nodes) > 1 else checkpoint_directory(node or run, key[0])
+        stays = len(nodes) == 1 and key[0] < last
+        found = checkpoint_directory(node, key[0]) if stays and node else _on_disk(run, node, key[0], where)
         problem = _damage_on_any_rank(found) if found else f"step {key[0]} in memory: a file is damaged"
         if problem is None:
             return found

@@ -29,7 +29,10 @@ _MFU = 0.31  # nanoT5's on one A100
 _PRICE = 2.0  # dollars for a GPU and an hour
 
 
-AtOnce = Annotated[int | None, typer.Option(min=1, help="Runs at the same time. Default: one per GPU, or one.")]
+_MOST_RUNS = 1000  # of a row, or at the same time
+AtOnce = Annotated[
+    int | None, typer.Option(min=1, max=_MOST_RUNS, help="Runs at the same time. Default: one per GPU, or one.")
+]
 
 
 @app.command("train", epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")
@@ -37,7 +40,8 @@ def train_command(
     config: RunPath,
     overrides: Overrides = None,
     stop_at_step: Annotated[
-        int | None, typer.Option(min=1, help="Save and stop (exit code 75) after this step.")
+        int | None,
+        typer.Option(min=1, help="Save and stop (exit code 75) after this step; a run that has taken it stays there."),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")] = False,
 ) -> None:
@@ -60,7 +64,9 @@ def experiment(
         Path, path_argument("DIR", "A folder of run files, or configs:NAME for one that ships.", config_path)
     ],
     overrides: Overrides = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each file, with seeds from its run.seed on.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each file, with seeds from its run.seed on.")
+    ] = 3,
     budget: Annotated[
         str | None,
         typer.Option(metavar="STEPS", help="400steps, 5% or 2e13flops: sets each run's length and schedule."),

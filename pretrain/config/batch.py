@@ -2,27 +2,32 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.loading.batch_layout import BatchLayout
+
+Rows = Annotated[int, Field(gt=0, le=2**20)]  # of a step: a rank holds all micro-batches of its share
+# A run of the largest batch has fewer than 2^62 rows, which the numbers of a checkpoint and its loader count.
+Steps = Annotated[int, Field(gt=0, le=10**9)]
 
 
 class RampUp(Section):
     """A smaller global batch for the first steps."""
 
-    until_step: PositiveInt
+    until_step: Steps
     """The first step that is no longer part of this entry; steps count from 0."""
-    global_batch_size: PositiveInt
+    global_batch_size: Rows
     """Rows per step over all ranks before `until_step`."""
 
 
 class BatchSection(Section):
     """Batch sizes, in rows."""
 
-    global_batch_size: PositiveInt
+    global_batch_size: Rows
     """Rows per step over all ranks."""
     micro_batch_size: PositiveInt | Literal["auto"] | None = None
     """Rows per forward pass on a rank. `auto`: as many as fit into memory; on a GPU, the fastest of these sizes. null:
@@ -36,6 +41,16 @@ class BatchSection(Section):
             if step < ramp.until_step:
                 return ramp.global_batch_size
         return self.global_batch_size
+
+    def rows_before(self, step: int) -> int:
+        """Rows of the steps before `step`, over all ranks.
+
+        8 rows a step, and 16 from step 3 on: 8 · 5 + 8 · (5 − 3) = 56 before step 5.
+        """
+        sizes = [*(ramp.global_batch_size for ramp in self.ramp_up), self.global_batch_size]
+        begins = [0, *(ramp.until_step for ramp in self.ramp_up)]
+        added = (size - before for before, size in pairwise([0, *sizes]))
+        return sum(more * max(0, step - begin) for more, begin in zip(added, begins, strict=True))
 
     @model_validator(mode="after")
     def _ramp_goes_up(self) -> "BatchSection":

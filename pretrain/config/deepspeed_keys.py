@@ -6,7 +6,7 @@ DeepSpeed accepts but ignores, and keys that it gets wrong. This module doesn't 
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_serializer, model_validator
+from pydantic import Field, NonNegativeInt, model_serializer, model_validator
 from pydantic import SerializerFunctionWrapHandler as Serializer
 
 from data_pipeline.foundation.config_file import LocalPath, Section
@@ -107,7 +107,7 @@ class ZeroSection(PassedOn):
     """Stage 3: where parameters are kept."""
     overlap_comm: bool | None = None
     """Reduce gradients during the backward pass. Default: true on several GPUs, and on one that offloads at stage 3."""
-    reduce_bucket_size: PositiveInt = 500_000_000
+    reduce_bucket_size: Annotated[int, Field(gt=0, lt=2**31)] = 500_000_000
     """Elements reduced at a time; stage 3 keeps a buffer of 4 bytes for each. Default on GPUs: 50,000,000; on CPUs: a
     size for the cache."""
     reduce_scatter: bool = True

@@ -9,12 +9,13 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.packages import offered
 
-Count = PositiveInt
+Count = Annotated[int, Field(gt=0, le=2**20)]  # of a dimension, or tokens of a row
+Layers = Annotated[int, Field(gt=0, le=2**10)]  # they are built one after the other
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Norm = Literal["layer", "rms", "rms_around_one"]
 Activation = Literal["relu", "gelu", "gelu_tanh"]
@@ -167,9 +168,9 @@ class Widths(OneWidth):
 class Depths(Section):
     """The depths of an encoder and a decoder."""
 
-    num_encoder_layers: Count
+    num_encoder_layers: Layers
     """Layers of the encoder."""
-    num_decoder_layers: Count
+    num_decoder_layers: Layers
     """Layers of the decoder."""
 
 
@@ -435,7 +436,7 @@ class BartConfig(PostNormConfig):
 class StackConfig(RotaryHeads):
     """The depth and the widths of a stack."""
 
-    num_layers: Count
+    num_layers: Layers
     """Layers of the stack."""
 
 
@@ -501,7 +502,7 @@ class T5Gemma2Config(StackConfig, Gemma):
     output_softcap: ClassVar[None] = None
 
     family: Literal["t5gemma2"] = "t5gemma2"
-    num_layers: Count
+    num_layers: Layers
     """Layers of each stack."""
     full_attention_every: Count | None = 6
     rope_base: PositiveFloat = 1_000_000.0
@@ -552,7 +553,7 @@ class DecoderOnlyConfig(TodaysLayers, RotaryHeads, ModelConfig):
     Llama, Qwen3, Gemma 2 or Gemma 3: docs/explanation/models.md lists them."""
 
     family: Literal["decoder_only"] = "decoder_only"
-    num_layers: Count
+    num_layers: Layers
     """Layers of the model."""
     positions: Literal["learned", "rotary", "alibi", "sinusoidal"] = "learned"
     """How positions are encoded; GPT-2's are learned."""
@@ -587,7 +588,7 @@ class EncoderOnlyConfig(HeadsShareWidth, ModelConfig):
     positions: ClassVar[str] = "learned"
 
     family: Literal["encoder_only"] = "encoder_only"
-    num_layers: Count
+    num_layers: Layers
     """Layers of the model."""
     max_positions: Count = 512
     """The longest input, in tokens."""

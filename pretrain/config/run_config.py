@@ -6,7 +6,6 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -17,11 +16,15 @@ from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.objectives.registry import TrainingObjective
-from pretrain.config.batch import BatchSection
+from pretrain.config.batch import BatchSection, Steps
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
 from pretrain.config.models import AnyModelConfig
 from pretrain.config.optimizers import AnyOptimizer, AnySchedule, CosineSchedule
+
+_LONGEST_WAIT = 1e9  # s, 30 years: timers of the system overflow at some hundreds
+Seconds = Annotated[float, Field(gt=0, le=_LONGEST_WAIT)]
+_MOST_WORKERS = 2**10  # threads or processes of a rank: more than a machine has cores
 
 
 class RunSection(Section):
@@ -33,11 +36,11 @@ class RunSection(Section):
     """The run's directory, with its checkpoints, metrics and logs."""
     seed: int = 0
     """Seed of every random choice: weights, dropout, the order of rows, the noise."""
-    max_steps: PositiveInt
+    max_steps: Steps
     """Optimizer steps of the whole run."""
     max_hours: PositiveFloat | None = None
     """Hours since the latest start after which the run saves and stops. null: no limit."""
-    cpu_threads: PositiveInt | None = None
+    cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
     """Threads of each rank on a CPU. null: cores ÷ ranks. Sums depend on it in their last bit, so fix it for bit-equal
     runs."""
     bind_cores: bool = True
@@ -82,16 +85,16 @@ class CacheSection(Section):
     directory: LocalPath | None = None
     """The directory, which all ranks of a machine share; best on a disk of its own. null: encdec-pretrain-UID under
     $SLURM_TMPDIR, $TMPDIR or /tmp."""
-    gigabytes: PositiveFloat = 100.0
+    gigabytes: Annotated[float, Field(gt=0, le=1e9)] = 100.0
     """The largest size of the cache, in gigabytes."""
-    wait_seconds: NonNegativeFloat = stores.WAIT_SECONDS
+    wait_seconds: Annotated[float, Field(ge=0, le=_LONGEST_WAIT)] = stores.WAIT_SECONDS
     """Seconds to wait for a store that doesn't answer. Then the run saves and stops with exit code 75."""
 
 
 class CurriculumStage(Section):
     """The objective of the first steps."""
 
-    until_step: PositiveInt
+    until_step: Steps
     """The first step that is no longer part of this entry; steps count from 0."""
     objective: TrainingObjective
     """Replaces the corpora's, which must have been built with `apply_at: load`. If its rows are shorter, and divide the
@@ -115,15 +118,15 @@ class DataSection(Section):
     """Replaces the objective of the corpora, which must have been built with `apply_at: load`. null: their own."""
     curriculum: list[CurriculumStage] = []
     """Other objectives for the first steps, in order. Held-out rows keep theirs."""
-    lanes: PositiveInt = 64
+    lanes: Annotated[int, Field(gt=0, le=2**20)] = 64
     """Equal stretches of an epoch that are read in turn, so that neighbours in a batch come from different blocks. Each
     loader process caches this many blocks."""
     pack: PositiveInt = 1
     """Examples of a micro-batch that share a row on average, each seeing itself alone. More than 1 saves padding where
     lengths differ (UL2, denoising), best on GPUs, whose attention skips other examples. 1: each has its row."""
-    workers: NonNegativeInt = 2
+    workers: Annotated[int, Field(ge=0, le=_MOST_WORKERS)] = 2
     """Loader processes of each rank. 0: the rank loads its rows itself."""
-    prefetch: PositiveInt = 4
+    prefetch: Annotated[int, Field(gt=0, le=2**10)] = 4
     """Micro-batches that each loader process prepares ahead."""
     on_damage: Literal["stop", "skip"] = "stop"
     """The reaction to a damaged block. `stop`: the run ends. `skip`: the block's rows get weight 0."""
@@ -218,7 +221,7 @@ class SpikeSection(Section):
 
     threshold: PositiveFloat = 6.0
     """A loss is a spike if it exceeds the mean of the last steps by more than this many standard deviations."""
-    window: Annotated[int, Field(ge=8)] = 128
+    window: Annotated[int, Field(ge=8, le=2**16)] = 128
     """Steps whose losses the mean and the standard deviation are taken from."""
     action: Literal["warn", "rewind"] = "warn"
     """The reaction to a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and goes
@@ -237,13 +240,13 @@ class FaultsSection(Section):
     """Steps in a row without a finite gradient that end the run."""
     spikes: SpikeSection | None = SpikeSection()
     """Detection of loss spikes. null: there is none."""
-    hang_seconds: PositiveFloat | None = None
+    hang_seconds: Seconds | None = None
     """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120.
     Remote corpora add `data.cache.wait_seconds`."""
-    start_seconds: PositiveFloat = 3600.0
+    start_seconds: Seconds = 3600.0
     """The same, in seconds, while a rank starts (up to the end of its first step), loads, or any rank compiles. Also
     while it saves or evaluates, if `hang_seconds` is null."""
-    dead_rank_seconds: PositiveFloat = 30.0
+    dead_rank_seconds: Seconds = 30.0
     """Seconds after one rank has died or failed at which the others are killed."""
     replay_every_steps: PositiveInt | Literal["auto"] | None = "auto"
     """Steps from one that is computed twice to the next, to find a processor or GPU that computes wrong. `auto`: as few
@@ -276,7 +279,7 @@ class TrackingSection(Section):
     """Where MLflow stores the run. null: it isn't sent to MLflow."""
     log_every_steps: PositiveInt = 10
     """Steps from one line of metrics to the next."""
-    system_metrics_seconds: PositiveFloat | None = 10.0
+    system_metrics_seconds: Seconds | None = 10.0
     """Seconds from one sample of each machine's CPU, memory, GPUs, network and disk to the next. null: they aren't
     sampled."""
 
@@ -285,7 +288,8 @@ class TrainerSection(Section):
     """The trainer's work besides training."""
 
     profile: bool = False
-    """Record the operators and kernels of steps 10 to 13 of each start in RUN/profile, for Perfetto."""
+    """Record the operators and kernels of steps 10 to 13 of a start in RUN/profile, for Perfetto. Those of the latest
+    start are kept."""
 
 
 class CallbackSection(Section):

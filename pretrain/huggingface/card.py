@@ -120,7 +120,7 @@ def _training_corpus(
     corpus = None
     with suppress(UserError):
         corpus = open_corpus(location) if Path(location).is_dir() else None
-    trained_on = {one["fingerprint"] for one in index.identity.get("data", {}).get("corpora", [])}
+    trained_on = {one["corpus"] for one in index.identity.get("data", {}).get("train", [])}
     if corpus is None or corpus.fingerprint not in trained_on:
         return None
     inputs, targets = (objective or corpus.objective).shape

@@ -171,9 +171,9 @@ class Trainer:
             yield from self._steps_from(self.state)
 
     def _steps_from(self, start: TrainState) -> Iterator[list[Batch]]:
-        config, stream = self.config, self.run.stream
+        config, stream = self.config, self.run.stream_from(start)
         self._batches = TrainingBatches(stream, self.layout, StreamState.at(stream, start.position, start.skipped))
-        accumulations = [self.plan.accumulation(step) for step in range(start.step, config.run.max_steps)]
+        accumulations = map(self.plan.accumulation, range(start.step, config.run.max_steps))
         pin = self.engine.device.type == "cuda"
         loaded = self._batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
         self._lookahead = Lookahead(loaded) if any(corpus.remote for corpus in self.run.training) else None

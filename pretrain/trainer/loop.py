@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from importlib import import_module
 
-from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
@@ -46,9 +45,7 @@ def train(run: ValidatedRun, report: RunReport, callbacks: dict[str, Callback]) 
         callback.after_training(trainer)
     watchdog.alive()
     trainer.engine.close()
-    finished = trainer.state.step == run.config.run.max_steps
-    report.finish(trainer.state.step, finished)
-    return 0 if finished else STOPPED
+    return report.finish(trainer.state.step)
 
 
 def build_callbacks(config: RunConfig, stop_at_step: int | None = None) -> dict[str, Callback]:

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
+from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import masked, masked_values
 from data_pipeline.loading.stream import changes
@@ -43,8 +44,8 @@ class RunReport:
     As a context manager it marks the run as failed in the tracker when an exception leaves the block.
     """
 
-    def __init__(self, run: ValidatedRun):
-        self.run = run
+    def __init__(self, run: ValidatedRun, stop_at_step: int | None = None):
+        self.run, self._stop_at_step = run, stop_at_step
         self._tracker: Tracker | None = None
         self.machines = environment.machines(of_all_ranks(environment.this_machine(run.rank), dict[str, Any]))
         attempt = on_rank_0(lambda: self._open(self.machines), int)
@@ -81,13 +82,18 @@ class RunReport:
     def warn(self, line: str) -> None:
         self.say(f"warning: {line}", sys.stderr)
 
-    def finish(self, step: int, finished: bool) -> None:
-        """Records that the run has `finished`, or stopped on request, after `step` steps. All ranks call it."""
+    def finish(self, step: int) -> int:
+        """Records that the run has finished, or stopped on request, after `step` steps. All ranks call it.
+
+        Returns the exit code: 0 or 75.
+        """
+        finished = step >= self.run.config.run.max_steps
         self._end_monitor()
         dist.barrier()  # before MLflow, for which only rank 0 waits
         if self._tracker is not None:
             with _naming_directory(self.run.directory):
                 self._end(self._tracker, step, finished)
+        return 0 if finished else STOPPED
 
     def _end(self, tracker: Tracker, step: int, finished: bool) -> None:
         with watchdog.unwatched():
@@ -101,7 +107,9 @@ class RunReport:
         if finished:
             self.say(f"finished {step} steps. Next: pretrain export {checkpoint_directory(directory, step)} OUT")
         else:
-            self.say(f"stopped on request after step {step}; to resume, run the same command again")
+            there = self._stop_at_step is not None and step >= self._stop_at_step
+            again = f"without --stop-at-step {self._stop_at_step}" if there else "again"
+            self.say(f"stopped on request after step {step}; to resume, run the same command {again}")
 
     def _draw(self, target: Path) -> None:
         """Draws what `pretrain picture` does, for MLflow. A picture that fails must not fail the run."""

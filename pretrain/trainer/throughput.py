@@ -60,7 +60,7 @@ def _seconds_of(matrix: Tensor) -> float:
 
 def rows_per_step(config: RunConfig) -> float:
     """The mean over the run, whose batch may grow."""
-    return sum(map(config.batch.rows, range(config.run.max_steps))) / config.run.max_steps
+    return config.batch.rows_before(config.run.max_steps) / config.run.max_steps
 
 
 def flops_per_step(setup: ValidatedRun) -> float:

@@ -60,8 +60,8 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
 def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
     """`train` within a process group that exists already."""
     config = from_rank_0(config, RunConfig)  # a network file system may show other hosts an older run file
-    directory = Path(config.run.directory)
-    resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory))
+    directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
+    resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory), last)
     run = on_each_rank(lambda: validate(config, rank, ranks, resume, device_problems(config)))
     if fresh:
         on_rank_0(lambda: status.move_aside(directory), None)
@@ -74,10 +74,9 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     if not earlier_seconds():  # an attempt before this one has checked it
         numerics.check(config)
         heartbeat.mark(0)  # its steps weren't the run's
-    with RunReport(run) as report:
-        if run.train_state.step >= config.run.max_steps:  # killed after its last checkpoint
-            report.finish(run.train_state.step, finished=True)
-            return 0
+    with RunReport(run, stop_at_step) as report:
+        if run.train_state.step >= last:  # killed after its last checkpoint, or to stop where it is already
+            return report.finish(run.train_state.step)
         stops.catch_signals()
         code = loop.train(run, report, callbacks)
         stops.ignore_signals()

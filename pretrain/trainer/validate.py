@@ -9,7 +9,7 @@ from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from data_pipeline.loading.stream import Stream, differences, rates, rates_of_rows
+from data_pipeline.loading.stream import Mixture, Stream, differences, rates, rates_of_rows
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
@@ -50,6 +50,10 @@ class ValidatedRun:
     stream: Stream
     identity: checkpoint_index.Identity
     finished: bool
+
+    def stream_from(self, state: TrainState) -> Stream:
+        """The training rows in their order, for steps from `state` on, whatever rows the steps before it took."""
+        return _stream(self.config, self.training, state)
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -180,7 +184,7 @@ def validate(
         directory,
         checkpoint_in(Path(init_from)) if init_from else None,
         train_state,
-        _stream(config, training),
+        _stream(config, training, TrainState()),
         identity(config, model, training),
         train_state.step >= config.run.max_steps and status.read(directory).state == "finished",
     )
@@ -198,15 +202,24 @@ def _opened(location: str, cache: CacheSection) -> Corpus:
 
 
 def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> checkpoint_index.Identity:
+    """The settings that may not change over the life of a run, under their keys in a run file."""
+    data, weights = config.data, _weights_in_rows(config, training)
     return {
+        "run.seed": config.run.seed,
         "model": model.model_dump(),
-        "optimizer": config.optimizer.name,
+        "optimizer.name": config.optimizer.name,
         # Adafactor's; it decides the shape of the second moments
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "optimizer.ema_decay": config.optimizer.ema_decay,
         "wrapper": distillation.identity(config.wrapper) if config.wrapper else None,
         "tokenizer_sha256": training[0].manifest.tokenizer.sha256,
-        "data": _stream(config, training).identity,
+        "data": {
+            "train": [
+                {"corpus": corpus.fingerprint, "weight": weight}
+                for corpus, weight in zip(training, weights, strict=True)
+            ],
+            **data.model_dump(mode="json", include={"objective", "curriculum", "lanes"}),
+        },
     }
 
 
@@ -216,12 +229,14 @@ def _differences_from_resumed(
     """How this run differs from the run that saved the checkpoint, one line for each key."""
     if problems := saved.differences(identity(config, model, training)):
         return problems
-    problem = _stream(config, training).mixture.miscount(saved.consumed, saved.position)
+    problem = Mixture(_weights_in_rows(config, training)).miscount(saved.consumed, saved.position)
     return [f"the checkpoint of step {saved.step} is inconsistent: {problem}"] if problem else []
 
 
-def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
-    data = config.data
+def _stream(config: RunConfig, training: list[Corpus], state: TrainState) -> Stream:
+    """The rows for steps from `state` on: each stage of the curriculum ends with its step."""
+    data, rows_before = config.data, config.batch.rows_before
+    stages = [(max(stage.until_step, state.step), stage.objective) for stage in data.curriculum]
     return Stream(
         training,
         _weights_in_rows(config, training),
@@ -229,7 +244,7 @@ def _stream(config: RunConfig, training: list[Corpus]) -> Stream:
         data.lanes,
         data.on_damage,
         data.pack,
-        tuple((sum(map(config.batch.rows, range(stage.until_step))), stage.objective) for stage in data.curriculum),
+        tuple((state.position + rows_before(end) - rows_before(state.step), objective) for end, objective in stages),
     )
 
 

@@ -271,6 +271,18 @@ def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_
     assert not (tmp_path / "run/logs").exists()
 
 
+@each("stop, interrupted", [(None, True), (11, True), (10, False), (4, False)])
+def test_a_job_whose_run_is_where_it_was_to_stop_is_not_requeued(tmp_path, stop, interrupted):
+    """The ranks have stopped after step 10: for `--stop-at-step`, or before it since their hours were over."""
+    path = run_file(tmp_path, tmp_path / "corpus")
+    requests, run = StopRequests(tmp_path / "run"), Run(path, [], stop)
+    attempts = Attempts(run, load(path, [], RunConfig), [Node("a", 1)], Access(agent), requests)
+    logs = tmp_path / "run/logs/attempt-0001"
+    logs.mkdir(parents=True)
+    write_json(tmp_path / "run/status.json", {"state": "stopped", "attempt": 1, "step": 10})
+    assert attempts.end_after(Attempt(logs, "a")) == Ended(75, interrupted)
+
+
 def agent(*before: str) -> list[str]:
     """What stands for ssh: it runs lines of shell, then an agent."""
     runs = f"exec {sys.executable} -P -m launch agent"

@@ -42,7 +42,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def endless(folder: Path, corpus: Path, **changes: object) -> Path:
-    return a_run(folder, corpus, steps=1_000_000, **changes)
+    return a_run(folder, corpus, steps=1_000_000_000, **changes)
 
 
 @contextlib.contextmanager

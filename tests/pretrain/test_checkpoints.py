@@ -200,8 +200,9 @@ def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finis
     assert "steps 12 to 13" in done.stdout
     for change, expected in (
         ("model.d_ff=128", "model.d_ff is 64 there, 128 here"),
-        ("run.seed=1", "data.seed is 0 there, 1 here"),
-        ("optimizer={name: adafactor, learning_rate: 1e-2}", "optimizer is 'adamw' there, 'adafactor' here"),
+        ("run.seed=1", "run.seed is 0 there, 1 here"),
+        ("data.train.0.weight=2.0", "data.train.0.weight is 1.0 there, 2.0 here"),
+        ("optimizer={name: adafactor, learning_rate: 1e-2}", "optimizer.name is 'adamw' there, 'adafactor' here"),
     ):
         assert expected in train(finished, "run.max_steps=14", change, code=2).stderr
 

@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import re
 import signal
 import sys
 from dataclasses import replace
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 import scipy.stats
 import yaml
+from omegaconf import OmegaConf
 
-from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.processes import Process
 from pretrain.config import RunConfig
@@ -26,8 +28,10 @@ from pretrain.tools.experiment.experiment_folder import plan_experiment, plan_ru
 from pretrain.tools.experiment.results import Comparison, Result, compare, holm, read_csv
 from pretrain.tools.experiment.run_experiment import experiment
 from pretrain.trainer.validate import validate
+from tests.conftest import TOP
 from tests.pretrain.forked import Forked
 from tests.pretrain.runs import MODEL, mlflow, run_file
+from tests.pretrain.small_runs import run_config
 from tests.tables import each
 
 CONFIGS = Path(__file__).parents[2] / "configs/experiments"
@@ -101,6 +105,55 @@ def test_a_budget_shortens_every_number_of_steps_in_proportion():
     assert short.model_dump(exclude=changed) == whole.model_dump(exclude=changed)
     assert shortened(whole, "10%") == shortened(whole, "900steps")
     assert load(file, shortened(whole, "1step"), RunConfig).run.max_steps == 1
+
+
+LONG_SPANS = {"name": "span_corruption", "inputs_length": 22, "noise_density": 0.5, "mean_span_length": 5.0}
+STAGES = [{"until_step": step, "objective": LONG_SPANS} for step in (3, 4, 50)]
+RAMP = [{"until_step": step, "global_batch_size": size} for step, size in ((3, 2), (4, 4), (50, 6))]
+WITH_EVERY_STEP = {
+    "optimizer": {"learning_rate": 1e-3, "freeze": {"match": ["*"], "until_step": 70}},
+    "batch": {"global_batch_size": 8, "ramp_up": RAMP},
+    "data": {"train": [{"corpus": "none"}], "curriculum": STAGES},
+    "evaluation": [{"hook": "embedding", "every_steps": 20}],
+    "checkpoint": {"every_steps": 35, "keep_every_steps": 70},
+    "tracking": {"log_every_steps": 4},
+}
+OF_NO_LENGTH = {  # of the page of settings: counts, and what follows from the time that something takes
+    "faults.max_skipped_steps",
+    *("optimizer.ns_steps", "checkpoint.memory_every_steps"),
+    *("faults.checksum_every_steps", "faults.replay_every_steps"),
+}
+
+
+def short_of(steps, schedule, **sections):
+    """What a budget of `steps` makes of a run of 100, as the values of overrides, which give a valid run."""
+    config = run_config(schedule=schedule, **sections)
+    overrides = shortened(config, f"{steps}steps")
+    shorter = OmegaConf.create(config.model_dump(mode="json", exclude_unset=True))
+    shorter.merge_with_dotlist(overrides)
+    check(OmegaConf.to_container(shorter), RunConfig, "run.yaml")
+    return {key: int(value) for key, value in (one.split("=") for one in overrides)}
+
+
+def test_a_budget_changes_each_number_of_steps_and_leaves_them_in_their_order():
+    decay = {"name": "warmup_stable_decay", "warmup_steps": 5, "decay_steps": 95}
+    found = short_of(10, decay, **WITH_EVERY_STEP)
+    for key in ("batch.ramp_up", "data.curriculum"):  # of 0.3, 0.4 and 5
+        assert [found[f"{key}.{number}.until_step"] for number in range(3)] == [1, 2, 5]
+    assert (found["optimizer.freeze.until_step"], found["evaluation.0.every_steps"]) == (7, 2)
+    assert (found["checkpoint.every_steps"], found["checkpoint.keep_every_steps"]) == (4, 8)  # of 3.5, and twice that
+    until = short_of(10, {"name": "linear", "warmup_steps": 3, "until_step": 4})
+    assert (until["schedule.warmup_steps"], until["schedule.until_step"]) == (1, 2)
+    page = (TOP / "docs/reference/settings.md").read_text().partition("# Run files")[2]
+    counted = set(re.findall(r"^\| `([\w.]+_steps?)` ", page, re.MULTILINE)) | {"schedule.decay_steps"}
+    assert {re.sub(r"\.\d\.", ".0.", key) for key in (*found, *until)} == counted - OF_NO_LENGTH
+
+
+@each("steps, warmup, decay", [(30, 2, 28), (10, 1, 9), (50, 2, 48), (1, 0, 1), (99, 5, 94)])
+def test_a_decay_fills_the_run_after_the_warm_up_at_any_length(steps, warmup, decay):
+    """Of 5 and 95 steps of 100; of 10, both would be rounded up, to 1 and 10."""
+    found = short_of(steps, {"name": "warmup_stable_decay", "warmup_steps": 5, "decay_steps": 95})
+    assert (found["schedule.warmup_steps"], found["schedule.decay_steps"]) == (warmup, decay)
 
 
 @each("text", ["400", "0steps", "-3steps", "0%", "101%", "2h", "steps", "0flops", "flops"])

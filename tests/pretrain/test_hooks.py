@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import re
+import runpy
 import signal
 import sys
 import time
@@ -476,6 +477,19 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_p
     assert again[3]["train/average_loss"] == pytest.approx(0.9 * state["average"] + 0.1 * again[3]["train/loss"])
 
 
+def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeypatch):
+    """The first step and the third are skipped: 4, and 0.9 · 4 + 0.1 · 2 = 3.8."""
+    install_page("write-a-callback", tmp_path, monkeypatch)
+    patience = runpy.run_path(str(tmp_path / "my_package/callback.py"))["Patience"](target=3.0)
+    patience.load_state_dict({})
+    found = []
+    for loss, applied in ((math.nan, False), (4.0, True), (math.nan, False), (2.0, True)):
+        trainer = SimpleNamespace(outcome=SimpleNamespace(loss=loss, applied=applied))
+        patience.after_step(trainer)
+        found.append(patience.metrics(trainer).get("train/average_loss"))
+    assert found == [None, 4.0, 4.0, pytest.approx(3.8)]
+
+
 def losses_without(name, path):
     from pretrain.trainer.train import train
 
@@ -513,6 +527,45 @@ def test_the_profile_of_some_steps_is_a_trace(small_corpus, tmp_path):
         trace = json.loads((tmp_path / f"run/profile/rank-{rank:05d}.json").read_text())
         names = {event.get("name") for event in trace["traceEvents"]}
         assert {"aten::mm", "aten::embedding"} <= names
+
+
+def profiled(path, stop, back_after):
+    """The exit code of a run, which goes back to its newest checkpoint after a step, and how many steps its trace has.
+
+    The optimizer has one group of parameters, which each step updates once.
+    """
+    from pretrain.checkpoint.directory import newest
+    from pretrain.trainer.train import train
+    from pretrain.trainer.validate import state_of
+
+    class GoesBack(callback.Callback):
+        def after_step(self, trainer):
+            if trainer.step == back_after and len(steps) == back_after - 1:
+                trainer.finish_saving()
+                trainer.drop_unsaved()
+                checkpoint = newest(trainer.run.directory)
+                trainer.go_back(checkpoint, state_of(trainer.run.directory, checkpoint))
+            steps.append(trainer.step)
+
+    every, steps = loop.build_callbacks, []
+    loop.build_callbacks = lambda *given: {"GoesBack": GoesBack(), **every(*given)}
+    code = train(load(path, [], RunConfig), stop)
+    trace = json.loads((path.parent / "run/profile/rank-00000.json").read_text())
+    return code, [event.get("name") for event in trace["traceEvents"]].count("Optimizer.step#AdamW.step"), steps
+
+
+@table(
+    "stop, back_after, found",
+    [
+        (11, None, (75, 2, [*range(1, 12)])),
+        (None, 12, (0, 3, [*range(1, 13), *range(9, 15)])),
+    ],
+)
+def test_a_run_that_stops_or_goes_back_has_a_trace_of_the_steps_before(small_corpus, tmp_path, stop, back_after, found):
+    """Steps 10 to 13 are profiled; those after 8 and 12 are saved."""
+    settings = {"optimizer": {"learning_rate": 1e-2, "groups": []}, "batch": {"global_batch_size": 2}, "evaluation": []}
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 14}, trainer={"profile": True}, **settings)
+    assert on_ranks(1, profiled, path, stop, back_after, joined=False) == [found]
 
 
 @table(

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import xxhash
 
 from data_pipeline.foundation.config_file import load
-from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
+from pretrain.checkpoint.directory import is_valid, release_memory, remove_left_in_memory
 from pretrain.checkpoint.engine_state import host_memory
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
@@ -105,8 +105,13 @@ def test_a_run_goes_on_from_the_newest_sound_step_with_the_same_losses(small_cor
         copies[name] = folder / "run.yaml"
         copies[name].write_text(cut.read_text().replace(str(cut.parent), str(folder)))
         happen(folder)
-    codes = on_ranks(2, each, trained, [(path, None) for path in copies.values()], seconds=280)
-    assert codes == [[0] * len(copies)] * 2
+    stays = tmp_path / "stays/run.yaml"
+    shutil.copytree(cut.parent, stays.parent)
+    stays.write_text(cut.read_text().replace(str(cut.parent), str(stays.parent)))
+    starts = [(stays, 6), *((path, None) for path in copies.values())]
+    assert on_ranks(2, each, trained, starts, seconds=280) == [[75, *[0] * len(copies)]] * 2
+    assert is_valid(stays.parent / "run/checkpoints/step-00000006")  # a run that stops is on disk
+    assert max(losses(stays)) == 6
     for name, path in copies.items():
         rows = [row for row in read_metrics(path.parent / "run") if "train/loss" in row.metrics]
         first = min(row.step for row in rows if row.attempt == max(row.attempt for row in rows))

@@ -238,6 +238,7 @@ def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
     assert interval("auto", 1, 8, 30) == 1020
     assert interval("auto", 1, 8, 997) == 1994
     assert interval("auto", 4096, 8, 1000) == 1
+    assert interval("auto", 1, 8, 999_999_937) == 999_999_937  # a prime; it isn't found by counting
 
 
 def test_ranks_pass_their_rows_on_to_those_that_round_alike():
@@ -295,17 +296,21 @@ def computing_wrong(engine: Any, step: int) -> Iterator[None]:
 
 def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(small_corpus, tmp_path):
     """Wrong is step 6, which is replayed; saved are steps 2 and 4, and in memory is each step."""
-    cases = [(2, 4, 4, []), (3, 3, 2, ["unsound-step-00000004"])]
+    later = ["unsound-step-00000004"]
+    only = "; step-00000002 may be wrong too, but none is older: the run goes on from it"
+    cases = [(2, 4, 4, [], ""), (3, 3, 2, later, ""), (6, 1, 2, later, only)]
     runs = []
     for every, *_ in cases:
         path = watched(tmp_path / str(every), small_corpus, faults={"replay_every_steps": every})
         runs.append((path, computing_wrong))
     found, same = on_ranks(2, each, error_and_losses, runs)
     assert found == same
-    for (every, clean, latest, aside), (error, _) in zip(cases, found, strict=True):
+    for (every, clean, latest, aside, more), (error, _) in zip(cases, found, strict=True):
         assert error.startswith("step 6: rank 1 (")
         assert ") computes different gradients from the same micro-batch: " in error
-        assert f"; nothing was wrong at step {clean}" in error
+        renamed = f"; {', '.join(aside)}: set aside" if aside else ""
+        assert error.partition("; nothing was wrong at step ")[2].startswith(f"{clean}{renamed}{more}")
+        assert ("may be wrong too" in error) == bool(more)
         checkpoints = tmp_path / str(every) / "run/checkpoints"
         assert (checkpoints / "latest").read_text() == f"step-{latest:08d}\n"
         assert sorted(one.name for one in checkpoints.glob("unsound-*")) == aside
@@ -354,6 +359,7 @@ def test_a_bit_that_flips_between_updates_is_found_before_the_second(stage, prec
         checkpoints = tmp_path / what / "run/checkpoints"  # step 4 may have been saved after the flip
         assert (checkpoints / "latest").read_text() == "step-00000002\n"
         assert [one.name for one in checkpoints.glob("unsound-*")] == ["unsound-step-00000004"]
+        assert error.endswith("; unsound-step-00000004: set aside")
 
 
 def test_any_one_flipped_bit_changes_a_checksum():

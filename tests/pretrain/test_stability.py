@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
+from data_pipeline.objectives.span_corruption import SpanCorruption
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
 from pretrain.run.metrics_file import read_metrics
@@ -20,6 +21,7 @@ from tests.pretrain.runs import losses, run_file
 
 ROWS = 16
 HUGE = 1e30
+LONG_SPANS = SpanCorruption(inputs_length=22, noise_density=0.5, mean_span_length=5.0)  # of as long rows
 
 
 def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfig:
@@ -82,7 +84,9 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     hopeless = settings(folder / "hopeless", corpus, 16, faults={"spikes": spikes})
     ramp = [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]
     batch = {"global_batch_size": 32, "micro_batch_size": 4, "ramp_up": ramp}
-    growing = settings(folder / "growing", corpus, 6, batch=batch)
+    data = {"train": [{"corpus": str(corpus)}], "lanes": 8, "workers": 0}
+    data["curriculum"] = [{"until_step": 5, "objective": LONG_SPANS.model_dump(mode="json")}]
+    growing = settings(folder / "growing", corpus, 6, batch=batch, data=data)
     less = growing.model_copy(update={"batch": growing.batch.model_copy(update={"global_batch_size": 24})})
     return {
         "spiking": train_with(spiking, spike_at(192, 208)),
@@ -106,8 +110,11 @@ def told(folder, small_corpus) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def schedule(small_corpus) -> list[list[str]]:
     """The digests of the rows of each step of 16 rows."""
-    stream = Stream([open_corpus(small_corpus)], [1.0], 0, 8)
-    return list(scheduled_rows(stream, ROWS, 24).values())
+    return scheduled(open_corpus(small_corpus))
+
+
+def scheduled(corpus: Corpus) -> list[list[str]]:
+    return list(scheduled_rows(Stream([corpus], [1.0], 0, 8), ROWS, 24).values())
 
 
 def taken_by_both(found: list[tuple[Any, list[tuple[int, list[str]]]]]) -> list[tuple[int, list[str]]]:
@@ -189,12 +196,15 @@ def test_a_run_whose_losses_stay_high_is_not_sent_back_for_ever(folder, told):
     assert rows[16]["train/spikes"] == 4
 
 
-def test_growing_and_changed_batches_take_the_rows_in_their_order(folder, told, schedule):
-    """2 steps of 8 rows and 1 of 16, a stop, and 3 steps of 24, which would have had 32 rows."""
+def test_growing_and_changed_batches_take_the_rows_in_their_order(folder, told, schedule, small_corpus):
+    """2 steps of 8 rows and 1 of 16, a stop, and 3 steps of 24, which would have had 32 rows. The curriculum's first
+    objective is still that of the first 5 steps."""
     assert {of_rank["growing"][0] for of_rank in told} == {75}
     assert {of_rank["grown"][0] for of_rank in told} == {0}
     taken = [one for name in ("growing", "grown") for one in taken_by_both([of_rank[name] for of_rank in told])]
     assert [len(rows) for _, rows in taken] == [8, 8, 16, 24, 24, 24]
-    assert [row for _, rows in taken for row in rows] == [row for rows in schedule for row in rows][:104]
+    firsts = scheduled(open_corpus(small_corpus).with_objective(LONG_SPANS))
+    own, long_spans = ([row for rows in found for row in rows] for found in (schedule, firsts))
+    assert [row for _, rows in taken for row in rows] == long_spans[:80] + own[80:104]
     index = checkpoint_index.read(folder / "growing/run/checkpoints/step-00000006")
     assert (index.position, index.consumed) == (104, [104])

@@ -14,7 +14,7 @@ from pretrain.hardware import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder
 from pretrain.trainer import throughput
-from pretrain.trainer.throughput import measured_peak
+from pretrain.trainer.throughput import measured_peak, rows_per_step
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY, as_at_the_start, examples_of, packed
 from tests.pretrain.small_runs import run_config
 from tests.slow import slow
@@ -74,6 +74,22 @@ def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
     assert metrics["train/tokens_per_second"] / metrics["train/steps_per_second"] == pytest.approx(2 * tokens)
     flops = count_flops(model, Sizes(*example_sizes(batch).tolist()))
     assert metrics["train/mfu"] * 1e9 / metrics["train/steps_per_second"] == pytest.approx(2 * flops)
+
+
+def test_the_rows_before_a_step_are_those_of_the_steps_before_it():
+    ramp = [{"until_step": 2, "global_batch_size": 8}, {"until_step": 5, "global_batch_size": 16}]
+    for batch in ({"global_batch_size": 24, "ramp_up": ramp}, {"global_batch_size": 24}):
+        config = run_config(batch=batch)
+        rows = list(itertools.accumulate(map(config.batch.rows, range(9)), initial=0))
+        assert [config.batch.rows_before(step) for step in range(10)] == rows
+
+
+def test_the_rows_of_a_billion_steps_are_not_counted_one_by_one():
+    """2 steps of 8 rows, 3 of 16, and all others of 24."""
+    ramp = [{"until_step": 2, "global_batch_size": 8}, {"until_step": 5, "global_batch_size": 16}]
+    long = {"name": "test", "directory": "run", "max_steps": 10**9}
+    config = run_config(run=long, batch={"global_batch_size": 24, "ramp_up": ramp})
+    assert rows_per_step(config) == (2 * 8 + 3 * 16 + (10**9 - 5) * 24) / 10**9
 
 
 A100, HOPPER = [312, 156, 19.5], [989.4, 494.7, 66.9]

@@ -18,6 +18,7 @@ from pretrain.models import FAMILIES
 from pretrain.trainer import preflight as module
 from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.validate import validate
+from tests.in_process import run_here
 from tests.pretrain.runs import run_file
 from tests.pretrain.small_runs import run_config
 from tests.tables import each
@@ -295,7 +296,7 @@ def test_a_key_of_a_family_is_named_as_in_the_file(config):
 @each(
     "override, line",
     [
-        ("model.d_ff=0", "model.d_ff: expected integer > 0, got 0 (width of the feed-forward layers)"),
+        ("model.d_ff=0", "model.d_ff: expected integer > 0, ≤ 1,048,576, got 0 (width of the feed-forward layers)"),
         (
             "batch.micro_batch_size=x",  # one line, not one for each type that it may have
             "batch.micro_batch_size: expected integer > 0, auto or null, got 'x' (rows per forward pass on a rank)",
@@ -321,6 +322,51 @@ def test_a_wrong_value_has_one_line_with_what_is_expected_and_what_the_key_means
         config(override)
     (found,) = str(error.value).splitlines()
     assert found.partition("run.yaml: ")[2] == line
+
+
+# Overrides by what is expected instead.
+TOO_MUCH = {
+    "≤ 1,000,000,000": [
+        *("run.max_steps=10000000000", "faults.hang_seconds=1e30", "faults.start_seconds=1e30"),
+        *("tracking.system_metrics_seconds=1e30", "data.cache.gigabytes=1e30"),
+    ],
+    "≤ 1,048,576": ["batch.global_batch_size=2147483648", "data.lanes=10000000000", "model.d_model=2147483648"],
+    "≤ 65,536": ["faults.spikes.window=10000000000"],
+    "≤ 1,024": [
+        *("model.num_encoder_layers=10000000000", "data.workers=1000000", "data.prefetch=1000000"),
+        "run.cpu_threads=1000000",
+    ],
+    "< 2,147,483,648": ["deepspeed.zero_optimization.reduce_bucket_size=2147483648"],
+    "of at most 64 bits": [f"run.seed={2**70}", f"checkpoint.keep_last={2**63}"],
+    "as fp32 has them": [
+        *("optimizer.learning_rate=1e39", "optimizer.eps=1e-39", "model.init_output_std=1e39"),
+        "model.layer_norm_epsilon=1e-39",
+    ],
+}
+
+
+@each("override, bound", [(override, bound) for bound, overrides in TOO_MUCH.items() for override in overrides])
+def test_a_number_that_no_machine_works_with_is_refused_before_anything_begins(config, override, bound):
+    with pytest.raises(UserError) as error:
+        config(override)
+    (found,) = str(error.value).splitlines()
+    assert found.partition("run.yaml: ")[2].startswith(f"{override.partition('=')[0]}: expected ")
+    assert bound in found
+
+
+@each(
+    "command, bound",
+    [
+        *(("pretrain experiment none --seeds", 1000), ("pretrain experiment none --at-once", 1000)),
+        *(("launch local none.yaml --ranks", 1024), ("launch doctor --ranks", 1024)),
+        *(("launch slurm none.yaml --gpus-per-node", 1024), ("launch slurm none.yaml --chain", 1000)),
+    ],
+)
+def test_so_many_processes_are_refused_before_they_are_listed(command, bound):
+    done = run_here(*command.split(), "10000000000")
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert done.returncode == 2
+    assert f"Invalid value for '{command.split()[-1]}': Input should be less than or equal to {bound}" in said
 
 
 def test_shipped_runs_for_gpus_choose_their_micro_batch():

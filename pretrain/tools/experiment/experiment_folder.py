@@ -4,7 +4,7 @@ runs that these give: which run file, with which seed, where, and how long by th
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -207,13 +207,44 @@ def of_length(config: RunConfig, steps: int) -> list[str]:
     """The overrides that give the run of `config` a length of `steps`, and every number of steps in its file in
     proportion.
 
-    These are warm-up and decay, the ramp of the batch size, the curriculum, and the steps from one evaluation,
-    checkpoint and line of metrics to the next. A number of steps stays at least 1. Widths, batches, learning rates and
-    data stay as they are.
+    These are warm-up and decay, the ramp of the batch size, the curriculum, the frozen steps, and the steps from one
+    evaluation, checkpoint and line of metrics to the next. A number of steps stays at least 1, and what came after
+    another step still does: 3 and 4 of 100 steps become 1 and 2 of 10. Widths, batches, learning rates and data stay as
+    they are.
     """
     share = steps / config.run.max_steps
-    lengths = {key: max(1, round(share * value)) for key, value in _lengths(config) if value}
+
+    def shorter(value: int) -> int:
+        return max(1, round(share * value))
+
+    lengths = _schedule(config, steps, share)
+    if freeze := config.optimizer.freeze:
+        lengths["optimizer.freeze.until_step"] = shorter(freeze.until_step)
+    for key, stages in (("batch.ramp_up", config.batch.ramp_up), ("data.curriculum", config.data.curriculum)):
+        end = 0
+        for number, stage in enumerate(stages):
+            end = lengths[f"{key}.{number}.until_step"] = max(shorter(stage.until_step), end + 1)
+    for number, hook in enumerate(config.evaluation):
+        lengths[f"evaluation.{number}.every_steps"] = shorter(hook.every_steps)
+    saved, kept = config.checkpoint.every_steps, config.checkpoint.keep_every_steps
+    lengths["checkpoint.every_steps"] = every = shorter(saved)
+    if kept:  # a multiple stays one: only what is saved is kept
+        lengths["checkpoint.keep_every_steps"] = every * (kept // saved) if kept % saved == 0 else shorter(kept)
+    lengths["tracking.log_every_steps"] = shorter(config.tracking.log_every_steps)
     return [f"{key}={value}" for key, value in {**lengths, "run.max_steps": steps}.items()]
+
+
+def _schedule(config: RunConfig, steps: int, share: float) -> dict[str, int]:
+    """The steps of the schedule in a run of `steps`, by key. A decay begins where the warm-up has ended, or later."""
+    schedule, lengths = config.schedule, {}
+    warmup = max(1, round(share * schedule.warmup_steps)) if schedule.warmup_steps else 0
+    if until := getattr(schedule, "until_step", None):
+        lengths["schedule.until_step"] = max(warmup + 1, round(share * until))
+    if decay := getattr(schedule, "decay_steps", None):
+        begin = max(warmup, round(share * (config.run.max_steps - decay)))
+        lengths["schedule.decay_steps"] = max(1, steps - begin)
+        warmup = min(warmup, steps - 1)
+    return lengths | ({"schedule.warmup_steps": warmup} if schedule.warmup_steps else {})
 
 
 def _steps_of_flops(config: RunConfig, flops: float) -> int:
@@ -223,18 +254,3 @@ def _steps_of_flops(config: RunConfig, flops: float) -> int:
     if steps < _SMALLEST:
         raise UserError(f"--budget: {flops:g} FLOPs are {steps} steps of {config.run.name}; {_SMALLEST} at least")
     return steps
-
-
-def _lengths(config: RunConfig) -> Iterator[tuple[str, int | None]]:
-    """Every key of a run file that counts steps of the run, with its value."""
-    for key in ("warmup_steps", "until_step", "decay_steps"):
-        yield f"schedule.{key}", getattr(config.schedule, key, None)
-    for number, ramp in enumerate(config.batch.ramp_up):
-        yield f"batch.ramp_up.{number}.until_step", ramp.until_step
-    for number, stage in enumerate(config.data.curriculum):
-        yield f"data.curriculum.{number}.until_step", stage.until_step
-    for number, hook in enumerate(config.evaluation):
-        yield f"evaluation.{number}.every_steps", hook.every_steps
-    yield "checkpoint.every_steps", config.checkpoint.every_steps
-    yield "checkpoint.keep_every_steps", config.checkpoint.keep_every_steps
-    yield "tracking.log_every_steps", config.tracking.log_every_steps

@@ -5,7 +5,6 @@ next. A bit that flips there would be in all later steps, without a trace in gra
 """
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -85,10 +84,10 @@ class ComparingMemory(Callback):
         trainer.finish_saving()
         trainer.drop_unsaved()
         run, clean = trainer.run.directory, trainer.step - 2
-        on_rank_0(lambda: set_aside_after(run, clean), list[Path])
+        aside = on_rank_0(lambda: set_aside_after(run, clean), str)
         raise FailedError(
             f"step {trainer.step}: memory of rank {rank} changed between two updates: {changed[rank]}; if a callback "
-            "does that, set faults.checksum_every_steps"
+            f"does that, set faults.checksum_every_steps{aside}"
         )
 
     def _sums(self) -> list[tuple[list[str], Tensor]]:

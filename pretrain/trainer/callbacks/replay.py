@@ -11,8 +11,8 @@ the noisiest tensor, so ten of them are no chance.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -47,7 +47,8 @@ def interval(setting: int | Literal["auto"] | None, micro_batches: int, ranks: i
     least = -(-round(passes / _SHARE) // micro_batches)
     if least > save_every:
         return -(-least // save_every) * save_every
-    return next(steps for steps in range(least, save_every + 1) if save_every % steps == 0)
+    small = [steps for steps in range(1, math.isqrt(save_every) + 1) if save_every % steps == 0]
+    return min(steps for one in small for steps in (one, save_every // one) if steps >= least)
 
 
 class Replaying(Callback):
@@ -100,9 +101,8 @@ class Replaying(Callback):
         self.found.tell(trainer)
         trainer.drop_unsaved()
         clean, run = self.clean, trainer.run.directory
-        aside = on_rank_0(lambda: set_aside_after(run, clean), list[Path])
-        renamed = f"; {', '.join(path.name for path in aside)}: set aside" if aside else ""
-        raise FailedError(f"step {trainer.step}: {self.found.what}; nothing was wrong at step {clean}{renamed}")
+        aside = on_rank_0(lambda: set_aside_after(run, clean), str)
+        raise FailedError(f"step {trainer.step}: {self.found.what}; nothing was wrong at step {clean}{aside}")
 
     def _taken(self, first_pass: bool = False) -> contextlib.AbstractContextManager[Tensor]:
         return gradients.taken(self._model, self._engine.device, self._repeats, first_pass)

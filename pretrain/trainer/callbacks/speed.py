@@ -71,11 +71,14 @@ class Speed(Callback):
 
 
 class Profiling(Callback):
-    """`trainer.profile`: the kernels and operators of a few steps in RUN/profile/rank-00000.json, of each rank."""
+    """`trainer.profile`: the kernels and operators of a few steps in RUN/profile/rank-00000.json, of each rank.
+
+    A run that ends, stops or goes back within these steps has a trace of those before that.
+    """
 
     _profile: profile | None = None
 
-    def before_steps(self, trainer: Trainer) -> None:
+    def before_training(self, trainer: Trainer) -> None:
         self._begin = trainer.state.step + _FIRST_PROFILED
 
     def before_step(self, trainer: Trainer) -> None:
@@ -87,7 +90,14 @@ class Profiling(Callback):
             self._profile.start()
 
     def after_step(self, trainer: Trainer) -> None:
-        if self._profile is None or not (trainer.last or trainer.step == self._begin + _PROFILED):
+        if trainer.last or trainer.stopping or trainer.step == self._begin + _PROFILED:
+            self._write(trainer)
+
+    def before_going_back(self, trainer: Trainer) -> None:
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if self._profile is None:
             return
         self._profile.stop()
         target = trainer.run.directory / "profile" / f"rank-{trainer.run.rank:05d}.json"
@@ -95,4 +105,4 @@ class Profiling(Callback):
         unnamed = temporary_path(target)
         self._profile.export_chrome_trace(str(unnamed))
         unnamed.rename(target)
-        self._profile = None
+        self._profile, self._begin = None, 0  # once: a run that has gone back takes the same steps again
