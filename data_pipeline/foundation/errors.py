@@ -8,7 +8,7 @@ from pathlib import Path
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: a scheduler may start it again
 
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _OF_FILES = (errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR)
 
 
@@ -64,9 +64,9 @@ def one_line(error: BaseException) -> str:
 def of_files(error: OSError, place: Path, way_out: str) -> FailedError | None:
     """The failure in one line where a disk or a file, and no program, is at fault: a full disk below `place`, or a file
     that can't be read or replaced. None for any other error."""
-    if error.errno not in (*_OF_DISKS, *_OF_FILES):
+    if error.errno not in (*OF_DISKS, *_OF_FILES):
         return None
-    where = place if error.errno in _OF_DISKS else error.filename2 or error.filename or place
+    where = place if error.errno in OF_DISKS else error.filename2 or error.filename or place
     return FailedError(f"{where}: {os.strerror(error.errno)}; {way_out}")
 
 

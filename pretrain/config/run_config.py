@@ -265,7 +265,7 @@ class MlflowSection(Section):
 
     uri: Annotated[str, AfterValidator(paths.mlflow_uri)] = "sqlite:///runs/mlflow.db"
     """MLflow's tracking URI."""
-    experiment: str = "encdec-pretrain"
+    experiment: Annotated[str, Field(min_length=1, max_length=500)] = "encdec-pretrain"
     """The experiment that the run belongs to."""
     parent: Annotated[str, Field(min_length=1)] | None = None
     """The name of a run that MLflow shows this run under, as one of several; created if there is none. null: the run

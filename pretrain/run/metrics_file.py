@@ -29,6 +29,7 @@ import psutil
 import pynvml
 
 FILE_NAME = "metrics.jsonl"
+_LARGEST = 1 << 63  # for steps and milliseconds: damage, and no store of curves holds more
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,10 @@ def _parse(line: bytes) -> Row | None:
     try:
         value = json.loads(line)
         metrics = {name: float(number) for name, number in value["metrics"].items()}
-        return Row(int(value["step"]), int(value["attempt"]), float(value["time"]), metrics)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        row = Row(int(value["step"]), int(value["attempt"]), float(value["time"]), metrics)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
+    return row if abs(row.step) < _LARGEST and 0 <= row.time < _LARGEST / 1000 else None
 
 
 def _to_json(value: float) -> float | str:

@@ -17,21 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlflow
-from mlflow.entities import LoggedModelOutput, Metric
+from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
+from mlflow.exceptions import MlflowException
 
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import masked
+from data_pipeline.foundation.formatting import masked, printable
 from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.checkpoint.index import INDEX
 from pretrain.run import metrics_file
 from pretrain.tracking.mlflow_store import (
+    KEY_LENGTH,
     FeedState,
     MlflowRun,
     TrackedRun,
     absolute_uri,
     file_version,
     in_mlflow,
+    is_missing,
     one_line,
     with_password,
 )
@@ -48,20 +51,33 @@ def log_checkpoints(run: MlflowRun) -> None:
     state, present = run.state, set()
     for step in all_steps(run.directory):
         directory = checkpoint_directory(run.directory, step)
+        name = _index(directory.name)
         try:
             version = file_version(directory / INDEX)
-            if state.files.get(_index(directory.name)) != version:
-                # the index holds the checksum of every other file
-                _log(run, step, f"{run.description.key}/{sha256(directory / INDEX)}")
-                state.files[_index(directory.name)] = version
-                run.save()
+            new = version not in (state.files.get(name), run.aside.get(name))
+            # the index holds the checksum of every other file
+            key = f"{run.description.key}/{sha256(directory / INDEX)}" if new else ""
         except FileNotFoundError:  # just deleted
             continue
         present.add(directory.name)
+        if new and not run.failing:
+            with run.part(name, version):
+                _log(run, step, key)
+                state.files[name] = version
+                run.save()
     for name in state.models.keys() - present:
-        run.client.set_logged_model_tags(state.models[name], {_STATE: "deleted"})
-        del state.models[name], state.files[_index(name)]
-        run.save()
+        with run.part(_index(name)):
+            _mark_deleted(run, state.models[name])
+            del state.models[name], state.files[_index(name)]
+            run.save()
+
+
+def _mark_deleted(run: MlflowRun, model_id: str) -> None:
+    try:
+        run.client.set_logged_model_tags(model_id, {_STATE: "deleted"})
+    except MlflowException as error:
+        if not is_missing(error):  # someone has deleted the model in MLflow too
+            raise
 
 
 def _index(name: str) -> str:
@@ -71,22 +87,24 @@ def _index(name: str) -> str:
 def _log(run: MlflowRun, step: int, key: str) -> None:
     directory, state, client = checkpoint_directory(run.directory, step), run.state, run.client
     found = client.search_logged_models([state.experiment_id], f"tags.{_KEY} = '{key}'", max_results=1)
-    model_id = found[0].model_id if found else _new_model(run, step, key)
+    model = found[0] if found else _new_model(run, step, key)
+    model_id = model.model_id
     outputs = client.get_run(state.run_id).outputs
     if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
         client.log_outputs(state.run_id, [LoggedModelOutput(model_id, step)])
     before = state.models.get(directory.name)
     if before and before != model_id:  # another attempt has overwritten it
-        client.set_logged_model_tags(before, {_STATE: "deleted"})
-    client.set_logged_model_tags(model_id, {_STATE: "kept", "directory": str(directory.resolve())})
-    client.log_batch(state.run_id, metrics=_metrics(run, model_id, step))
+        _mark_deleted(run, before)
+    client.set_logged_model_tags(model_id, {_STATE: "kept", "directory": printable(str(directory.resolve()))})
+    metrics = _metrics(run, model, step)
+    run.send(f"{directory.name}'s metric", metrics, lambda some: client.log_batch(state.run_id, metrics=some))
     client.finalize_logged_model(model_id, "READY")
     state.models[directory.name] = model_id
 
 
-def _new_model(run: MlflowRun, step: int, key: str) -> str:
-    """The id of a new logged model of the run."""
-    name = re.sub(r"[/:.%\"']", "_", f"{run.description.run_name}-step-{step:08d}")  # which MLflow refuses
+def _new_model(run: MlflowRun, step: int, key: str) -> LoggedModel:
+    """A new logged model of the run."""
+    name = re.sub(r"[/:.%\"']", "_", f"{run.description.run_name[:KEY_LENGTH]}-step-{step:08d}")  # which MLflow refuses
     family = str(run.description.parameters.get("model", {}).get("family", ""))
     return run.client.create_logged_model(
         run.state.experiment_id,
@@ -95,23 +113,34 @@ def _new_model(run: MlflowRun, step: int, key: str) -> str:
         tags={_KEY: key},
         params={"step": str(step), "family": family},
         model_type="checkpoint",
-    ).model_id
+    )
 
 
-def _metrics(run: MlflowRun, model_id: str, step: int) -> list[Metric]:
-    """The metrics of `step`, each with the corpus that it was measured on.
+def _metrics(run: MlflowRun, model: LoggedModel, step: int) -> list[Metric]:
+    """The metrics of `step` that the model lacks, each with the corpus that it was measured on.
 
-    They are the points that the run has in MLflow, which therefore keeps them once.
+    They are the points that the run has in MLflow, which therefore keeps them once. A point that the model has of
+    another corpus, as after a copied run directory got another validation set, is set aside: MLflow takes no second.
     """
     latest: dict[str, tuple[float, int]] = {}
     for row in metrics_file.rows_of_step(run.directory / metrics_file.FILE_NAME, step):
         latest |= {name: (value, int(row.time * 1000)) for name, value in row.metrics.items()}
-    return [
-        Metric(in_mlflow(name), value, time, step, model_id=model_id, **metric_dataset(run.description, name))
+    metrics = [
+        Metric(in_mlflow(name), value, time, step, model_id=model.model_id, **metric_dataset(run.description, name))
         for name, (value, time) in latest.items()
         if name == "train/loss" or not name.startswith(_NOT_ABOUT_THE_MODEL)
         if math.isfinite(value)  # MLflow would turn NaN into 0, the best of losses
     ]
+    there = {(one.key, one.timestamp): one for one in model.metrics or [] if one.run_id == run.state.run_id}
+    lacking = []
+    for metric in metrics:
+        other = there.get((metric.key, metric.timestamp))
+        if other is None:
+            lacking.append(metric)
+        elif (other.dataset_name, other.dataset_digest) != (metric.dataset_name, metric.dataset_digest):
+            name = f"{checkpoint_directory(run.directory, step).name}'s metric {metric.key}"
+            run.set_aside(name, f"MLflow has it of another corpus, {other.dataset_name} {other.dataset_digest}")
+    return lacking
 
 
 def metric_dataset(run: TrackedRun, metric: str) -> dict[str, str]:

@@ -28,13 +28,16 @@ from mlflow.tracking import MlflowClient
 from mlflow.tracking.context.registry import resolve_tags
 
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
-from data_pipeline.foundation.formatting import masked
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.formatting import masked, printable
 from pretrain.run import metrics_file
 from pretrain.tracking.checkpoints import log_checkpoints
 from pretrain.tracking.mlflow_store import (
     ARTIFACTS,
     ARTIFACTS_DIRECTORY,
+    KEY_LENGTH,
     NOTE,
+    DeletedError,
     FeedState,
     MlflowRun,
     TrackedRun,
@@ -43,6 +46,7 @@ from pretrain.tracking.mlflow_store import (
     create_tables,
     file_version,
     in_mlflow,
+    one_line,
     parent_run,
     safe_key,
     sqlite_file,
@@ -54,12 +58,15 @@ _RUN_KEY = "run_key"
 _ROWS_AT_ONCE = 100
 _STEP = re.compile(r"step-(\d+)\.png")
 _TABLE = re.compile(rf"{ARTIFACTS_DIRECTORY}/evaluation/.+\.json")
-_PARAMETER_LENGTH = 6000  # to which MLflow cuts it
+_PARAMETER_LENGTH = 6000  # to which MLflow cuts it, as it does a tag
+_TAG_LENGTH = 8000
+# of a name in the store of artifacts: MLflow adds up to 100 characters to an image's, and a letter may be four bytes
+_FILE_LENGTH, _FOLDER_LENGTH = 120, 60
 
 
 def connected(run_dir: Path, run: TrackedRun, uri: str) -> MlflowRun:
-    """The run in MLflow, which is created or reopened, and described. Raises every error, as does `feed`; calling them
-    again continues."""
+    """The run in MLflow, which is created or reopened. Raises every error, and DeletedError if its experiment is
+    deleted; calling it again continues."""
     uri = absolute_uri(uri)
     create_tables(uri)
     mlflow_client = client(uri)
@@ -67,35 +74,64 @@ def connected(run_dir: Path, run: TrackedRun, uri: str) -> MlflowRun:
     parent = parent_run(mlflow_client, experiment_id, run.parent) if run.parent else None
     found = mlflow_client.search_runs([experiment_id], f"tags.{_RUN_KEY} = '{run.key}'", max_results=1)
     started, tags = int(run.started * 1000), {_RUN_KEY: run.key}
-    opened = found[0] if found else mlflow_client.create_run(experiment_id, started, tags, run.run_name)
+    opened = found[0] if found else mlflow_client.create_run(experiment_id, started, tags, run.run_name[:KEY_LENGTH])
     state, before = FeedState(masked(uri), experiment_id, opened.info.run_id), FeedState.load(run_dir)
     if before and (before.tracking_uri, before.run_id) == (state.tracking_uri, state.run_id):
         state = before
     connection = MlflowRun(mlflow_client, run_dir, run, state, parent)
     connection.save()
-    _describe(connection)
     return connection
 
 
 def feed(run: MlflowRun) -> int:
-    """Sends new metrics, files and checkpoints, and how the run ended. Returns how many metrics were sent."""
+    """Sends the description, new metrics, files and checkpoints, and how the run ended. Returns how many metrics MLflow
+    has taken.
+
+    What MLflow refuses is set aside with a warning. Raises FailedError if anything else could not be sent, after the
+    rest is sent, and every error of an MLflow that doesn't answer; calling it again continues.
+    """
+    run.unsent.clear()
+    ended = run.description.status != "RUNNING"
+    if ended:
+        run.aside.clear()  # which may have been mended meanwhile
     files = [run.directory / metrics_file.FILE_NAME, *metrics_file.files_of_machines(run.directory)]
-    sent = sum(_feed_rows(run, str(file.relative_to(run.directory))) for file in files)
-    _upload_files(run)
-    log_checkpoints(run)
-    if run.description.status != "RUNNING":
-        ended = int((run.description.ended or time.time()) * 1000)
-        run.client.set_terminated(run.state.run_id, run.description.status, end_time=ended)
+    sent = 0
+    try:
+        if not run.described:
+            with run.part(TrackedRun.file):
+                _describe(run)
+                run.described = True
+        for file in files:
+            with run.part(name := str(file.relative_to(run.directory))):
+                sent += _feed_rows(run, name)
+        with run.part(ARTIFACTS_DIRECTORY):
+            _upload_files(run)
+        with run.part("checkpoints"):
+            log_checkpoints(run)
+        if ended:
+            with run.part("the end of the run"):
+                end = int((run.description.ended or time.time()) * 1000)
+                run.client.set_terminated(run.state.run_id, run.description.status, end_time=end)
+    finally:
+        run.report()
+    if run.unsent:
+        name, error = run.unsent[0]
+        raise FailedError(f"{name}: {one_line(error)}") from error
     return sent
 
 
 def _experiment(mlflow_client: MlflowClient, name: str, database: Path | None) -> str:
-    """The id of the experiment `name`, which is created if MLflow lacks it."""
+    """The id of the experiment `name`, which is created if MLflow lacks it. Raises DeletedError."""
     experiment = mlflow_client.get_experiment_by_name(name)
+    if experiment is not None and experiment.lifecycle_stage != "active":
+        raise DeletedError(
+            f"the experiment {name!r} is deleted there; to restore it: MLFLOW_TRACKING_URI="
+            f"{masked(mlflow_client.tracking_uri)} mlflow experiments restore -x {experiment.experiment_id}"
+        )
     if experiment is not None:
         return experiment.experiment_id
     # a server has its own place for artifacts; with a file, they must not land in the working directory
-    location = (database.parent / ARTIFACTS / safe_key(name)).as_uri() if database else None
+    location = (database.parent / ARTIFACTS / safe_key(name, _FOLDER_LENGTH)).as_uri() if database else None
     try:
         return mlflow_client.create_experiment(name, location, _EXPERIMENT_TAGS)
     except MlflowException as error:
@@ -107,33 +143,30 @@ def _experiment(mlflow_client: MlflowClient, name: str, database: Path | None) -
 def _describe(run: MlflowRun) -> None:
     """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""
     description, run_id = run.description, run.state.run_id
-    run.client.update_run(run_id, status="RUNNING", name=description.run_name)
+    run.client.update_run(run_id, status="RUNNING", name=description.run_name[:KEY_LENGTH])
     data = run.client.get_run(run_id).data
     known, parameters = data.params, flatten(description.parameters)
     tags = {**resolve_tags(), "mlflow.source.name": "pretrain train"}
-    tags |= {"attempts": str(description.attempt), "run_directory": str(run.directory.resolve())}
+    tags |= {"attempts": str(description.attempt), "run_directory": printable(str(run.directory.resolve()))}
     if run.parent:
         tags["mlflow.parentRunId"] = run.parent
     for key in parameters.keys() & known.keys():
         if parameters[key] != known[key]:
             tags[f"changed.{key}"] = f"{known[key]} → {parameters[key]} (attempt {description.attempt})"
     tags |= {key: value for key, value in description.tags.items() if key != NOTE or NOTE not in data.tags}
-    run.client.log_batch(
-        run_id,
-        params=[Param(key, value) for key, value in parameters.items() if key not in known],
-        tags=[RunTag(safe_key(key), str(value)) for key, value in tags.items()],
-    )
-    inputs = []
+    params = [Param(key, value) for key, value in parameters.items() if key not in known]
+    run.send("parameter", params, lambda some: run.client.log_batch(run_id, params=some))
+    labels = [RunTag(safe_key(key), str(value)) for key, value in tags.items()]
+    run.send("tag", labels, lambda some: run.client.log_batch(run_id, tags=some))
     for info in description.datasets:
         source, profile = json.dumps({"uri": info.source}), json.dumps(info.profile)
         dataset = Dataset(**info.in_mlflow, source_type="local", source=source, profile=profile)
-        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)]))
-    if inputs:
-        run.client.log_inputs(run_id, inputs)
+        with run.part(f"corpus {info.name}"):
+            run.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)])])
 
 
 def _feed_rows(run: MlflowRun, name: str) -> int:
-    """Sends the new rows of a file of metrics. Returns how many metrics they have."""
+    """Sends the new rows of a file of metrics. Returns how many metrics MLflow has taken."""
     path, offset = run.directory / name, run.state.offsets.get(name, 0)
     if not path.exists() or path.stat().st_size < offset:  # the file system lost the end of the file
         offset = 0
@@ -144,10 +177,9 @@ def _feed_rows(run: MlflowRun, name: str) -> int:
             for row, _ in batch
             for name, value in row.metrics.items()
         ]
-        run.client.log_batch(run.state.run_id, metrics=metrics)
+        sent += run.send("metric", metrics, lambda some: run.client.log_batch(run.state.run_id, metrics=some))
         _, run.state.offsets[name] = batch[-1]
         run.save()
-        sent += len(metrics)
     return sent
 
 
@@ -157,29 +189,40 @@ def _upload_files(run: MlflowRun) -> None:
         _upload(run, run.directory / name, PurePosixPath(name))
     directory = run.directory / ARTIFACTS_DIRECTORY
     for path in sorted(directory.rglob("*")):
+        if run.failing:
+            return
         _upload(run, path, PurePosixPath(path.relative_to(directory)))
 
 
 def _upload(run: MlflowRun, path: Path, target: PurePosixPath) -> None:
     """Uploads a file that is new, or has changed, to the path `target` of the run's artifacts."""
-    name = str(path.relative_to(run.directory))
+    name = printable(str(path.relative_to(run.directory)))
     if not path.is_file() or path.name.endswith(TEMPORARY_SUFFIX):
         return
-    if run.state.files.get(name) == (version := file_version(path)):
+    version = file_version(path)
+    if version in (run.state.files.get(name), run.aside.get(name)):
         return
-    if found := _STEP.fullmatch(target.name):
-        key = "/".join(["pictures", *target.parent.parts[1:]])
-        allowed = re.sub(r"[^\w\-./ ]", "_", key, flags=re.ASCII)
-        run.client.log_image(run.state.run_id, mlflow.Image(str(path)), key=allowed, step=int(found[1]))
-    else:
-        folder = str(target.parent)
-        run.client.log_artifact(run.state.run_id, str(path), None if folder == "." else folder)
-    run.state.files[name] = version
-    if _TABLE.fullmatch(name):
-        tables = sorted(one.removeprefix(f"{ARTIFACTS_DIRECTORY}/") for one in run.state.files if _TABLE.fullmatch(one))
-        listed = [{"path": table, "type": "table"} for table in tables]
-        run.client.set_tag(run.state.run_id, "mlflow.loggedArtifacts", json.dumps(listed))
-    run.save()
+    with run.part(name, version):
+        if found := _STEP.fullmatch(target.name):
+            shown = "/".join(["pictures", *target.parent.parts[1:]])
+            key = safe_key(shown, _FILE_LENGTH, r"[^A-Za-z0-9_\-./ ]")
+            run.client.log_image(run.state.run_id, mlflow.Image(str(path)), key=key, step=int(found[1]))
+        else:
+            folder = str(target.parent)
+            run.client.log_artifact(run.state.run_id, str(path), None if folder == "." else folder)
+        run.state.files[name] = version
+        if _TABLE.fullmatch(name):
+            _list_tables(run)
+        run.save()
+
+
+def _list_tables(run: MlflowRun) -> None:
+    """Tells MLflow's UI which artifacts are tables, as many as a tag holds."""
+    tables = sorted(one.removeprefix(f"{ARTIFACTS_DIRECTORY}/") for one in run.state.files if _TABLE.fullmatch(one))
+    listed = [{"path": table, "type": "table"} for table in tables]
+    while len(value := json.dumps(listed)) > _TAG_LENGTH:
+        listed.pop()
+    run.client.set_tag(run.state.run_id, "mlflow.loggedArtifacts", value)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -4,6 +4,7 @@ Two files in a run's directory say what MLflow has; feeder.py lists them with th
 """
 
 import contextlib
+import hashlib
 import logging
 import os
 import re
@@ -11,37 +12,48 @@ import socket
 import sys
 import time
 import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import NonNegativeInt
 
 from data_pipeline.foundation.atomic import temporary_path, write_json
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import MASK, masked, without_login
+from data_pipeline.foundation.errors import OF_DISKS, FailedError, UserError
+from data_pipeline.foundation.formatting import MASK, counted, masked, without_login
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
 with imported_at_first_use():
-    from mlflow import tracking  # 3.8 s and 170 MB, and many who need this module need no client
+    import requests
+    from mlflow import exceptions, tracking  # 3.8 s and 170 MB, and many who need this module need no client
 
+logger = logging.getLogger(__name__)
 ARTIFACTS_DIRECTORY = "artifacts"
 DIGEST_LENGTH = 36  # of a dataset: MLflow's limit
 _PARENT = "parent_of_runs"  # the tag that tells a parent from a training run of the same name
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as the description, in Markdown
-# retries are the feeder's own; MLflow's would hold a closing run for minutes
-_FAIL_FAST = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-_KEY_LENGTH = 250  # MLflow's limit (mlflow/utils/validation.py)
+_CLIENT = {
+    # retries are the feeder's own; MLflow's would hold a closing run for minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # with its password
+}
+KEY_LENGTH = 250  # MLflow's limits (mlflow/utils/validation.py)
+_DATASET_LENGTH = 500
+_NEVER_TAKEN = (400, 404, 501)  # HTTP's status of an answer that will be the same next time
+_MOST_UNSENT = 5  # errors of one feed, after which it looks as if nothing can be sent
 ARTIFACTS = "mlartifacts"  # the folder beside a sqlite file
 # MLflow's page of a run sorts its sections by name, and a section is all of a name before its last slash: losses come
-# first, then evaluations, and seconds and sizes last. The first pattern that fits a name of metrics.jsonl counts.
+# first, then evaluations, and seconds and sizes last. The first pattern that fits a name of metrics.jsonl counts. No
+# two names become one.
 _NAMES = [
     (r"train/loss", "loss/train"),
     (r"train/(\w+_loss|cross_entropy)", r"loss/train.\1"),
-    (r"validation/(.+)/loss", r"loss/validation.\1"),
+    (r"validation/(?!.+\.(?:\w+_loss|unigram_entropy)/loss$)(.+)/loss", r"loss/validation.\1"),
     (r"validation/(.+)/(\w+_loss|unigram_entropy)", r"loss/validation.\1.\2"),
-    (r"validation/(.+)/(\w+)", r"metrics/\1.\2"),
+    (r"validation/([^/]+)/(\w+)", r"metrics/\1.\2"),
     (r"evaluation/(.+)/seconds", r"usage/evaluation.\1.seconds"),
     (r"checkpoint/(\w+)", r"usage/checkpoint.\1"),
     (r"stragglers/(\w+)", r"usage/stragglers.\1"),
@@ -69,7 +81,11 @@ class DatasetInfo:
     @property
     def in_mlflow(self) -> dict[str, str]:
         """Name and digest: MLflow keeps one input of each pair, and a corpus may be both trained and validated on."""
-        return {"name": f"{self.name} ({self.context})", "digest": self.digest[:DIGEST_LENGTH]}
+        name = f"{self.name} ({self.context})"
+        return {
+            "name": name if len(name) <= _DATASET_LENGTH else _apart(name, name, _DATASET_LENGTH),
+            "digest": self.digest[:DIGEST_LENGTH],
+        }
 
 
 class Kept:
@@ -129,18 +145,131 @@ class FeedState(Kept):
     models: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+class DeletedError(FailedError):
+    """A run, or its experiment, is deleted in MLflow, so that MLflow refuses whatever is sent."""
+
+
+T = TypeVar("T")
+
+
+@dataclass
 class MlflowRun:
-    """A run with MLflow's client and what MLflow has of it. `parent`: the id of the run that it stands below."""
+    """A run with MLflow's client and what MLflow has of it. `parent`: the id of the run that it stands below.
+
+    `aside` is what MLflow refuses, by its name, with the version of a file. It isn't sent again until the run ends or
+    is opened again. `unsent` is what the current feed could not send, for a reason that may pass.
+    """
 
     client: "tracking.MlflowClient"
     directory: Path
     description: TrackedRun
     state: FeedState
     parent: str | None
+    described: bool = False
+    aside: dict[str, list[int] | None] = field(default_factory=dict)
+    unsent: list[tuple[str, Exception]] = field(default_factory=list)
+    _refusals: list[str] = field(default_factory=list)
 
     def save(self) -> None:
-        self.state.save(self.directory)
+        """Writes mlflow.json. If the disk refuses it, what was sent may be sent again, which is harmless."""
+        try:
+            self.state.save(self.directory)
+        except OSError as error:
+            self.unsent.append((self.state.file, error))
+
+    @contextlib.contextmanager
+    def part(self, name: str, version: list[int] | None = None) -> Iterator[None]:
+        """Around what sends one part of a run: its failure ends the part, and the others are sent.
+
+        Raises DeletedError, and what says that MLflow doesn't answer in time or can't write now.
+        """
+        try:
+            yield
+        except DeletedError:
+            raise
+        except Exception as error:
+            if _refused(error):
+                self.set_aside(name, one_line(error), version)
+            elif _late(error):
+                raise
+            else:
+                self.unsent.append((name, error))
+
+    def send(self, what: str, items: Sequence[T], call: Callable[[Sequence[T]], object]) -> int:
+        """Sends `items` by `call`, without those that MLflow refuses. Returns how many it has taken."""
+        if not items:
+            return 0
+        try:
+            call(items)
+        except Exception as error:
+            if not _refused(error):
+                raise
+            if len(items) == 1:
+                self.set_aside(f"{what} {getattr(items[0], 'key', items[0])}", one_line(error))
+                return 0
+            middle = len(items) // 2
+            return self.send(what, items[:middle], call) + self.send(what, items[middle:], call)
+        return len(items)
+
+    def set_aside(self, name: str, reason: str, version: list[int] | None = None) -> None:
+        """Notes that MLflow refuses `name`. Raises DeletedError if that is because the run is deleted."""
+        try:
+            stage = self.client.get_run(self.state.run_id).info.lifecycle_stage
+        except exceptions.MlflowException as error:
+            if not is_missing(error):
+                raise
+            stage = "deleted"
+        if stage != "active":
+            raise DeletedError(f"the run {self.state.run_id} is deleted there")
+        if name not in self.aside:
+            self._refusals.append(f"{name}: {reason}")
+        self.aside[name] = version
+
+    @property
+    def failing(self) -> bool:
+        """True if so much could not be sent that the rest of the files can wait."""
+        return len(self.unsent) >= _MOST_UNSENT
+
+    def report(self) -> None:
+        """Warns, in one line, of what was set aside since the last call."""
+        if self._refusals:
+            others = f", and {counted(len(self._refusals) - 1, 'other')}" if len(self._refusals) > 1 else ""
+            logger.warning(
+                "MLflow at %s doesn't take %s%s; the rest is there", self.state.tracking_uri, self._refusals[0], others
+            )
+            self._refusals.clear()
+
+
+def is_missing(error: BaseException) -> bool:
+    """True if MLflow lacks what a request is about."""
+    return getattr(_of_server(error), "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
+
+
+def _of_server(error: BaseException) -> BaseException:
+    """The error that MLflow's client has wrapped: it calls whatever goes wrong with a model an invalid parameter."""
+    while isinstance(error.__cause__, exceptions.MlflowException):
+        error = error.__cause__
+    return error
+
+
+def _refused(error: BaseException) -> bool:
+    """True if sending the same again would fail again."""
+    error = _of_server(error)
+    if isinstance(error, exceptions.MlflowException):
+        # MLflow's own store says nothing else of a value that its database can't hold
+        unfit = isinstance(error.__cause__ or error.__context__, ValueError | OverflowError)
+        return error.get_http_status_code() in _NEVER_TAKEN or unfit
+    if isinstance(error, requests.RequestException):
+        status = error.response.status_code if error.response is not None else 0
+        return 400 <= status < 500 and status not in (401, 403, 408, 429)
+    return not (isinstance(error, OSError) and error.errno in OF_DISKS)
+
+
+def _late(error: BaseException) -> bool:
+    """True if the next request would wait as long, and as much in vain."""
+    error = _of_server(error)
+    code = getattr(error, "error_code", None)
+    return code == "TEMPORARILY_UNAVAILABLE" or isinstance(error.__cause__, requests.Timeout)
 
 
 def file_version(file: Path) -> list[int]:
@@ -154,10 +283,10 @@ def parent_run(client: "tracking.MlflowClient", experiment_id: str, name: str) -
 
     Runs that start together may each create one. All of them then take the oldest, and the others are deleted.
     """
-    tag = name.replace("'", "_")  # so that a filter can hold it
+    tag = safe_key(name)  # so that a filter can hold it
     found = _parents(client, experiment_id, tag)
     if not found:
-        created = client.create_run(experiment_id, tags={_PARENT: tag}, run_name=name).info.run_id
+        created = client.create_run(experiment_id, tags={_PARENT: tag}, run_name=name[:KEY_LENGTH]).info.run_id
         client.set_terminated(created)
         found = _parents(client, experiment_id, tag)
         if found[0].info.run_id != created:
@@ -174,7 +303,7 @@ def _parents(client: "tracking.MlflowClient", experiment_id: str, tag: str) -> l
 def client(uri: str) -> "tracking.MlflowClient":
     """An MLflow client."""
     kind = tracking.MlflowClient  # imports MLflow, which sets the level of its logger
-    for name, value in _FAIL_FAST.items():
+    for name, value in _CLIENT.items():
         os.environ.setdefault(name, value)
     # errors are raised and reported in one line; MLflow's own logger would add pages of traceback
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)
@@ -218,10 +347,23 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(uri.removeprefix(prefix)).absolute() if uri.startswith(prefix) else None
 
 
-def safe_key(name: str) -> str:
-    """`name` without what MLflow refuses: unusual characters, empty or dotted parts of a path, excess length."""
-    parts = re.sub(r"[^/\w.\- :]", "_", name).split("/")
-    return "/".join(part for part in parts if part not in ("", ".", ".."))[:_KEY_LENGTH].rstrip("/") or "_"
+def safe_key(name: str, length: int = KEY_LENGTH, refused: str = r"[^/\w.\- :]") -> str:
+    """`name` without what MLflow refuses: unusual characters, empty or dotted parts of a path, excess length.
+
+    A name that is changed ends with eight digits of its SHA-256, so that two names stay two.
+
+    >>> safe_key("loss [en]")
+    'loss _en_-ca825f80'
+    """
+    parts = re.sub(refused, "_", name).split("/")
+    key = "/".join(part for part in parts if part not in ("", ".", ".."))
+    return key if key == name and 0 < len(key) <= length else _apart(key, name, length)
+
+
+def _apart(shown: str, name: str, length: int) -> str:
+    """`shown`, cut to `length` with digits that tell `name` from others."""
+    digits = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{shown[: length - 9]}-{digits}"
 
 
 def in_mlflow(name: str) -> str:
@@ -233,8 +375,11 @@ def in_mlflow(name: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of the message: MLflow's messages continue with SQL statements and stacks."""
-    return masked((str(error).strip().splitlines() or [type(error).__name__])[0][:300])
+    """The first line of the message: MLflow's messages continue with SQL statements and stacks. Of an address that
+    doesn't answer, the cause, which stands last."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    _, marked, cause = line.rpartition("(Caused by ")
+    return masked((cause.removesuffix(")") if marked else line)[:300])
 
 
 _HOST = "127.0.0.1"

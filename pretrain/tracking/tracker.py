@@ -17,7 +17,14 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import masked, masked_values
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.run.metrics_file import MetricLog
-from pretrain.tracking.mlflow_store import MlflowRun, TrackedRun, absolute_uri, one_line, with_password
+from pretrain.tracking.mlflow_store import (
+    DeletedError,
+    MlflowRun,
+    TrackedRun,
+    absolute_uri,
+    one_line,
+    with_password,
+)
 
 with imported_at_first_use():
     from pretrain.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
@@ -118,6 +125,8 @@ class Tracker:
                     logger.warning("MLflow at %s accepts metrics again", masked(self._uri))
                 failing, pause = False, SECONDS_BETWEEN_FEEDS
             except Exception as error:
+                if isinstance(error, DeletedError):
+                    connection = None  # the next try makes another run
                 if not failing:
                     address, reason = masked(self._uri), one_line(error)
                     logger.warning("MLflow at %s: %s; training goes on, will try again", address, reason)
@@ -142,7 +151,7 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
     """Sends MLflow everything of `run_dir` that it lacks; returns the number of metrics sent.
 
     `uri` names another MLflow than the run's own, for instance a server that the training machine can't reach. Raises
-    UserError for a directory without a run, FailedError if MLflow can't be fed.
+    UserError for a directory without a run, FailedError if MLflow can't be fed; what MLflow refuses is set aside.
     """
     run = TrackedRun.load(run_dir)
     if run is None:
@@ -152,6 +161,9 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
         raise UserError(f"{run_dir}: the run was started without tracking.mlflow.uri; give one to sync to")
     uri = with_password(uri)
     try:
-        return feeder.feed(feeder.connected(run_dir, run, uri))
+        connection = feeder.connected(run_dir, run, uri)
+        return feeder.feed(connection)
+    except DeletedError as error:
+        raise DeletedError(f"{masked(uri)}: {error}") from None
     except Exception as error:
         raise FailedError(f"{masked(uri)}: {one_line(error)}; what was sent is kept, sync again to continue") from error

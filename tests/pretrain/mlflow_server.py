@@ -1,12 +1,18 @@
-"""A real MLflow server."""
+"""A real MLflow server, and a proxy before it that refuses some requests."""
 
 import contextlib
+import http.server
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -50,3 +56,49 @@ def answers(uri: str) -> bool:
             return True
     except OSError:
         return False
+
+
+@dataclass
+class Proxy:
+    """Stands before a server, at `uri`. It answers `status` to each request whose method and path fit a pattern."""
+
+    uri: str
+    refused: str
+    status: int
+
+
+@contextlib.contextmanager
+def refusing(server: str, requests: str, status: int) -> Iterator[Proxy]:
+    """A proxy before `server` that refuses `requests` at first."""
+    proxy = Proxy("", requests, status)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)) or None
+            if re.search(proxy.refused, f"{self.command} {self.path}"):
+                code, content = proxy.status, b"no"
+            else:
+                kind = {"Content-Type": self.headers.get("Content-Type", "application/json")}
+                request = urllib.request.Request(server + self.path, body, kind, method=self.command)
+                try:
+                    with urllib.request.urlopen(request) as answer:
+                        code, content = answer.status, answer.read()
+                except urllib.error.HTTPError as answer:
+                    code, content = answer.code, answer.read()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        proxy.uri = f"http://127.0.0.1:{serving.server_port}"
+        yield proxy
+        serving.shutdown()
+        thread.join()

@@ -1,0 +1,328 @@
+"""What MLflow doesn't take, and what is gone there: each is named in one line, and everything else arrives."""
+
+import json
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+
+import PIL.Image
+import pytest
+from click.testing import CliRunner
+from mlflow.experiments import commands as experiments_of_mlflow
+from mlflow.tracking import MlflowClient
+from typer.testing import CliRunner as TyperRunner
+
+from data_pipeline.foundation.errors import FailedError
+from pretrain import cli
+from pretrain.run.metrics_file import MetricLog
+from pretrain.tracking import tracker as tracking
+from pretrain.tracking.mlflow_store import DatasetInfo, DeletedError, FeedState, TrackedRun, in_mlflow
+from pretrain.tracking.tracker import Tracker, sync
+from tests.ports import free_port
+from tests.pretrain.mlflow_server import Server, refusing
+from tests.tables import each
+
+LOSSES = {1: 2.0, 2: 1.5}
+
+
+@pytest.fixture
+def client(uri):
+    return MlflowClient(tracking_uri=uri)
+
+
+@pytest.fixture(autouse=True)
+def _enough_time(monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
+
+
+def finished(folder: Path, **more) -> Path:
+    """A run directory with losses, a checkpoint and two files, which MLflow doesn't have yet."""
+    run = TrackedRun(
+        **{"experiment": "refusals", "run_name": "r", "attempt": 1, "status": "FINISHED", "ended": 9.0} | more
+    )
+    run.started = 8.0
+    for name in ("artifacts", "checkpoints/step-00000002"):
+        (folder / name).mkdir(parents=True)
+    run.save(folder)
+    (folder / "checkpoints/step-00000002/index.json").write_text("{}")
+    for name in ("a.txt", "z.txt"):
+        (folder / "artifacts" / name).write_text(name)
+    log = MetricLog(folder, 1)
+    for step, loss in LOSSES.items():
+        log.log(step, {"train/loss": loss})
+    log.close()
+    return folder
+
+
+def picture(folder: Path, name: str) -> None:
+    path = folder / "artifacts/evaluation" / name / "step-00000001.png"
+    path.parent.mkdir(parents=True)
+    PIL.Image.new("RGB", (2, 2)).save(path)
+
+
+def of_mlflow(client, folder):
+    return client.get_run(FeedState.load(folder).run_id)
+
+
+def has_the_rest(client, folder: Path) -> None:
+    """MLflow has all of `finished`."""
+    run = of_mlflow(client, folder)
+    losses = {one.step: one.value for one in client.get_metric_history(run.info.run_id, "loss/train")}
+    assert (run.info.status, losses) == ("FINISHED", LOSSES)
+    assert {"a.txt", "z.txt"} <= {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert [output.step for output in run.outputs.model_outputs] == [2]
+
+
+def damaged_image(folder):
+    picture(folder, "attention")
+    (folder / "artifacts/evaluation/attention/step-00000001.png").write_bytes(b"")
+
+
+def rows_of_no_time(folder):
+    rows = [("Infinity", "1.0"), ("1", "NaN"), ("1", "-5.0"), (str(1 << 63), "1.0"), ("1", "1e300")]
+    with (folder / "metrics.jsonl").open("a") as file:
+        for step, at in rows:
+            file.write(f'{{"step": {step}, "attempt": 1, "time": {at}, "metrics": {{"train/loss": 7.0}}}}\n')
+
+
+def many_tables(folder):
+    (folder / "artifacts/evaluation").mkdir()
+    for number in range(200):
+        name = f"table-of-a-hook-of-the-users-own-{number:03}.json"
+        (folder / "artifacts/evaluation" / name).write_text('{"columns": [], "data": []}')
+
+
+def long_corpus(folder):
+    run = TrackedRun.load(folder)
+    run.datasets = [DatasetInfo(name, "f" * 64, "", "train") for name in ("n" * 600, "ok")]
+    run.save(folder)
+
+
+def corpus_from_afar(folder):
+    run = TrackedRun.load(folder)
+    run.datasets = [DatasetInfo("c4", "f" * 64, "s" * 70_000, "train")]
+    run.save(folder)
+
+
+@each(
+    "breaks, said",
+    [
+        (damaged_image, "doesn't take artifacts/evaluation/attention/step-00000001.png: cannot identify image file"),
+        (corpus_from_afar, "doesn't take corpus c4: 'source' exceeds the maximum length of 65535 characters; the rest"),
+        (long_corpus, None),
+        (rows_of_no_time, None),
+        (many_tables, None),
+        (lambda folder: picture(folder, "k" * 120 + "/" + "l" * 120), None),
+        (lambda folder: (folder / "artifacts" / os.fsdecode(b"b\xff.txt")).write_text("b"), None),
+    ],
+)
+def test_one_thing_that_mlflow_refuses_does_not_keep_the_rest_back(tmp_path, uri, client, caplog, breaks, said):
+    breaks(finished(tmp_path / "run"))
+    before = len(caplog.messages)
+    assert sync(tmp_path / "run", uri) == len(LOSSES)
+    has_the_rest(client, tmp_path / "run")
+    warnings = caplog.messages[before:]
+    assert [message for message in warnings if said is None or said not in message] == []
+    assert len(warnings) == (said is not None)
+    if breaks is many_tables:
+        listed = json.loads(of_mlflow(client, tmp_path / "run").data.tags["mlflow.loggedArtifacts"])
+        assert len(listed) == 8000 // (81 + len(", "))  # as many as a tag's 8,000 characters hold
+
+
+def test_what_was_set_aside_is_sent_when_it_is_mended(tmp_path, uri, client):
+    damaged_image(finished(tmp_path))
+    sync(tmp_path, uri)
+    shutil.rmtree(tmp_path / "artifacts/evaluation")
+    picture(tmp_path, "attention")
+    sync(tmp_path, uri)
+    assert len(client.list_artifacts(of_mlflow(client, tmp_path).info.run_id, "images")) == 2
+
+
+def test_names_stay_apart_though_mlflow_has_fewer_letters_and_250_of_them(tmp_path, uri, client):
+    long = "x" * 250
+    names = ["a*b", "a?b", "a_b", "/a_b", "a//_b", f"{long}1", f"{long}2", f"v/{long}/..", f"v/{long}/...", "", "_"]
+    names += ["validation/c4.text_loss/loss", "validation/c4/text_loss", "validation/a/b/bleu", "a/b.bleu"]
+    names += ["validation/c4.unigram_entropy/loss", "validation/c4/unigram_entropy"]
+    run = finished(tmp_path / "run", parameters={name: position for position, name in enumerate(names)})
+    with_names = MetricLog(run, 1)
+    with_names.log(3, {name: position for position, name in enumerate(names)})
+    pictures = ("ä", "ö", "_", "k" * 150 + "1", "k" * 150 + "2")
+    for name in pictures:
+        picture(run, name)
+    sync(run, uri)
+    found = of_mlflow(client, run)
+    assert sorted(int(value) for value in found.data.params.values()) == list(range(len(names)))
+    metrics = {key: value for key, value in found.data.metrics.items() if key != "loss/train"}
+    assert sorted(metrics.values()) == list(range(len(names)))
+    assert all(len(key) <= 250 for key in (*found.data.params, *metrics))
+    images = [file.path.split("+")[0] for file in client.list_artifacts(found.info.run_id, "images")]
+    assert len(set(images)) == len(pictures)
+    assert in_mlflow("validation/c4/loss") == "loss/validation.c4"
+    # SHA-256 of "a*b" and "a?b" by sha256sum
+    assert (in_mlflow("a*b"), in_mlflow("a?b")) == ("a_b-15eb0a79", "a_b-c2a7b64a")
+
+
+def test_parents_whose_names_differ_in_a_quotation_mark_are_two(tmp_path, uri, client):
+    parents = set()
+    for number, name in enumerate(("it's", "it_s", 'a "b"', "a\\'b")):
+        run = finished(tmp_path / str(number), parent=name)
+        sync(run, uri)
+        sync(run, uri)
+        parent = client.get_run(of_mlflow(client, run).data.tags["mlflow.parentRunId"])
+        assert parent.info.run_name == name
+        parents.add(parent.info.run_id)
+    assert len(parents) == 4
+
+
+def test_a_copied_run_with_another_validation_set_is_sent(tmp_path, uri, client, caplog):
+    corpus = {"name": "c4", "source": "", "context": "validation"}
+    run = finished(tmp_path / "run", datasets=[DatasetInfo(digest="f" * 64, **corpus)])
+    MetricLog(run, 1).log(2, {"validation/c4/loss": 2.5})
+    shutil.copytree(run, copy := tmp_path / "copy")
+    tracked = TrackedRun.load(copy)
+    tracked.datasets, tracked.attempt = [DatasetInfo(digest="e" * 64, **corpus)], 2
+    tracked.save(copy)
+    MetricLog(copy, 2).log(3, {"validation/c4/loss": 2.25})
+    assert sync(run, uri) == 3
+    assert caplog.messages == []
+    sync(copy, uri)
+    (said,) = caplog.messages
+    assert "doesn't take step-00000002's metric loss/validation.c4: MLflow has it of another corpus, c4 (vali" in said
+    has_the_rest(client, copy)
+    history = client.get_metric_history(FeedState.load(copy).run_id, "loss/validation.c4")
+    assert [(one.step, one.value) for one in history] == [(2, 2.5), (3, 2.25)]
+    (model,) = client.search_logged_models(
+        [FeedState.load(copy).experiment_id], f"tags.checkpoint_key LIKE '{tracked.key}/%'"
+    )
+    assert {one.dataset_digest for one in model.metrics if one.key == "loss/validation.c4"} == {"f" * 36}
+
+
+def test_a_full_disk_below_the_run_keeps_nothing_back(tmp_path, uri, client):
+    (finished(tmp_path) / "mlflow.json/in the way").mkdir(parents=True)
+    with pytest.raises(FailedError, match=r"mlflow\.json: .*Is a directory.*sync again"):
+        sync(tmp_path, uri)
+    (tmp_path / "mlflow.json/in the way").rmdir()
+    (tmp_path / "mlflow.json").rmdir()
+    sync(tmp_path, uri)  # all of it again, which changes nothing
+    has_the_rest(client, tmp_path)
+
+
+# ---- what someone has deleted in MLflow
+
+
+def test_a_deleted_experiment_is_named_with_the_command_that_restores_it(tmp_path, uri, client):
+    run = finished(tmp_path, experiment="not needed any more")
+    sync(run, uri)
+    experiment = client.get_experiment_by_name("not needed any more").experiment_id
+    client.delete_experiment(experiment)
+    done = TyperRunner().invoke(cli.app, ["sync", str(run), "--uri", uri])
+    assert isinstance(done.exception, DeletedError)
+    said, _, command = str(done.exception).partition("; to restore it: ")
+    assert said == f"{uri}: the experiment 'not needed any more' is deleted there"
+    assert command == f"MLFLOW_TRACKING_URI={uri} mlflow experiments restore -x {experiment}"
+    words = command.split()
+    restored = CliRunner().invoke(experiments_of_mlflow, words[3:], env=dict([words[0].split("=", 1)]))
+    assert restored.exit_code == 0, restored.output
+    sync(run, uri)
+    has_the_rest(client, run)
+
+
+def test_a_run_that_is_deleted_while_it_trains_is_there_again(tmp_path, uri, client, monkeypatch):
+    monkeypatch.setattr(tracking, "SECONDS_BEFORE_FEEDS", 0.0)
+    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_FEEDS", 0.05)
+    monkeypatch.setattr(tracking, "SECONDS_FOR_THE_REST", 3600.0)
+    with Tracker(tmp_path, TrackedRun("refusals", "r", 1, key=uuid.uuid4().hex), uri) as tracker:
+        tracker.log(1, {"train/loss": 2.0})
+        while not (state := FeedState.load(tmp_path)) or not state.offsets:
+            time.sleep(0.05)
+        client.delete_run(state.run_id)
+        tracker.log(2, {"train/loss": 1.5})
+        while FeedState.load(tmp_path).run_id == state.run_id:
+            time.sleep(0.05)
+    run = of_mlflow(client, tmp_path)
+    losses = {one.step: one.value for one in client.get_metric_history(run.info.run_id, "loss/train")}
+    assert (run.info.status, run.info.lifecycle_stage, losses) == ("FINISHED", "active", LOSSES)
+
+
+def test_a_checkpoint_whose_model_is_deleted_in_mlflow_may_be_deleted_too(tmp_path, uri, client, caplog):
+    run = finished(tmp_path)
+    sync(run, uri)
+    client.delete_logged_model(FeedState.load(run).models["step-00000002"])
+    shutil.rmtree(run / "checkpoints/step-00000002")
+    (run / "artifacts/new.txt").write_text("new")
+    sync(run, uri)
+    assert "new.txt" in {file.path for file in client.list_artifacts(FeedState.load(run).run_id)}
+    assert (FeedState.load(run).models, caplog.messages) == ({}, [])
+
+
+# ---- a server
+
+
+@pytest.fixture(scope="module")
+def server(empty_mlflow, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    empty_mlflow(folder)
+    started = Server(folder, free_port())
+    yield started.uri
+    started.kill()
+
+
+UNKNOWN = "API request to endpoint /api/2.0/mlflow/logged-models/search failed with error code 404"
+
+
+@pytest.mark.slow
+@each(
+    "requests, status, files, steps, said",
+    [
+        ("/logged-models", 404, ["a.txt", "z.txt"], [], f"step-00000002/index.json: {UNKNOWN}"),  # an older server
+        ("PUT .*/a.txt", 413, ["z.txt"], [2], "doesn't take artifacts/a.txt: 413 Client Error"),
+        ("PUT .*/a.txt", 500, ["z.txt"], [2], "artifacts/a.txt: ResponseError('too many 500 error responses')"),
+        ("PUT .*/a.txt", 429, ["z.txt"], [2], "artifacts/a.txt: ResponseError('too many 429 error responses')"),
+        ("/logged-models", 500, ["a.txt", "z.txt"], [], "index.json: ResponseError('too many 500 error responses')"),
+    ],
+)
+def test_a_server_that_refuses_one_thing_gets_the_others(
+    tmp_path, server, caplog, requests, status, files, steps, said
+):
+    run, before = finished(tmp_path / "run"), len(caplog.messages)
+    with refusing(server, requests, status) as proxy:
+        uri = proxy.uri
+        if status < 429:
+            assert sync(run, uri) == 2
+            (message,) = caplog.messages[before:]
+        else:
+            with pytest.raises(FailedError, match="sync again") as error:
+                sync(run, uri)
+            message = str(error.value)
+        assert said in message
+        client = MlflowClient(tracking_uri=server)
+        found = of_mlflow(client, run)
+        assert (found.info.status, found.data.metrics) == ("FINISHED", {"loss/train": 1.5})
+        assert [file.path for file in client.list_artifacts(found.info.run_id)] == files
+        assert [output.step for output in (found.outputs.model_outputs if found.outputs else [])] == steps
+        proxy.refused = "^nothing"
+        sync(run, uri)
+        has_the_rest(client, run)
+
+
+@pytest.mark.slow
+def test_mlflow_prints_no_address_with_its_password(tmp_path, server, capsys):
+    run = finished(tmp_path)
+    sync(run, server.replace("//", "//me:hunter2@"))
+    has_the_rest(MlflowClient(tracking_uri=server), run)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+@each("status, said", [(400, "API request to"), (429, "ResponseError"), (500, "ResponseError")])
+def test_a_server_that_refuses_everything_is_one_line_with_its_answer(tmp_path, server, status, said):
+    run = finished(tmp_path / "run")
+    with (
+        refusing(server, "", status) as proxy,
+        pytest.raises(FailedError, match=rf"^{proxy.uri}: {said}.* {status} .*; what was sent is kept"),
+    ):
+        sync(run, proxy.uri)
+    sync(run, server)
+    has_the_rest(MlflowClient(tracking_uri=server), run)
