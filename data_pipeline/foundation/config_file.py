@@ -67,7 +67,7 @@ class Section(BaseModel):
         """Tensors hold integers of 64 bits and fp32; smaller fp32 numbers count as 0."""
         for one in value if isinstance(value, list | tuple) else (value,):
             if isinstance(one, int) and not -(2**63) <= one < 2**63:
-                raise ValueError(f"expected an integer of at most 64 bits, got {one}")
+                raise ValueError(f"expected an integer from -2**63 to 2**63 - 1, got {one}")
             if isinstance(one, float) and one and not _LEAST_FP32 <= abs(one) <= _LARGEST_FP32:
                 raise ValueError(f"expected 0, or a number from 1.2e-38 to 3.4e38 as fp32 has them, got {one}")
         return value

@@ -70,7 +70,8 @@ def offered(kinds: str, base: type[T], shipped: Collection[str] = (), key: str |
 
 
 def _entries(kinds: str) -> Iterable[EntryPoint]:
-    return entry_points(group=f"encdec_pretrain.{kinds}")
+    """In the order of packages' names: a file system lists them in any."""
+    return sorted(entry_points(group=f"encdec_pretrain.{kinds}"), key=lambda entry: (_package(entry), entry.name))
 
 
 def _package(entry: EntryPoint) -> str:

@@ -100,9 +100,9 @@ def test_two_and_four_ranks_train_as_one_does():
         for of_rank in on_ranks(ranks, each, trained, cases):
             for (precision, accumulation), (losses, norms, weights) in zip(cases, of_rank, strict=True):
                 expected_losses, expected_norms, expected = one[precision]
-                of_loss, of_weights = bounds[precision]
-                assert losses == pytest.approx(expected_losses, rel=of_loss), (ranks, precision, accumulation)
-                assert norms == pytest.approx(expected_norms, rel=2 * of_weights), (ranks, precision, accumulation)
+                loss_bound, weight_bound = bounds[precision]
+                assert losses == pytest.approx(expected_losses, rel=loss_bound), (ranks, precision, accumulation)
+                assert norms == pytest.approx(expected_norms, rel=2 * weight_bound), (ranks, precision, accumulation)
                 change = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(weights, expected, strict=True)))
                 whole = math.sqrt(sum(float(b.square().sum()) for b in expected))
-                assert change / whole < of_weights, (ranks, precision, accumulation)
+                assert change / whole < weight_bound, (ranks, precision, accumulation)

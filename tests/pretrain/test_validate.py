@@ -337,7 +337,7 @@ TOO_MUCH = {
         "run.cpu_threads=1000000",
     ],
     "< 2,147,483,648": ["deepspeed.zero_optimization.reduce_bucket_size=2147483648"],
-    "of at most 64 bits": [f"run.seed={2**70}", f"checkpoint.keep_last={2**63}"],
+    "from -2**63 to 2**63 - 1": [f"run.seed={2**70}", f"checkpoint.keep_last={2**63}"],
     "as fp32 has them": [
         *("optimizer.learning_rate=1e39", "optimizer.eps=1e-39", "model.init_output_std=1e39"),
         "model.layer_norm_epsilon=1e-39",
