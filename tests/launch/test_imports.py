@@ -59,25 +59,6 @@ def test_deepspeed_which_chooses_its_accelerator_then_is_imported_in_the_process
 
 
 @pytest.mark.slow
-def test_a_rank_imports_neither_mlflow_nor_the_compiler_until_something_is_compiled():
-    """Its losses are the same with and without."""
-    code = """
-import sys
-import torch
-from pretrain.zero.ranks import process_group
-from tests.pretrain.small_runs import trained
-
-with process_group(1, 600.0):
-    before = trained(2)
-    print(*sorted({name for name in sys.modules if name.startswith(("mlflow", "sympy", "torch._inductor"))}))
-    torch._dynamo.config.recompile_limit = 8
-    print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist(), trained(2) == before)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-2:] == ["", "[2.0, 2.0] True"], done.stderr
-
-
-@pytest.mark.slow
 def test_servers_that_processes_are_forked_from_never_touch_a_gpu():
     """CUDA can't be used in a process whose parent has used it before the fork. The first server makes ranks of tests,
     the second the processes of loaders."""

@@ -439,19 +439,19 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, pre
         assert one.what.startswith("rank 1 computes with other weights than the others: ")
 
 
-def judged(right: list[list[int]], shared: bool) -> tuple[int | None, str] | None:
+def judged(right: list[list[int]]) -> tuple[int | None, str] | None:
     from pretrain.trainer.callbacks import fingerprints
 
-    found = fingerprints.judged(["a", "b"], torch.tensor(right, dtype=torch.bool), shared)
+    found = fingerprints.judged(["a", "b"], torch.tensor(right, dtype=torch.bool))
     return found and (found.rank, found.what)
 
 
-def test_of_three_ranks_the_odd_one_is_named_whether_or_not_its_optimizer_holds_the_weight():
-    assert judged([[1, 1], [1, 1], [1, 1]], True) is None
+def test_of_three_ranks_the_odd_one_is_named():
+    assert judged([[1, 1], [1, 1], [1, 1]]) is None
     said = "rank {} computes with other weights than the others: b"
-    assert judged([[1, 1], [1, 0], [1, 1]], True) == (1, said.format(1))
-    assert judged([[1, 0], [1, 1], [1, 0]], True) == (1, said.format(1))
-    assert judged([[1, 0], [1, 1], [1, 0]], False) == (0, said.format(0))
+    assert judged([[1, 1], [1, 0], [1, 1]]) == (1, said.format(1))
+    assert judged([[1, 0], [1, 1], [1, 0]]) == (0, said.format(0))
+    assert judged([[1, 0], [1, 0]]) == (None, "the ranks compute with other weights than the optimizer's: b")
 
 
 def loaded_wrong(path: Path) -> None:

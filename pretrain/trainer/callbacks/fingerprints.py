@@ -64,11 +64,7 @@ def of_masters(engine: Engine) -> str:
 
 def difference(engine: Engine) -> Finding | None:
     """Which rank computes with other weights than the rest; None if none does, or if weights are on NVMe. All ranks
-    call it.
-
-    In fp32, the rank whose optimizer holds a weight computes with that very tensor: if it alone agrees with the
-    optimizer's, it is the one whose weight has changed. Of two ranks it can't be told.
-    """
+    call it."""
     weights, names = local_weights(engine.deepspeed), _names(engine)
     if weights is None:
         return None
@@ -83,25 +79,18 @@ def difference(engine: Engine) -> Finding | None:
     right = (own == expected).all(dim=1)
     gathered = [torch.empty_like(right) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, right)
-    return judged(names, torch.stack(gathered).cpu(), shared=dtype == torch.float32)
+    return judged(names, torch.stack(gathered).cpu())
 
 
-def judged(names: list[str], right: Tensor, shared: bool) -> Finding | None:
+def judged(names: list[str], right: Tensor) -> Finding | None:
     """The finding, from the table (ranks, parameters) of those that agree with the optimizer's."""
     agree, ranks = right.sum(dim=0), right.size(0)
     if bool((agree == ranks).all()):
         return None
     if bool((agree == 0).any()):
         return Finding(f"the ranks compute with other weights than the optimizer's: {named(names, agree == 0)}")
-    few = shared and bool((2 * agree < ranks).any())
-    if shared and not few and bool((2 * agree == ranks).any()):
-        return Finding(f"the ranks compute with different weights: {named(names, agree < ranks)}")
-    odd = right if few else ~right
-    concerned = (2 * agree < ranks) if few else (agree < ranks)
-    rank = int((odd & concerned).any(dim=1).int().argmax())
-    return Finding(
-        f"rank {rank} computes with other weights than the others: {named(names, odd[rank] & concerned)}", rank
-    )
+    rank = int((~right).any(dim=1).int().argmax())
+    return Finding(f"rank {rank} computes with other weights than the others: {named(names, ~right[rank])}", rank)
 
 
 def _names(engine: Engine) -> list[str]:
