@@ -130,7 +130,7 @@ class Plan:
     def activations(self, rows: int, recomputed: bool) -> int:
         """Bytes at the peak of a pass over a micro-batch of `rows`, of which `data.pack` are in one."""
         row, pack, attention = self.rows, min(rows, self.config.data.pack), "eager" if self.on_cpu else "triton"
-        batch = Rows(-(-rows // pack), pack * row.inputs, pack * row.targets, pack * row.predicted)
+        batch = Rows(-(-rows // pack), pack * row.inputs, pack * row.targets, pack * row.predicted, pack)
         return activations(self.config.model, batch, self.config.precision, recomputed, attention)[0]
 
     def _option(self, stage: int, recomputed: bool) -> Option:

@@ -76,13 +76,14 @@ class LiveMemory(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Rows:
-    """`count` rows of `inputs` and `targets` tokens, of which `predicted` count. They have an attention mask, like the
-    rows that `batch.micro_batch_size: auto` measures."""
+    """`count` rows of `inputs` and `targets` tokens, of which `predicted` count, and of so many `examples` each. They
+    have an attention mask, like the rows that `batch.micro_batch_size: auto` measures."""
 
     count: int
     inputs: int
     targets: int
     predicted: int
+    examples: int = 1
 
 
 @cache
@@ -109,6 +110,10 @@ def activations(
             "encoder_attention_mask": torch.ones(rows.count, rows.inputs, dtype=torch.long),
             "target_indices": torch.zeros(rows.count * rows.predicted, dtype=torch.long),
         }
+        if rows.examples > 1:
+            for side, like in (("encoder", "encoder_input_ids"), ("decoder", "labels")):
+                for name in ("segment_ids", "positions"):
+                    batch[f"{side}_{name}"] = torch.zeros_like(batch[like])
         if getattr(config, "next_sentence", False):
             batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
     memory = LiveMemory("meta", known=[*model.parameters(), *model.buffers()])

@@ -227,9 +227,9 @@ def test_a_cpu_has_checkpoints_in_its_memory_and_no_cuda():
     assert "90% of the memory but" in " ".join(text(plan).split())
     assert "CUDA" not in text(plan)
     packed = replace(plan, config=load(BASE, [*keys, "data.pack=4"], RunConfig))
-    wide = Rows(2, 4 * 512, 4 * 114, 4 * 114)
+    wide = Rows(2, 4 * 512, 4 * 114, 4 * 114, examples=4)
     assert packed.activations(8, False) == activations(config.model, wide, config.precision, False, "eager")[0]
-    assert packed.activations(2, False) == replace(plan, rows=Rows(1, 1024, 228, 228)).activations(1, False)
+    assert packed.activations(2, False) > plan.activations(2, False)  # attention grows with the square of a row
 
 
 ASKED = ("--gpus", 8, "--gpu", "a100-80gb")
