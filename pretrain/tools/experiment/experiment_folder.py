@@ -220,10 +220,14 @@ def of_length(config: RunConfig, steps: int) -> list[str]:
     lengths = _schedule(config, steps, share)
     if freeze := config.optimizer.freeze:
         lengths["optimizer.freeze.until_step"] = shorter(freeze.until_step)
-    for key, stages in (("batch.ramp_up", config.batch.ramp_up), ("data.curriculum", config.data.curriculum)):
+    ends = {
+        "batch.ramp_up": [ramp.until_step for ramp in config.batch.ramp_up],
+        "data.curriculum": [stage.until_step for stage in config.data.curriculum],
+    }
+    for key, untils in ends.items():
         end = 0
-        for number, stage in enumerate(stages):
-            end = lengths[f"{key}.{number}.until_step"] = max(shorter(stage.until_step), end + 1)
+        for number, until in enumerate(untils):
+            end = lengths[f"{key}.{number}.until_step"] = max(shorter(until), end + 1)
     for number, hook in enumerate(config.evaluation):
         lengths[f"evaluation.{number}.every_steps"] = shorter(hook.every_steps)
     saved, kept = config.checkpoint.every_steps, config.checkpoint.keep_every_steps
