@@ -175,7 +175,7 @@ class ComputeSection(Section):
 class CheckpointSection(Section):
     """When checkpoints are saved, which are kept, and where a new run's weights come from."""
 
-    every_steps: PositiveInt = 1000
+    every_steps: Steps = 1000
     """Steps from one checkpoint to the next. A run also saves at its end."""
     keep_last: PositiveInt = 3
     """How many of the latest checkpoints are kept."""

@@ -94,13 +94,14 @@ def test_a_hostfile_has_deepspeeds_format_and_every_wrong_line_is_named(tmp_path
     path = tmp_path / "hostfile"
     path.write_text("# two nodes\nworker-1 slots=8\n\nuser@10.0.0.2   slots = 4 # half\n")
     assert read(path) == [Node("worker-1", 8), Node("user@10.0.0.2", 4)]
-    path.write_text("a slots=2\nb\na slots=1\n-oProxyCommand=x slots=1\n")
+    path.write_text("a slots=2\nb\na slots=1\n-oProxyCommand=x slots=1\nc slots=10000\n")
     with pytest.raises(UserError) as refused:
         read(path)
     assert str(refused.value).splitlines() == [
         f"--hostfile: {path}, line 2: expected `NAME slots=N`, found 'b'",
         f"--hostfile: {path}, line 3: a is listed in an earlier line",
         f"--hostfile: {path}, line 4: expected `NAME slots=N`, found '-oProxyCommand=x slots=1'",
+        f"--hostfile: {path}, line 5: expected `NAME slots=N`, found 'c slots=10000'",
     ]
 
 

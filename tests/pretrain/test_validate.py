@@ -327,7 +327,12 @@ def test_a_wrong_value_has_one_line_with_what_is_expected_and_what_the_key_means
 # Overrides by what is expected instead.
 TOO_MUCH = {
     "≤ 1,000,000,000": [
-        *("run.max_steps=10000000000", "faults.hang_seconds=1e30", "faults.start_seconds=1e30"),
+        *(
+            "run.max_steps=10000000000",
+            "checkpoint.every_steps=10000000000",
+            "faults.hang_seconds=1e30",
+            "faults.start_seconds=1e30",
+        ),
         *("tracking.system_metrics_seconds=1e30", "data.cache.gigabytes=1e30"),
     ],
     "≤ 1,048,576": ["batch.global_batch_size=2147483648", "data.lanes=10000000000", "model.d_model=2147483648"],

@@ -221,12 +221,12 @@ def of_length(config: RunConfig, steps: int) -> list[str]:
     if freeze := config.optimizer.freeze:
         lengths["optimizer.freeze.until_step"] = shorter(freeze.until_step)
     ends = {
-        "batch.ramp_up": [one.until_step for one in config.batch.ramp_up],
-        "data.curriculum": [one.until_step for one in config.data.curriculum],
+        "batch.ramp_up": [ramp.until_step for ramp in config.batch.ramp_up],
+        "data.curriculum": [stage.until_step for stage in config.data.curriculum],
     }
-    for key, steps_of_ends in ends.items():
+    for key, untils in ends.items():
         end = 0
-        for number, until in enumerate(steps_of_ends):
+        for number, until in enumerate(untils):
             end = lengths[f"{key}.{number}.until_step"] = max(shorter(until), end + 1)
     for number, hook in enumerate(config.evaluation):
         lengths[f"evaluation.{number}.every_steps"] = shorter(hook.every_steps)
