@@ -2,6 +2,7 @@
 
 import http.client
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import forkserver
@@ -31,6 +32,9 @@ class ObjectStore:
         self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._server.start()
         _, self.port = self._server.get_host_and_port()
+        # moto has one set of buckets for a process, in which another file's tests may have run a server
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/moto-api/reset", method="POST")
+        urllib.request.urlopen(request).close()
         self.lock, self.released = threading.Lock(), threading.Event()
         self.calm()
         self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), type("Proxied", (_Proxied,), {"store": self}))
