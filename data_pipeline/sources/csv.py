@@ -1,6 +1,6 @@
 """CSV files with a header and a column of text, as RFC 4180, pandas and `Dataset.to_csv` have them.
 
-A row that can't be parsed may end in the middle of a quoted field, whose lines look like rows. Reading goes on at the
+A row that can't be parsed may end in the middle of a quoted field, whose lines look like rows. Reading resumes at the
 next line where a row begins for certain, by the quotation marks behind it (after Ge et al., "Speculative Distributed
 CSV Data Parsing for Big Data Analytics", SIGMOD 2019).
 """

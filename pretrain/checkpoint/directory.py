@@ -73,7 +73,7 @@ def set_aside_after(run: Path, step: int) -> str:
     said = f"; {', '.join(aside)}: set aside" if aside else ""
     if kept and kept[-1] > step:
         oldest = checkpoint_directory(run, kept[-1]).name
-        said += f"; {oldest} may be wrong too, but none is older: the run goes on from it, --fresh begins a new one"
+        said += f"; {oldest} may be wrong too, but none is older: the run resumes from it; --fresh begins a new one"
     return said
 
 

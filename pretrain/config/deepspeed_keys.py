@@ -106,7 +106,8 @@ class ZeroSection(PassedOn):
     offload_param: ParameterOffloadSection | None = None
     """Stage 3: where parameters are kept."""
     overlap_comm: bool | None = None
-    """Reduce gradients during the backward pass. Default: true on several GPUs, and on one that offloads at stage 3."""
+    """Reduce gradients during the backward pass. Default: true on several GPUs, and on one that offloads at stage 3.
+    Given at stage 1, this key and the others of reductions leave it to DeepSpeed to add up and reduce gradients."""
     reduce_bucket_size: Annotated[int, Field(gt=0, lt=2**31)] = 500_000_000
     """Elements reduced at a time; stage 3 keeps a buffer of 4 bytes for each. Default on GPUs: 50,000,000; on CPUs: a
     size for the cache."""

@@ -26,7 +26,7 @@ from pretrain.trainer import micro_batch
 from pretrain.trainer.attention_check import choose_attention
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import ValidatedRun
-from pretrain.zero.construction import keys_of_reduction
+from pretrain.zero.construction import keys_against_adding
 from pretrain.zero.engine import Engine, Outcome
 
 
@@ -117,7 +117,7 @@ class Trainer:
         elif run.initial_weights:
             verify_together(run.initial_weights, run.model)
             restore(engine, run.initial_weights, weights_only=True)
-        for key in keys_of_reduction(self.config):
+        for key in keys_against_adding(self.config, run.ranks):
             report.warn(
                 f"{key}: DeepSpeed reduces gradients, parameter by parameter; a step is faster without this key"
             )

@@ -45,13 +45,21 @@ def adds_locally(config: RunConfig, ranks: int, stage: int | None = None) -> boo
     Stage 2 in bf16 shards them, unless there is one rank; in fp32 the backward pass has them whole in any case.
     `stage`: instead of that of `config`.
     """
-    stage = stage or config.zero_stage
+    return _may_add_locally(config, ranks, stage or config.zero_stage) and not _keys_of_reduction(config)
+
+
+def keys_against_adding(config: RunConfig, ranks: int) -> list[str]:
+    """The keys of the run file because of which DeepSpeed adds up and reduces gradients, where each rank could."""
+    return _keys_of_reduction(config) if _may_add_locally(config, ranks, config.zero_stage) else []
+
+
+def _may_add_locally(config: RunConfig, ranks: int, stage: int) -> bool:
     whole = ranks == 1 or stage == 1 or (stage == 2 and config.precision == "fp32")
-    return whole and not _offloads(config) and not keys_of_reduction(config)
+    return whole and not _offloads(config)
 
 
-def keys_of_reduction(config: RunConfig) -> list[str]:
-    """The keys of the run file that say how DeepSpeed itself adds up and reduces gradients."""
+def _keys_of_reduction(config: RunConfig) -> list[str]:
+    """The keys of the run file that say how DeepSpeed adds up and reduces gradients."""
     zero, top = config.deepspeed.zero_optimization.model_fields_set, config.deepspeed.model_fields_set
     return [f"deepspeed.zero_optimization.{key}" for key in _OF_REDUCTION if key in zero] + [
         f"deepspeed.{key}" for key in _OF_BACKWARD if key in top

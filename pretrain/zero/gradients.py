@@ -70,7 +70,10 @@ class LocalGradients:
                 self._parameters.append(parameter)
                 self._views.append(buffer.narrow(0, place, parameter.numel()).view_as(parameter))
             self._buffers.append(buffer)
-        self._partitions = [buffer.chunk(self._ranks)[rank] for buffer in self._buffers]
+        sizes = [buffer.numel() // self._ranks for buffer in self._buffers]
+        self._partitions = [
+            buffer.narrow(0, rank * size, size) for buffer, size in zip(self._buffers, sizes, strict=True)
+        ]
         self._empty = True
 
     def begin(self) -> None:

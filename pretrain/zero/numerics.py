@@ -27,7 +27,8 @@ from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.optimizers import ConstantSchedule
 from pretrain.models.model import Losses, Model
-from pretrain.zero.construction import prepare_layers, sharded, stage_on
+from pretrain.zero.construction import adds_locally, prepare_layers, sharded, stage_on
+from pretrain.zero.deepspeed_private import is_tested
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import first_value
 
@@ -209,7 +210,7 @@ def _described(config: RunConfig, accumulation: int) -> str:
     ranks, zero = dist.get_world_size(), config.deepspeed.zero_optimization
     parts = [
         f"DeepSpeed {deepspeed.__version__}",
-        f"stage {stage_on(config, ranks)}",
+        f"stage {config.zero_stage}",
         config.precision,
         f"{accumulation} micro-batch{'es' if accumulation > 1 else ''}",
         *(f"{key} to the CPU" for key in zero.offloaded_to("cpu")),
@@ -234,6 +235,8 @@ def _small(config: RunConfig, accumulation: int, ranks: int) -> RunConfig:
     zero = config.deepspeed.zero_optimization
     given = zero.model_dump()
     sizes = {name: min(getattr(zero, name), size) for name, size in _SIZES.items()}
+    if adds_locally(config, ranks) and is_tested():  # another version trains as DeepSpeed documents it
+        del sizes["reduce_bucket_size"]
     on_cpu = {key: {"device": "cpu"} for key in zero.offloaded_to("nvme")}  # so small a model isn't swapped
     small = {**given, **sizes, **on_cpu, "zero_quantized_weights": False}  # what is gathered quantized isn't exact
     deepspeed_section = {"zero_optimization": small, "aio": config.deepspeed.aio}

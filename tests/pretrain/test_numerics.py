@@ -88,6 +88,15 @@ def wrong_on_rank_1() -> str:
         return wrong(2, "fp32", 1, {})
 
 
+def wrong_without_reduction() -> str:
+    """At stage 1, where the engine itself reduces the ranks' gradients."""
+    from pretrain.zero.gradients import LocalGradients
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalGradients, "reduce", lambda self: None)
+        return wrong(1, "bf16", 3, {})
+
+
 def started(lost: str) -> str:
     """The error at a run's start; "" for none."""
     from data_pipeline.foundation.errors import FailedError
@@ -110,6 +119,7 @@ def with_and_without_losses() -> dict[str, Any]:
         "twice": [wrong_with(twice, 2, "bf16"), wrong_with(twice, 3, "fp32")],
         "label": wrong_with("a label of step 2", 1, "bf16"),
         "rank 1": wrong_on_rank_1(),
+        "unreduced": wrong_without_reduction(),
         "starts": started("nothing"),
         "stops": started(twice),
     }
@@ -125,5 +135,6 @@ def test_a_lost_gradient_is_found_on_all_ranks_and_stops_a_run_at_its_start():
             assert "embedding" not in one
         assert found["label"].startswith("wrong from step 2 on: gain (")
         assert found["rank 1"] == "wrong from step 1 on: gain"
+        assert found["unreduced"].startswith("wrong from step 1 on: ")
         stopped = "stage 2, bf16, 1 micro-batch, 2 ranks on the CPU: wrong from step 1 on: layers.0.weight ("
         assert stopped in found["stops"]

@@ -23,10 +23,12 @@ from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models, optimizers
 from pretrain.models import model as model_module
 from pretrain.optimizers import flat_buffers
-from pretrain.zero.construction import deepspeed_config
+from pretrain.zero.construction import adds_locally, deepspeed_config, keys_against_adding
 from tests import tables
 from tests.conftest import TOP
+from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.runs import run_file
 from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.small_runs import T5, engine_of, micro_batches, own_layout, run_config
 from tests.slow import slow
@@ -175,6 +177,41 @@ def test_one_rank_shards_nothing_unless_it_offloads():
     offload = {"device": "cpu"}
     assert [chosen(stage, 1) for stage in (1, 2, 3)] == [2, 2, 2]
     assert chosen(3, 1, offload_optimizer=offload) == chosen(3, 1, offload_param=offload) == chosen(3, 2) == 3
+
+
+BUCKETS = {"reduce_bucket_size": 1000}
+OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
+
+
+@tables.each(
+    "ranks, stage, precision, zero, locally, against",
+    [
+        (8, 1, "bf16", {}, True, []),
+        (8, 2, "fp32", {}, True, []),
+        (8, 2, "bf16", {}, False, []),
+        (8, 3, "fp32", {}, False, []),
+        (1, 3, "bf16", {}, True, []),
+        (1, 1, "bf16", OFFLOADED, False, []),
+        (8, 1, "bf16", BUCKETS, False, ["deepspeed.zero_optimization.reduce_bucket_size"]),
+        (8, 2, "bf16", BUCKETS, False, []),  # DeepSpeed reduces them in any case
+        (8, 3, "bf16", BUCKETS, False, []),
+    ],
+)
+def test_who_adds_up_gradients(ranks, stage, precision, zero, locally, against):
+    config = run_config(stage, zero=zero, precision=precision)
+    assert adds_locally(config, ranks) is locally
+    assert keys_against_adding(config, ranks) == against
+
+
+def test_a_key_that_leaves_gradients_to_deepspeed_is_named(small_corpus, tmp_path):
+    zero = {"stage": 1, **BUCKETS}
+    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[], deepspeed={"zero_optimization": zero})
+    done = run_forked("train", path)
+    assert done.returncode == 0
+    said = (
+        "warning: deepspeed.zero_optimization.reduce_bucket_size: DeepSpeed reduces gradients, parameter by parameter"
+    )
+    assert done.stderr.count(said) == 1
 
 
 def test_deepspeed_starts_no_programs_in_a_step(monkeypatch):

@@ -297,7 +297,7 @@ def computing_wrong(engine: Any, step: int) -> Iterator[None]:
 def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(small_corpus, tmp_path):
     """Wrong is step 6, which is replayed; saved are steps 2 and 4, and in memory is each step."""
     later = ["unsound-step-00000004"]
-    only = "; step-00000002 may be wrong too, but none is older: the run goes on from it"
+    only = "; step-00000002 may be wrong too, but none is older: the run resumes from it"
     cases = [(2, 4, 4, [], ""), (3, 3, 2, later, ""), (6, 1, 2, later, only)]
     runs = []
     for every, *_ in cases:
