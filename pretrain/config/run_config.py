@@ -40,6 +40,9 @@ class RunSection(Section):
     """Optimizer steps of the whole run."""
     max_hours: PositiveFloat | None = None
     """Hours since the latest start after which the run saves and stops. null: no limit."""
+    expected_hours: PositiveFloat | None = None
+    """Hours that all steps are expected to take, as `launch init` estimates them. If the first steps are faster or
+    slower by more than half, the run says so. null: nothing is expected."""
     cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
     """Threads of each rank on a CPU. null: cores ÷ ranks. Sums depend on it in their last bit, so fix it for bit-equal
     runs."""

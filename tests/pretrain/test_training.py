@@ -212,6 +212,19 @@ def test_a_long_run_says_early_when_it_will_end(capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
+def test_a_run_says_when_it_is_off_what_was_expected_by_more_than_half(capsys):
+    """100 steps, 0.5 a second, take 200 s: 0.0556 hours."""
+    from pretrain.trainer.callbacks import reporting
+
+    config = SimpleNamespace(run=SimpleNamespace(max_steps=100))
+    trainer = SimpleNamespace(config=config, report=SimpleNamespace(say=print))
+    for expected, said in ((190.0, ""), (299.0, ""), (301.0, "faster"), (134.0, ""), (133.0, "slower")):
+        reporting.Reporting().compare(trainer, expected, 0.5)
+        out = capsys.readouterr().out
+        assert out.startswith(f"{said} than run.expected_hours: all steps take about 3 min, not " if said else "")
+        assert bool(out) == bool(said)
+
+
 def test_a_resumed_run_logs_the_same_means(small_corpus, tmp_path):
     """It has saved steps 3 and 6, and goes on from step 3; lines of metrics are of four steps each."""
     logging = {"checkpoint": {"every_steps": 3, "keep_last": 9}, "tracking": {"mlflow": None, "log_every_steps": 4}}
