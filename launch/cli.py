@@ -201,7 +201,8 @@ def stage(
 def doctor_command(
     context: typer.Context,
     config: Annotated[
-        Path | None, path_argument("RUN.yaml", "The run file; without it, only what no run file decides is checked.")
+        Path | None,
+        path_argument("RUN.yaml", "The run file; without it, only what no run file decides is checked.", config_path),
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[
@@ -210,7 +211,8 @@ def doctor_command(
     hostfile: Annotated[Path | None, path_option("--hostfile", "Check these hosts, as of launch hosts.")] = None,
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="More options of ssh.")] = "",
     cluster: Annotated[
-        Path | None, path_option("--cluster", "In an allocation: the cluster file, with its container and variables.")
+        Path | None,
+        path_option("--cluster", "In an allocation: the cluster file, with its container and variables.", config_path),
     ] = None,
     numerics: Annotated[
         bool, typer.Option("--numerics", help="Also train a small model as the run would, and without DeepSpeed.")

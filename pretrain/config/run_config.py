@@ -44,8 +44,8 @@ class RunSection(Section):
     """Hours that all steps are expected to take, as `launch init` estimates them. If the first steps are faster or
     slower by more than half, the run says so. null: nothing is expected."""
     cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
-    """Threads of each rank on a CPU. null: cores ÷ ranks. Sums depend on it in their last bit, so fix it for bit-equal
-    runs."""
+    """Threads of each rank on a CPU. null: OMP_NUM_THREADS, or else cores ÷ ranks. Sums depend on their number in the
+    last bit, so fix it for bit-equal runs."""
     bind_cores: bool = True
     """On GPUs: each rank runs on the cores nearest to its GPU, so that its memory is near too. Where Linux doesn't say
     which these are, or the rank may use none of them, it runs on all that it may use."""

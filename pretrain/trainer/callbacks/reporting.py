@@ -27,10 +27,12 @@ class Reporting(Callback):
 
     def before_training(self, trainer: Trainer) -> None:
         run, config, layout, report = trainer.run, trainer.config, trainer.layout, trainer.report
+        on_cpu = trainer.engine.device.type == "cpu"
+        threads = f"{counted(torch.get_num_threads(), 'thread')} a rank, " if on_cpu else ""
         report.say(
             f"{config.run.name}: {trainer.outline.num_parameters():,} parameters, {config.precision}, "
             f"ZeRO-{config.zero_stage}, {counted(layout.ranks, 'rank')} × {layout.accumulation} × "
-            f"{layout.micro_batch} rows, steps {run.train_state.step} to {config.run.max_steps}"
+            f"{layout.micro_batch} rows, {threads}steps {run.train_state.step} to {config.run.max_steps}"
         )
         if run.initial_weights and not run.resume:
             report.say(f"starts from the weights in {run.initial_weights}")
@@ -67,7 +69,7 @@ class Reporting(Callback):
             trainer.report.say(
                 f"step {trainer.step}/{steps}  loss {metrics['train/loss']:.4f}  "
                 f"lr {metrics['train/learning_rate']:.2e}  norm {metrics['train/gradient_norm']:.3f}  "
-                f"{_skipped_and_speed(metrics, steps - trainer.step)}".rstrip()
+                f"{_skipped_and_speed(metrics, steps - trainer.step, self._windows > 0)}".rstrip()
             )
         self._windows += 1
         if self._windows == _TYPICAL_WINDOW and (expected := trainer.config.run.expected_hours):
@@ -108,13 +110,13 @@ class Reporting(Callback):
         }
 
 
-def _skipped_and_speed(metrics: dict[str, float], steps: int) -> str:
-    """The parts that are left out where nobody measures them. `steps` are left."""
+def _skipped_and_speed(metrics: dict[str, float], steps: int, typical: bool) -> str:
+    """The parts that are left out where nobody measures them. `steps` are left; `typical`: they will be as fast."""
     skipped = f"{number:.0f} skipped  " if (number := metrics.get("train/skipped_steps")) else ""
     if "train/steps_per_second" not in metrics:
         return skipped
-    left = duration(steps / metrics["train/steps_per_second"])
-    return f"{metrics['train/tokens_per_second']:,.0f} tokens/s  {skipped}{left} left"
+    left = f"{duration(steps / metrics['train/steps_per_second'])} left" if typical else ""
+    return f"{metrics['train/tokens_per_second']:,.0f} tokens/s  {skipped}{left}"
 
 
 class EvaluationHooks(Callback):
