@@ -59,7 +59,7 @@ def _attention(
 
 @_attention.register_fake
 def _(sources: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
-    q, *_ = _apart(sources)
+    q = _apart(sources)[0]
     return _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 

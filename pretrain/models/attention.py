@@ -22,7 +22,7 @@ from pretrain.functional.attention_bias import (
     visible,
     with_margin,
 )
-from pretrain.models.layers import LayerConfig, Linear, fused_linear, fusing_is_faster, joined_linear, one_use
+from pretrain.models.layers import LayerConfig, Linear, fused_linear, joined_linear, one_use
 from pretrain.models.positions import Rotary, apply_rotary
 
 KeysAndValues = tuple[Tensor, Tensor]
@@ -186,7 +186,7 @@ class MemoryCache(KeyValueCache):
 
 
 class Attention(nn.Module):
-    """Self-attention, or cross-attention when `memory` is given.
+    """Self-attention, or cross-attention when `memory` is given: states, or their `keys_and_values`.
 
     Several consecutive heads of queries share a head of keys and values, if there are fewer of these. The four
     projections stay separate matrices because `q` has a scale of its own: optimizers that measure a parameter's RMS
@@ -215,7 +215,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        memory: Tensor | None = None,
+        memory: Tensor | KeysAndValues | None = None,
         mask: AttentionMask = AttentionMask(),
         cache: KeyValueCache | None = None,
     ) -> Tensor:
@@ -234,6 +234,8 @@ class Attention(nn.Module):
             queries = self.queries(x, mask.rotary)
 
             def project() -> KeysAndValues:
+                if isinstance(memory, tuple):
+                    return memory
                 return self.keys_and_values(one_use(memory), mask.memory_rotary)
 
             keys, values = project() if cache is None else cache.update(project)
@@ -252,21 +254,26 @@ class Attention(nn.Module):
 
     def keys_and_values(self, source: Tensor, rotary: Rotary | None) -> KeysAndValues:
         """Those of `source` (batch, length, width), each (batch, heads of keys, length, d_kv)."""
-        keys, values = self._projected(source, self.k, self.v)
-        return _with_positions(keys, self.k_norm, rotary), values
+        keys, values = fused_linear(source, self.k, self.v, fused=self.fused)
+        return self.of_products(keys, values, rotary)
+
+    def of_products(self, keys: Tensor, values: Tensor, rotary: Rotary | None) -> KeysAndValues:
+        """`keys_and_values` from the products with `k` and `v`, each (batch, length, inner)."""
+        return _with_positions(self._heads(keys), self.k_norm, rotary), self._heads(values)
 
     def _joined(self, x: Tensor) -> Tensor | None:
         """(batch, length, 3, heads, d_kv) Queries, keys and values by one product; None where they are made apart, or
         normalised."""
         alike = self.k.out_features == self.width and self.q_norm is None
-        if not (alike and self.fused and fusing_is_faster(x)):
-            return None
-        return joined_linear(x, self.q, self.k, self.v).unflatten(-1, (3, -1, self.d_kv))
+        joined = joined_linear(x, self.q, self.k, self.v, fused=self.fused and alike)
+        return None if joined is None else joined.unflatten(-1, (3, -1, self.d_kv))
 
     def _projected(self, x: Tensor, *matrices: Linear) -> list[Tensor]:
         """`x` (batch, length, d_model) times each of `matrices`: (batch, heads, length, d_kv)."""
-        found = fused_linear(x, *matrices, fused=self.fused)
-        return [one.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for one in found]
+        return [self._heads(one) for one in fused_linear(x, *matrices, fused=self.fused)]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.d_kv)).transpose(1, 2)
 
 
 def _with_positions(heads: Tensor, norm: nn.Module | None, rotary: Rotary | None) -> Tensor:

@@ -190,10 +190,10 @@ def joined_alike() -> dict[str, bool]:
     pattern, joined = pattern._replace(diagonals=inputs[3]), _joined(inputs)
     output = flash(*apart(joined), pattern, 0.3, 0.0, None, joined)
     with _Names() as names:
-        gradient, *of_bias = torch.autograd.grad(output, (joined, inputs[3]), along)
+        gradient, *grad_bias = torch.autograd.grad(output, (joined, inputs[3]), along)
     output_apart = flash(*inputs[:3], pattern, 0.3, 0.0)
     expected = torch.autograd.grad(output_apart, inputs, along)
-    pairs = zip([output, *apart(gradient), *of_bias], [output_apart, *expected], strict=True)
+    pairs = zip([output, *apart(gradient), *grad_bias], [output_apart, *expected], strict=True)
     return {"same": all(torch.equal(*pair) for pair in pairs), "copies": bool({"cat", "stack", "clone"} & names.found)}
 
 
