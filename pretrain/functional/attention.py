@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.functional.arithmetic import drop, matmul, soft_capped
-from pretrain.functional.attention_bias import MASKED, Pattern, refuse_beyond_memory
+from pretrain.functional.attention_bias import MASKED, Pattern, refuse_beyond_memory, with_margin
 
 Backend = Literal["sdpa", "triton", "eager"]
 
@@ -93,11 +93,13 @@ def attend(
     scale: float,
     dropout: float,
     softcap: float | None = None,
+    joined: Tensor | None = None,
 ) -> Tensor:
     """softmax(capped(scale · queries · keysᵀ) + bias) · values, each (batch, heads, length, d_kv).
 
     `bias` excludes `causal`. Keys and values may have fewer heads: each is then for as many consecutive heads of
-    queries. `capped` is `soft_capped`, or nothing without a `softcap`.
+    queries. `capped` is `soft_capped`, or nothing without a `softcap`. `joined` (batch, length, 3, heads, d_kv): the
+    tensor that queries, keys and values are parts of, if there is one; our kernel returns its gradient whole.
 
     `use` chooses the form. Only soft caps, which PyTorch's kernels don't have, are eager
     without a kernel of ours. The softmax is in fp32 in all forms.
@@ -107,7 +109,7 @@ def attend(
         bias = Pattern(None, None, causal)
     if isinstance(bias, Pattern):
         if takes_head(queries) and _recorded is None:
-            return flash(queries, keys, values, bias, scale, dropout, softcap)
+            return flash(queries, keys, values, bias, scale, dropout, softcap, joined)
         bias, causal = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device), False
     if _recorded is not None:
         refuse_beyond_memory(queries, queries.size(2), keys.size(2), queries.size(0) * queries.size(1))
@@ -116,6 +118,11 @@ def attend(
     if softcap is not None or is_eager(queries, bias, dropout):
         return eager(queries, keys, values, bias, causal, scale, dropout, softcap)
     return sdpa(queries, keys, values, bias, causal, scale, dropout)
+
+
+def apart(joined: Tensor) -> tuple[Tensor, ...]:
+    """Each part (batch, heads, length, d_kv) of a tensor (batch, length, parts, heads, d_kv)."""
+    return tuple(one.transpose(1, 2) for one in joined.unbind(2))
 
 
 def for_each_head(queries: Tensor, x: Tensor) -> Tensor:
@@ -132,14 +139,18 @@ def flash(
     scale: float,
     dropout: float,
     softcap: float | None = None,
+    joined: Tensor | None = None,
 ) -> Tensor:
     """`attend` by this project's kernel. A query that sees nothing gives 0, where the others give a mean of values."""
     # Triton takes 360 ms and 76 MB, and a PyTorch without CUDA lacks it; torch.compile can't look into a stand-in
     from pretrain.kernels.attention import flash_attention
 
+    diagonals = pattern.padded
+    if diagonals is None and pattern.diagonals is not None:
+        diagonals = with_margin(pattern.diagonals)
     return flash_attention(
-        queries, keys, values, pattern.diagonals, pattern.labels or (), pattern.causal, pattern.window,
-        scale, softcap, dropout,
+        queries, keys, values, diagonals, pattern.labels or (), pattern.causal, pattern.window,
+        scale, softcap, dropout, joined,
     )  # fmt: skip
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pretrain.config.run_config import ComputeSection
 from pretrain.functional.arithmetic import drop
 from pretrain.functional.attention import sdpa, sdpa_kernels
 from pretrain.functional.attention_bias import toeplitz
 from pretrain.functional.cross_entropy import token_losses
 from pretrain.models import build, layers
-from pretrain.models.layers import RMSNorm, fuse_linears
+from pretrain.models.layers import RMSNorm
 from pretrain.zero.construction import prepare_layers
 from tests.pretrain import small_models
 from tests.pretrain.attention_cases import Case, by_pytorch, errors
@@ -72,7 +73,7 @@ def test_dropped_elements_are_zero_and_the_others_scaled_as_by_pytorch(dtype, ra
     assert torch.equal(x.grad, result)
 
 
-@each("name", ["t5", "bart", "llama", "t5gemma2"])
+@each("name", ["t5", "bart", "llama", "t5gemma2", "modern", "t5gemma, unbalanced"])
 def test_joined_products_are_the_separate_ones(name, monkeypatch):
     model, products = made(name).train(), []
     monkeypatch.setattr(F, "linear", lambda *inputs, plain=F.linear: products.append(inputs) or plain(*inputs))
@@ -83,7 +84,7 @@ def test_joined_products_are_the_separate_ones(name, monkeypatch):
         return len(products), found
 
     number, separate = computed()
-    fuse_linears(model)
+    prepare_layers(model, ComputeSection(compile=False), stage=2)
     torch.testing.assert_close(computed()[1], separate, rtol=0, atol=0)  # on a CPU nothing changes
     monkeypatch.setattr(layers, "fusing_is_faster", lambda _: True)
     fewer, fused = computed()
@@ -92,13 +93,16 @@ def test_joined_products_are_the_separate_ones(name, monkeypatch):
 
 
 @each("stage, compiled, fused", [(1, False, True), (2, False, True), (3, False, False), (3, True, True)])
-def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compiled, fused):
-    """A product of matrices that are not gathered together would read some that aren't there."""
-    config = run_config(stage, compute={"compile": compiled})
+@each("recomputed", [False, True])
+def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compiled, fused, recomputed):
+    """A product of matrices that are not gathered together would read some that aren't there. What is made for all
+    layers at once isn't recomputed."""
+    config = run_config(stage, compute={"compile": compiled, "activation_checkpointing": recomputed})
     model = build(config.model)
     prepare_layers(model, config.compute, config.zero_stage)
     found = {module.fused for module in model.modules() if hasattr(module, "fused")}
     assert found == {fused}
+    assert model.decoder.joins_memories == (stage < 3 and not recomputed)
 
 
 def test_flexattention_in_the_benchmark_computes_the_same(monkeypatch):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.functional.attention_bias import Window, labels
+from pretrain.functional.attention_bias import Window, labels, with_margin
 from tests.pretrain import attention_cases, compiled_kernels
 from tests.pretrain.attention_cases import Case, interpreted
 from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW
@@ -79,6 +79,10 @@ def test_models_have_the_same_gradients_with_the_kernel_and_without(run, family)
 
 def test_a_query_that_sees_nothing_gives_zero(run):
     assert run(attention_cases.of_queries_that_see_nothing, "cpu") == (0.0, True)
+
+
+def test_the_gradient_of_joined_queries_keys_and_values_is_one(run):
+    assert run(attention_cases.joined_alike) == {"same": True, "copies": False}
 
 
 @pytest.mark.slow
@@ -171,7 +175,7 @@ def attend(rows: int, queries: int, keys: int, *, causal: bool = False, bias: bo
     inputs += [torch.zeros(HEADS, queries + keys - 1, dtype=torch.bfloat16)] if bias else []
     inputs = [one.requires_grad_() for one in inputs]
     seen = labels(queries, torch.ones(rows, keys), None, None) if padded else None
-    out = flash_attention(*inputs[:3], inputs[3] if bias else None, seen or (), causal)
+    out = flash_attention(*inputs[:3], with_margin(inputs[3]) if bias else None, seen or (), causal)
     torch.autograd.grad(out, inputs, torch.zeros_like(out))
 
 
