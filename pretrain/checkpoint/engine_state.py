@@ -84,15 +84,16 @@ class Copy:
     seconds: float = 0.0
     pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (to, from)
     _done: threading.Event = field(default_factory=threading.Event)
-    _event: Any = None  # on a GPU
+    _event: Any = None  # where the device copies by itself
+    _device: Any = None
 
-    def begin(self, device: torch.device) -> None:
-        """Starts to copy if the device does so by itself."""
-        if device.type != "cuda":
+    def begin(self, accelerator: Any) -> None:
+        """Starts to copy if the device does so by itself. `accelerator`: DeepSpeed's."""
+        if accelerator.is_synchronized_device():
             return
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        self._device, stream = accelerator, accelerator.Stream()
+        stream.wait_stream(accelerator.current_stream())
+        with accelerator.stream(stream):
             for to, source in self.pending:
                 to.copy_(source, non_blocking=True)
             self._event = stream.record_event()
@@ -114,7 +115,7 @@ class Copy:
         started = time.perf_counter()
         self._done.wait()
         if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
+            self._device.current_stream().wait_event(self._event)
         self.seconds += time.perf_counter() - started
 
 
@@ -168,7 +169,7 @@ class HostCopies:
                         else:
                             copy.pending.append((to, source))
         copy.pending += [(copy.tensors[name], value) for name, value in whole.items()]
-        copy.begin(self._engine.device)
+        copy.begin(self._engine.accelerator)
         self._current = copy
         return copy
 

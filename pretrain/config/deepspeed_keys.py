@@ -110,7 +110,7 @@ class ZeroSection(PassedOn):
     Given at stage 1, this key and the others of reductions leave it to DeepSpeed to add up and reduce gradients."""
     reduce_bucket_size: Annotated[int, Field(gt=0, lt=2**31)] = 500_000_000
     """Elements reduced at a time; stage 3 keeps a buffer of 4 bytes for each. Default on GPUs: 50,000,000; on CPUs: a
-    size for the cache."""
+    size for the cache. With `overlap_comm` at stage 2, at least those of the largest parameter."""
     reduce_scatter: bool = True
     """Reduce gradients to the ranks that own them. false: all-reduce them. Default: true at stage 3 on GPUs."""
     allgather_bucket_size: NonNegativeInt = 500_000_000

@@ -253,6 +253,8 @@ def states(parameters: Parameters, stage: int, ranks: int, precision: str, zero:
         # the gradients of a micro-batch are there at its end, in the place of the activations
         gradients, buffers, reduction, filled = FP32 * count, 0, width * count, count
     else:
+        if keys["overlap_comm"] and not offloaded:
+            bucket, filled = max(bucket, largest), max(filled, largest)
         buffers = width * bucket * (2 if keys["overlap_comm"] else 1)
         reduction = (width if width == FP32 else width + FP32) * filled
     held = States(

@@ -82,8 +82,8 @@ def _offloads(config: RunConfig) -> bool:
     return bool(zero.offloaded_to("cpu") or zero.offloaded_to("nvme"))
 
 
-def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
-    """The config for `deepspeed.initialize` on `ranks` ranks.
+def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[str, Any]:
+    """The config for `deepspeed.initialize` on `ranks` ranks. `largest`: the elements of the model's largest parameter.
 
     It declares one micro-batch per step. The engine itself marks the last micro-batch of a step, since their number
     varies during a batch-size ramp-up.
@@ -111,7 +111,10 @@ def deepspeed_config(config: RunConfig, ranks: int) -> dict[str, Any]:
     stage = stage_on(config, ranks)
     defaults = zero_defaults(stage, deepspeed.accelerator.get_accelerator().device_name())
     measured = {"compute_grad_norm": False} if local else {}  # `LocalGradients` has the norm already
-    given["zero_optimization"] = {**defaults, **given["zero_optimization"], **measured, "stage": stage}
+    zero = given["zero_optimization"] = {**defaults, **given["zero_optimization"], **measured, "stage": stage}
+    if stage < 3 and zero.get("overlap_comm") and not _offloads(config):
+        # DeepSpeed frees the gradient of a larger parameter while it reduces it in another stream
+        zero["reduce_bucket_size"] = max(zero["reduce_bucket_size"], largest)
     return {**given, **decided}
 
 

@@ -64,9 +64,10 @@ class Engine:
             self.deepspeed, *_ = deepspeed.initialize(
                 model=model,
                 optimizer=optimizer or optimizers.build(model, config.optimizer),
-                config=deepspeed_config(config, self._ranks),
+                config=deepspeed_config(config, self._ranks, max(one.numel() for one in model.parameters())),
             )
         self.device: torch.device = self.deepspeed.device
+        self.accelerator = deepspeed.accelerator.get_accelerator()
         self.module = cast(Model, self.deepspeed.module)
         for buffer in self.module.buffers():  # DeepSpeed broadcasts only parameters
             dist.broadcast(buffer, src=0)

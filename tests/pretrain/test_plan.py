@@ -165,6 +165,14 @@ def planned(case: Any, ranks: int) -> tuple[States, int, int]:
     return held, held.peak(passing), of_step
 
 
+@tables.each("largest, bucket", [(40_000_000, 50_000_000), (67_000_000, 67_000_000)])
+def test_a_bucket_has_room_for_the_largest_parameter(largest, bucket):
+    """Stage 2 on GPUs fills one of two buckets while it reduces the other, in bf16."""
+    sizes = Parameters([largest, 1_000_000], moments=0, whole_moments=0, copies=0)
+    zero = run_config(2).deepspeed.zero_optimization
+    assert states(sizes, 2, 8, "bf16", zero, local=False).buffers == 2 * 2 * bucket
+
+
 @pytest.mark.slow
 def test_memory_is_deepspeeds_own_on_two_ranks():
     """All stages and precisions, with and without checkpointing and offloading; two micro-batches a step.
