@@ -118,7 +118,8 @@ def chunked_cross_entropy(
     target_indices: Tensor | None = None,
 ) -> Tensor:
     """`token_losses` of the logits of states x (…, d_model). The backward pass computes the logits again: a third more
-    arithmetic in this product, for no memory. `target_indices`: the indices of the labels that count.
+    arithmetic in this product, for no memory. `target_indices`: the indices of the labels that count, and maybe that of
+    one that doesn't, any number of times.
     """
     targets = labels.flatten()
     indices = indices_of_targets(labels) if target_indices is None else target_indices
@@ -128,7 +129,7 @@ def chunked_cross_entropy(
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Losses (n,) of states (n, d_model), each of which has a target."""
+    """Losses (n,) of states (n, d_model); 0, without a gradient, where the target is -100."""
 
     @staticmethod
     def forward(
@@ -156,6 +157,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         x, weight, bias, targets, log_z = ctx.saved_tensors
         settings = ctx.settings
         to_grad_ = _compiled(_logits_to_grad_) if settings.compiled else _logits_to_grad_
+        gradient, ids = gradient.masked_fill(targets == IGNORE_INDEX, 0.0), targets.clamp(min=0)
         grad_softmax = gradient * (1 + 2 * settings.z_loss * log_z)
         grad_x = torch.empty_like(x)
         # in fp32: a bf16 sum would lose the share of a chunk
@@ -164,7 +166,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for chunk in _chunks(x, weight):
             logits = soft_capped(linear(x[chunk], weight, bias), settings.softcap)
             slope = None if settings.softcap is None else 1 - (logits / settings.softcap).square_()
-            rows = targets[chunk], log_z[chunk], grad_softmax[chunk], gradient[chunk]
+            rows = ids[chunk], log_z[chunk], grad_softmax[chunk], gradient[chunk]
             to_grad_(logits, *rows, settings.label_smoothing)
             if slope is not None:
                 logits *= slope
@@ -191,10 +193,10 @@ def _losses(logits: Tensor, targets: Tensor, z_loss: float, label_smoothing: flo
     """The losses (n,) of logits (n, vocabulary), and log Z (n,), at least in fp32."""
     logits = logits.to(at_least_fp32(logits))
     log_z = logits.logsumexp(dim=-1)
-    expected = logits.gather(-1, targets[:, None]).squeeze(-1)
+    expected = logits.gather(-1, targets.clamp(min=0)[:, None]).squeeze(-1)
     if label_smoothing:
         expected = (1 - label_smoothing) * expected + label_smoothing * logits.mean(dim=-1)
-    return z_loss * log_z.square() + log_z - expected, log_z
+    return (z_loss * log_z.square() + log_z - expected).masked_fill(targets == IGNORE_INDEX, 0.0), log_z
 
 
 def _logits_to_grad_(

@@ -47,15 +47,18 @@ MOST = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2.5e-2}
 
 
 @each(
-    "dtype, z_loss, smoothing, softcap, compiled",
+    "dtype, z_loss, smoothing, softcap, compiled, added",
     [
-        *((dtype, *settings, None, False) for dtype in MOST for settings in SETTINGS),
-        *((dtype, 0.05, 0.1, 3.0, False) for dtype in (torch.float64, torch.float32)),
-        *((dtype, *settings, None, True) for dtype in (torch.float64, torch.float32) for settings in SETTINGS),
+        *((dtype, *settings, None, False, 0) for dtype in MOST for settings in SETTINGS),
+        *((dtype, 0.05, 0.1, 3.0, False, added) for dtype in (torch.float64, torch.float32) for added in (0, 4)),
+        *((dtype, *settings, None, True, 4) for dtype in (torch.float64, torch.float32) for settings in SETTINGS),
     ],
 )
-def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, z_loss, smoothing, softcap, compiled, monkeypatch):
-    """9 targets in chunks of 4. Compiled is what the compiler is given; the code that it makes is its own."""
+def test_chunks_give_the_losses_and_gradients_of_all_logits(
+    dtype, z_loss, smoothing, softcap, compiled, added, monkeypatch
+):
+    """9 targets in chunks of 4, and some that are `added` and don't count. Compiled is what the compiler is given; the
+    code that it makes is its own."""
     torch._dynamo.reset()
     graphs = cache(partial(torch.compile, dynamic=True, fullgraph=True, backend="aot_eager"))
     monkeypatch.setattr(cross_entropy, "_compiled", graphs)
@@ -69,7 +72,9 @@ def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, z_loss, smoot
     labels = torch.randint(0, 5000, (3, 5), generator=generator)
     labels[0, 2:] = labels[2, :3] = IGNORE_INDEX
     along = torch.rand(3, 5, generator=generator, dtype=torch.float64)
-    found = chunked_cross_entropy(*inputs, labels, CrossEntropy(z_loss, smoothing, softcap, compiled))
+    indices = torch.cat([(labels.flatten() != IGNORE_INDEX).nonzero()[:, 0], torch.full((added,), 2)])
+    settings = CrossEntropy(z_loss, smoothing, softcap, compiled)
+    found = chunked_cross_entropy(*inputs, labels, settings, indices if added else None)
     gradients = torch.autograd.grad((found * along).sum(), inputs)
     assert not found[labels == IGNORE_INDEX].any()
     exact = [one.detach().double().requires_grad_() for one in inputs]
