@@ -18,13 +18,10 @@ from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import on_device
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.config.run_config import ComputeSection
 from pretrain.hardware import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 
 BASE, LARGE = "t5-v1.1-base-c4", "t5-v1.1-large-c4"
-GRAPHS = "cuda_graphs"  # the setting in `compute`
-HAS_GRAPHS = GRAPHS in ComputeSection.model_fields
 WARM = 3  # steps before one is timed: PyTorch compiles, measures products and allocates
 _SMALL = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 
@@ -45,6 +42,8 @@ class Workload:
 
     def __init__(self, report: Report, run: str = BASE):
         self.device, self._report = report.device, report
+        if report.small:
+            report.skip("compiled layers", "the compiler takes too long on a CPU: they are eager")
         self._path, self._weights = ROOT / f"configs/runs/{run}.yaml", dict[str, Tensor]()
         self.rows, self.inputs, self.targets = (8, 16, 8) if report.small else (128, 512, 114)
 
@@ -66,18 +65,9 @@ class Workload:
         settings = ["optimizer.name=adamw", "optimizer.learning_rate=1e-4", "optimizer.gradient_clipping=1.0"]
         settings += [f"batch.global_batch_size={self.rows}", f"batch.micro_batch_size={micro_batch}"]
         settings += [f"compute.compile={str(compiled and self._report.cuda).lower()}"]
-        settings += [f"compute.{GRAPHS}={str(graph).lower()}"] if HAS_GRAPHS else []
+        settings += [f"compute.cuda_graphs={str(graph).lower()}"]
         settings += [f"model.{name}={value}" for name, value in _SMALL.items()] if self._report.small else []
         return load(self._path, [*settings, *changes], RunConfig)
-
-    def offers(self, form: str) -> bool:
-        """Whether this version has the form; says so where it doesn't, or where a CPU leaves part of it out."""
-        compiled, graph = FORMS[form]
-        if graph and not HAS_GRAPHS:
-            self._report.skip(form, f"compute.{GRAPHS} isn't a setting of this version")
-        elif compiled and self._report.small:
-            self._report.skip(f"{form}: compiled", "the compiler takes too long on a CPU: layers are eager")
-        return HAS_GRAPHS or not graph
 
     def batches(self, micro_batch: int) -> list[Batch]:
         """The micro-batches of a step on the host, as the loader makes them."""
@@ -112,7 +102,7 @@ class Workload:
             self._weights = {name: one.clone() for name, one in model.state_dict().items()}
         engine: Any = Engine(model, config)
         given = batches or self.batches(int(config.batch.micro_batch_size))
-        steps: Any = on_device(repeat(given), self.device)
+        steps: Any = on_device(repeat(given), self.device, engine.in_few_shapes)
         taken = 0
 
         def step() -> float:

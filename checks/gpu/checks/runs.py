@@ -14,7 +14,7 @@ from typing import Any
 from checks.gpu.corpus import make
 from checks.gpu.report import Json, Report
 from checks.gpu.runner import ROOT, Place
-from checks.gpu.workload import BASE, GRAPHS, HAS_GRAPHS
+from checks.gpu.workload import BASE
 from data_pipeline.foundation.atomic import write_json
 from pretrain.checkpoint.directory import all_steps
 from pretrain.run.metrics_file import FILE_NAME, read_metrics, rows_from
@@ -116,14 +116,12 @@ def run(report: Report) -> None:
         "batch": {"global_batch_size": 128, "micro_batch_size": 64},
         "optimizer": {},
         "schedule": {"warmup_steps": 20},
-        "compute": {"compile": report.cuda, **({GRAPHS: True} if HAS_GRAPHS else {})},
+        "compute": {"compile": report.cuda, "cuda_graphs": True},
         "checkpoint": {"every_steps": saved, "memory_every_steps": None},
         "faults": {"restarts": 1},
         "evaluation": [],
         "callbacks": [_fault("kill", killed, note)],
     }
-    if not HAS_GRAPHS:
-        report.skip("graphs", f"compute.{GRAPHS} isn't a setting of this version")
     if report.small:
         report.skip("its size", "smaller on a CPU, and nothing compiled")
         changes["model"] |= {**SMALL, "pad_vocab_to_multiple_of": 128}

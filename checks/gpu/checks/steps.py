@@ -40,19 +40,20 @@ def profile(report: Report) -> None:
     least = 1e3 * work.flops / measured_peak(report)
     with _joined():
         for form in ("compiled", "graph", "eager"):
-            if not work.offers(form):
-                continue
             with report.part(form):
                 _profile(report, work, form, least)
 
 
 def _profile(report: Report, work: Workload, form: str, least: float) -> None:
     """`least`: ms that the products of the step take."""
-    with work.stepping(work.config(form, work.rows)) as (_, step):
+    with work.stepping(work.config(form, work.rows)) as (engine, step):
         ms = 1e3 * seconds_of(step, report.device, 0.0, WARM)
         trace = Trace.of(step, report.device)
+        report.expect(f"{form}: it runs as asked for", not engine.warnings, engine.warnings)
     _tell(report, form, ms, trace)
     if report.cuda:
+        launched, wanted = trace.graph_launches, int(form == "graph")
+        report.expect(f"{form}: its micro-batch is one graph or none", launched == wanted, launched)
         busy, missing = trace.busy, set(OURS) - {one.ours for one in trace.kernels}
         report.expect(f"{form}: the products are in it", busy > least * (1 - NOISE), [busy, least])
         report.expect(f"{form}: no faster than the kernels", ms > busy * (1 - NOISE), [ms, busy])
@@ -92,7 +93,7 @@ def steps(report: Report) -> None:
 
     def timed(of: Workload, run: str, rows: int, *forms: str) -> None:
         forget_compiled()  # what has seen two numbers of rows is compiled for any, which is slower
-        for form in filter(of.offers, forms):
+        for form in forms:
             with report.part(f"{run}, {rows}, {form}"):
                 _measure(report, of, run, form, rows, measured)
 
@@ -106,7 +107,7 @@ def steps(report: Report) -> None:
 
 def _measure(report: Report, work: Workload, run: str, form: str, rows: int, measured: float) -> None:
     """Adds a row with the figures of a step."""
-    with work.stepping(work.config(form, rows)) as (_, step):
+    with work.stepping(work.config(form, rows)) as (engine, step):
         first = seconds_of(step, report.device, 0.0, warm=0)
         seconds = seconds_of(step, report.device, 0.05 if report.small else 1.5, WARM)
         rate, peak = work.flops / seconds, data_sheet_peak(report.device)
@@ -122,6 +123,7 @@ def _measure(report: Report, work: Workload, run: str, form: str, rows: int, mea
             peak_gb=torch.cuda.max_memory_allocated() / 1e9 if report.cuda else None,
             first_steps_ms=first * 1e3,
         )
+        report.expect(f"{run}, {rows}, {form}: it runs as asked for", not engine.warnings, engine.warnings)
         if report.cuda:
             faster = rate / measured > 1 + NOISE
             report.expect(f"{run}, {rows}, {form}: no faster than its products", not faster, rate / measured)
@@ -146,9 +148,8 @@ def _same_bits(report: Report, work: Workload) -> None:
     first = taken(False)
     report.fact("losses", first[0])
     report.row("bits", of="eager again", **(again := differing(first, taken(False))))
-    if work.offers("graph"):
-        report.row("bits", of="graph", **(graph := differing(first, taken(True))))
-        report.expect("a graph has the bits of the eager step", not any(graph.values()) or any(again.values()), graph)
+    report.row("bits", of="graph", **(graph := differing(first, taken(True))))
+    report.expect("a graph has the bits of the eager step", not any(graph.values()) or any(again.values()), graph)
 
 
 def parts(report: Report) -> None:
@@ -175,7 +176,6 @@ def parts(report: Report) -> None:
 
     rate = "optimizer.learning_rate=1e-4"
     with _joined():
-        work.offers("compiled")
         timed("whole")
         timed("one target: neither head nor loss", one_target=True)
         timed("without the bias's gradient", prepare=_detach_biases)
