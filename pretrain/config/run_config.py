@@ -159,10 +159,10 @@ class ComputeSection(Section):
 
     compile: bool | None = None
     """Apply torch.compile to each layer. null: on GPUs."""
-    cuda_graphs: bool | None = None
+    cuda_graphs: bool = False
     """Capture the forward and backward pass of a micro-batch as a CUDA graph, for each of the first 8 shapes. Widths
-    become multiples of 64, so that shapes are few. null: on a GPU, where each rank adds up the gradients of its
-    micro-batches itself. On a CPU `true` only fills tensors that stay where they are."""
+    become multiples of 64, so that shapes are few. No GPU has run this yet; `make gpu` compares steps with and without.
+    On a CPU it only fills tensors that stay where they are."""
     attention: Literal["auto", "sdpa", "triton", "eager"] = "auto"
     """The kernels of attention. `sdpa`: PyTorch's kernels, with biases and masks as their mask. `triton`: this
     project's kernels, on GPUs. `eager`: two products with a softmax between them. `auto`: on a GPU `triton`, if a check

@@ -70,7 +70,8 @@ def shared_memory() -> int:
     """The bytes of it that a program may have on the GPU at hand, or on an A100 where there is none."""
     if not torch.cuda.is_available():
         return 166_912
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin)
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return device.shared_memory_per_block_optin  # type: ignore[attr-defined]  # PyTorch's stubs lack it
 
 
 def tile_sizes(kernel: str, dtype: torch.dtype, d_kv: int, offered: int | None = None) -> Tiles:

@@ -172,11 +172,10 @@ def graphed(
     body: Body, module: Model, config: RunConfig, ranks: int, device: torch.device, warn: Callable[[str], None]
 ) -> GraphedMicroBatches | None:
     """`body` as graphs, if the run asks for them and can have them; `warn` is told why it can't."""
-    local, on_gpu = adds_locally(config, ranks), device.type == "cuda"
-    if config.compute.cuda_graphs is False or (config.compute.cuda_graphs is None and not (local and on_gpu)):
+    if not config.compute.cuda_graphs:
         return None
     against = {
-        "DeepSpeed adds up and reduces gradients": not local,
+        "DeepSpeed adds up and reduces gradients": not adds_locally(config, ranks),
         "a wrapper changes the loss": config.wrapper is not None,
         "activation checkpointing keeps random states on the host": config.compute.activation_checkpointing,
         "the model draws numbers on the host for each step": type(module).begin_step is not Model.begin_step,
@@ -185,4 +184,4 @@ def graphed(
         if holds:
             warn(f"{KEY}: {reason}; micro-batches run without CUDA graphs")
             return None
-    return GraphedMicroBatches(body, module, CUDAGraphs(device) if on_gpu else StaticTensors(), warn)
+    return GraphedMicroBatches(body, module, CUDAGraphs(device) if device.type == "cuda" else StaticTensors(), warn)

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes
@@ -75,7 +76,7 @@ def train_all(
                     if received:  # a signal that came while it started
                         process.send_signal(received[0])
                 next_line = time.monotonic() + _SECONDS_TO_PROGRESS
-                first = group.watch(lambda end=next_line: time.monotonic() > end)
+                first = group.watch(partial(_is_over, next_line))
                 if first is None:
                     took = {process: time.monotonic() - process.started for process in working}
                     states = [(run, took[process]) for process, (run, _) in working.items()]
@@ -90,6 +91,10 @@ def train_all(
                     seconds.append(time.monotonic() - first.started)
                     print(f"{done}/{len(runs)}  {run.name}: {_outcome(run, code)} ({seconds[-1]:.0f} s)", flush=True)
     return 1 if codes - {0, STOPPED} else STOPPED if received or STOPPED in codes else 0
+
+
+def _is_over(end: float) -> bool:
+    return time.monotonic() > end
 
 
 def _progress(
