@@ -28,4 +28,5 @@ CHECKS = [
     _planned(3, "checkpoints", "checkpoints", 120),
     _planned(3, "device_tests", "device_tests", 150),
     _planned(3, "generation", "generation", 100),
+    _planned(3, "flex", "flex", 120),
 ]
