@@ -84,12 +84,13 @@ class SourceConfig(Section):
 class SplitConfig(Section):
     """Which documents are held out."""
 
-    by: Literal["hash", "position"] = "hash"
-    """What chooses them. `hash`: the md5 of the normalised URL or, without a URL, of the id. `position`: the last
+    by: Literal["hash", "files", "position"] = "hash"
+    """What chooses them. `hash`: the md5 of the normalised URL or, without a URL, of the id. `files`: whole files, in
+    the order of their names' md5, until they have `validation_fraction` of a source's bytes. `position`: the last
     `validation_fraction` of each source, by the bytes of its files as they are stored, in order; in the file where it
     begins, by characters before cleaning."""
     validation_fraction: float = Field(0.001, ge=0, lt=1)
-    """The share of documents held out for validation."""
+    """The share held out for validation: of the documents (`hash`), or of the bytes."""
 
     @property
     def ratio(self) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware import count_gpus
 from pretrain.run import node_memory, restarts, status
+from pretrain.run.alerts import Alerts
 from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
 from pretrain.trainer.preflight import is_finished, preflight, unchecked
@@ -104,6 +105,7 @@ class Attempts:
         self.failures: list[AttemptRecord] = []
         self._run, self._access, self._requests = run, access, requests
         self._batch, self._faults, self._directory = config.batch, config.faults, Path(config.run.directory)
+        self._alerts = Alerts(config.tracking.alerts, config.run.name)
         self._pool: AgentPool | None = None
         self._reached = False  # whether all nodes have been reached before
         self._began = time.monotonic()
@@ -188,6 +190,9 @@ class Attempts:
         seconds = restarts.seconds_to_wait(self.failures)
         when = f" in {duration(seconds)}" if seconds else ""
         print(f"starting attempt {recorded.attempt + 1}{when} (faults.restarts)", file=sys.stderr, flush=True)
+        self._alerts.send(
+            "restarted", f"attempt {recorded.attempt} failed; starting attempt {recorded.attempt + 1}{when}"
+        )
         requests.wait(seconds)
         return Ended(code, False) if requests.signals else None
 
@@ -210,6 +215,10 @@ class Attempts:
         """Ends the run, which has failed for good; `reason`: why no attempt follows."""
         if reason:
             print(f"no further attempt: {reason}", file=sys.stderr, flush=True)
+        lost = f" ({reason})" if reason else ""
+        self._alerts.send(
+            "failed", f"the run has failed in attempt {record.attempt}{lost}; its logs: {self._directory}"
+        )
         with contextlib.suppress(OSError):
             status.write(self._directory, Status("failed", record.attempt, record.checkpoint, reason=reason))
         return Ended(1, interrupted)
@@ -231,6 +240,7 @@ class Attempts:
 
     def __exit__(self, *_: object) -> None:
         self._close()
+        self._alerts.finish()
 
 
 def _number_of_ranks(nodes: Sequence[Node]) -> int:

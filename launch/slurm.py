@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, PositiveInt
 
 from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation import packages
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.config_file import LocalPath, Section, load
 from data_pipeline.foundation.errors import FailedError, UserError
@@ -22,6 +23,10 @@ from pretrain.config import RunConfig
 from pretrain.trainer.preflight import preflight, unchecked
 
 SCRIPT = "job.sbatch"
+_PROLOGUE = """\
+echo "job $SLURM_JOB_ID, start ${{SLURM_RESTART_COUNT:-0}}, $(date --iso-8601=seconds), nodes $SLURM_JOB_NODELIST"
+echo {version}
+"""
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE")  # sbatch's forms
 _SAFE = re.compile(r"[\w./:=,@%+-]+")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -59,6 +64,22 @@ class ClusterConfig(Section):
     """On `cpu`, the job asks for no GPUs, and its ranks are on the CPU."""
     gpus_per_node: PositiveInt | None = None
     """The GPUs of a node."""
+    gres: Line | None = None
+    """What a node is asked for instead of `--gpus-per-node`, on clusters that know GPUs only so: `gpu:a100:4`."""
+    exclusive: bool = True
+    """Whether the job has its nodes to itself. false: ask for `mem` and `cpus_per_task`, too."""
+    mem: Line | None = None
+    """Memory of a node: `200G`. null: as the cluster gives it, all of an exclusive node."""
+    cpus_per_task: PositiveInt | None = None
+    """CPUs of a node: there is one task on each, the agent, whose ranks share them. null: as the cluster gives them."""
+    constraint: Line | None = None
+    """Features that the nodes must have: `a100&ib`."""
+    reservation: Line | None = None
+    """SLURM's reservation."""
+    mail_type: Line | None = None
+    """The events of the job of which SLURM sends mail: `END,FAIL,REQUEUE`."""
+    mail_user: Line | None = None
+    """Who gets the mail. null: who submits."""
     interface: Line | None = None
     """The network interface that NCCL and gloo connect through. null: they choose."""
     environment: Annotated[dict[str, str], AfterValidator(_named)] = {}
@@ -152,28 +173,38 @@ def _checked(job: Job, dry_run: bool, submit: bool) -> tuple[str, Path]:
 def batch_script(job: Job, name: str, directory: Path) -> str:
     """The script that sbatch gets. A name or path is one word to SLURM and to the shell, whatever its characters."""
     head, cluster, plain = job.head, job.cluster, re.sub(r"[^\w.-]+", "-", name).strip("-") or "run"
+    on_gpus = head.is_run and cluster.device == "gpu"
     options: list[tuple[str, str | int | None]] = [
         ("job-name", plain),
         ("nodes", job.nodes),
         ("ntasks-per-node", 1),
-        ("gpus-per-node", head.per_node if head.is_run and cluster.device == "gpu" else None),
+        ("gpus-per-node", head.per_node if on_gpus and not cluster.gres else None),
+        ("gres", cluster.gres if on_gpus else None),
+        ("cpus-per-task", cluster.cpus_per_task),
+        ("mem", cluster.mem),
         ("partition", cluster.partition),
         ("account", cluster.account),
         ("qos", cluster.qos),
+        ("constraint", cluster.constraint),
+        ("reservation", cluster.reservation),
+        ("mail-type", cluster.mail_type),
+        ("mail-user", cluster.mail_user),
         ("time", job.time or cluster.time),
         ("output", f"{str(directory).replace('%', '%%')}/%j.out"),
         ("open-mode", "append"),
         ("signal", f"B:USR1@{job.warn_seconds}"),
     ]
-    flags = ["--exclusive", "--requeue" if head.requeue else "--no-requeue", *(["--no-kill"] if head.min_nodes else [])]
+    flags = ["--requeue" if head.requeue else "--no-requeue", *(["--no-kill"] if head.min_nodes else [])]
+    flags = [*(["--exclusive"] if cluster.exclusive else []), *flags]
     lines = [f"--{key}={_directive(str(value), key)}" for key, value in options if value is not None]
     lines += [*flags, *(_directive(option, "sbatch") for option in cluster.sbatch)]
     script = ["#!/bin/bash", "# Written by `launch slurm`.", *(f"#SBATCH {line}" for line in lines), ""]
     script += [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
     script += [f"export {key}={shlex.quote(value)}" for key, value in _variables(job).items()]
     script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]
+    script += [_PROLOGUE.format(version=shlex.quote(f"{packages.PACKAGE} {packages.code_version()}"))]
     given = {key: value for key, value in asdict(head).items() if value}
-    command = [*PYTHON, "head", json.dumps(given, default=str)]
+    command = [*PYTHON, "head", json.dumps(given, default=str, indent=2)]
     # exec: SLURM sends the batch shell USR1 before the time is over, and only the head knows what to do then
     return "\n".join([*script, f"exec {shlex.join(command)}", ""])
 

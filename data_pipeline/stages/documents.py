@@ -1,9 +1,10 @@
 """The documents stage: input files, or ranges of large ones, become clean documents in Parquet files."""
 
 import contextlib
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -132,19 +133,23 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
             inputs.append([(file, Range()) for file in together])
         else:
             inputs += [[(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, plans)]
+    whole = _held_out_files(files, ratios) if config.split.by == "files" else set()
     sizes, before = Counter[str](), Counter[str]()  # bytes of each source
     for file in files:
         sizes[file.source.name] += file.bytes
     for number, own in enumerate(inputs):
         name = f"part-{number:05d}"
         source = own[0][0].source
-        by_position = config.split.by == "position" and source.split is None
+        by = config.split.by if source.split is None else "hash"
         total, start, specs = sizes[source.name], before[source.name], list[InputSpec]()
         for file, piece in own:
             size = (piece.stop or file.bytes) - piece.start
             before[source.name] += size
             left = total - before[source.name]
-            end = _held_out(left, size, total, ratios[source.name]) if by_position else None
+            if by == "files":
+                end = (1, 1) if (source.name, file.name) in whole else (0, 1)
+            else:
+                end = _held_out(left, size, total, ratios[source.name]) if by == "position" else None
             specs.append(InputSpec(file.path, file.name, piece, held_out=end))
         spec = DocumentsSpec(
             inputs=specs,
@@ -366,6 +371,24 @@ def clean_record(
         timestamp=record.timestamp,
         target=clean.masked(record.target, tally) if record.target else "",
     )
+
+
+def _held_out_files(files: list[InputFile], ratios: Mapping[str, tuple[int, int]]) -> set[tuple[str, str]]:
+    """(source, file) of those that are held out whole: as many as come nearest to the ratio of their source's bytes,
+    but at least one of several."""
+    found = set[tuple[str, str]]()
+    by_source: dict[str, list[InputFile]] = {}
+    for file in files:
+        by_source.setdefault(file.source.name, []).append(file)
+    for name, own in by_source.items():
+        own.sort(key=lambda file: hashlib.md5(file.name.encode(), usedforsecurity=False).digest())
+        wanted, taken = Fraction(*ratios[name]) * sum(file.bytes for file in own), 0
+        for number, file in enumerate(own[:-1] if wanted else ()):  # one is left to train on
+            if number and taken + Fraction(file.bytes, 2) > wanted:
+                break
+            found.add((name, file.name))
+            taken += file.bytes
+    return found
 
 
 def _held_out(left: int, size: int, total: int, ratio: tuple[int, int]) -> tuple[int, int]:

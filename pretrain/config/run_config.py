@@ -279,6 +279,25 @@ class MlflowSection(Section):
     stands by itself."""
 
 
+class AlertsSection(Section):
+    """Who is told when something happens to the run."""
+
+    command: Annotated[str, Field(min_length=1)] | None = None
+    """A command for the shell. It gets ALERT_RUN, ALERT_EVENT and ALERT_TEXT in its environment. null: none."""
+    webhook: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")] | None = None
+    """The environment variable with a URL that gets a POST of JSON with `text`, `run` and `event`, as Slack and
+    Mattermost read it. The URL is a secret, and is recorded nowhere. null: none."""
+    events: list[Literal["failed", "restarted", "spike", "slow", "disk"]] = [
+        "failed", "restarted", "spike", "slow", "disk",
+    ]  # fmt: skip
+    """The events that are sent: the run has failed for good, its ranks start again after a failure, its loss spikes, it
+    is slow, its disk fills."""
+    slow_below: Annotated[float, Field(gt=0, lt=1)] = 0.7
+    """The share of the usual tokens/s (the median of the last 20 lines of metrics) below which a run is slow."""
+    disk_gigabytes: Annotated[float, Field(ge=0, le=1e9)] = 10.0
+    """Free gigabytes of the run directory's disk below which the disk fills."""
+
+
 class TrackingSection(Section):
     """Where metrics go, besides the run's metrics.jsonl."""
 
@@ -286,6 +305,8 @@ class TrackingSection(Section):
     """Where MLflow stores the run. null: it isn't sent to MLflow."""
     log_every_steps: PositiveInt = 10
     """Steps from one line of metrics to the next."""
+    alerts: AlertsSection | None = None
+    """Alerts by a command or a webhook. null: off."""
     system_metrics_seconds: Seconds | None = 10.0
     """Seconds from one sample of each machine's CPU, memory, GPUs, network and disk to the next. null: they aren't
     sampled."""

@@ -9,6 +9,7 @@ from pretrain.config.run_config import CallbackSection
 from pretrain.run import watchdog
 from pretrain.trainer import distillation
 from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callbacks.alerting import Alerting
 from pretrain.trainer.callbacks.bad_steps import SkippedSteps, Spikes
 from pretrain.trainer.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
 from pretrain.trainer.callbacks.fingerprints import WeightComparison
@@ -53,6 +54,8 @@ def build_callbacks(config: RunConfig, stop_at_step: int | None = None) -> dict[
     profiling = (Profiling,) if config.trainer.profile else ()
     callbacks: dict[str, Callback] = {callback.__name__: callback() for callback in (*FIRST, *profiling)}
     callbacks |= users_callbacks(config.callbacks)
+    if alerts := config.tracking.alerts:
+        callbacks["Alerting"] = Alerting(alerts, config.run.name)
     callbacks |= {callback.__name__: callback() for callback in LAST}
     return {**callbacks, "Stops": Stops(stop_at_step)}
 

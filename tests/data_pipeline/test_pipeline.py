@@ -97,6 +97,31 @@ def test_a_split_by_position_holds_out_the_end_of_each_source(tmp_path):
         assert splits(fraction, "*.jsonl") == expected
 
 
+@each("fraction", [0.0, 0.05, 0.12, 0.3, 0.99])
+def test_a_split_by_files_holds_out_whole_files_with_a_share_of_the_bytes(tmp_path, fraction):
+    """62 files of 1 to 62 kB, whose order is that of their names' md5. No more than half of a file is missing or too
+    much; one file at least is held out, and one is left."""
+    sizes = {f"{number:02}.txt": 1000 * (1 + number) for number in range(62)}
+    for name, size in sizes.items():
+        (tmp_path / name).write_text("a b c d " * (size // 8))
+    split = {"by": "files", "validation_fraction": fraction}
+    config = plain(tmp_path, tmp_path / "*.txt", "text", split=split)
+    inputs = [spec for unit in plan_documents(config, tmp_path / "corpus") for spec in unit.spec.inputs]
+    assert {spec.held_out for spec in inputs} <= {(0, 1), (1, 1)}
+    held_out = {spec.file for spec in inputs if spec.held_out == (1, 1)}
+    ordered = sorted(sizes, key=lambda name: md5(name.encode()).hexdigest())
+    assert held_out == set(ordered[: len(held_out)])
+    wanted, found = fraction * sum(sizes.values()), sum(sizes[name] for name in held_out)
+    assert len(held_out) < len(sizes)
+    if fraction == 0.99:
+        assert len(held_out) == len(sizes) - 1
+    elif fraction:
+        border = max(sizes[ordered[len(held_out) - 1]], sizes[ordered[len(held_out)]])
+        assert abs(found - wanted) <= border / 2
+    else:
+        assert held_out == set()
+
+
 def test_a_second_run_does_nothing(small_corpus):
     before = {path: path.stat().st_mtime_ns for path in small_corpus.rglob("*") if path.is_file()}
     printed = done_here("data-pipeline", "build", small_corpus.parent / "corpus.yaml")

@@ -1,11 +1,16 @@
 """What `launch slurm` writes and refuses, on machines without SLURM too."""
 
 import itertools
+import json
 import os
+import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from data_pipeline.foundation import packages
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from launch.slurm import ClusterConfig, Job, batch_script
@@ -61,6 +66,24 @@ def test_the_script_says_what_slurm_is_to_know(small_corpus, tmp_path):
     }
     others = options(batch_script(job(path, min_nodes=2), "t5", tmp_path / "slurm"))
     assert {"--nodes=4", "--no-kill", "--no-requeue"} <= others
+    shared = ClusterConfig(
+        exclusive=False, gres="gpu:a100:4", mem="200G", cpus_per_task=32, constraint="a100&ib", mail_type="END,FAIL"
+    )
+    found = options(batch_script(job(path, shared), "t5", tmp_path / "slurm"))
+    asked_for = {"--gres=gpu:a100:4", "--mem=200G", "--cpus-per-task=32", '--constraint="a100&ib"'}
+    assert {*asked_for, "--mail-type=END,FAIL"} <= found
+    assert not [one for one in found if one.startswith(("--exclusive", "--gpus-per-node"))]
+
+
+def test_a_jobs_log_begins_with_its_nodes_and_the_version(small_corpus, tmp_path):
+    script = batch_script(job(run_file(tmp_path, small_corpus)), "t5", tmp_path / "slurm")
+    before, _, command = script.partition("exec ")
+    assert json.loads(shlex.split(command)[-1])["per_node"] == 8
+    environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-4]"}
+    done = subprocess.run(["bash", "-c", before], env=environment, capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert re.fullmatch(r"job 7, start 0, \d{4}-\S+, nodes node\[1-4\]", first), first
+    assert second == f"{packages.PACKAGE} {packages.code_version()}"
 
 
 def test_a_chain_waits_for_its_own_jobs_alone(small_corpus, tmp_path, monkeypatch):

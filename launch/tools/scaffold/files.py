@@ -135,6 +135,7 @@ def write_first_files(wanted: Wanted) -> list[str]:
     if not corpus:
         is_cut = any(PART in source.options for source in sources)
         is_divided = any(source.split for source in sources)
+        whole_files = all(source.format == "text" for source in sources)  # a document each, of any size
         contents[corpus_file] = _filled(
             "corpus",
             run=run_file,
@@ -142,7 +143,7 @@ def write_first_files(wanted: Wanted) -> list[str]:
             name=name,
             sources="\n".join(f"  - {_flow(_as_written(source))}" for source in sources),
             dedup=_flow(not is_cut),
-            by="position" if is_cut else "hash",
+            by="position" if is_cut else "files" if whole_files else "hash",
             held_out=0 if is_divided else sample.held_out() if sample else 0.01,
         )
         size = min(vocabulary, (first_run.config.vocab_size or math.inf) - _SENTINELS)
