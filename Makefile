@@ -74,13 +74,13 @@ bench: $(INSTALLED)  ## speed against peers, in less than 20 minutes on two quie
 
 # `make gpu` installs nothing: it runs with PYTHON as it is, which needs torch, triton and transformers, and with the
 # wheels of `make gpu-wheels`, if they were carried here. Nothing is fetched and nothing of DeepSpeed is compiled.
-BUDGET ?= 600
-OUT ?= build/gpu.jsonl
+CALL ?= 1
+OUT ?= build/gpu-$(CALL).jsonl
 WHEELS := build/gpu-wheels
-gpu:  ## the checks of training on a GPU, in BUDGET seconds; DEVICE=cpu runs them small, ONLY="…" some of them
+gpu:  ## on a GPU, speed and faults; CALL=2 a run, CALL=3 results; DEVICE=cpu runs them small, ONLY="…" some of them
 	test ! -d $(WHEELS) || $(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu $(WHEELS)/*.whl
-	PYTHONPATH=$(CURDIR)/build/gpu:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m checks.gpu --budget $(BUDGET) \
-		--out $(OUT) $(if $(DEVICE),--device $(DEVICE)) $(if $(ONLY),--only $(ONLY))
+	PYTHONPATH=$(CURDIR)/build/gpu:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m checks.gpu --out $(OUT) \
+		$(if $(ONLY),,--call $(CALL)) $(if $(BUDGET),--budget $(BUDGET)) $(if $(DEVICE),--device $(DEVICE)) $(if $(ONLY),--only $(ONLY))
 
 # For a machine without network, of x86-64 and with Python GPU_PYTHON. HAVE: names that it has already.
 GPU_PYTHON ?= 3.12

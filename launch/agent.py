@@ -162,7 +162,7 @@ def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:
     still be in each other's way.
     """
     threads = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))}
-    return {**threads, **os.environ} if gpus else {**os.environ, **threads, ACCELERATOR: "cpu"}
+    return {**threads, **os.environ, **({} if gpus else {ACCELERATOR: "cpu"})}
 
 
 def wrapped(command: list[str]) -> list[str]:

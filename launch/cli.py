@@ -48,10 +48,6 @@ MinNodes = Annotated[
 @app.command(epilog="Example: launch init mine --text 'books/*.txt'")
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the files, the corpus and the run.")] = "first",
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A file of configs/models. Default: what this machine trains in an hour."),
-    ] = None,
     text: Annotated[
         str | None, path_option("--text", "Text: a path, glob or URL. Default: what ships.", paths.location)
     ] = None,
@@ -62,12 +58,31 @@ def init(
     corpus: Annotated[
         str | None, path_option("--corpus", "Train on this finished corpus: no corpus file.", paths.location)
     ] = None,
+    family: Annotated[
+        str | None, typer.Option(metavar="NAME", help="t5, bart, t5gemma, gpt2, … Default: t5gemma2.")
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Of the family: small, base, … Default: what this machine trains in --hours."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A file of configs/models, instead of family and size.")
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(metavar="NAME", help="span_corruption, ul2, prefix_lm, … Default: the family's.")
+    ] = None,
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=100_000, help="How long training takes: the steps follow from it.")
+    ] = 1.0,
 ) -> None:
     """Write a first corpus file and run file into the current folder. Existing files stay as they are.
 
     The vocabulary follows from a sample of the text; the model, its steps and the precision from this machine.
     """
-    for line in files.write_first_files(name, model, text, text_format, corpus):
+    wanted = files.Wanted(name, text, text_format, corpus, model, family, size, objective, hours)
+    for line in files.write_first_files(wanted):
         print(line)
 
 
@@ -186,7 +201,8 @@ def stage(
 def doctor_command(
     context: typer.Context,
     config: Annotated[
-        Path | None, path_argument("RUN.yaml", "The run file; without it, only what no run file decides is checked.")
+        Path | None,
+        path_argument("RUN.yaml", "The run file; without it, only what no run file decides is checked.", config_path),
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[
@@ -195,7 +211,8 @@ def doctor_command(
     hostfile: Annotated[Path | None, path_option("--hostfile", "Check these hosts, as of launch hosts.")] = None,
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="More options of ssh.")] = "",
     cluster: Annotated[
-        Path | None, path_option("--cluster", "In an allocation: the cluster file, with its container and variables.")
+        Path | None,
+        path_option("--cluster", "In an allocation: the cluster file, with its container and variables.", config_path),
     ] = None,
     numerics: Annotated[
         bool, typer.Option("--numerics", help="Also train a small model as the run would, and without DeepSpeed.")

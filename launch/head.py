@@ -7,8 +7,10 @@ can leave ranks behind.
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ from pretrain.run import rank_logs, status
 _POLL_SECONDS = 0.1
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
 _STDOUT, _STDERR = 1, 2
+_CHUNK = 65536  # bytes
 _DELAY_SECONDS = 1.0  # in which a failure becomes known, whose cause is to be shown before what follows from it
 _LOOKS_BETWEEN_PROBES = 5  # of the disk
 _SECONDS_FOR_THE_REST = 5.0  # of the log
@@ -144,11 +147,37 @@ class Follower(threading.Thread):
 
 
 def show(log: Path, start: int, end: int | None = None) -> int:
-    """Copies `log` from byte `start` to `end` (None: its end) to stdout; returns where it stopped."""
+    """Copies `log` from byte `start` to `end` (None: its end) to stdout; returns where it stopped.
+
+    On a terminal long lines are wrapped; a line that is not complete waits for the next call."""
+    width = shutil.get_terminal_size().columns if os.isatty(_STDOUT) else 0
     with contextlib.suppress(OSError), log.open("rb") as file:  # not created yet, or stdout is closed
-        while new := os.pread(file.fileno(), 65536 if end is None else min(65536, end - start), start):
-            start += os.write(_STDOUT, new)
+        while new := os.pread(file.fileno(), _CHUNK if end is None else min(_CHUNK, end - start), start):
+            if not width:
+                start += os.write(_STDOUT, new)
+                continue
+            whole = new[: new.rfind(b"\n") + 1] or (new if end is None or len(new) == _CHUNK else b"")
+            if not whole:
+                break
+            shown = "".join(wrapped(line, width) for line in whole.decode(errors="replace").splitlines(keepends=True))
+            _write_all(shown.encode())
+            start += len(whole)
     return start
+
+
+def wrapped(line: str, width: int) -> str:
+    """`line` on lines of at most `width` characters, where it has spaces; its end stays as it is."""
+    text = line.rstrip("\r\n")
+    if len(text) <= width:
+        return line
+    indent = " " * (len(text) - len(text.lstrip()) + 4)
+    parts = textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(parts) + line[len(text) :]
+
+
+def _write_all(content: bytes) -> None:
+    while content:
+        content = content[os.write(_STDOUT, content) :]
 
 
 def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:

@@ -120,8 +120,14 @@ def local_ranks() -> int:
 
 
 def threads_per_rank(local_ranks: int) -> int:
-    """CPU threads for each of `local_ranks` processes."""
+    """CPU threads for each of `local_ranks` processes: the cores that this process may use, divided among them."""
     return max(1, len(os.sched_getaffinity(0)) // local_ranks)
+
+
+def rank_threads() -> int:
+    """CPU threads of this rank: OMP_NUM_THREADS, or else its share of the cores."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) else threads_per_rank(local_ranks())
 
 
 def cores_beside(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> set[int]:

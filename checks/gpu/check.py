@@ -1,4 +1,4 @@
-"""The process of one check: python -m checks.gpu.check MODULE FUNCTION NOTES FOLDER DEVICE small|full"""
+"""The process of one check: python -m checks.gpu.check MODULE FUNCTION NAME LINES FOLDER DEVICE"""
 
 import sys
 from importlib import import_module
@@ -8,12 +8,15 @@ from checks.gpu.report import Report
 
 
 def main() -> None:
-    module, function, notes, folder, device, size = sys.argv[1:]
-    if device == "cuda":
-        from pretrain.functional.attention import use  # imports PyTorch, which a check that breaks doesn't need
+    module, function, name, lines, folder, device = sys.argv[1:]
+    if device == "cuda":  # as a run does; a check that is planted in a test needs no PyTorch
+        from pretrain.config.run_config import ComputeSection
+        from pretrain.functional.attention import use
+        from pretrain.trainer.train import configure_arithmetic
 
-        use("triton")  # in this process; runs choose by themselves
-    getattr(import_module(module), function)(Report(Path(notes), Path(folder), device, size == "small"))
+        configure_arithmetic(ComputeSection())
+        use("triton")
+    getattr(import_module(module), function)(Report(name, Path(lines), Path(folder), device))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A corpus made without Ray, in a second: real text and a trained vocabulary, or random tokens.
+"""A corpus made without Ray, in a second: real text and a trained vocabulary.
 
 It is written with the project's own blocks, packing and tokenizer, and read by the training code as any corpus is.
 """
@@ -30,21 +30,17 @@ _SAMPLE = Path(data_pipeline.__file__).parent / "samples" / "c4-train.00000-of-0
 _ROWS_PER_BLOCK = 64
 
 
-def make(directory: Path, inputs: int = 32, documents: int = 150, pieces: int = 500, random_tokens: int = 0) -> Path:
+def make(directory: Path, inputs: int = 32, documents: int = 150, pieces: int = 500) -> Path:
     """Makes a corpus for span corruption with `inputs` tokens a row; returns its directory.
 
-    Its text is `documents` documents of the shipped sample. With `random_tokens`, that many random ids replace it.
+    Its text is `documents` documents of the shipped sample.
     """
     texts = _texts(documents)
     tokenizer = Tokenizer(_trained(texts, pieces), sentinels=100)
     objective = SpanCorruption(inputs_length=inputs)
-    if random_tokens:
-        tokens = np.random.default_rng(0).integers(UNK + 1, pieces, random_tokens).astype(np.int32)
-        starts = np.arange(0, random_tokens + 1, 1000)
-    else:
-        encoded = tokenizer.encode(texts)
-        tokens = np.array(list(itertools.chain.from_iterable(encoded)), dtype=np.int32)
-        starts = np.append(0, np.cumsum([len(one) for one in encoded]))
+    encoded = tokenizer.encode(texts)
+    tokens = np.array(list(itertools.chain.from_iterable(encoded)), dtype=np.int32)
+    starts = np.append(0, np.cumsum([len(one) for one in encoded]))
     save(tokenizer, directory)
     cut = int(len(tokens) * 0.9)
     halves = {"train": slice(0, cut), "validation": slice(cut, len(tokens))}

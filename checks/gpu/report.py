@@ -1,10 +1,15 @@
-"""What a check finds. It is written down at once, so that a check that is cut off keeps what it had found."""
+"""What a check finds. Each finding is a line of JSON at once, so that a check that is cut off keeps what it had found.
+
+    {"check": "steps", "row": "steps", "value": {"form": "graph", "ms": 151.2}}
+
+A line has one of the keys of `KINDS`, with the name of what was found.
+"""
 
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +17,28 @@ if TYPE_CHECKING:
     import torch
 
 Json = dict[str, Any]
+KINDS = ("fact", "row", "held", "wrong", "skipped")
+_writing = threading.Lock()
 
 
 class Report:
-    """Collects the findings of one check on a device of `kind`, cpu or cuda.
+    """Writes the findings of the check `name` on a device of `kind`, cpu or cuda, to the file `lines`.
 
-    `small`: whether the check takes the sizes for a CPU. `folder` is for the check's files and is removed afterwards.
+    `folder` is for the check's files and is removed afterwards.
     """
 
-    def __init__(self, notes: Path, folder: Path, kind: str, small: bool):
-        self.kind, self.small, self.folder = kind, small, folder
-        self._notes = notes
+    def __init__(self, name: str, lines: Path, folder: Path, kind: str):
+        self.kind, self.folder = kind, folder
+        self._name, self.lines = name, lines
 
     @property
     def cuda(self) -> bool:
         return self.kind == "cuda"
+
+    @property
+    def small(self) -> bool:
+        """True if the check takes the sizes for a CPU."""
+        return not self.cuda
 
     @property
     def device(self) -> "torch.device":
@@ -36,14 +48,14 @@ class Report:
 
     def fact(self, name: str, value: object) -> None:
         """Records a figure, or a list or dict of them. It can't fail."""
-        self._note("facts", name, value)
+        self._note("fact", name, value)
 
     def row(self, table: str, /, **values: object) -> None:
         """Adds a row to a table."""
-        self._note("tables", table, values)
+        self._note("row", table, values)
 
     def expect(self, name: str, holds: bool, found: object = None) -> bool:
-        """Counts an expectation. One that doesn't hold fails the check, which goes on."""
+        """Records an expectation. One that doesn't hold fails the check, which goes on."""
         self._note("held" if holds else "wrong", name, found)
         return holds
 
@@ -61,39 +73,23 @@ class Report:
             self._note("wrong", name, f"{type(error).__name__}: {message[:500]}")
 
     def _note(self, kind: str, name: str, value: object) -> None:
-        with self._notes.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([kind, name, plain(value)], ensure_ascii=False) + "\n")
+        line = json.dumps({"check": self._name, kind: name, "value": plain(value)}, ensure_ascii=False)
+        with _writing, self.lines.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
 
 Check = Callable[[Report], None]
 
 
-@dataclass
-class Findings:
-    """What a check has noted, for its line of JSON. `held` counts the expectations that held."""
-
-    facts: Json
-    tables: dict[str, list[Json]]
-    wrong: Json
-    skipped: dict[str, str]
-    held: int = 0
-
-
-def read(notes: Path) -> Findings:
-    """The findings in a file of notes. A last line that is cut off is left out."""
-    found = Findings({}, {}, {}, {})
-    for line in notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []:
+def findings(lines: Path, name: str, kind: str) -> Iterator[tuple[str, Any]]:
+    """(name, value) of each finding of a kind that the check `name` has written, whole or not at its end."""
+    for line in lines.read_text(encoding="utf-8").splitlines() if lines.exists() else ():
         try:
-            kind, name, value = json.loads(line)
+            found = json.loads(line)
         except ValueError:
             continue
-        if kind == "held":
-            found.held += 1
-        elif kind == "tables":
-            found.tables.setdefault(name, []).append(value)
-        else:
-            getattr(found, kind)[name] = value
-    return found
+        if found.get("check") == name and kind in found and "value" in found:
+            yield found[kind], found["value"]
 
 
 def plain(value: Any) -> Any:

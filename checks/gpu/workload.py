@@ -1,40 +1,51 @@
-"""The model, the batches and the engine that checks of speed and memory train."""
+"""The steps that checks of speed take: of shipped runs, through the product's own engine and loader."""
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import torch
-import yaml
+from torch import Tensor
 
-from checks.gpu.report import Json, Report
+from checks.gpu.report import Report
 from checks.gpu.runner import ROOT
+from data_pipeline.foundation.config_file import load
 from data_pipeline.loading.batches import Batch
+from data_pipeline.loading.prefetch import on_device
+from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.hardware import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
-from tests.pretrain.small_runs import T5, run_config
 
-OPTIMIZERS: dict[str, Json] = {
-    "adamw": {"learning_rate": 1e-4},
-    "adamw_scale": {"learning_rate": 1e-3},
-    "adafactor": {"learning_rate": 1e-3},
-    "muon": {"learning_rate": 1e-4},
-}
+BASE, LARGE = "t5-v1.1-base-c4", "t5-v1.1-large-c4"
+WARM = 3  # steps before one is timed: PyTorch compiles, measures products and allocates
+_SMALL = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
+
+
+class Form(NamedTuple):
+    """How layers are computed. `graph`: a micro-batch is a CUDA graph."""
+
+    compiled: bool
+    graph: bool
+
+
+FORMS = {"eager": Form(False, False), "compiled": Form(True, False), "graph": Form(True, True)}
 
 
 class Workload:
-    """T5 v1.1 base with rows of 512 inputs and 114 targets in bf16; on a CPU a tiny T5 with 16 and 8."""
+    """128 rows of 512 inputs and 114 targets of a shipped T5 v1.1, with its run's settings but AdamW, the optimizer of
+    the peers; on a CPU 8 rows of 16 and 8, a tiny T5, and nothing compiled."""
 
-    def __init__(self, report: Report):
-        self.device = report.device
-        self.model: Json = dict(T5)
-        self.rows, self.inputs, self.targets = 8, 16, 8
-        if not report.small:
-            self.model = yaml.safe_load((ROOT / "configs/models/t5-v1.1-base.yaml").read_text())["model"]
-            self.rows, self.inputs, self.targets = 128, 512, 114
+    def __init__(self, report: Report, run: str = BASE):
+        self.device, self._report = report.device, report
+        if report.small:
+            report.skip("compiled layers", "the compiler takes too long on a CPU: they are eager")
+        self._path, self._weights = ROOT / f"configs/runs/{run}.yaml", dict[str, Tensor]()
+        self.rows, self.inputs, self.targets = (8, 16, 8) if report.small else (128, 512, 114)
 
     @property
     def tokens(self) -> int:
@@ -44,22 +55,27 @@ class Workload:
     @property
     def flops(self) -> float:
         """FLOPs of a step, forward and backward."""
-        from pretrain import models
-
         one = Sizes.of_example(self.inputs, self.targets)
-        return count_flops(models.outline(self.config().model), Sizes(*(self.rows * size for size in one)))
+        outline = models.outline(self.config("eager", self.rows).model)
+        return count_flops(outline, Sizes(*(self.rows * size for size in one)))
 
-    def config(self, optimizer: str = "adamw", compiled: bool = False, **changes: Any) -> RunConfig:
-        settings = {"name": optimizer, "gradient_clipping": 1.0, **OPTIMIZERS[optimizer]}
-        compute = {"compile": compiled}
-        return run_config(1, self.model, optimizer=settings, precision="bf16", compute=compute, **changes)
+    def config(self, form: str, micro_batch: int, *changes: str) -> RunConfig:
+        """The run file in a form of `FORMS`, with `changes` as on the command line."""
+        compiled, graph = FORMS[form]
+        settings = ["optimizer.name=adamw", "optimizer.learning_rate=1e-4", "optimizer.gradient_clipping=1.0"]
+        settings += [f"batch.global_batch_size={self.rows}", f"batch.micro_batch_size={micro_batch}"]
+        settings += [f"compute.compile={str(compiled and self._report.cuda).lower()}"]
+        settings += [f"compute.cuda_graphs={str(graph).lower()}"]
+        settings += [f"model.{name}={value}" for name, value in _SMALL.items()] if self._report.small else []
+        return load(self._path, [*settings, *changes], RunConfig)
 
     def batches(self, micro_batch: int) -> list[Batch]:
-        """The micro-batches of a step, on the device."""
+        """The micro-batches of a step on the host, as the loader makes them."""
         generator = torch.Generator().manual_seed(0)
 
-        def ids(width: int) -> torch.Tensor:
-            return torch.randint(3, 100, (micro_batch, width), generator=generator).to(self.device)
+        def ids(width: int) -> Tensor:
+            drawn = torch.randint(3, 100, (micro_batch, width), generator=generator)
+            return drawn.pin_memory() if self._report.cuda else drawn
 
         return [
             {"encoder_input_ids": ids(self.inputs), "labels": ids(self.targets)}
@@ -67,25 +83,40 @@ class Workload:
         ]
 
     @contextmanager
-    def stepping(self, micro_batch: int, config: RunConfig) -> Iterator[tuple[Any, Callable[[], None]]]:
-        """An engine, and a function that takes its next step. The ranks must have joined."""
+    def stepping(
+        self, config: RunConfig, batches: list[Batch] | None = None
+    ) -> Iterator[tuple[Any, Callable[[], float]]]:
+        """An engine, and a function that takes its next step and returns its loss. The ranks must have joined.
+
+        The weights are drawn for the first engine; later ones begin with the same. Each step's `batches` come to the
+        device as in a run.
+        """
         from pretrain.zero.construction import construct
         from pretrain.zero.engine import Engine
 
-        engine = Engine(construct(config, config.model), config)
-        batches, taken = self.batches(micro_batch), 0
+        free(self.device)
+        model: Any = construct(config, config.model, drawn=not self._weights)
+        if self._weights:
+            model.load_state_dict(self._weights)
+        else:
+            self._weights = {name: one.clone() for name, one in model.state_dict().items()}
+        engine: Any = Engine(model, config)
+        given = batches or self.batches(int(config.batch.micro_batch_size))
+        steps: Any = on_device(repeat(given), self.device, engine.in_few_shapes)
+        taken = 0
 
-        def step() -> None:
+        def step() -> float:
             nonlocal taken
-            outcome = engine.step(taken, taken * self.rows, batches)
+            outcome = engine.step(taken, taken * self.rows, next(steps))
             assert outcome.applied, f"step {taken} wasn't applied; its loss is {outcome.loss}"
             taken += 1
+            return outcome.loss
 
         try:
             yield engine, step
         finally:
             engine.close()
-            engine = step = None  # type: ignore[assignment]
+            engine = model = steps = None  # `step` refers to them
             free(self.device)
 
 
@@ -96,19 +127,21 @@ def free(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def seconds_of(work: Callable[[], object], device: torch.device, at_least: float, most: int = 50) -> float:
-    """The mean seconds of `work`, over `at_least` seconds and three calls, after one call that isn't counted."""
-    work()
-    _wait(device)
-    started, calls = time.perf_counter(), 0
-    while calls < 3 or (time.perf_counter() - started < at_least and calls < most):
+def seconds_of(work: Callable[[], object], device: torch.device, at_least: float, warm: int = 1) -> float:
+    """The median seconds of `work`, over `at_least` seconds and three calls, after `warm` calls that don't count."""
+    for _ in range(warm):
         work()
-        calls += 1
-        _wait(device)
-    return (time.perf_counter() - started) / calls
+    taken: list[float] = []
+    while len(taken) < 3 or sum(taken) < at_least:
+        wait(device)
+        started = time.perf_counter()
+        work()
+        wait(device)
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -129,3 +162,11 @@ def product_rate(rows: int, inner: int, columns: int, device: torch.device, at_l
             left @ right
 
     return 2.0 * rows * inner * columns * ten / seconds_of(products, device, at_least)
+
+
+def measured_peak(report: Report) -> float:
+    """FLOP/s of a large product, as a fact."""
+    width = 256 if report.small else 8192
+    found = product_rate(width, width, width, report.device, 0.05 if report.small else 0.3)
+    report.fact("measured_tflops", found / 1e12)
+    return found

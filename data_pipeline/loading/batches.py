@@ -12,6 +12,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS, BatchLayout
 from data_pipeline.loading.prefetch import items
 from data_pipeline.loading.reader import Reader
+from data_pipeline.loading.shapes import in_few_widths
 from data_pipeline.loading.stream import EpochOrder, Skipped, Stream, StreamState
 from data_pipeline.objectives.objective import Examples, together
 from data_pipeline.packing.examples import balanced
@@ -37,13 +38,21 @@ class TrainingBatches(Dataset):
     Each position of a stream is always the same row. A step with a global batch of G rows takes the next G positions,
     and each rank a contiguous range of them. So one number records what was consumed, and a resumed run may use other
     batch sizes and numbers of ranks.
+
+    `longest`: the greatest lengths of inputs and targets, for batches in few widths. None: as wide as their rows.
     """
 
-    def __init__(self, stream: Stream, layout: BatchLayout, start: StreamState | None = None):
+    def __init__(
+        self,
+        stream: Stream,
+        layout: BatchLayout,
+        start: StreamState | None = None,
+        longest: tuple[int, int] | None = None,
+    ):
         start = start or StreamState.at(stream, 0, [])
         start.check(stream)
-        self._arguments = (stream, layout, start)
-        self._stream, self._layout, self._start = stream, layout, start
+        self._arguments = (stream, layout, start, longest)
+        self._stream, self._layout, self._start, self._longest = stream, layout, start, longest
         self._readers = [
             Reader(
                 corpus,
@@ -120,7 +129,8 @@ class TrainingBatches(Dataset):
         first = np.cumsum(counts) - counts
         parts = [((first[chosen, None] + np.arange(of_each)).ravel(), examples) for chosen, of_each, examples in found]
         examples = parts[0][1] if len(parts) == 1 else together(parts, self._pad)
-        return as_batch(balanced(examples, self._stream.pack) if self._stream.pack > 1 else examples, self._pad)
+        batch = as_batch(balanced(examples, self._stream.pack) if self._stream.pack > 1 else examples, self._pad)
+        return in_few_widths(batch, self._longest, self._pad) if self._longest else batch
 
     def _order(self, corpus: int, epoch: int) -> EpochOrder:
         if (corpus, epoch) not in self._orders:

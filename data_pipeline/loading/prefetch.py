@@ -18,6 +18,7 @@ from data_pipeline.foundation.processes import blocked
 from data_pipeline.loading import server
 from data_pipeline.loading.batch_facts import with_facts
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.shapes import in_few_numbers
 
 Batches = list[dict[str, torch.Tensor]]
 Item = TypeVar("Item")
@@ -159,12 +160,13 @@ class Lookahead(Iterator[Item], Generic[Item]):
                 self._error = error
 
 
-def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batches]:
+def on_device(steps: Iterable[Batches], device: torch.device, in_few_shapes: bool = False) -> Iterator[Batches]:
     """The same batches on `device`. On CUDA the next step's batches are copied from pinned memory, on a stream of their
     own, while this step computes.
 
     There they also have `target_indices` (n,): the numbers of the labels that count, among all labels; a model
-    that looked for them itself would wait for the device. And they have the facts of `batch_facts`.
+    that looked for them itself would wait for the device. `in_few_shapes`: there are few numbers of them. And they have
+    the facts of `batch_facts`.
     """
     if device.type != "cuda":
         yield from steps
@@ -176,7 +178,7 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
             copied = [
                 {
                     name: tensor.to(device, non_blocking=True)
-                    for name, tensor in with_facts(with_target_indices(batch)).items()
+                    for name, tensor in with_facts(with_target_indices(batch, in_few_shapes)).items()
                 }
                 for batch in step
             ]
@@ -190,8 +192,10 @@ def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batche
         yield ahead
 
 
-def with_target_indices(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def with_target_indices(batch: dict[str, torch.Tensor], in_few_shapes: bool = False) -> dict[str, torch.Tensor]:
     """The batch with its `target_indices`, pinned where its labels are."""
     labels = batch["labels"]
     indices = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
+    if in_few_shapes:
+        indices = in_few_numbers(indices, labels)
     return {**batch, "target_indices": indices.pin_memory() if labels.is_pinned() else indices}

@@ -125,6 +125,23 @@ class Objective(Section):
         """The most sentinels that a row needs."""
         return 0
 
+    def for_rows_of(self, tokens: int) -> "Objective | None":
+        """The same objective for rows of so many tokens; None if no value of its length, the key `length` or
+        `inputs_length`, gives such rows."""
+        key = next((one for one in ("length", "inputs_length") if one in type(self).model_fields), None)
+        settings, low, high = self.model_dump(), 1, 2 * tokens
+        while key and low <= high:  # a row has more tokens, the larger its length
+            middle = (low + high) // 2
+            try:
+                found = type(self).model_validate({**settings, key: middle})
+            except ValueError:  # too short
+                low = middle + 1
+                continue
+            if found.raw_length == tokens:
+                return found
+            low, high = (middle + 1, high) if found.raw_length < tokens else (low, middle - 1)
+        return None
+
     def problems(self, vocabulary: Vocabulary) -> list[str]:
         """One line for each reason why the objective can't be used with this vocabulary."""
         if self.sentinels > vocabulary.sentinels:

@@ -111,7 +111,7 @@ def release_memory(run: Path) -> str | None:
     if step <= on_disk:
         return None
     than = f"step {on_disk:,}" if on_disk else "no checkpoint"
-    return f"{run}: step {step:,} is in memory ({node}), the disk has {than}; the same command goes on from memory"
+    return f"{run}: step {step:,} is in memory ({node}), the disk has {than}; a start of this run resumes from memory"
 
 
 def remove_left_in_memory() -> None:

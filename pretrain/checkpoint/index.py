@@ -131,7 +131,8 @@ class Index:
     def differences(self, identity: Identity) -> list[str]:
         """How the checkpoint's run differs from `identity`, one line for each key."""
         found = differences(self.identity, json.loads(json.dumps(identity)))
-        return [f"the checkpoint of step {self.step} is of another run: {line}" for line in found]
+        way_out = "--fresh or another run.directory begins a new run"
+        return [f"the checkpoint of step {self.step} is of another run: {line}; {way_out}" for line in found]
 
     def write(self, directory: Path) -> None:
         """Writes index.json, which must be the last file of a checkpoint."""

@@ -76,12 +76,18 @@ def experiment(
         Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME, with the budget.")
     ] = None,
     train: Annotated[bool, typer.Option(help="Train; or only make the table of the runs that have finished.")] = True,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="ROW", help="The run file that the others are compared with. Default: the first."),
+    ] = None,
 ) -> None:
     """Train every run file of a folder with several seeds, and compare them in a table.
 
     Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
     """
-    raise typer.Exit(run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train))
+    raise typer.Exit(
+        run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train, baseline)
+    )
 
 
 @app.command("plan", epilog="Example: pretrain plan configs/runs/t5-v1.1-base-c4.yaml --gpus 8 --gpu a100-80gb")

@@ -40,9 +40,12 @@ class RunSection(Section):
     """Optimizer steps of the whole run."""
     max_hours: PositiveFloat | None = None
     """Hours since the latest start after which the run saves and stops. null: no limit."""
+    expected_hours: PositiveFloat | None = None
+    """Hours that all steps are expected to take, as `launch init` estimates them. If the first steps are faster or
+    slower by more than half, the run says so. null: nothing is expected."""
     cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
-    """Threads of each rank on a CPU. null: cores ÷ ranks. Sums depend on it in their last bit, so fix it for bit-equal
-    runs."""
+    """Threads of each rank on a CPU. null: OMP_NUM_THREADS, or else cores ÷ ranks. Sums depend on their number in the
+    last bit, so fix it for bit-equal runs."""
     bind_cores: bool = True
     """On GPUs: each rank runs on the cores nearest to its GPU, so that its memory is near too. Where Linux doesn't say
     which these are, or the rank may use none of them, it runs on all that it may use."""
@@ -156,6 +159,10 @@ class ComputeSection(Section):
 
     compile: bool | None = None
     """Apply torch.compile to each layer. null: on GPUs."""
+    cuda_graphs: bool = False
+    """Capture the forward and backward pass of a micro-batch as a CUDA graph, for each of the first 8 shapes. Widths
+    become multiples of 64, so that shapes are few. No GPU has run this yet; `make gpu` compares steps with and without.
+    On a CPU it only fills tensors that stay where they are."""
     attention: Literal["auto", "sdpa", "triton", "eager"] = "auto"
     """The kernels of attention. `sdpa`: PyTorch's kernels, with biases and masks as their mask. `triton`: this
     project's kernels, on GPUs. `eager`: two products with a softmax between them. `auto`: on a GPU `triton`, if a check

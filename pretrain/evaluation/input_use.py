@@ -166,15 +166,12 @@ def _means(sums: Tensor) -> list[float]:
 def _lines(name: str, found: dict[str, float], rows: int, held_out: int) -> list[str]:
     if math.isnan(found["loss"]):
         return [f"input use on {name}: its targets have no text"]
-    of_first = f", {found['first_token_worth']:.2f} at the first of a span" if "first_token_worth" in found else ""
-    among, frequencies = (round(math.exp(found[key])) for key in ("loss", "unigram_entropy"))
+    of_first = (
+        f", {found['first_token_worth']:.2f} at the first token of a span" if "first_token_worth" in found else ""
+    )
     of = f"{rows:,} of {held_out:,}" if rows < held_out else f"all {held_out:,}"
     return [
-        f"input use on {name}, {of} held-out rows: the input is worth {found['worth']:.2f} nats a text token{of_first} "
-        f"(loss {found['loss']:.4f}, with another row's input {found['other_input_loss']:.4f}, without input "
-        f"{found['no_input_loss']:.4f})",
-        f"without a model, the frequency of each token gives a loss of {found['unigram_entropy']:.4f}, and the token "
-        f"before it, as counted in training rows, one of {found['bigram_entropy']:.4f}",
-        f"in words: the model is as unsure as between {among:,} tokens; knowing only how frequent each token is leaves "
-        f"{frequencies:,}",
+        f"input use on {name}, {of} held-out rows: {found['worth']:.2f} nats/token{of_first} (text loss "
+        f"{found['loss']:.4f}; with another row's input {found['other_input_loss']:.4f}, without input "
+        f"{found['no_input_loss']:.4f}, bigrams {found['bigram_entropy']:.4f})"
     ]

@@ -28,7 +28,7 @@ class ValidationLoss:
     validation/NAME/loss: the mean over all target tokens.
     validation/NAME/text_loss: the mean over text tokens only. Sentinels and EOS tokens are predictable and learnt
     quickly, so they lower the overall mean.
-    validation/NAME/perplexity: e to the power of the loss.
+    validation/NAME/perplexity: e to the power of the text loss.
     validation/NAME/accuracy: the share of target tokens that are the model's likeliest ids.
     validation/NAME/unigram_entropy: the entropy of the same text tokens, the lowest loss that token frequencies
     without context reach.
@@ -53,9 +53,10 @@ class ValidationLoss:
 def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str]:
     """Compares the loss on text with that of predictions without context."""
     loss, text, unigrams = (metrics[metric] for metric in _METRICS)
+    size = corpus.tokenizer.vocab_size
     yield (
-        f"validation on {name}: loss {loss:.4f}; on text tokens alone {text:.4f} "
-        f"(unigram entropy is {unigrams:.4f}, ln(vocabulary) is {math.log(corpus.tokenizer.vocab_size):.4f})"
+        f"validation on {name}: loss {loss:.4f}; text loss {text:.4f} (perplexity {_power(text):,.0f}), "
+        f"unigrams {unigrams:.4f} ({_power(unigrams):,.0f}), uniform {math.log(size):.4f} ({size:,})"
     )
     if damaged := metrics.get("damaged_rows"):
         yield (
@@ -86,7 +87,7 @@ def _corpus_metrics(evaluation: Evaluation, corpus: Corpus, most_rows: int | Non
     sums, next_sentence, counts = map(evaluation.sum, (sums, next_sentence, counts))
     loss, targets, text_loss, text_targets, whole_rows, hits = sums.tolist()
     metrics = dict(zip(_METRICS, (_mean(loss, targets), _mean(text_loss, text_targets), entropy(counts)), strict=True))
-    metrics |= {"perplexity": math.exp(min(metrics["loss"], 700.0)), "accuracy": _mean(hits, targets)}
+    metrics |= {"perplexity": _power(metrics["text_loss"]), "accuracy": _mean(hits, targets)}
     loss, rows, right_rows = next_sentence.tolist()
     if rows:
         metrics |= {"next_sentence_loss": loss / rows, "next_sentence_accuracy": right_rows / rows}
@@ -94,6 +95,11 @@ def _corpus_metrics(evaluation: Evaluation, corpus: Corpus, most_rows: int | Non
     if complete and (damaged := corpus.rows("validation") - whole_rows):
         metrics["damaged_rows"] = damaged
     return metrics
+
+
+def _power(loss: float) -> float:
+    """The perplexity of a loss in nats."""
+    return math.exp(min(loss, 700.0))
 
 
 def _mean(total: float, count: float) -> float:

@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.functional.arithmetic import drop, matmul, soft_capped
-from pretrain.functional.attention_bias import MASKED, Pattern, refuse_beyond_memory
+from pretrain.functional.attention_bias import MASKED, Pattern, refuse_beyond_memory, with_margin
 
 Backend = Literal["sdpa", "triton", "eager"]
 
 WIDEST_HEAD = 256  # d_kv; the tiles of wider heads don't fit a GPU's registers
 WIDEST_HEAD_IN_FP32 = 128
 _WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_PLANNED = 64  # cuDNN gets lengths that are multiples of it
 _backend: Backend | None = None
 
 
@@ -93,11 +94,13 @@ def attend(
     scale: float,
     dropout: float,
     softcap: float | None = None,
+    joined: Tensor | None = None,
 ) -> Tensor:
     """softmax(capped(scale · queries · keysᵀ) + bias) · values, each (batch, heads, length, d_kv).
 
     `bias` excludes `causal`. Keys and values may have fewer heads: each is then for as many consecutive heads of
-    queries. `capped` is `soft_capped`, or nothing without a `softcap`.
+    queries. `capped` is `soft_capped`, or nothing without a `softcap`. `joined` (batch, length, 3, heads, d_kv): the
+    tensor that queries, keys and values are parts of, if there is one; our kernel returns its gradient whole.
 
     `use` chooses the form. Only soft caps, which PyTorch's kernels don't have, are eager
     without a kernel of ours. The softmax is in fp32 in all forms.
@@ -107,7 +110,7 @@ def attend(
         bias = Pattern(None, None, causal)
     if isinstance(bias, Pattern):
         if takes_head(queries) and _recorded is None:
-            return flash(queries, keys, values, bias, scale, dropout, softcap)
+            return flash(queries, keys, values, bias, scale, dropout, softcap, joined)
         bias, causal = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device), False
     if _recorded is not None:
         refuse_beyond_memory(queries, queries.size(2), keys.size(2), queries.size(0) * queries.size(1))
@@ -116,6 +119,11 @@ def attend(
     if softcap is not None or is_eager(queries, bias, dropout):
         return eager(queries, keys, values, bias, causal, scale, dropout, softcap)
     return sdpa(queries, keys, values, bias, causal, scale, dropout)
+
+
+def apart(joined: Tensor) -> tuple[Tensor, ...]:
+    """Each part (batch, heads, length, d_kv) of a tensor (batch, length, parts, heads, d_kv)."""
+    return tuple(one.transpose(1, 2) for one in joined.unbind(2))
 
 
 def for_each_head(queries: Tensor, x: Tensor) -> Tensor:
@@ -132,14 +140,18 @@ def flash(
     scale: float,
     dropout: float,
     softcap: float | None = None,
+    joined: Tensor | None = None,
 ) -> Tensor:
     """`attend` by this project's kernel. A query that sees nothing gives 0, where the others give a mean of values."""
     # Triton takes 360 ms and 76 MB, and a PyTorch without CUDA lacks it; torch.compile can't look into a stand-in
     from pretrain.kernels.attention import flash_attention
 
+    diagonals = pattern.padded
+    if diagonals is None and pattern.diagonals is not None:
+        diagonals = with_margin(pattern.diagonals)
     return flash_attention(
-        queries, keys, values, pattern.diagonals, pattern.labels or (), pattern.causal, pattern.window,
-        scale, softcap, dropout,
+        queries, keys, values, diagonals, pattern.labels or (), pattern.causal, pattern.window,
+        scale, softcap, dropout, joined,
     )  # fmt: skip
 
 
@@ -147,19 +159,24 @@ def sdpa(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
     """`attend` by PyTorch's kernels."""
-    with sdpa_kernels(queries.device, masked=bias is not None):
+    with sdpa_kernels(queries, keys, masked=bias is not None):
         return F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
         )
 
 
-def sdpa_kernels(device: torch.device, masked: bool) -> AbstractContextManager[None]:
-    """Within the block, PyTorch chooses among those of its kernels that are right on `device`.
+def sdpa_kernels(queries: Tensor, keys: Tensor, masked: bool) -> AbstractContextManager[None]:
+    """Within the block, PyTorch chooses among those of its kernels that are right and fast for these, each (batch,
+    heads, length, d_kv). On a GPU only lengths that are multiples of 64, without a mask, may go to cuDNN.
 
-    With a mask, cuDNN's may give a NaN gradient on H100 and H200 (PyTorch issue 196678): where all keys of a query are
-    masked and the length, divided by 128, leaves 64.
+    - cuDNN makes a plan for each pair of lengths, which takes 0.4 s forward and 0.6 s backward. Ragged batches would
+      have one at each new width. Multiples of 64 are few, and full rows and packed ones have them.
+    - With a mask, its gradient may be NaN on H100 and H200 (PyTorch issue 196678): where all keys of a query are masked
+      and the length, divided by 128, leaves 64.
     """
-    return sdpa_kernel(_WITHOUT_CUDNN) if masked and device.type == "cuda" else nullcontext()
+    if queries.device.type != "cuda" or not (masked or queries.size(2) % _PLANNED or keys.size(2) % _PLANNED):
+        return nullcontext()
+    return sdpa_kernel(_WITHOUT_CUDNN)
 
 
 def eager(

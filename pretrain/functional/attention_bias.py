@@ -13,7 +13,7 @@ from torch import Tensor
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.processes import available_memory
-from pretrain.kernels import GRANULE
+from pretrain.kernels import GRANULE, MARGIN
 
 MASKED = -1e9  # exactly zero after softmax
 _SETS = 64  # labels are compared up to this modulus when ranges are made; kernels compare them exactly
@@ -168,12 +168,14 @@ class Pattern(NamedTuple):
     - `labels`: which keys each query sees; None: all.
     - `causal`: no query sees a later key; the last of each are aligned.
     - `window`: no query sees a key outside it.
+    - `padded`: the diagonals as kernels read them, for all layers that share them; None: each makes its own.
     """
 
     diagonals: Tensor | None
     labels: Labels | None
     causal: bool
     window: Window | None = None
+    padded: Tensor | None = None
 
     def matrix(self, queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """The bias that means the same, broadcasting to (batch, heads, queries, keys)."""
@@ -182,6 +184,11 @@ class Pattern(NamedTuple):
             seen = self.labels.queries[:, None, :, None] == self.labels.keys[:, None, None, :]
             bias = masked(bias, seen, dtype)
         return masked(bias, visible(queries, keys, device, causal=self.causal, window=self.window), dtype)
+
+
+def with_margin(diagonals: Tensor) -> Tensor:
+    """The diagonals in fp32, with MARGIN more on both sides."""
+    return F.pad(diagonals.float(), (MARGIN, MARGIN))
 
 
 def toeplitz(diagonals: Tensor, keys: int) -> Tensor:

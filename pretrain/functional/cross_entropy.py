@@ -1,8 +1,8 @@
 """The cross-entropy of logits, a few rows at a time, and of logits of which only a chunk exists: what GPUs need.
 
 Compiled, the loss and its gradient read and write few bytes, so that a kernel of our own could save little. A logit in
-bf16 takes 2 bytes. The compiled forward pass reads it twice, for the greatest of a row and for the sum; the compiled
-backward pass reads it and writes its gradient: 8 bytes, of which a kernel with a running maximum would spare 2. T5 v1.1
+bf16 takes 2 bytes. The compiled losses read it twice, for the greatest of a row and for the sum; their compiled
+gradient reads it and is written in its place: 8 bytes, of which a kernel with a running maximum would spare 2. T5 v1.1
 base has 469 million logits for 128 rows of 114 targets: 0.9 GB more, 0.3 ms at the 3.35 TB/s of an H100, where the
 products of the step take at least 55 ms. Not compiled, PyTorch's kernels pass over fp32 copies: about 66 bytes, 31 GB.
 """
@@ -117,18 +117,22 @@ def chunked_cross_entropy(
     settings: CrossEntropy,
     target_indices: Tensor | None = None,
 ) -> Tensor:
-    """`token_losses` of the logits of states x (…, d_model). The backward pass computes the logits again: a third more
-    arithmetic in this product, for no memory. `target_indices`: the indices of the labels that count.
+    """`token_losses` of the logits of states x (…, d_model), of which only a chunk exists at a time.
+
+    Their gradients are computed with the losses, while the logits are there, for a gradient of 1 of each loss; the
+    backward pass multiplies them by that of the losses' sum. Where each loss has a gradient of its own, it computes the
+    logits again. `target_indices`: the indices of the labels that count, and maybe that of one that doesn't, any number
+    of times.
     """
-    targets = labels.flatten()
     indices = indices_of_targets(labels) if target_indices is None else target_indices
-    states = x.flatten(0, -2).index_select(0, indices)
-    losses = _ChunkedCrossEntropy.apply(states, weight, bias, targets.index_select(0, indices), settings)
-    return losses.new_zeros(targets.shape).index_copy(0, indices, losses).view(labels.shape)
+    inputs = x.flatten(0, -2).index_select(0, indices), weight, bias
+    learns = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs)
+    targets = labels.flatten().index_select(0, indices)
+    return _ChunkedCrossEntropy.apply(*inputs, targets, indices, labels.shape, settings, learns)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Losses (n,) of states (n, d_model), each of which has a target."""
+    """Losses of the given shape, from states (n, d_model) at `indices` (n,); elsewhere 0."""
 
     @staticmethod
     def forward(
@@ -137,43 +141,70 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        indices: Tensor,
+        shape: torch.Size,
         settings: CrossEntropy,
+        learns: bool,
     ) -> Tensor:
         ctx.settings = settings
-        losses_of = _compiled(_losses) if settings.compiled else _losses
-        losses, log_z = x.new_empty(2, len(x), dtype=at_least_fp32(x))
-        for chunk in _chunks(x, weight):
-            logits = soft_capped(linear(x[chunk], weight, bias), settings.softcap)
-            losses[chunk], log_z[chunk] = losses_of(logits, targets[chunk], settings.z_loss, settings.label_smoothing)
-        ctx.save_for_backward(x, weight, bias, targets, log_z)
-        return losses
+        gradient = targets.new_ones(len(targets), dtype=at_least_fp32(x)) if learns else None
+        losses, gradients = _losses_and_gradients(x, weight, bias, targets, settings, gradient)
+        ctx.save_for_backward(x, weight, bias, targets, indices, *gradients)
+        return losses.new_zeros(shape.numel()).index_copy_(0, indices, losses).view(shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple:
-        """dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary, times the loss's own gradient; with a soft
-        cap also times its slope, 1 − (capped / cap)²."""
-        x, weight, bias, targets, log_z = ctx.saved_tensors
-        settings = ctx.settings
-        to_grad_ = _compiled(_logits_to_grad_) if settings.compiled else _logits_to_grad_
-        grad_softmax = gradient * (1 + 2 * settings.z_loss * log_z)
+        x, weight, bias, targets, indices, *found = ctx.saved_tensors
+        factor = gradient.flatten()[:1]
+        if any(gradient.stride()):  # that of a sum is one number, expanded
+            along = gradient.flatten().index_select(0, indices)
+            _, found = _losses_and_gradients(x, weight, bias, targets, ctx.settings, along)
+            factor = torch.ones_like(factor)
+        # `out`: rounded once, from fp32
+        rounded = [
+            None if one is None else torch.mul(one, factor, out=torch.empty_like(like))
+            for one, like in zip(found, (x, weight, bias), strict=True)
+        ]
+        return *rounded, None, None, None, None, None
+
+
+def _losses_and_gradients(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: CrossEntropy, gradient: Tensor | None
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The losses (n,) of states (n, d_model), 0 where the target is -100.
+
+    Given the `gradient` of each, also those of x, weight and bias, the last two at least in fp32:
+    dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary, times the loss's own gradient; with a soft cap
+    also times its slope, 1 − (capped / cap)².
+    """
+    losses_of = _compiled(_losses) if settings.compiled else _losses
+    to_grad_ = _compiled(_logits_to_grad_) if settings.compiled else _logits_to_grad_
+    losses = x.new_empty(len(x), dtype=at_least_fp32(x))
+    ignored, ids = targets == IGNORE_INDEX, targets.clamp(min=0)
+    grad_x = grad_weight = grad_bias = None
+    if gradient is not None:
+        gradient = gradient.masked_fill(ignored, 0.0)
         grad_x = torch.empty_like(x)
         # in fp32: a bf16 sum would lose the share of a chunk
-        grad_weight = torch.zeros_like(weight, dtype=log_z.dtype)
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=log_z.dtype)
-        for chunk in _chunks(x, weight):
-            logits = soft_capped(linear(x[chunk], weight, bias), settings.softcap)
-            slope = None if settings.softcap is None else 1 - (logits / settings.softcap).square_()
-            rows = targets[chunk], log_z[chunk], grad_softmax[chunk], gradient[chunk]
-            to_grad_(logits, *rows, settings.label_smoothing)
-            if slope is not None:
-                logits *= slope
-            grad_x[chunk] = matmul(logits, weight)
-            grad_weight += matmul(logits.t(), x[chunk])
-            if grad_bias is not None:
-                grad_bias += logits.sum(dim=0, dtype=grad_bias.dtype)
-        rounded = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_x, grad_weight.to(weight.dtype), rounded, None, None
+        grad_weight = torch.zeros_like(weight, dtype=losses.dtype)
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=losses.dtype)
+    for chunk in _chunks(x, weight):
+        logits = soft_capped(linear(x[chunk], weight, bias), settings.softcap)
+        losses[chunk], log_z = losses_of(logits, ids[chunk], settings.z_loss, settings.label_smoothing)
+        if gradient is None or grad_x is None or grad_weight is None:
+            continue
+        slope = None if settings.softcap is None else 1 - (logits / settings.softcap).square_()
+        along = gradient[chunk]
+        grad_softmax = torch.addcmul(along, along, log_z, value=2 * settings.z_loss)
+        to_grad_(logits, ids[chunk], log_z, grad_softmax, along, settings.label_smoothing)
+        if slope is not None:
+            logits *= slope
+        grad_x[chunk] = matmul(logits, weight)
+        grad_weight += matmul(logits.t(), x[chunk])
+        if grad_bias is not None:
+            grad_bias += logits.sum(dim=0, dtype=grad_bias.dtype)
+    return losses.masked_fill_(ignored, 0.0), [] if gradient is None else [grad_x, grad_weight, grad_bias]
 
 
 def _chunks(x: Tensor, weight: Tensor) -> Iterator[slice]:

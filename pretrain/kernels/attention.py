@@ -1,7 +1,7 @@
 """Attention with a bias that depends on the distance alone, without a matrix of queries × keys.
 
-The bias comes as its diagonals, (heads, queries + keys − 1): T5's relative positions and ALiBi's slopes have that form.
-Their gradient is reduced in a fixed order, without atomic additions, so that a run repeats to the bit.
+The bias comes as its diagonals, (heads, queries + keys − 1) and a margin: T5's relative positions and ALiBi's slopes
+have that form. Their gradient is reduced in a fixed order, without atomic additions, so that a run repeats to the bit.
 """
 
 from collections.abc import Sequence
@@ -11,23 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pretrain.kernels import MARGIN
 from pretrain.kernels.flash import backward_keys, backward_queries, forward
 from pretrain.kernels.tiles import tile_sizes
-
-_MARGIN = 128  # unused diagonals on both sides, so that a tile that sticks out reads none of another head
 
 
 def flash_attention(
     queries: Tensor, keys: Tensor, values: Tensor, diagonals: Tensor | None = None, labels: Sequence[Tensor] = (),
     causal: bool = False, window: tuple[int, int] | None = None,
-    scale: float = 1.0, softcap: float | None = None, dropout: float = 0.0,
+    scale: float = 1.0, softcap: float | None = None, dropout: float = 0.0, joined: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """softmax(capped(scale · queries · keysᵀ) + bias) · values, each (batch, heads, length, d_kv), d_kv up to 256.
 
-    `diagonals` (heads, queries + keys − 1) holds the bias of query i and key j at queries − 1 − i + j. Under `causal`,
-    and with a `window` of keys before a query's position and after it, the last query is aligned with the last key.
-    `labels` are those of `pretrain.functional.attention_bias` and hide padding and other examples. `capped` is
-    softcap · tanh(· / softcap). `dropout` drops weights by a seed from PyTorch's generator of the device.
+    `diagonals` (heads, MARGIN + queries + keys − 1 + MARGIN), fp32, has the bias of query i and key j at MARGIN +
+    queries − 1 − i + j. Under `causal`, and with a `window` of keys before a query's position and after it, the last
+    query is aligned with the last key. `labels` are those of `pretrain.functional.attention_bias` and hide padding and
+    other examples. `capped` is softcap · tanh(· / softcap). `dropout` drops weights by a seed from PyTorch's generator
+    of the device. `joined` (batch, length, 3, heads, d_kv): the tensor that queries, keys and values are parts of, if
+    there is one. It then gets their gradients as one tensor, which the kernels write; nothing joins them.
 
     A query that sees no key gives zeros; it and what it would see get no gradient.
     """
@@ -35,16 +36,20 @@ def flash_attention(
     before, after = window or (None, None)
     if causal:
         after = 0 if after is None else min(after, 0)
-    return _attention(queries, keys, values, diagonals, [*labels], seed, before, after, scale, softcap, dropout)[0]
+    sources = [one.transpose(1, 2)[:, :, None] for one in (queries, keys, values)] if joined is None else [joined]
+    return _attention(sources, diagonals, [*labels], seed, before, after, scale, softcap, dropout)[0]
 
 
 @torch.library.custom_op("encdec::flash_attention", mutates_args=())
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None,
+    sources: list[Tensor], diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None,
     before: int | None, after: int | None, scale: float, softcap: float | None, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The output, and log2 of the softmax's normalisers (batch, heads, queries) in fp32."""
-    q, k, v = map(_rows_whole, (q, k, v))
+    """The output, and log2 of the softmax's normalisers (batch, heads, queries) in fp32.
+
+    `sources`, each (batch, length, parts, heads, d_kv), have queries, keys and values, in this order.
+    """
+    q, k, v = map(_rows_whole, _apart(sources))
     out, normalisers = _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     hidden: Sequence[Any] = labels or [None] * 4
     pointers = q, k, v, _bias(diagonals, q), *hidden[:3], seed, out, normalisers
@@ -53,19 +58,21 @@ def _attention(
 
 
 @_attention.register_fake
-def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _(sources: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+    q = _apart(sources)[0]
     return _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("encdec::flash_attention_backward", mutates_args=())
 def _attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None, out: Tensor,
+    sources: list[Tensor], diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None, out: Tensor,
     normalisers: Tensor, gradient: Tensor, needs_grad_diagonals: bool,
     before: int | None, after: int | None, scale: float, softcap: float | None, dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, keys, values and, if `needs_grad_diagonals`, diagonals, which are else empty."""
-    q, k, v, gradient = map(_rows_whole, (q, k, v, gradient))
-    dq, dk, dv, delta = _like_rows(q), _like_rows(k), _like_rows(v), torch.empty_like(normalisers)
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of `sources` and, if `needs_grad_diagonals`, of diagonals."""
+    q, k, v, gradient = map(_rows_whole, (*_apart(sources), gradient))
+    found = [one.new_empty(one.shape) for one in sources]
+    (dq, dk, dv), delta = _apart(found), torch.empty_like(normalisers)
     hidden: Sequence[Any] = labels or [None] * 4
     shared = q, k, v, _bias(diagonals, q), *hidden[:2]
     settings = before, after, scale, softcap, dropout
@@ -78,32 +85,34 @@ def _attention_backward(
     pointers_of_keys = *shared, hidden[3], seed, normalisers, gradient, delta, dk, dv
     _launch(backward_keys, False, pointers_of_keys, (q, k, v, gradient, dk), *settings)
     if parts is None or diagonals is None:
-        return dq, dk, dv, q.new_empty(0)
-    return dq, dk, dv, _summed(parts, block, queries, keys).to(diagonals.dtype)
+        return found
+    return [*found, _summed(parts, block, queries, diagonals.size(1))]
 
 
 @_attention_backward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, diagonals: Tensor | None, *others: Any) -> tuple:
-    grad_bias = diagonals.new_empty(diagonals.shape) if diagonals is not None and others[5] else q.new_empty(0)
-    return _like_rows(q), _like_rows(k), _like_rows(v), grad_bias
+def _(sources: list[Tensor], diagonals: Tensor | None, *others: Any) -> list[Tensor]:
+    grad_bias = [diagonals] if diagonals is not None and others[5] else []
+    return [one.new_empty(one.shape) for one in [*sources, *grad_bias]]
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
-    q, k, v, diagonals, labels, seed, *ctx.settings = inputs
+    sources, diagonals, labels, seed, *ctx.settings = inputs
+    ctx.sources = len(sources)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, diagonals, seed, *output, *labels)
+    ctx.save_for_backward(*sources, diagonals, seed, *output, *labels)
 
 
 def _differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple:
-    q, k, v, diagonals, seed, out, normalisers, *labels = ctx.saved_tensors
+    saved = ctx.saved_tensors  # read once: checkpointing refuses to compute it again
+    sources, (diagonals, seed, out, normalisers, *labels) = [*saved[: ctx.sources]], saved[ctx.sources :]
     none = [None] * len(labels), *[None] * (1 + len(ctx.settings))
     if gradient is None:
-        return None, None, None, None, *none
-    needs_grad_diagonals = diagonals is not None and ctx.needs_input_grad[3]
-    dq, dk, dv, grad_bias = _attention_backward(
-        q, k, v, diagonals, labels, seed, out, normalisers, gradient, needs_grad_diagonals, *ctx.settings
+        return [None] * len(sources), None, *none
+    needs_grad_diagonals = diagonals is not None and ctx.needs_input_grad[1]
+    found = _attention_backward(
+        sources, diagonals, labels, seed, out, normalisers, gradient, needs_grad_diagonals, *ctx.settings
     )
-    return dq, dk, dv, grad_bias if needs_grad_diagonals else None, *none
+    return found[: len(sources)], found[len(sources)] if needs_grad_diagonals else None, *none
 
 
 _attention.register_autograd(_differentiate, setup_context=_keep)
@@ -130,8 +139,13 @@ def _launch(
 
 
 def _bias(diagonals: Tensor | None, q: Tensor) -> Tensor | None:
-    """The diagonals in fp32 from that of distance 0 on, which kernels index by at_k − at_q."""
-    return None if diagonals is None else F.pad(diagonals.float(), (_MARGIN, _MARGIN))[:, _MARGIN + q.size(2) - 1 :]
+    """The diagonals from that of distance 0 on, which kernels index by at_k − at_q."""
+    return None if diagonals is None else diagonals[:, MARGIN + q.size(2) - 1 :]
+
+
+def _apart(sources: list[Tensor]) -> list[Tensor]:
+    """Queries, keys and values, each (batch, heads, length, d_kv)."""
+    return [one.transpose(1, 2) for source in sources for one in source.unbind(2)]
 
 
 def _rows_whole(tensor: Tensor) -> Tensor:
@@ -145,10 +159,10 @@ def _like_rows(tensor: Tensor) -> Tensor:
     return tensor.new_empty(batch, length, heads, d_kv).transpose(1, 2)
 
 
-def _summed(parts: Tensor, block: int, queries: int, keys: int) -> Tensor:
-    """(heads, queries + keys − 1) from the parts of `backward_queries`: a tile's are `block` after the next one's."""
+def _summed(parts: Tensor, block: int, queries: int, length: int) -> Tensor:
+    """(heads, length) The gradient of diagonals with their margins, from the parts of `backward_queries`: a tile's are
+    `block` after the next one's."""
     tiles, width = parts.shape[2:]
-    rows = F.pad(parts.sum(dim=0).flip(1), (0, tiles * block)).flatten(1)
-    length = width + (tiles - 1) * block
-    shifted = rows[:, : tiles * length].unflatten(1, (tiles, length)).sum(dim=1)
-    return shifted[:, -queries % block :][:, : queries + keys - 1].contiguous()
+    first = MARGIN + queries - tiles * block
+    rows = F.pad(parts.sum(dim=0).flip(1), (first, length + block - first - width)).flatten(1)
+    return rows[:, : tiles * length].unflatten(1, (tiles, length)).sum(dim=1)

@@ -11,9 +11,18 @@ from torch import Tensor, nn
 
 from data_pipeline.foundation.config_file import Section
 from pretrain.config.models import LocalAndGlobal
-from pretrain.functional.attention import attend, by_kernel
-from pretrain.functional.attention_bias import Pattern, Window, labels, masked, refuse_beyond_memory, toeplitz, visible
-from pretrain.models.layers import LayerConfig, Linear, fused_linear, one_use
+from pretrain.functional.attention import apart, attend, by_kernel
+from pretrain.functional.attention_bias import (
+    Pattern,
+    Window,
+    labels,
+    masked,
+    refuse_beyond_memory,
+    toeplitz,
+    visible,
+    with_margin,
+)
+from pretrain.models.layers import LayerConfig, Linear, fused_linear, joined_linear, one_use
 from pretrain.models.positions import Rotary, apply_rotary
 
 KeysAndValues = tuple[Tensor, Tensor]
@@ -83,7 +92,9 @@ def logit_bias(
     if queries > 1 and prefix is None and by_kernel(x):
         seen = labels(queries, **masks)
         everything = diagonals is None and seen is None and window is None and not causal
-        return None if everything else Pattern(diagonals, seen, causal, window)
+        if everything:
+            return None
+        return Pattern(diagonals, seen, causal, window, None if diagonals is None else with_margin(diagonals))
     rows = len(x) if any(one is not None for one in (prefix, *masks.values())) else int(causal or window is not None)
     heads = 1 if diagonals is None else len(diagonals)
     refuse_beyond_memory(x, queries, keys, heads * (rows + (diagonals is not None)))
@@ -175,7 +186,7 @@ class MemoryCache(KeyValueCache):
 
 
 class Attention(nn.Module):
-    """Self-attention, or cross-attention when `memory` is given.
+    """Self-attention, or cross-attention when `memory` is given: states, or their `keys_and_values`.
 
     Several consecutive heads of queries share a head of keys and values, if there are fewer of these. The four
     projections stay separate matrices because `q` has a scale of its own: optimizers that measure a parameter's RMS
@@ -204,7 +215,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        memory: Tensor | None = None,
+        memory: Tensor | KeysAndValues | None = None,
         mask: AttentionMask = AttentionMask(),
         cache: KeyValueCache | None = None,
     ) -> Tensor:
@@ -212,9 +223,10 @@ class Attention(nn.Module):
 
         With a `cache`, `x` and `memory` hold new tokens only.
         """
-        x = one_use(x)
+        x, joined = one_use(x), None
         if memory is None:
-            queries, keys, values = self._projected(x, self.q, self.k, self.v)
+            joined = self._joined(x) if mask.rotary is None and cache is None else None
+            queries, keys, values = self._projected(x, self.q, self.k, self.v) if joined is None else apart(joined)
             queries = _with_positions(queries, self.q_norm, mask.rotary)
             own = _with_positions(keys, self.k_norm, mask.rotary), values
             keys, values = own if cache is None else cache.update(lambda: own)
@@ -222,11 +234,14 @@ class Attention(nn.Module):
             queries = self.queries(x, mask.rotary)
 
             def project() -> KeysAndValues:
+                if isinstance(memory, tuple):
+                    return memory
                 return self.keys_and_values(one_use(memory), mask.memory_rotary)
 
             keys, values = project() if cache is None else cache.update(project)
         dropout = self.dropout_rate if self.training else 0.0
-        return self.output(attend(queries, keys, values, mask.bias, mask.is_causal, self.scale, dropout, self.softcap))
+        settings = mask.bias, mask.is_causal, self.scale, dropout, self.softcap
+        return self.output(attend(queries, keys, values, *settings, joined))
 
     def output(self, context: Tensor) -> Tensor:
         """(batch, queries, d_model) from the heads' values, (batch, heads, queries, d_kv)."""
@@ -239,13 +254,26 @@ class Attention(nn.Module):
 
     def keys_and_values(self, source: Tensor, rotary: Rotary | None) -> KeysAndValues:
         """Those of `source` (batch, length, width), each (batch, heads of keys, length, d_kv)."""
-        keys, values = self._projected(source, self.k, self.v)
-        return _with_positions(keys, self.k_norm, rotary), values
+        keys, values = fused_linear(source, self.k, self.v, fused=self.fused)
+        return self.of_products(keys, values, rotary)
+
+    def of_products(self, keys: Tensor, values: Tensor, rotary: Rotary | None) -> KeysAndValues:
+        """`keys_and_values` from the products with `k` and `v`, each (batch, length, inner)."""
+        return _with_positions(self._heads(keys), self.k_norm, rotary), self._heads(values)
+
+    def _joined(self, x: Tensor) -> Tensor | None:
+        """(batch, length, 3, heads, d_kv) Queries, keys and values by one product; None where they are made apart, or
+        normalised."""
+        alike = self.k.out_features == self.width and self.q_norm is None
+        joined = joined_linear(x, self.q, self.k, self.v, fused=self.fused and alike)
+        return None if joined is None else joined.unflatten(-1, (3, -1, self.d_kv))
 
     def _projected(self, x: Tensor, *matrices: Linear) -> list[Tensor]:
         """`x` (batch, length, d_model) times each of `matrices`: (batch, heads, length, d_kv)."""
-        found = fused_linear(x, *matrices, fused=self.fused)
-        return [one.unflatten(-1, (-1, self.d_kv)).transpose(1, 2) for one in found]
+        return [self._heads(one) for one in fused_linear(x, *matrices, fused=self.fused)]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.d_kv)).transpose(1, 2)
 
 
 def _with_positions(heads: Tensor, norm: nn.Module | None, rotary: Rotary | None) -> Tensor:

@@ -73,12 +73,19 @@ def fused_linear(x: Tensor, *linears: Linear, fused: bool) -> tuple[Tensor, ...]
     `fused`: as one product where that is faster, on GPUs. Each parameter keeps its name and RMS; their rows are copied
     side by side for the product. All or none of them have a bias vector.
     """
-    if not (fused and fusing_is_faster(x)):
+    result = joined_linear(x, *linears, fused=fused)
+    if result is None:
         return tuple(one(x) for one in linears)
+    return result.split([one.out_features for one in linears], dim=-1)
+
+
+def joined_linear(x: Tensor, *linears: Linear, fused: bool) -> Tensor | None:
+    """The outputs of `fused_linear` side by side; None where they are not one product."""
+    if len(linears) == 1 or not (fused and fusing_is_faster(x)):
+        return None
     biases: list[Tensor] = [one.bias for one in linears if one.bias is not None]
     weights: list[Tensor] = [one.weight for one in linears]
-    result = linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
-    return result.split([one.out_features for one in linears], dim=-1)
+    return linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
 
 
 def fusing_is_faster(x: Tensor) -> bool:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from pretrain.functional.arithmetic import to_device
 from pretrain.models.layers import Embedding
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines, each broadcasting to (batch, heads, length, d_kv)
@@ -16,22 +15,22 @@ def linear_bias(num_heads: int, bidirectional: bool, queries: int, keys: int, li
     has decoders only, which look only back. If bidirectional, a head's slope for keys after the query is steeper,
     half-way to the next head's: with equal slopes an encoder couldn't distinguish a text from its reverse.
     """
-    slopes = to_device(linear_bias_slopes(num_heads), like.device)[:, None]
+    slopes = linear_bias_slopes(num_heads, like.device)[:, None]
     distances = torch.arange(1 - keys, queries, device=like.device)
     after = 2.0 ** (4 / _power_of_two(num_heads)) if bidirectional else 1.0
     return (-slopes * torch.where(distances > 0, after * distances, -distances)).to(like.dtype)
 
 
-def linear_bias_slopes(num_heads: int) -> list[float]:
-    """2^(−8/n), 2^(−16/n), … for n heads. If n is not a power of two: the slopes of the power below n, then every other
-    slope of twice that power.
+def linear_bias_slopes(num_heads: int, device: torch.device) -> Tensor:
+    """(num_heads,) fp32: 2^(−8/n), 2^(−16/n), … for n heads. If n is not a power of two: the slopes of the power below
+    n, then every other slope of twice that power. Computed on the device: a CUDA graph can't copy them there.
 
     4 heads → 1/4, 1/16, 1/64, 1/256
     """
     whole = _power_of_two(num_heads)
-    slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
-    between = [2.0 ** (-4 * (head + 1) / whole) for head in range(0, 2 * (num_heads - whole), 2)]
-    return slopes + between
+    own = torch.arange(1, whole + 1, device=device).double() * (-8 / whole)
+    between = (2 * torch.arange(num_heads - whole, device=device) + 1).double() * (-4 / whole)
+    return torch.cat([own, between]).exp2().float()
 
 
 def _power_of_two(number: int) -> int:

@@ -12,6 +12,7 @@ from pretrain.models.attention import (
     Attention,
     AttentionInputs,
     AttentionMask,
+    KeysAndValues,
     KeyValueCache,
     LayerMasks,
     MemoryCache,
@@ -20,7 +21,15 @@ from pretrain.models.attention import (
     positions_from,
     self_attention_mask,
 )
-from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, scaled_embeddings
+from pretrain.models.layers import (
+    Dropout,
+    Embedding,
+    FeedForward,
+    LayerConfig,
+    joined_linear,
+    one_use,
+    scaled_embeddings,
+)
 from pretrain.models.model import Head, Losses, Model, shift_right
 from pretrain.models.positions import LearnedPositions, Rotary, linear_bias, rotary_embedding, sinusoids
 
@@ -66,6 +75,8 @@ class EncoderLayer(ResidualLayer):
 class DecoderLayer(ResidualLayer):
     """Self-attention, cross-attention to states of width `memory_width`, and a feed-forward layer."""
 
+    cross_attention: Attention
+
     def __init__(self, settings: LayerConfig, memory_width: int | None = None):
         super().__init__(
             settings,
@@ -77,14 +88,14 @@ class DecoderLayer(ResidualLayer):
     def forward(
         self,
         x: Tensor,
-        encoder_states: Tensor,
+        memory: Tensor | KeysAndValues,
         mask: AttentionMask,
         cross_mask: AttentionMask,
         cache: tuple[KeyValueCache, KeyValueCache] | None = None,
     ) -> Tensor:
         self_cache, cross_cache = cache or (None, None)
         x = self.add("self_attention", x, mask=mask, cache=self_cache)
-        x = self.add("cross_attention", x, encoder_states, mask=cross_mask, cache=cross_cache)
+        x = self.add("cross_attention", x, memory, mask=cross_mask, cache=cross_cache)
         return self.add("feed_forward", x)
 
 
@@ -203,9 +214,13 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """Self-attention is causal. Cross-attention sees the whole input, of width `memory_width`, without positions."""
+    """Self-attention is causal. Cross-attention sees the whole input, of width `memory_width`, without positions.
+
+    `joins_memories`: one product makes the keys and values of all layers, where that is faster.
+    """
 
     causal = True
+    joins_memories = False
 
     def __init__(self, config: ModelConfig, settings: LayerConfig, num_layers: int, memory_width: int | None = None):
         super().__init__(config, settings, (DecoderLayer(settings, memory_width) for _ in range(num_layers)))
@@ -228,9 +243,21 @@ class Decoder(Stack):
         )
         cross_mask = AttentionMask(bias, rotary, memory_rotary=memory_rotary)
         masks = self.masks(x, keys, positions, segments=inputs.decoder_segment_ids)
+        memories = None if cache else self.memories(encoder_states, memory_rotary)
         for i, layer in enumerate(self.layers):
-            x = layer(x, encoder_states, masks[i], cross_mask, cache[i] if cache else None)
+            memory = encoder_states if memories is None else memories[i]
+            x = layer(x, memory, masks[i], cross_mask, cache[i] if cache else None)
         return self.finished(x, positions)
+
+    def memories(self, states: Tensor, rotary: Rotary | None) -> list[KeysAndValues] | None:
+        """The keys and values that each layer's cross-attention makes of `states`; None where each makes its own."""
+        attentions = [cast(DecoderLayer, layer).cross_attention for layer in self.layers]
+        matrices = [matrix for one in attentions for matrix in (one.k, one.v)]
+        joined = joined_linear(one_use(states), *matrices, fused=self.joins_memories)
+        if joined is None:
+            return None
+        products = iter(joined.split([one.out_features for one in matrices], dim=-1))
+        return [one.of_products(next(products), next(products), rotary) for one in attentions]
 
     def cross_positions(
         self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs

@@ -29,6 +29,7 @@ import psutil
 import pynvml
 
 FILE_NAME = "metrics.jsonl"
+_TAIL = 1 << 16  # bytes
 _LARGEST = 1 << 63  # for steps and milliseconds: damage, and no store of curves holds more
 
 
@@ -94,6 +95,13 @@ def rows_of_step(path: Path, step: int) -> Iterator[Row]:
     """The rows of one step, in the order of the file; much faster than reading all rows."""
     begin = f'{{"step": {step},'.encode()  # as MetricLog writes it
     return (row for row, _ in rows_from(path, begin=begin))
+
+
+def last_step(run: Path) -> int:
+    """The step of the last row in the metrics of `run`; 0 without rows."""
+    path = run / FILE_NAME
+    begin = max(0, path.stat().st_size - _TAIL) if path.exists() else 0
+    return max((row.step for row, _ in rows_from(path, begin)), default=0)
 
 
 def rows_from(path: Path, offset: int = 0, begin: bytes = b"") -> Iterator[tuple[Row, int]]:

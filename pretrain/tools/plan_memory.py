@@ -97,7 +97,7 @@ def activations(
     backward pass. The weights don't count, and a parameter's gradient only until it is complete.
     """
     model = models.outline(config).to(torch.bfloat16 if precision == "bf16" else torch.float32)
-    forms = _DeviceForms(on_gpu=attention == "triton")
+    forms = DeviceForms(on_gpu=attention == "triton")
     if recomputed_layers:
         for layer in layers(model).values():
             layer.forward = recomputed(forms.around(layer.forward))
@@ -124,7 +124,7 @@ def activations(
     return memory.peak, saved
 
 
-class _DeviceForms(TorchFunctionMode):
+class DeviceForms(TorchFunctionMode):
     """Replaces what the meta device can't do, or does otherwise than a GPU or a CPU.
 
     Tensors say that they are on a GPU, if `on_gpu`, since layers choose their forms by that. PyTorch's attention is a

@@ -19,7 +19,7 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models
-from pretrain.functional.attention import use, using
+from pretrain.functional.attention import apart, use, using
 from pretrain.functional.kernel_check import Form
 from pretrain.models import ModelConfig
 from pretrain.trainer.micro_batch import full_rows
@@ -100,7 +100,8 @@ class _Recorded(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Mapping | None = None) -> Any:
         if function.name() == "encdec::flash_attention":
-            queries, keys, _, diagonals, hidden, _, *settings = args
+            sources, diagonals, hidden, _, *settings = args
+            queries, keys, _ = (part for source in sources for part in apart(source))
             sizes = [*queries.shape[:3], *keys.shape[2:]]
             self.forms.append(Form._make([*sizes, diagonals is not None, len(hidden) > 0, *settings]))
         return function(*args, **(kwargs or {}))

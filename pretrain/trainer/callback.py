@@ -121,6 +121,7 @@ class Trainer:
             report.warn(
                 f"{key}: DeepSpeed reduces gradients, parameter by parameter; a step is faster without this key"
             )
+        self._tell_warnings()
         if problem := choose_attention(run, engine.device):
             report.warn(problem)
         self.plan = micro_batch.choose(run, engine)
@@ -172,7 +173,8 @@ class Trainer:
 
     def _steps_from(self, start: TrainState) -> Iterator[list[Batch]]:
         config, stream = self.config, self.run.stream_from(start)
-        self._batches = TrainingBatches(stream, self.layout, StreamState.at(stream, start.position, start.skipped))
+        few, state = self.engine.in_few_shapes, StreamState.at(stream, start.position, start.skipped)
+        self._batches = TrainingBatches(stream, self.layout, state, self.run.lengths if few else None)
         accumulations = map(self.plan.accumulation, range(start.step, config.run.max_steps))
         pin = self.engine.device.type == "cuda"
         loaded = self._batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
@@ -181,7 +183,7 @@ class Trainer:
             callback.before_steps(self)
         watchdog.starting()  # because the loader's processes start now
         heartbeat.mark(start.step)
-        batches = on_device(self._lookahead or loaded, self.engine.device)
+        batches = on_device(self._lookahead or loaded, self.engine.device, few)
         for waited, micro_batches in _timed(self.engine.times.loading(batches)):
             self.before, self.waited, self.micro_batches = self.state, waited, micro_batches
             yield micro_batches
@@ -201,6 +203,7 @@ class Trainer:
             before = self.before
             outcome = self.outcome = self.engine.step(before.step, before.position, micro_batches, asked)
         watchdog.step_done()
+        self._tell_warnings()
         self.requested = outcome.requests
         self.stopping = self.requested.get("stop", False)
         self.state = TrainState(
@@ -222,6 +225,10 @@ class Trainer:
         """The state, with that of the callbacks."""
         states = {name: state for name, callback in self.callbacks.items() if (state := callback.state_dict())}
         return replace(self.state, callbacks=states)
+
+    def _tell_warnings(self) -> None:
+        while self.engine.warnings:
+            self.report.warn(self.engine.warnings.pop(0))
 
     def paused(self) -> None:
         """Tells the callbacks that an evaluation or a save has just taken time."""

@@ -3,7 +3,8 @@
 Two small micro-batches go forward and backward, and their memory peaks give a linear model, a + b · rows of tensors,
 each of which has `data.pack` rows of the run. The search never runs out of memory on purpose. It leaves room for the
 moments that the optimizer has yet to allocate, and on a CPU for the copies of the state that checkpoints are written
-from and kept in. It leaves none for the optimizer's temporary tensors: they exist when those of the rows no longer do.
+from and kept in. It leaves none for the optimizer's temporary tensors: without CUDA graphs they exist when those of the
+rows no longer do.
 On a GPU the largest sizes that fit are timed: the time of a row grows again where tiles no longer fill the GPU evenly.
 The choice is kept in the run directory: with another one, a resumed run's losses would differ in their last bits.
 """
@@ -42,6 +43,7 @@ TIMED = 4  # sizes at most, from the largest that fits down
 _VARIES = 0.02  # of a step's time
 _AVERAGE = 4  # bytes per element of the parameters' moving average
 _MOMENTS = 8  # bytes per element: two fp32 moments, the most that any optimizer keeps
+_TEMPORARY = 8  # bytes per element: two fp32 tensors, the most that any optimizer's update makes
 
 
 @dataclass(frozen=True)
@@ -176,16 +178,18 @@ def _first(batch: Batch, count: int) -> Batch:
 
 def _to_come(run: ValidatedRun, engine: Engine) -> int:
     """Bytes that this rank will allocate besides rows: the optimizer's state, in the first step. On a CPU also the copy
-    from which checkpoints are written, and those in memory, whether or not this start has a supervisor for them."""
-    copied = 0
+    from which checkpoints are written, and those in memory, whether or not this start has a supervisor for them. On a
+    GPU with CUDA graphs, which keep the memory of rows, also the optimizer's temporary tensors."""
+    elements = sum(fragment.size for fragment in fragments(engine.deepspeed))
+    copied = _TEMPORARY * elements if engine.device.type == "cuda" and engine.in_few_shapes else 0
     if engine.device.type == "cpu":
-        copied = copy_bytes(engine)
+        copied += copy_bytes(engine)
         if engine.config.checkpoint.memory_every_steps is not None:
             copied += memory_bytes(engine, len(ranks_by_node()))
     if wrapped(engine.deepspeed).state:
         return copied
     average = 0 if engine.config.optimizer.ema_decay is None else _AVERAGE
-    return copied + (_MOMENTS + average) * sum(fragment.size for fragment in fragments(engine.deepspeed))
+    return copied + (_MOMENTS + average) * elements
 
 
 def full_rows(run: ValidatedRun, count: int, masked: bool = True) -> Batch:

@@ -4,12 +4,16 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.loading.stream import Mixture, Stream, differences, rates, rates_of_rows
+from data_pipeline.objectives.objective import Objective
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
@@ -353,12 +357,28 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
             cut and not objective.columns and rows.raw_length % objective.raw_length == 0
         ):
             needs = f"rows of {objective.raw_length} tokens, but {corpus.location} has rows of {rows.raw_length}"
-            problems.append(f"needs {needs}")
+            problems.append(f"needs {needs}; {_way_out(key, objective, corpus)}")
         elif objective.columns and objective.as_cut != rows.objective:
             problems.append(f"{objective.name} needs rows cut for it with the same settings")
         else:
             problems += objective.problems(corpus.tokenizer.vocabulary)
     return [f"{key}: {problem}" for problem in problems]
+
+
+def _way_out(key: str, objective: Objective, corpus: Corpus) -> str:
+    """What to give where an objective needs rows of another length than a corpus has."""
+    given = objective.model_dump(mode="json", exclude_defaults=True) | {"name": objective.name}
+    if fitted := objective.for_rows_of(corpus.manifest.rows.raw_length):
+        given = fitted.model_dump(mode="json", exclude_defaults=True) | {"name": objective.name}
+        return f"with {key}='{_flow(given)}' it fits"
+    rows = f"rows.objective='{_flow(given)}'"
+    return f"build rows for it: data-pipeline build the corpus file with {rows} and another `output`"
+
+
+def _flow(values: dict[str, Any]) -> str:
+    """A mapping as YAML in one line, its name first."""
+    ordered = {"name": values["name"], **values}
+    return yaml.safe_dump(ordered, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
 
 
 def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:

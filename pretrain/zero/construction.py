@@ -22,6 +22,7 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.models import ModelConfig
 from pretrain.models.layers import fuse_linears, not_drawn
 from pretrain.models.model import Head, Model
+from pretrain.models.stacks import Decoder
 from pretrain.run import watchdog
 from pretrain.zero.memory import freed_at_once
 
@@ -160,6 +161,9 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
         for module in model.modules():
             if isinstance(module, Head):
                 module.compiled = True
+    for module in model.modules():
+        if isinstance(module, Decoder):  # recomputed layers would keep their keys and values
+            module.joins_memories = stage < 3 and not compute.activation_checkpointing
     for layer in layers(model).values():
         forward: Forward = layer.forward
         if compiled or stage < 3:

@@ -30,6 +30,7 @@ from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private, fragment_check
 from pretrain.zero.construction import adds_locally, deepspeed_config, gathered_at_once, whole_copy
 from pretrain.zero.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
+from pretrain.zero.graphs import graphed
 from pretrain.zero.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
 from pretrain.zero.totals import Totals
 
@@ -78,11 +79,16 @@ class Engine:
         self._sharded = deepspeed_private.is_stage_3(self.deepspeed)
         if self._sharded:
             self.times.measure_inside(gathered_at_once(self.module, config.compute))
+        self._local = adds_locally(config, self._ranks)
         self._gradients: Gradients = (
-            LocalGradients(self.deepspeed, config.optimizer.gradient_clipping, self.times)
-            if adds_locally(config, self._ranks)
+            LocalGradients(self.deepspeed, config.optimizer.gradient_clipping)
+            if self._local
             else ReducedByDeepSpeed(self.deepspeed)
         )
+        self.warnings: list[str] = []
+        """Lines about what doesn't run as configured. Who has told one takes it away."""
+        self._graphs = graphed(self._computed, self.module, config, self._ranks, self.device, self.warnings.append)
+        self._trained: set[str] = set()  # names of the losses that have a gradient
         self._rate = 0.0  # of the last step
         self.before_update: Callable[[], None] = lambda: None
         """Called in each step when its gradients are there, and before the weights change."""
@@ -101,26 +107,22 @@ class Engine:
         """
         heartbeat.mark(step + 1)
         agreed = self._agreed(batches, requests or {})
+        counted = agreed["labels"]
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.module.begin_step(self.config.run.seed, step)
-        self._gradients.begin()
         sums: dict[str, Tensor] = {}
-        trained: set[str] = set()
         for number, batch in enumerate(batches):
             torch.manual_seed(self._dropout_seed(step, position, len(batches), self._rank, number))
-            losses = _summed(self.training_losses(batch))
-            heartbeat.mark()
-            self._gradients.add(self._loss(losses, agreed["labels"]), last=number + 1 == len(batches))
+            losses = self._micro_batch(batch, counted, first=number == 0, last=number + 1 == len(batches))
             heartbeat.mark()
             for name, total in losses.items():
-                sums[name] = sums.get(name, 0) + total.detach().double()
-            trained |= {name for name, total in losses.items() if total.requires_grad}
+                sums[name] = sums.get(name, 0) + total
         self._gradients.reduce()
         totals = Totals(losses=sums)
         self.before_update()
         self.applied = self._gradients.update()
         heartbeat.mark()
-        return self._outcome(totals.read()["losses"], trained, **agreed.read())
+        return self._outcome(totals.read()["losses"], **agreed.read())
 
     def counted(self, batches: list[Batch]) -> dict[str, Tensor]:
         """How many labels of each kind count in the global batch, on the device. All ranks call this together."""
@@ -136,6 +138,7 @@ class Engine:
         in `step` and from `counted`.
         """
         heartbeat.mark()
+        self._release_graphs()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(self._dropout_seed(step, position, batches, rank, 0))
             self.module.begin_step(self.config.run.seed, step)
@@ -152,12 +155,18 @@ class Engine:
 
     def training_losses(self, batch: Batch) -> Losses:
         """The model's losses of a micro-batch in training, with dropout and its wrapper."""
-        with contextlib.nullcontext() if self._sharded else self.times.computing():
+        with contextlib.nullcontext() if self._local or self._sharded else self.times.computing():
             return self._gradients.model(**self._inputs(batch))
+
+    @property
+    def in_few_shapes(self) -> bool:
+        """True if micro-batches should come in few shapes: each takes a CUDA graph of its own."""
+        return self._graphs is not None
 
     @torch.no_grad()
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """The model's losses, fp32, without dropout and wrapper. All ranks must call this together."""
+        self._release_graphs()
         with in_evaluation(self.module):
             return self.module(**self._inputs(batch))
 
@@ -174,6 +183,7 @@ class Engine:
 
         All ranks enter together. Within the block each rank may run the model by itself, and must not change it.
         """
+        self._release_graphs()
         with in_evaluation(self.module):
             if not self._sharded:
                 yield self.module
@@ -215,6 +225,23 @@ class Engine:
         dist.barrier()
         self.deepspeed.destroy()
 
+    def _micro_batch(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
+        """Adds the gradient of a micro-batch's part of the loss to that of the step; returns its sums of losses."""
+        with self.times.computing() if self._local else contextlib.nullcontext():
+            return (self._graphs or self._computed)(self._inputs(batch), counted, first, last)
+
+    def _computed(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
+        """The same, one operation after the other; captured, if there are graphs."""
+        losses = _summed(self.training_losses(batch))
+        self._trained |= {name for name, total in losses.items() if total.requires_grad}
+        self._gradients.add(self._loss(losses, counted), first, last)
+        return {name: total.detach().double() for name, total in losses.items()}
+
+    def _release_graphs(self) -> None:
+        """Gives the memory of CUDA graphs to what computes without them."""
+        if self._graphs:
+            self._graphs.release()
+
     def _agreed(self, batches: list[Batch], requests: Mapping[str, bool]) -> Totals:
         """In the table "labels", the number of labels of each kind that count in the global batch; in "requests", the
         number of ranks that make each request."""
@@ -236,15 +263,13 @@ class Engine:
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         return share * torch.where(torch.isfinite(share), self._gradients.scale, math.nan)
 
-    def _outcome(
-        self, losses: dict[str, float], trained: set[str], labels: dict[str, float], requests: dict[str, float]
-    ) -> Outcome:
-        """The outcome of a step: by its sums of losses, those of them with a gradient, and what the ranks agreed on."""
+    def _outcome(self, losses: dict[str, float], labels: dict[str, float], requests: dict[str, float]) -> Outcome:
+        """The outcome of a step: by its sums of losses, and what the ranks agreed on."""
         if self.applied:
             for name, added in losses.items():
                 before, counted_before = self.unlogged.get(name, (0.0, 0))
                 self.unlogged[name] = before + added, counted_before + int(_count(labels, name))
-        loss = sum(losses[name] / max(_count(labels, name), 1) for name in losses if name in trained)
+        loss = sum(losses[name] / max(_count(labels, name), 1) for name in losses if name in self._trained)
         return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in requests.items()})
 
     def _inputs(self, batch: Batch) -> Batch:

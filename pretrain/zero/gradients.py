@@ -6,7 +6,6 @@ reduce each gradient as the backward pass computes it, with DeepSpeed's document
 """
 
 import math
-from collections.abc import Sequence
 from typing import Protocol
 
 import deepspeed
@@ -16,8 +15,8 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from pretrain.optimizers.flat_buffers import sum_of_squares
+from pretrain.run import heartbeat
 from pretrain.zero.deepspeed_private import forget_gradients, weights_by_group
-from pretrain.zero.step_measures import StepTimes
 
 
 class Gradients(Protocol):
@@ -32,11 +31,9 @@ class Gradients(Protocol):
     scale: float
     norm: float
 
-    def begin(self) -> None:
-        """Begins a step."""
-
-    def add(self, loss: Tensor, last: bool) -> None:
-        """Adds the gradient of a micro-batch's part of the loss of the step; `last`: of this rank's micro-batches."""
+    def add(self, loss: Tensor, first: bool, last: bool) -> None:
+        """Adds the gradient of a micro-batch's part of the loss of the step; `first`, `last`: of this rank's
+        micro-batches."""
 
     def reduce(self) -> None:
         """Sums the gradient over the ranks, if that hasn't happened yet."""
@@ -56,9 +53,9 @@ class LocalGradients:
     partition of each buffer, updates its fp32 weights and gathers the weights.
     """
 
-    def __init__(self, engine: DeepSpeedEngine, clip_norm: float, times: StepTimes):
+    def __init__(self, engine: DeepSpeedEngine, clip_norm: float):
         self.model, self.scale, self.norm = engine.module, 1.0, math.inf
-        self._engine, self._clip_norm, self._times = engine, clip_norm or math.inf, times
+        self._engine, self._clip_norm = engine, clip_norm or math.inf
         self._group = engine.optimizer.dp_process_group
         self._ranks, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         self._parameters: list[Tensor] = []
@@ -74,24 +71,15 @@ class LocalGradients:
         self._partitions = [
             buffer.narrow(0, rank * size, size) for buffer, size in zip(self._buffers, sizes, strict=True)
         ]
-        self._empty = True
 
-    def begin(self) -> None:
-        self._empty = True
-
-    def add(self, loss: Tensor, last: bool) -> None:
-        with self._times.computing():
-            found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-            with torch.no_grad():
-                self._add(found)
-
-    def _add(self, found: Sequence[Tensor | None]) -> None:
+    def add(self, loss: Tensor, first: bool, last: bool) -> None:
+        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         used = [(view, gradient) for view, gradient in zip(self._views, found, strict=True) if gradient is not None]
-        if self._empty and len(used) < len(found):
-            torch._foreach_zero_(self._buffers)
         views, gradients = [view for view, _ in used], [gradient for _, gradient in used]
-        (torch._foreach_copy_ if self._empty else torch._foreach_add_)(views, gradients)
-        self._empty = False
+        with torch.no_grad():
+            if first and len(used) < len(found):
+                torch._foreach_zero_(self._buffers)
+            (torch._foreach_copy_ if first else torch._foreach_add_)(views, gradients)
 
     def reduce(self) -> None:
         if self._ranks == 1:
@@ -118,8 +106,7 @@ class LocalGradients:
         return True
 
     def discard(self, loss: Tensor) -> None:
-        self.begin()
-        self.add(loss, last=True)
+        self.add(loss, first=True, last=True)
 
     def _norm(self) -> Tensor:
         """() fp32, over the partitions of all ranks. It is on the host, which waits for the device here alone."""
@@ -137,10 +124,10 @@ class ReducedByDeepSpeed:
         self.scale = float(dist.get_world_size())  # DeepSpeed averages over the ranks
         self._engine = engine
 
-    def begin(self) -> None:
-        forget_gradients(self._engine)
-
-    def add(self, loss: Tensor, last: bool) -> None:
+    def add(self, loss: Tensor, first: bool, last: bool) -> None:
+        heartbeat.mark()  # ranks have met in the forward pass, too
+        if first:
+            forget_gradients(self._engine)
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss, scale_wrt_gas=False)
 
@@ -153,5 +140,5 @@ class ReducedByDeepSpeed:
         return applied
 
     def discard(self, loss: Tensor) -> None:
-        self.add(loss * math.nan, last=True)  # a gradient that isn't finite is skipped
+        self.add(loss * math.nan, first=False, last=True)  # a gradient that isn't finite is skipped
         self._engine.step()

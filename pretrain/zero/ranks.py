@@ -27,8 +27,7 @@ from pretrain.hardware import (
     device_type,
     free_port,
     local_gpu,
-    local_ranks,
-    threads_per_rank,
+    rank_threads,
 )
 from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
 from pretrain.zero.memory import keep_freed_memory
@@ -70,7 +69,7 @@ def process_group(
         keep_freed_memory()
         # A CPU takes up to a hundred times as long for numbers below 1e-38, which the attention of a trained model has.
         torch.set_flush_denormal(True)  # before there are other threads, which take it over
-    torch.set_num_threads(cpu_threads or threads_per_rank(local_ranks()))
+    torch.set_num_threads(cpu_threads or rank_threads())
     if on_gpu and bind_cores:
         bind_to(cores_beside(_pci_address(int(os.environ["LOCAL_RANK"]))))  # before there are other threads
     if not any_version:

@@ -20,7 +20,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.stages import tokenizer
 from data_pipeline.tokenizer.training import largest_vocabulary
 from launch.tools.scaffold import machine as first_machine
-from launch.tools.scaffold.machine import SIZES, Machine, run_of_an_hour
+from launch.tools.scaffold.machine import Machine, models_of, run_within
 from launch.tools.scaffold.text import sample_of, sources_of
 from pretrain import models
 from pretrain.config import RunConfig
@@ -31,6 +31,7 @@ from tests.tables import each
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
 INF = float("inf")
+SIZES = models_of("t5gemma2")
 THIS_MACHINE = Machine.this
 TWO_CORES = Machine(0, "2 cores, no GPU", 200e9, "measured in fp32", "fp32")
 # of each family one, and those that differ in their positions
@@ -55,12 +56,27 @@ def test_the_files_of_every_family_load_and_fit_each_other(model):
     assert (run.model.vocab_size, run.model.pad_id, run.model.eos_id) == (None, 0, 1)  # a trained tokenizer's
 
 
+@each("series, objective", [("t5", "denoising"), ("t5", "prefix_lm"), ("bart", "ul2"), ("gpt2", "causal_infilling")])
+def test_an_objective_gets_the_rows_and_the_tokens_that_it_needs(series, objective):
+    done_here("launch", "init", "--family", series, "--objective", objective, "--text", "data/*.jsonl.gz")
+    corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
+    assert corpus.rows.objective.name == objective
+    assert objective in FAMILIES[run.model.family].objectives
+    assert corpus.rows.objective.problems(tokenizer.expected(corpus.tokenizer)) == []
+
+
 def test_the_next_two_commands_are_printed():
     done = run_here("launch", "init")
-    machine, model, *rest = done.stdout.splitlines()
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    machine, model, objective, optimizer, curriculum, steps, *rest = done.stdout.replace("\n    ", " ").splitlines()
     assert machine.startswith("machine: 2 cores, no GPU, 200 GFLOP/s in wide products")
-    assert model.startswith("model: t5gemma2-1.2m, ")
-    assert model.endswith(", estimated from its FLOPs")
+    assert model.startswith("model: t5gemma2-1.2m, the smallest t5gemma2; the run reads ")
+    assert "Others: --family t5, bart, t5gemma, " in model
+    assert objective.startswith("objective: span_corruption, rows of 568 tokens. Others: --objective iid_denoising, ")
+    assert optimizer.startswith("optimizer: muon")
+    assert curriculum.startswith("curriculum: half of each row is masked until step ")
+    assert steps.startswith("steps: ")
     assert rest == [
         "wrote first.corpus.yaml and first.run.yaml. Next:",
         "  data-pipeline build first.corpus.yaml",
@@ -127,6 +143,14 @@ def test_an_existing_file_stays_and_nothing_is_written(existing):
     [
         (["--model", "t5-v1.1-bass"], "--model: configs:models/t5-v1.1-bass.yaml: no such file ships with the package"),
         (["../x"], "NAME: '../x': expected letters, digits"),
+        (["--family", "mt5"], "--family: 'mt5'; expected one of t5gemma2, t5, bart, "),
+        (["--family", "t5", "--size", "huge"], "--size: t5 has no 'huge'; expected one of 1m, 5m, 15m, small, base, "),
+        (["--family", "t5", "--model", "bart-base"], "--model: names a family and a size already"),
+        (
+            ["--family", "gpt2", "--objective", "ul2"],
+            "--objective: decoder_only doesn't learn 'ul2'; expected one of c",
+        ),
+        (["--objective", "ul2", "--corpus", "b"], "--objective: a finished corpus has one; set `data.objective` in "),
         (["--text", "data"], "--text: data: no such file or folder; for text that comes later, give --format"),
         (["--text", "a.txt.xz"], "--text: a.txt.xz: an xz archive: decompress it with xz -d"),
         (["--text", "a.zip"], "--text: a.zip: no such file or folder; for text that comes later, give --format"),
@@ -369,7 +393,7 @@ def test_an_hour_is_an_hour_a_faster_machine_takes_a_larger_model_and_a_small_te
         Machine(1, "1 × NVIDIA H100", 989.4e12, "by its data sheet", "bf16"),
         Machine(8, "8 × NVIDIA H100", 8 * 989.4e12, "by its data sheet", "bf16"),
     ):
-        first_run = run_of_an_hour(machine, 32_000, 100, lengths, INF)
+        first_run = run_within(1.0, SIZES, machine, 32_000, 100, lengths, INF)
         assert first_run.steps * first_run.seconds == pytest.approx(3600, rel=0.01)
         assert first_run.steps >= 2000
         parameters = models.outline(first_run.config).num_parameters()
@@ -378,16 +402,22 @@ def test_an_hour_is_an_hour_a_faster_machine_takes_a_larger_model_and_a_small_te
     assert found[0] == 0
     assert found == sorted(found)
     assert found[2] >= SIZES.index("t5gemma2-214m")
-    small = run_of_an_hour(TWO_CORES, 1000, 100, lengths, rows=100)  # read 40 times
+    small = run_within(1.0, SIZES, TWO_CORES, 1000, 100, lengths, rows=100)  # read 40 times
     assert (small.steps * small.batch, small.model, small.batch <= 100) == (4000, "t5gemma2-1.2m", True)
 
 
-def test_a_model_that_the_user_names_keeps_its_steps_and_the_estimate_is_said():
-    """T5 small for 10,000 steps of 128 rows, 106.3 GFLOP each, at 0.6 · 512 / 662 of 200 GFLOP/s."""
-    done = run_here("launch", "init", "--model", "t5-v1.1-small")
-    days = 10_000 * 128 * 106.3e9 / (0.6 * 512 / 662 * 200e9) / 86_400
-    assert f"model: t5-v1.1-small, 10,000 steps of 128 rows: about {days:.1f} days" in done.stdout
-    assert load("first.run.yaml", [], RunConfig).precision == "fp32"
+@each(
+    "options, hours", [(["--model", "t5-v1.1-small"], 1), (["--family", "t5", "--size", "small", "--hours", "50"], 50)]
+)
+def test_a_model_that_the_user_names_gets_the_steps_that_fit(options, hours):
+    """T5 small, 106.3 GFLOP a row, at 0.6 · 512 / 662 of 200 GFLOP/s: 0.87 rows a second."""
+    printed = done_here("launch", "init", *options, "--text", "data/*.jsonl.gz")
+    rows = hours * 3600 * (0.6 * 512 / 662 * 200e9) / 106.3e9
+    run = load("first.run.yaml", [], RunConfig)
+    assert run.run.max_steps * run.batch.global_batch_size == pytest.approx(rows, rel=0.01)
+    assert run.run.expected_hours == pytest.approx(hours, rel=0.01)
+    assert "model: t5-v1.1-small; the run reads " in printed
+    assert run.precision == "fp32"
 
 
 @each(
@@ -408,7 +438,7 @@ def test_the_speed_of_gpus_is_that_of_their_data_sheet(monkeypatch, device, flop
 def test_the_first_metrics_come_within_a_minute_and_two_thirds_of_the_steps_have_long_spans():
     run_here("launch", "init")
     corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
-    first_run = run_of_an_hour(TWO_CORES, 32_000, 100, (512, 114), INF)
+    first_run = run_within(1.0, SIZES, TWO_CORES, 32_000, 100, (512, 114), INF)
     a_row = first_run.seconds / first_run.batch
     assert run.tracking.log_every_steps * run.batch.global_batch_size * a_row <= 12
     (stage,) = run.data.curriculum

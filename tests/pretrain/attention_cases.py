@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain import models
-from pretrain.functional.attention import attend, eager, flash, using
+from pretrain.functional.attention import apart, attend, eager, flash, using
 from pretrain.functional.attention_bias import MASKED, Pattern, Window, labels
 from tests.pretrain.small_models import VOCABULARY, examples_of, gradients, packed
 
@@ -181,19 +182,53 @@ def repeats(device: str) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
+def joined_alike() -> dict[str, bool]:
+    """Whether output and gradients are the same bits where queries, keys and values are parts of one tensor, and if
+    their gradients are copied to join them."""
+    case = Case(70, 70, masking="packed")
+    inputs, pattern, along = drawn(case, "cpu")
+    pattern, joined = pattern._replace(diagonals=inputs[3]), _joined(inputs)
+    output = flash(*apart(joined), pattern, 0.3, 0.0, None, joined)
+    with _Names() as names:
+        gradient, *grad_bias = torch.autograd.grad(output, (joined, inputs[3]), along)
+    output_apart = flash(*inputs[:3], pattern, 0.3, 0.0)
+    expected = torch.autograd.grad(output_apart, inputs, along)
+    pairs = zip([output, *apart(gradient), *grad_bias], [output_apart, *expected], strict=True)
+    return {"same": all(torch.equal(*pair) for pair in pairs), "copies": bool({"cat", "stack", "clone"} & names.found)}
+
+
+def _joined(inputs: list[Tensor]) -> Tensor:
+    """Queries, keys and values as one product would give them."""
+    return torch.stack([one.detach().transpose(1, 2) for one in inputs[:3]], dim=2).requires_grad_()
+
+
+class _Names(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
 def compiled_alike() -> dict[str, bool]:
     """Whether torch.compile, in one graph, gives the same bits, with and without dropout. On a CPU no code is made."""
     case = Case(70, 70, masking="packed", causal=True)
     inputs, pattern, along = drawn(case, "cpu")
-    pattern = pattern._replace(diagonals=inputs[3])
-    compiled = torch.compile(flash, backend="aot_eager", fullgraph=True)
+    pattern, joined = pattern._replace(diagonals=inputs[3]), _joined(inputs)
+
+    def of_joined(joined: Tensor, pattern: Pattern, dropout: float) -> Tensor:
+        return flash(*apart(joined), pattern, 0.1, dropout, None, joined)
+
+    compiled = torch.compile(of_joined, backend="aot_eager", fullgraph=True)
     alike = {}
     for dropout in (0.0, 0.3):
         found = []
-        for form in (flash, compiled):
+        for form in (of_joined, compiled):
             torch.manual_seed(0)
-            output = form(*inputs[:3], pattern, 0.1, dropout)
-            found.append([output, *torch.autograd.grad(output, inputs, along)])
+            output = form(joined, pattern, dropout)
+            found.append([output, *torch.autograd.grad(output, (joined, inputs[3]), along)])
         alike[str(dropout)] = all(torch.equal(*pair) for pair in zip(*found, strict=True))
     return alike
 

@@ -52,23 +52,19 @@ def test_the_input_is_worth_what_the_loss_rises_by_another(small_corpus, subject
     evaluation = evaluated_alone(subject(corpus.tokenizer.vocabulary), corpus.tokenizer, {"small": corpus}, 8)
     findings = InputUse(InputUseSettings(rows=rows)).evaluate(evaluation)
     get = {name.removeprefix("input_use/small/"): value for name, value in findings.metrics.items()}
-    first, without, words = findings.lines
+    (line,) = findings.lines
     assert get["worth"] == pytest.approx(get["other_input_loss"] - get["loss"])
     if subject is Deaf:
         assert get["worth"] == get["first_token_worth"] == get["later_token_worth"] == 0.0
         assert (get["first_token_loss"], get["later_token_loss"]) == (2.0, 1.0)
-        assert "the input is worth 0.00 nats a text token, 0.00 at the first of a span (" in first
+        assert " held-out rows: 0.00 nats/token, 0.00 at the first token of a span (" in line
     else:
         assert 1.0 < get["loss"] < get["other_input_loss"] < get["no_input_loss"] == 3.0  # no text token is EOS
     assert get["bigram_entropy"] > 0.5
     assert get["unigram_entropy"] < math.log(500)
-    assert first.startswith(f"input use on small, {of.format(all=corpus.rows('validation'))} held-out rows: ")
-    assert f"(loss {get['loss']:.4f}, " in first
-    assert f"each token gives a loss of {get['unigram_entropy']:.4f}, " in without
-    assert without.endswith(f"in training rows, one of {get['bigram_entropy']:.4f}")
-    among, frequencies = (round(math.exp(get[name])) for name in ("loss", "unigram_entropy"))
-    assert f"as between {among:,} tokens; " in words
-    assert words.endswith(f" leaves {frequencies:,}")
+    assert line.startswith(f"input use on small, {of.format(all=corpus.rows('validation'))} held-out rows: ")
+    assert f"(text loss {get['loss']:.4f}; with another row's input {get['other_input_loss']:.4f}, " in line
+    assert line.endswith(f", bigrams {get['bigram_entropy']:.4f})")
 
 
 def test_rows_exchange_inputs_over_the_whole_split_however_it_is_batched(small_corpus):

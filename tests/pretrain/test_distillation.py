@@ -192,8 +192,11 @@ def refused_on_resume(path: Path, put) -> None:
     def told(wrapper) -> list[str]:
         with pytest.raises(UserError) as refused:
             validate(RunConfig.model_validate({**run, "wrapper": wrapper}), 0, 1, resume)
-        of_another = "the checkpoint of step 2 is of another run: "
-        return [line.removeprefix(of_another) for line in str(refused.value).split("\n")]
+        of_another, way_out = (
+            "the checkpoint of step 2 is of another run: ",
+            "; --fresh or another run.directory begins ",
+        )
+        return [line.removeprefix(of_another).partition(way_out)[0] for line in str(refused.value).split("\n")]
 
     validate(RunConfig.model_validate(run), 0, 1, resume)
     (line,) = told({**run["wrapper"], "teacher": put(init_std=0.2)})

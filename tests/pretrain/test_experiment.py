@@ -17,11 +17,12 @@ from omegaconf import OmegaConf
 
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import duration
 from data_pipeline.foundation.processes import Process
 from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.run import status
+from pretrain.run import metrics_file, status
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import experiment_folder, report, results, run_experiment
 from pretrain.tools.experiment.experiment_folder import plan_experiment, plan_runs, shortened
@@ -206,8 +207,12 @@ def test_rows_without_groups_are_compared_with_the_first(tmp_path):
     found = experiment_folder.read(tmp_path)
     assert (found.name, list(found.rows)) == (tmp_path.name, ["a", "b", "c"])
     assert found.groups == [experiment_folder.Group(title=tmp_path.name, baseline="a", rows=["a", "b", "c"])]
+    (chosen,) = experiment_folder.read(tmp_path, "b").groups
+    assert (chosen.baseline, chosen.rows) == ("b", ["b", "a", "c"])
     (tmp_path / "experiment.yaml").write_text("groups: [{title: t, baseline: c, rows: [c, b]}]")
     assert list(experiment_folder.read(tmp_path).rows) == ["c", "b", "a"]
+    with pytest.raises(UserError, match="--baseline: c: expected a row in no group; rows in no group are a"):
+        experiment_folder.read(tmp_path, "c")
 
 
 @each(
@@ -389,6 +394,24 @@ def test_a_run_that_starts_from_another_of_the_experiment_is_refused(small_corpu
     file = run_file(tmp_path, small_corpus, checkpoint={"init_from": f"{tmp_path}/out/a/seed-0"})
     with pytest.raises(UserError, match="out: b: starts from a run of the same experiment"):
         plan_runs({"b": (file, [])}, 1, tmp_path / "out", 1)
+
+
+def test_runs_that_train_say_their_steps_and_the_time_left(small_corpus, tmp_path):
+    """Of runs of 8 steps, one took 40 s; two are at steps 2 and 6, a fourth waits: 2 runs' time, two at once."""
+    first, second, _ = three_runs(tmp_path, small_corpus)
+    for run, step in ((first, 2), (second, 6)):
+        log = metrics_file.MetricLog(run.directory, attempt=1)
+        log.log(1, {"train/loss": 3.0})
+        log.log(step, {"train/loss": 2.0})
+        log.close()
+    steps = first.config.run.max_steps
+    working = [(first, 10.0), (second, 30.0)]
+    shown = run_experiment._progress(1, 4, working, 1, [40.0], 2)
+    left = (1 + (1 - 2 / steps) + (1 - 6 / steps)) * 40 / 2
+    assert shown == f"1/4  a-seed-0 step 2/{steps}, b-seed-0 step 6/{steps}; about {duration(left)} left"
+    assert f"about {duration(10.0 / (2 / steps) * (1 - 2 / steps))} left" in run_experiment._progress(
+        0, 1, working[:1], 0, [], 1
+    )
 
 
 def test_a_run_that_fails_ends_no_other(small_corpus, tmp_path, monkeypatch, capsys):

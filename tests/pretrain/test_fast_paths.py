@@ -4,17 +4,21 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
+from pretrain.config.run_config import ComputeSection
 from pretrain.functional.arithmetic import drop
-from pretrain.functional.attention import sdpa, sdpa_kernels
+from pretrain.functional.attention import attend, sdpa
 from pretrain.functional.attention_bias import toeplitz
 from pretrain.functional.cross_entropy import token_losses
 from pretrain.models import build, layers
-from pretrain.models.layers import RMSNorm, fuse_linears
+from pretrain.models.layers import RMSNorm
 from pretrain.zero.construction import prepare_layers
 from tests.pretrain import small_models
 from tests.pretrain.attention_cases import Case, by_pytorch, errors
@@ -72,7 +76,7 @@ def test_dropped_elements_are_zero_and_the_others_scaled_as_by_pytorch(dtype, ra
     assert torch.equal(x.grad, result)
 
 
-@each("name", ["t5", "bart", "llama", "t5gemma2"])
+@each("name", ["t5", "bart", "llama", "t5gemma2", "modern", "t5gemma, unbalanced"])
 def test_joined_products_are_the_separate_ones(name, monkeypatch):
     model, products = made(name).train(), []
     monkeypatch.setattr(F, "linear", lambda *inputs, plain=F.linear: products.append(inputs) or plain(*inputs))
@@ -83,7 +87,7 @@ def test_joined_products_are_the_separate_ones(name, monkeypatch):
         return len(products), found
 
     number, separate = computed()
-    fuse_linears(model)
+    prepare_layers(model, ComputeSection(compile=False), stage=2)
     torch.testing.assert_close(computed()[1], separate, rtol=0, atol=0)  # on a CPU nothing changes
     monkeypatch.setattr(layers, "fusing_is_faster", lambda _: True)
     fewer, fused = computed()
@@ -92,13 +96,16 @@ def test_joined_products_are_the_separate_ones(name, monkeypatch):
 
 
 @each("stage, compiled, fused", [(1, False, True), (2, False, True), (3, False, False), (3, True, True)])
-def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compiled, fused):
-    """A product of matrices that are not gathered together would read some that aren't there."""
-    config = run_config(stage, compute={"compile": compiled})
+@each("recomputed", [False, True])
+def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compiled, fused, recomputed):
+    """A product of matrices that are not gathered together would read some that aren't there. What is made for all
+    layers at once isn't recomputed."""
+    config = run_config(stage, compute={"compile": compiled, "activation_checkpointing": recomputed})
     model = build(config.model)
     prepare_layers(model, config.compute, config.zero_stage)
     found = {module.fused for module in model.modules() if hasattr(module, "fused")}
     assert found == {fused}
+    assert model.decoder.joins_memories == (stage < 3 and not recomputed)
 
 
 def test_flexattention_in_the_benchmark_computes_the_same(monkeypatch):
@@ -173,13 +180,37 @@ def test_outputs_and_gradients_are_those_of_fp64(dtype):
         assert max(errors(case, "cpu", by_pytorch).values()) < BOUNDS[dtype], case
 
 
-def test_cudnn_never_gets_a_mask():
-    """PyTorch's switches exist without a GPU too."""
-    flags = torch.backends.cuda
-    gpu, before = torch.device("cuda"), flags.cudnn_sdp_enabled()
-    with sdpa_kernels(gpu, masked=True):
-        others = (flags.flash_sdp_enabled(), flags.mem_efficient_sdp_enabled(), flags.math_sdp_enabled())
-        assert (flags.cudnn_sdp_enabled(), *others) == (False, True, True, True)
-    assert flags.cudnn_sdp_enabled() == before
-    with sdpa_kernels(gpu, masked=False):
-        assert flags.cudnn_sdp_enabled() == before
+class _Asked(TorchFunctionMode):
+    """Notes which kernels may compute each call of PyTorch's attention, and computes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[tuple[bool, bool]] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not F.scaled_dot_product_attention:
+            return function(*args, **(kwargs or {}))
+        switches = torch.backends.cuda
+        others = switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.math_sdp_enabled
+        self.kernels.append((switches.cudnn_sdp_enabled(), all(one() for one in others)))
+        return args[0]
+
+
+def test_on_a_gpu_cudnn_gets_no_mask_and_a_plan_for_few_widths_alone():
+    """Of 114 widths of targets that read 512 inputs, one is a multiple of 64. PyTorch's other kernels get everything,
+    and its switches are as before."""
+    lengths = [(512, 512), (128, 512), (512, 500), *((targets, 512) for targets in range(1, 115))]
+    with FakeTensorMode(), _Asked() as asked:
+        for queries, keys in lengths:
+            q, k = (torch.empty(2, 2, n, 64, dtype=torch.bfloat16, device="cuda") for n in (queries, keys))
+            for bias in (None, torch.empty(1, 2, queries, keys, dtype=torch.bfloat16, device="cuda")):
+                attend(q, k, k, bias, False, 1.0, 0.0)
+    by_cudnn, by_others = zip(*asked.kernels, strict=True)
+    assert all(by_others)
+    assert not any(by_cudnn[1::2])  # with a mask
+    assert [pair for pair, one in zip(lengths, by_cudnn[::2], strict=True) if one] == [
+        (512, 512),
+        (128, 512),
+        (64, 512),
+    ]
+    assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -403,7 +403,9 @@ def check_breakdown(folder: Path, whole: dict[str, float]) -> None:
     targets = sum(row["tokens"] for row in rows if row["by"] == "position")
     assert (targets <= 8 * 34) == (folder.name == "few")  # a whole batch of 8 rows of 34 tokens
     assert math.isclose(hits / targets, whole["validation/small/accuracy"], rel_tol=1e-9)
-    assert math.isclose(math.log(whole["validation/small/perplexity"]), whole["validation/small/loss"], rel_tol=1e-9)
+    assert math.isclose(
+        math.log(whole["validation/small/perplexity"]), whole["validation/small/text_loss"], rel_tol=1e-9
+    )
 
 
 def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):

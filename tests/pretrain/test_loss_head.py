@@ -47,15 +47,18 @@ MOST = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2.5e-2}
 
 
 @each(
-    "dtype, z_loss, smoothing, softcap, compiled",
+    "dtype, z_loss, smoothing, softcap, compiled, added",
     [
-        *((dtype, *settings, None, False) for dtype in MOST for settings in SETTINGS),
-        *((dtype, 0.05, 0.1, 3.0, False) for dtype in (torch.float64, torch.float32)),
-        *((dtype, *settings, None, True) for dtype in (torch.float64, torch.float32) for settings in SETTINGS),
+        *((dtype, *settings, None, False, 0) for dtype in MOST for settings in SETTINGS),
+        *((dtype, 0.05, 0.1, 3.0, False, added) for dtype in (torch.float64, torch.float32) for added in (0, 4)),
+        *((dtype, *settings, None, True, 4) for dtype in (torch.float64, torch.float32) for settings in SETTINGS),
     ],
 )
-def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, z_loss, smoothing, softcap, compiled, monkeypatch):
-    """9 targets in chunks of 4. Compiled is what the compiler is given; the code that it makes is its own."""
+def test_chunks_give_the_losses_and_gradients_of_all_logits(
+    dtype, z_loss, smoothing, softcap, compiled, added, monkeypatch
+):
+    """9 targets in chunks of 4, and some that are `added` and don't count. Compiled is what the compiler is given; the
+    code that it makes is its own."""
     torch._dynamo.reset()
     graphs = cache(partial(torch.compile, dynamic=True, fullgraph=True, backend="aot_eager"))
     monkeypatch.setattr(cross_entropy, "_compiled", graphs)
@@ -69,15 +72,45 @@ def test_chunks_give_the_losses_and_gradients_of_all_logits(dtype, z_loss, smoot
     labels = torch.randint(0, 5000, (3, 5), generator=generator)
     labels[0, 2:] = labels[2, :3] = IGNORE_INDEX
     along = torch.rand(3, 5, generator=generator, dtype=torch.float64)
-    found = chunked_cross_entropy(*inputs, labels, CrossEntropy(z_loss, smoothing, softcap, compiled))
-    gradients = torch.autograd.grad((found * along).sum(), inputs)
+    indices = torch.cat([(labels.flatten() != IGNORE_INDEX).nonzero()[:, 0], torch.full((added,), 2)])
+    settings = CrossEntropy(z_loss, smoothing, softcap, compiled)
+    found = chunked_cross_entropy(*inputs, labels, settings, indices if added else None)
     assert not found[labels == IGNORE_INDEX].any()
     exact = [one.detach().double().requires_grad_() for one in inputs]
     logits = F.linear(*exact)
     defined = token_losses(logits if softcap is None else soft_capped(logits, softcap), labels, z_loss, smoothing)
-    expected = torch.autograd.grad((defined * along).sum(), exact)
-    for one, other in zip([found, *gradients], [defined, *expected], strict=True):
-        assert (one.double() - other).norm() / other.norm() < MOST[dtype]
+    assert (found.double() - defined).norm() / defined.norm() < MOST[dtype]
+    for losses_to_sum in (lambda losses: 0.3 * losses.sum(), lambda losses: (losses * along).sum()):
+        gradients, expected = (
+            torch.autograd.grad(losses_to_sum(losses), of, retain_graph=True)
+            for losses, of in ((found, inputs), (defined, exact))
+        )
+        for one, other in zip(gradients, expected, strict=True):
+            assert (one.double() - other).norm() / other.norm() < MOST[dtype]
+
+
+def test_the_gradient_of_a_sum_multiplies_no_logits_again(monkeypatch):
+    """It has three products: logits, and the gradients of states and matrix. Losses alone have one."""
+    products = 0
+
+    def counted(*operands: torch.Tensor, plain: Any) -> torch.Tensor:
+        nonlocal products
+        products += 1
+        return plain(*operands)
+
+    for name in ("linear", "matmul"):
+        monkeypatch.setattr(cross_entropy, name, partial(counted, plain=getattr(cross_entropy, name)))
+    x, weight = torch.randn(6, 4, requires_grad=True), torch.randn(100, 4, requires_grad=True)
+    labels = torch.arange(6)
+
+    def losses() -> torch.Tensor:
+        return chunked_cross_entropy(x, weight, None, labels, CrossEntropy())
+
+    torch.autograd.grad(losses().sum() / 7, (x, weight))
+    assert products == 3
+    with torch.no_grad():
+        losses()
+    assert products == 4
 
 
 @each("counted, softcap", itertools.product((0, 2, 11, 12), (None, 3.0)))

@@ -65,15 +65,22 @@ def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
     model = as_at_the_start(name)
     batch = rows(model, *LENGTHS[:2])
     speed, trainer = Speed(), SimpleNamespace(outline=model, waited=0.0, micro_batches=[batch, batch])
-    speed._peak = 1e9
-    speed.before_steps(trainer)
-    for _ in range(3):
-        speed.after_step(trainer)
-        speed.after_pause(trainer)
-    metrics = speed.metrics(trainer)
+    trainer.config, trainer.run = run_config(), SimpleNamespace(ranks=1)
+    trainer.engine = SimpleNamespace(device=torch.device("cpu"))
+
+    def metrics_with(peak: float) -> dict[str, float]:
+        speed._peak = peak
+        speed.before_steps(trainer)
+        for _ in range(3):
+            speed.after_step(trainer)
+            speed.after_pause(trainer)
+        return speed.metrics(trainer)
+
+    metrics = metrics_with(1e18)
     assert metrics["train/tokens_per_second"] / metrics["train/steps_per_second"] == pytest.approx(2 * tokens)
     flops = count_flops(model, Sizes(*example_sizes(batch).tolist()))
-    assert metrics["train/mfu"] * 1e9 / metrics["train/steps_per_second"] == pytest.approx(2 * flops)
+    assert metrics["train/mfu"] * 1e18 / metrics["train/steps_per_second"] == pytest.approx(2 * flops)
+    assert 0 < metrics_with(1.0)["train/mfu"] <= 1  # a peak that was measured beside other programs is measured again
 
 
 def test_the_rows_before_a_step_are_those_of_the_steps_before_it():

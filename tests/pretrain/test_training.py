@@ -79,8 +79,8 @@ ON_NVME = [(3, "bf16", "nvme", kinds) for kinds in (["optimizer"], ["optimizer",
 def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(
     small_corpus, tmp_path, empty_mlflow, stage, precision, place, offloaded
 ):
-    """Two ranks, two micro-batches each, dropout on; MLflow goes on under the same id. The same command, given again,
-    leaves the run where it was to stop."""
+    """Two ranks, two micro-batches each, dropout on; the second with CUDA graphs, as far as a CPU has them. MLflow goes
+    on under the same id. The same command, given again, leaves the run where it was to stop."""
     if place == "nvme" and not AsyncIOBuilder().is_compatible(verbose=False):
         pytest.skip("libaio's headers are missing")
     empty_mlflow(tmp_path)
@@ -91,7 +91,7 @@ def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(
         sections |= {"precision": precision, "deepspeed": {"zero_optimization": zero}}
         return run_file(tmp_path / name, small_corpus, **sections)
 
-    whole, parts = file("whole"), file("parts", tracking=mlflow(tmp_path))
+    whole, parts = file("whole"), file("parts", tracking=mlflow(tmp_path), compute={"cuda_graphs": True})
     assert train_each(2, [(whole, None), (parts, 3), (parts, 3), (parts, 2)]) == [[0, 75, 75, 75]] * 2
     assert list(losses(parts)) == [1, 2, 3]
     state = parts.parent / "run/mlflow.json"
@@ -210,6 +210,19 @@ def test_a_long_run_says_early_when_it_will_end(capsys, monkeypatch):
     trainer.step = 9_990
     reporting.Reporting().forecast(trainer, 78.0)  # 13 minutes
     assert capsys.readouterr().out == ""
+
+
+def test_a_run_says_when_it_is_off_what_was_expected_by_more_than_half(capsys):
+    """100 steps, 0.5 a second, take 200 s: 0.0556 hours."""
+    from pretrain.trainer.callbacks import reporting
+
+    config = SimpleNamespace(run=SimpleNamespace(max_steps=100))
+    trainer = SimpleNamespace(config=config, report=SimpleNamespace(say=print))
+    for expected, said in ((190.0, ""), (299.0, ""), (301.0, "faster"), (134.0, ""), (133.0, "slower")):
+        reporting.Reporting().compare(trainer, expected, 0.5)
+        out = capsys.readouterr().out
+        assert out.startswith(f"{said} than run.expected_hours: all steps take about 3 min, not " if said else "")
+        assert bool(out) == bool(said)
 
 
 def test_a_resumed_run_logs_the_same_means(small_corpus, tmp_path):

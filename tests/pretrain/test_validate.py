@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
@@ -115,6 +116,17 @@ def test_objectives_and_micro_batches_fit_the_rows(prepared, small_corpus):
     ):
         (line,) = told(prepared, VANILLA, sections={"data": {"train": train, **data}})
         assert line.startswith(expected)
+    rows = open_corpus(small_corpus).manifest.rows.raw_length
+    for objective in ("prefix_lm", "full_lm", "iid_denoising", "span_corruption"):
+        given = {"objective": {"name": objective}}
+        (line,) = told(prepared, VANILLA, sections={"data": {"train": train, **given}})
+        fitting = yaml.safe_load(line.partition("; with data.objective='")[2].partition("' it fits")[0])
+        prepared(VANILLA, sections={"data": {"train": train, "objective": fitting}})  # isn't refused
+    (line,) = told(prepared, VANILLA, sections={"data": {"train": train, "objective": {"name": "ul2"}}})
+    assert line.endswith(
+        f"but {small_corpus} has rows of {rows}; build rows for it: data-pipeline build the corpus file with "
+        "rows.objective='{name: ul2}' and another `output`"
+    )
     pairs = {**PAIRS, "length": open_corpus(small_corpus).manifest.rows.raw_length + 3}
     lines = told(prepared, ENCODER, sections={"data": {"train": train, "objective": pairs, "pack": 2}})
     (line,) = [line for line in lines if line.startswith("data.pack: ")]

@@ -1,8 +1,5 @@
-"""A checkpoint from the device, restored on the CPU at another stage, and back: the same bits. And how long saving
-stops training."""
+"""A checkpoint from the device, restored on the CPU at another stage, and back: the same bits."""
 
-import io
-import time
 from pathlib import Path
 
 import torch
@@ -10,7 +7,6 @@ from torch import Tensor
 
 from checks.gpu.corpus import make
 from checks.gpu.report import Json, Report
-from checks.gpu.workload import Workload, seconds_of
 from data_pipeline.foundation.config_file import check
 from data_pipeline.loading.batches import TrainingBatches
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
@@ -48,13 +44,9 @@ def checkpoints(report: Report) -> None:
     for number, (where, stage) in enumerate(path[1:], 1):
         for name, first, later in zip(optimizers, saved[0], saved[number], strict=True):
             report.expect(f"{name}: the same bits after {where}, stage {stage}", _equal(first, later))
-    with report.part("stall"):
-        (figures,) = on_ranks(1, _stall, report.folder, corpus, device, report.small, device=device)
-        for name, value in figures.items():
-            report.fact(name, value)
 
 
-def _config(folder: Path, corpus: Path, optimizer: str, stage: int, number: int, **changes: Json) -> RunConfig:
+def _config(folder: Path, corpus: Path, optimizer: str, stage: int, number: int) -> RunConfig:
     values = {
         "run": {"name": optimizer, "directory": str(folder / f"{optimizer}-{number}"), "max_steps": 9},
         "model": MODEL,
@@ -62,9 +54,9 @@ def _config(folder: Path, corpus: Path, optimizer: str, stage: int, number: int,
         "batch": {"global_batch_size": 8},
         "optimizer": {"name": optimizer, **OPTIMIZERS[optimizer]},
         "precision": "bf16",
+        "compute": {"compile": False},
         "deepspeed": {"zero_optimization": {"stage": stage, "sub_group_size": 1000}},
         "tracking": {"mlflow": None},
-        **changes,
     }
     return check(values, RunConfig, "checkpoints")
 
@@ -123,42 +115,3 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
             found[f"{scalar}/{name}"] = torch.tensor(value)
     factored = stored.factored_state()
     return found | {f"{state}/{name}": one for name, states in factored.items() for state, one in states.items()}
-
-
-def _stall(folder: Path, corpus: Path, device: str, small: bool) -> Json:
-    """How long training waits for a save of the big model, beside a plain copy of its state to the host."""
-    from pretrain.checkpoint.save import Saver
-    from pretrain.trainer.validate import validate
-    from pretrain.zero.construction import construct
-    from pretrain.zero.deepspeed_private import fragments, wrapped
-    from pretrain.zero.engine import Engine
-
-    work = Workload(Report(folder / "unused", folder, device, small))
-    config = _config(folder, corpus, "adamw", 1, 99, model={**work.model})
-    setup = validate(_config(folder, corpus, "adamw", 1, 98), 0, 1)  # its origin has a tokenizer
-    _begin(setup.config)
-    engine = Engine(construct(config, config.model), config)
-    for step in range(2):
-        engine.step(step, step * 8, work.batches(8)[:1])
-    saver = Saver(engine, setup.origin)
-    figures: Json = {"pause_seconds": [], "write_seconds": []}
-    for step in (1, 2, 3):  # the first save may allocate what the later ones reuse
-        saver.start(TrainState(step, step * 8))
-        saved = saver.wait()
-        assert saved is not None
-        assert saved.error is None, saved.error
-        figures["pause_seconds"].append(saved.pause_seconds)
-        figures["write_seconds"].append(saved.write_seconds)
-        figures["gigabytes"] = saved.gigabytes
-    flat_buffers = {id(one.buffer): one.buffer for one in fragments(engine.deepspeed)}
-    states = wrapped(engine.deepspeed).state
-    held = {number: [buffer.data, *states[buffer].values()] for number, buffer in enumerate(flat_buffers.values())}
-    started = time.perf_counter()
-    torch.save(held, io.BytesIO() if small else folder / "plain.pt")
-    figures["torch_save_seconds"] = time.perf_counter() - started
-    copied = seconds_of(
-        lambda: [one.to("cpu", copy=True) for group in held.values() for one in group], engine.device, 0.0
-    )
-    figures["plain_copy_seconds"] = copied
-    engine.close()
-    return figures

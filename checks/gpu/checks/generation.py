@@ -28,7 +28,7 @@ def generation(report: Report) -> None:
                 found = [_tokens(family, device, changes) for device in ("cpu", report.device.type)]
                 report.expect(f"{family}, {name}: the CPU's tokens", found[0] == found[1])
     rows, new = (2, 8) if report.small else (32, 64)
-    model = models.build(work.config().model).to(report.device, torch.bfloat16).eval()
+    model = models.build(work.config("eager", rows).model).to(report.device, torch.bfloat16).eval()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 100, (rows, work.inputs), generator=generator).to(report.device)
     for name, changes in SETTINGS.items():

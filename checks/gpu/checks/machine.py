@@ -1,37 +1,38 @@
-"""What the machine is, and how fast it multiplies and copies."""
+"""What the machine is, what a launch costs on it, and how fast it multiplies and copies."""
 
 import os
 import platform
-import shutil
+import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+import triton
+import triton.language as tl
 
 from checks.gpu.report import Report
 from checks.gpu.workload import data_sheet_peak, product_rate, seconds_of
-from pretrain.hardware import gpu_of_device
 
 PACKAGES = ("torch", "triton", "deepspeed", "transformers", "numpy")
 
 
 def machine(report: Report) -> None:
-    cuda = report.cuda
     report.fact("python", platform.python_version())
     report.fact("cores", len(os.sched_getaffinity(0)))
     for name in PACKAGES:
         report.fact(name, _version(name))
-    report.fact("nvcc", shutil.which("nvcc"))
-    report.expect("deepspeed imports", _deepspeed_computes_on(report.device.type), report.device.type)
-    if cuda:
+    if report.cuda:
         properties = torch.cuda.get_device_properties(report.device)
         report.fact("gpu", properties.name)
-        report.fact("gpus", torch.cuda.device_count())
         report.fact("memory_gib", properties.total_memory / 2**30)
         report.fact("cuda", torch.version.cuda)
         report.fact("cudnn", torch.backends.cudnn.version())
-        report.fact("nccl", ".".join(map(str, torch.cuda.nccl.version())))
-        report.fact("tf32_by_default", torch.get_float32_matmul_precision() != "highest")
-    _rates(report)
+    with report.part("launches"):
+        launches(report)
+    with report.part("rates"):
+        rates(report)
+    with report.part("deepspeed"):
+        report.expect("deepspeed imports", _deepspeed_computes_on(report.device.type), report.device.type)
 
 
 def _version(package: str) -> str | None:
@@ -48,48 +49,67 @@ def _deepspeed_computes_on(device: str) -> bool:
     return deepspeed.accelerator.get_accelerator().device_name() == device
 
 
-def _rates(report: Report) -> None:
-    """A step of T5 v1.1 base is made of products with 768 as inner or outer size, over 65,536 tokens."""
-    square, rows, columns, size = 8192, 65_536, (768, 2304, 4096), 2**32
+@triton.jit
+def _add_one(X):
+    tl.store(X, tl.load(X) + 1)
+
+
+def launches(report: Report) -> None:
+    """µs of a launch: what the host needs before it goes on, and what one kernel after another takes on the GPU."""
+    number = 50 if report.small else 1000
+    x = torch.zeros(1, device=report.device)
+
+    def eager() -> None:
+        for _ in range(number):
+            x.add_(1)
+
+    def by_triton() -> None:
+        for _ in range(number):
+            _add_one[(1,)](x)
+
+    for name, work in {"python": eager, "triton": by_triton, "graph": recorded(eager, report)}.items():
+        before = float(x)
+        work()
+        report.expect(f"{name}: each launch adds one", float(x) == before + number, [before, float(x)])
+        started = time.perf_counter()
+        work()
+        of_host = time.perf_counter() - started
+        seconds = seconds_of(work, report.device, 0.05 if report.small else 0.3)
+        report.row("launches", by=name, host_us=of_host / number * 1e6, us=seconds / number * 1e6)
+
+
+def recorded(work: Callable[[], None], report: Report) -> Callable[[], object]:
+    """What replays `work` as a CUDA graph; on a CPU, `work`."""
+    if not report.cuda:
+        report.skip("a graph's launches", "no GPU: they are those of Python")
+        return work
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def rates(report: Report) -> None:
+    """FLOP/s of the products of T5 v1.1 base and large over 65,536 tokens, whose widths are multiples of 768 and 1,024,
+    and bytes/s that a copy reads and writes."""
+    square, rows, size = 8192, 65_536, 2**32
+    inner = {768: (768, 2304, 4096), 1024: (1024, 3072, 5632)}
     if report.small:
-        square, rows, columns, size = 256, 1024, (64, 192), 2**22
+        square, rows, size, inner = 256, 1024, 2**22, {64: (64, 192)}
         report.skip("sizes", "smaller ones on a CPU")
-    seconds = 0.05 if report.small else 0.5
-    shapes = [(square, square, square), *((rows, 768, width) for width in columns)]
-    rates = {}
-    for shape in shapes:
-        rates[" × ".join(map(str, shape))] = product_rate(*shape, report.device, seconds) / 1e12
-    report.fact("bf16_products_tflops", rates)
-    report.fact("data_sheet_tflops", (peak := data_sheet_peak(report.device)) and peak / 1e12)
-    largest, *of_model = rates.items()
-    if peak:  # tensor cores reach half of it in TF32, and other cores a fifteenth
-        report.expect("products in bf16 on tensor cores", 0.5 < largest[1] * 1e12 / peak < 1.05, [largest[1], peak])
+    seconds = 0.02 if report.small else 0.3
+    shapes = [(square, square, square), *((rows, one, width) for one, widths in inner.items() for width in widths)]
+    found = {" × ".join(map(str, shape)): product_rate(*shape, report.device, seconds) / 1e12 for shape in shapes}
+    report.fact("bf16_products_tflops", found)
     source = torch.ones(size, dtype=torch.uint8, device=report.device)
     target = torch.empty_like(source)
     copied = seconds_of(lambda: target.copy_(source), report.device, seconds)
-    bandwidth = 2 * size / copied
-    report.fact("copy_gb_per_second_read_and_written", bandwidth / 1e9)
-    if report.cuda:
-        gpu = gpu_of_device(torch.cuda.get_device_name(report.device))
-        if gpu:
-            share = bandwidth / 1e9 / gpu.memory_bandwidth
-            report.expect("memory is as fast as its data sheet says", 0.5 < share < 1.05, share)
-        for (name, rate), (_, inner, width) in zip(of_model, shapes[1:], strict=True):
-            most = roofline(rows, inner, width, largest[1] * 1e12, bandwidth) / 1e12
-            report.expect(f"{name} reaches half of its roofline", rate > most / 2, [rate, most])
-        pinned = torch.empty(size // 4, dtype=torch.uint8, pin_memory=True)
-        copied = seconds_of(lambda: pinned.copy_(target[: size // 4], non_blocking=True), report.device, seconds)
-        pageable = torch.empty_like(pinned, pin_memory=False)
-        slower = seconds_of(lambda: pageable.copy_(target[: size // 4]), report.device, seconds)
-        report.fact("copy_to_pinned_gb_per_second", size / 4 / copied / 1e9)
-        report.fact("copy_to_pageable_gb_per_second", size / 4 / slower / 1e9)
-        report.expect("pinned memory is faster", copied < slower, [copied, slower])
-
-
-def roofline(rows: int, inner: int, columns: int, peak: float, bandwidth: float) -> float:
-    """The most FLOP/s of a product in bf16 that reads both matrices once and writes the third (Williams et al. 2009).
-
-    `peak` in FLOP/s, `bandwidth` in bytes/s.
-    """
-    moved = 2 * (rows * inner + inner * columns + rows * columns)
-    return min(peak, 2 * rows * inner * columns / moved * bandwidth)
+    report.fact("copy_gb_per_second_read_and_written", 2 * size / copied / 1e9)
+    if peak := data_sheet_peak(report.device):  # tensor cores reach half of it in TF32, and other cores a fifteenth
+        report.fact("data_sheet_tflops", peak / 1e12)
+        share = max(found.values()) * 1e12 / peak
+        report.expect("products in bf16 on tensor cores", 0.5 < share < 1.05, share)

@@ -3,6 +3,9 @@
 import math
 import re
 import shlex
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -14,26 +17,38 @@ from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import counted
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.sources.formats import OPTIONS
-from launch.tools.scaffold.machine import SIZES, FirstRun, Machine, model_named, run_of_an_hour
+from launch.tools.scaffold.machine import (
+    DEFAULT,
+    SERIES,
+    TOKENS_PER_PARAMETER,
+    FirstRun,
+    Machine,
+    model_named,
+    models_of,
+    run_within,
+)
 from launch.tools.scaffold.text import PART, cut, sample_of, sources_of
 from pretrain.config.models import ModelConfig
+from pretrain.models import FAMILIES
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _SAMPLES = Path(data_pipeline.__file__).with_name("samples")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_ROWS = {  # by family, the shipped corpus file whose rows and tokens the first one takes
-    "bart": "c4-bart",
-    "encoder_only": "c4-bert",
-    **dict.fromkeys(("decoder_only", "autoregressive", "double_decoder"), "c4-causal"),
+_CORPORA = {  # by objective, the shipped corpus file whose rows and tokens the first one takes
+    **dict.fromkeys(("span_corruption", "iid_denoising", "prefix_lm", "full_lm"), "c4-published"),
+    "ul2": "c4-ul2",
+    "denoising": "c4-bart",
+    **dict.fromkeys(("causal_lm", "causal_infilling"), "c4-causal"),
+    "masked_lm": "c4-bert",
 }
-_OTHER_ROWS = "c4-published"
+_OBJECTIVES = {"bart": "denoising"}  # of a family, where it isn't the first that the family accepts
 _SHIPPED = "configs:corpora/wikipedia-c4-small.yaml"  # has the text that ships
 _SENTINELS, _LARGEST_VOCABULARY = 100, 32_000
 _BYTES_PER_TOKEN = 4  # English with a vocabulary of a few thousand
-_SHORTER = "rows: {{objective: {{length: {longest}}}}}   # the model has no positions for more\n"
 _TEXTBOOK = """\
 optimizer: {{name: adamw, learning_rate: {rate:.1e}, betas: [0.9, 0.98], weight_decay: 0.1, gradient_clipping: 1.0}}
 schedule: {{name: cosine, warmup_steps: {warmup}, final_learning_rate: {last_rate:.1e}}}"""
@@ -48,94 +63,178 @@ _CURRICULUM = """\
       objective: {{name: span_corruption, inputs_length: 342, noise_density: 0.5, mean_span_length: 5.0}}
 """
 _INPUT_USE = "\n  - {{hook: input_use, every_steps: {evaluate}, rows: 256}}"
-_NAMED_STEPS, _NAMED_BATCH = 10_000, 128  # of a model that the user names
 _MICRO_BATCH = 8  # rows on a CPU
 _SECONDS_TO_LOG = 10.0
+_WRAPPED = textwrap.TextWrapper(80, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
 
 
-def write_first_files(
-    name: str, model: str | None, text: str | None, text_format: str | None, corpus: str | None
-) -> list[str]:
-    """Writes NAME.corpus.yaml, unless there is a `corpus` already, and NAME.run.yaml into the current folder.
+@dataclass(frozen=True)
+class Wanted:
+    """What a user wants to train, and for how long; None: as it suits the rest.
 
-    Returns lines that say what they were made for, and the next commands. `text` is a path, a glob or a URL of
-    `text_format`, by default what its names and first bytes say; without it the corpus is made from the text that
-    ships. Without a `model`, model and steps are those for which this machine takes an hour. Raises UserError, before
-    anything is written, for a name that is no file name, an unknown model or format, text that no reader reads, and a
-    file that exists.
+    - `text`: a path, a glob or a URL of `text_format`; None: the text that ships. `corpus`: a finished corpus instead.
+    - `model`: a file of configs/models. Otherwise a model of `family`, a key of SERIES, and of that `size`.
+    - `objective`: of the corpus that is made. `hours`: the most that training takes.
     """
+
+    name: str
+    text: str | None = None
+    text_format: str | None = None
+    corpus: str | None = None
+    model: str | None = None
+    family: str | None = None
+    size: str | None = None
+    objective: str | None = None
+    hours: float = 1.0
+
+    def models(self) -> tuple[str, ...]:
+        """The models to choose from, from the smallest on. Raises UserError for one that doesn't ship."""
+        if self.model and (self.family or self.size):
+            raise UserError("--model: names a family and a size already; leave out --family and --size")
+        return (self.model,) if self.model else models_of(self.family or DEFAULT, self.size)
+
+
+def write_first_files(wanted: Wanted) -> list[str]:
+    """Writes NAME.corpus.yaml, unless there is a corpus already, and NAME.run.yaml into the current folder.
+
+    Returns lines that say what was chosen and why, what else there is, and the next commands. Without a size, the model
+    is the largest that this machine can train in `hours`. Raises UserError, before anything is written, for a name that
+    is no file name, an unknown model or format, text that no reader reads, and a file that exists.
+    """
+    name, text, corpus = wanted.name, wanted.text, wanted.corpus
     if not _NAME.fullmatch(name):
         raise UserError(f"NAME: {name!r}: expected letters, digits, `.`, `_` and `-`, since files are named after it")
     formats = [known for known in OPTIONS if known != "pairs"]  # these need an objective of their own
-    if text_format is not None and text_format not in formats:
-        raise UserError(f"--format: {text_format!r}; expected one of {', '.join(formats)}")
+    if wanted.text_format is not None and wanted.text_format not in formats:
+        raise UserError(f"--format: {wanted.text_format!r}; expected one of {', '.join(formats)}")
     if text and corpus:
         raise UserError("--text and --corpus: a run has its text from one of them; give only one")
+    if wanted.objective and corpus:
+        raise UserError("--objective: a finished corpus has one; set `data.objective` in the run file instead")
     try:
-        config = model_named(model or SIZES[0])
+        config = model_named((names := wanted.models())[0])
     except ValueError as error:
         raise UserError(f"--model: {error}") from None
     run_file, corpus_file = Path(f"{name}.run.yaml"), Path(f"{name}.corpus.yaml")
     for path in [run_file] if corpus else [run_file, corpus_file]:
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
-    sources, lines = sources_of(text, text_format) if text else ([] if corpus else _shipped(), [])
+    objective = _objective(config, wanted.objective)
+    sources, lines = sources_of(text, wanted.text_format) if text else ([] if corpus else _shipped(), [])
     sources, found = cut(sources)
-    sample, machine, objective = sample_of(sources), Machine.this(), _objective(config)
+    sample, machine = sample_of(sources), Machine.this()
     vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) if sample else _LARGEST_VOCABULARY
     lengths = objective.shape
     if isinstance(objective, MaskedLM):  # the head's FLOPs are those of the tokens that are predicted
         lengths = lengths[0], math.ceil(objective.mask_ratio * lengths[0])
-    if model:
-        seconds = _NAMED_BATCH * machine.seconds_of_row(config, lengths)
-        first_run = FirstRun(model, config, _NAMED_STEPS, _NAMED_BATCH, seconds)
-    else:
-        text_rows = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length if sample else math.inf
-        first_run = run_of_an_hour(machine, vocabulary, _SENTINELS, lengths, text_rows)
+    text_rows = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length if sample else math.inf
+    first_run = run_within(wanted.hours, names, machine, vocabulary, _SENTINELS, lengths, text_rows)
+    recipe = _Recipe.of(first_run, machine, long_spans=not corpus and objective.name == "span_corruption")
     directory = corpus or f"corpora/{name}"
-    contents = {run_file: _run_file(name, directory, first_run, machine, long_spans=not corpus)}
+    contents = {run_file: _run_file(name, directory, first_run, recipe, machine, objective)}
     if not corpus:
         is_cut = any(PART in source.options for source in sources)
         is_divided = any(source.split for source in sources)
         contents[corpus_file] = _filled(
             "corpus",
             run=run_file,
-            rows=_ROWS.get(config.family, _OTHER_ROWS),
+            rows=_CORPORA[objective.name],
             name=name,
             sources="\n".join(f"  - {_flow(_as_written(source))}" for source in sources),
             dedup=_flow(not is_cut),
             by="position" if is_cut else "hash",
             held_out=0 if is_divided else sample.held_out() if sample else 0.01,
-            vocab_size=min(vocabulary, (first_run.config.vocab_size or math.inf) - _SENTINELS),
         )
-        if objective.shape[0] == config.longest_sequence:
-            contents[corpus_file] += _SHORTER.format(longest=config.longest_sequence)
+        size = min(vocabulary, (first_run.config.vocab_size or math.inf) - _SENTINELS)
+        contents[corpus_file] += _changes(objective, config, int(size))
     for path, content in contents.items():
         with path.open("x") as file:
             file.write(content)
+    choices = [
+        f"machine: {machine}",
+        _chosen_model(wanted, first_run),
+        *([] if corpus else [_chosen_objective(config, objective)]),
+        *recipe.said,
+        f"steps: {first_run.steps:,} of {counted(first_run.batch, 'row')}: about {first_run.time}, estimated from the "
+        "model's FLOPs and the speed of this machine when nothing else runs on it",
+    ]
     return [
         *lines,
         *(found if text else []),
         *(sample.shown() if text and sample else []),
-        f"machine: {machine}",
-        f"model: {first_run}",
+        *(line for choice in choices for line in _WRAPPED.wrap(choice)),
         f"wrote {'' if corpus else f'{corpus_file} and '}{run_file}. Next:",
         f"  data-pipeline {f'show {shlex.quote(corpus)}' if corpus else f'build {corpus_file}'}",
         f"  launch local {run_file}",
     ]
 
 
+def _chosen_model(wanted: Wanted, first_run: FirstRun) -> str:
+    """The model, why it is this one, and which others there are."""
+    read = f"{first_run.tokens_per_parameter:.2g} tokens a parameter"
+    if wanted.model or wanted.size:
+        return f"model: {first_run.model}; the run reads {read} ({TOKENS_PER_PARAMETER} are usual)"
+    series, hours = wanted.family or DEFAULT, f"{wanted.hours:g} {'hour' if wanted.hours == 1 else 'hours'}"
+    if first_run.model == models_of(series)[0]:
+        why = f"the smallest {series}; the run reads {read} ({TOKENS_PER_PARAMETER} are usual)"
+    else:
+        why = f"the largest {series} that reads {TOKENS_PER_PARAMETER} tokens a parameter in {hours} on this machine"
+    families = [] if wanted.family else [f"--family {', '.join(one for one in SERIES if one != series)}"]
+    others = [*families, f"--size {', '.join(SERIES[series][1])}", "--hours"]
+    return f"model: {first_run.model}, {why}. Others: {'; '.join(others)}"
+
+
+def _chosen_objective(config: ModelConfig, objective: Objective) -> str:
+    others = [one for one in _objectives(config) if one != objective.name]
+    said = f"objective: {objective.name}, rows of {objective.raw_length:,} tokens"
+    return f"{said}. Others: --objective {', '.join(others)}" if others else said
+
+
 def _shipped() -> list[SourceConfig]:
     return load(paths.config(_SHIPPED), [], CorpusConfig).sources
 
 
-def _objective(config: ModelConfig) -> Objective:
-    """What rows are for, in the corpus of this model; they are no longer than the model has positions."""
-    corpus_file = paths.config(f"configs:corpora/{_ROWS.get(config.family, _OTHER_ROWS)}.yaml")
-    objective = load(corpus_file, [], CorpusConfig).rows.objective
+def _objectives(config: ModelConfig) -> list[str]:
+    """What the model can learn from plain text."""
+    return [one for one in FAMILIES[config.family].objectives if one in _CORPORA]
+
+
+def _objective(config: ModelConfig, name: str | None) -> Objective:
+    """What rows are for, in the corpus of this model; they are no longer than the model has positions.
+
+    Raises UserError for the `name` of an objective that its family doesn't learn."""
+    known = _objectives(config)
+    if name and name not in known:
+        raise UserError(f"--objective: {config.family} doesn't learn {name!r}; expected one of {', '.join(known)}")
+    name = name or _OBJECTIVES.get(config.family, known[0])
+    changes = [f"rows.objective={{name: {name}}}"] if name != _of_corpus(name).name else []
+    objective = _of_corpus(name, changes)
     if config.longest_sequence and config.longest_sequence < objective.shape[0]:
         return objective.model_copy(update={"length": config.longest_sequence})
     return objective
+
+
+def _corpus_for(objective: str, changes: Sequence[str] = ()) -> CorpusConfig:
+    """The corpus file that an objective's rows and tokens are taken from, with `changes`."""
+    return load(paths.config(f"configs:corpora/{_CORPORA[objective]}.yaml"), changes, CorpusConfig)
+
+
+def _of_corpus(objective: str, changes: Sequence[str] = ()) -> Objective:
+    return _corpus_for(objective, changes).rows.objective
+
+
+def _changes(objective: Objective, config: ModelConfig, vocab_size: int) -> str:
+    """What differs from the corpus file that the objective's rows and tokens are taken from, as lines of YAML."""
+    rows: dict[str, Any] = {}
+    if objective.name != _of_corpus(objective.name).name:
+        rows["name"] = objective.name
+    if objective.shape[0] == config.longest_sequence:
+        rows["length"] = config.longest_sequence  # the model has no positions for more
+    tokenizer: dict[str, Any] = {"vocab_size": vocab_size}
+    if objective.sentinels > _corpus_for(objective.name).tokenizer.sentinels:
+        tokenizer["sentinels"] = objective.sentinels
+    lines = f"tokenizer: {_flow(tokenizer)}   # as many as the text can fill, and the model has\n"
+    return lines + (f"rows: {{objective: {_flow(rows)}}}\n" if rows else "")
 
 
 def _as_written(source: SourceConfig) -> dict[str, Any]:
@@ -147,17 +246,40 @@ def _as_written(source: SourceConfig) -> dict[str, Any]:
     return keys
 
 
-def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, long_spans: bool) -> str:
-    """`long_spans`: whether rows have the length that the curriculum is for."""
-    config, steps, curriculum = first_run.config, first_run.steps, ""
-    if config.mup:
-        optimizer = _RECORD.format(precision=machine.precision, warmup=steps // 20)
-        if long_spans:
-            curriculum = _CURRICULUM.format(until=max(1, 2 * steps // 3))
-    else:
-        rate = _RATES.get(first_run.model, 3e-4)
-        optimizer = _TEXTBOOK.format(rate=rate, warmup=steps // 10, last_rate=rate / 10)
-    reads_inputs = _ROWS.get(config.family, _OTHER_ROWS) in ("c4-published", "c4-bart")
+@dataclass(frozen=True)
+class _Recipe:
+    """The parts of a run file that say how the model learns, and lines that say why these."""
+
+    optimizer: str
+    curriculum: str
+    said: list[str]
+
+    @classmethod
+    def of(cls, first_run: FirstRun, machine: Machine, long_spans: bool) -> "_Recipe":
+        """`long_spans`: whether rows have the objective and the length that the curriculum is for."""
+        steps = first_run.steps
+        if not first_run.config.mup:
+            rate = _RATES.get(first_run.model, 3e-4)
+            adamw = _TEXTBOOK.format(rate=rate, warmup=steps // 10, last_rate=rate / 10)
+            why = "the usual choice; t5gemma2's models come with Muon, which learns faster here"
+            return cls(adamw, "", [f"optimizer: adamw, {why} (docs/results/speedrun.md)"])
+        muon = _RECORD.format(precision=machine.precision, warmup=steps // 20)
+        said = [
+            "optimizer: muon with muP, which learns fastest in docs/results/speedrun.md. Other: adamw, as in T5's runs"
+        ]
+        if not long_spans:
+            return cls(muon, "", said)
+        until = max(1, 2 * steps // 3)
+        why = "so that the decoder learns sooner to read its input; leave out data.curriculum for T5's 15 % throughout"
+        said.append(f"curriculum: half of each row is masked until step {until:,}, {why}")
+        return cls(muon, _CURRICULUM.format(until=until), said)
+
+
+def _run_file(
+    name: str, corpus: str, first_run: FirstRun, recipe: _Recipe, machine: Machine, objective: Objective
+) -> str:
+    config, steps = first_run.config, first_run.steps
+    reads_inputs = _CORPORA[objective.name] in ("c4-published", "c4-bart", "c4-ul2")
     return _filled(
         "run",
         model=first_run.model,
@@ -166,12 +288,13 @@ def _run_file(name: str, corpus: str, first_run: FirstRun, machine: Machine, lon
         name=name,
         corpus=_flow(corpus),
         steps=steps,
+        hours=f"{steps * first_run.seconds / 3600:.3g}",
         ids=", pad_id: 0, eos_id: 1" if "pad_id" in config.model_fields_set else "",
         workers=2 if machine.gpus else 0,
         batch=first_run.batch,
         micro_batch="auto" if machine.gpus else min(_MICRO_BATCH, first_run.batch),
-        curriculum=curriculum,
-        optimizer=optimizer,
+        curriculum=recipe.curriculum,
+        optimizer=recipe.optimizer,
         precision=machine.precision,
         save=_part(steps, 10),
         evaluate=_part(steps, 20),

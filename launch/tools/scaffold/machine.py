@@ -1,6 +1,7 @@
-"""What this machine can train in an hour: its speed and precision, and the model and the steps that fit."""
+"""What this machine can train in some hours: its speed and precision, and the model and the steps that fit."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +9,7 @@ import torch
 
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import Section, load
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
 from pretrain.config.models import AnyModelConfig, ModelConfig
 from pretrain.hardware import (
@@ -21,9 +23,19 @@ from pretrain.hardware import (
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 
-SIZES = tuple(f"t5gemma2-{size}" for size in ("1.2m", "4.5m", "15m", "58m", "214m", "828m", "2.8b"))
+SERIES = {  # by what a user calls them: the shipped models of one family and form, from the smallest on
+    "t5gemma2": ("t5gemma2", ("1.2m", "4.5m", "15m", "58m", "214m", "828m", "2.8b")),
+    "t5": ("t5-v1.1", ("1m", "5m", "15m", "small", "base", "large", "xl", "xxl")),
+    "bart": ("bart", ("base", "large")),
+    "t5gemma": ("t5gemma", ("s", "b", "l", "xl")),
+    "autoregressive": ("autoregressive", ("small", "yan2024")),
+    "double-decoder": ("double-decoder", ("small",)),
+    "gpt2": ("gpt2", ("small", "medium")),
+    "bert": ("bert", ("base", "large")),
+}
+DEFAULT = "t5gemma2"
 _HOUR = 3600.0
-_TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 _MOST_EPOCHS = 40  # beyond, repeated text teaches nothing more (Muennighoff et al. 2023)
 _FEWEST_STEPS, _SMALLEST_BATCH, _LARGEST_BATCH = 2000, 8, 128
 _MFU = 0.31  # of a GPU; the default of pretrain plan
@@ -31,6 +43,16 @@ _UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/hardware.py
 
 
 Precision = Literal["bf16", "fp32"]
+
+
+def models_of(series: str, size: str | None = None) -> tuple[str, ...]:
+    """The names of its models in configs/models: all, or that of one `size`. Raises UserError, which lists them."""
+    if series not in SERIES:
+        raise UserError(f"--family: {series!r}; expected one of {', '.join(SERIES)}")
+    prefix, sizes = SERIES[series]
+    if size and size not in sizes:
+        raise UserError(f"--size: {series} has no {size!r}; expected one of {', '.join(sizes)}")
+    return tuple(f"{prefix}-{one}" for one in sizes if size in (None, one))
 
 
 class _ModelFile(Section):
@@ -78,44 +100,53 @@ def _precision(multiplies_bf16: bool) -> Precision:
 
 @dataclass(frozen=True)
 class FirstRun:
-    """How a model is trained: steps of `batch` rows, each of which takes about `seconds`."""
+    """How a model is trained: steps of `batch` rows, each of which takes about `seconds` and has `tokens`."""
 
     model: str
     config: ModelConfig
     steps: int
     batch: int
     seconds: float
+    tokens: int
 
     @property
     def time(self) -> str:
         return duration(self.steps * self.seconds)
 
-    def __str__(self) -> str:
-        steps = f"{self.steps:,} steps of {self.batch} rows"
-        return f"{self.model}, {steps}: about {self.time}, estimated from its FLOPs"
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.steps * self.tokens / outline(self.config).num_parameters()
 
 
-def run_of_an_hour(
-    machine: Machine, vocabulary: int, sentinels: int, lengths: tuple[int, int], rows: float
+def run_within(
+    hours: float,
+    names: Sequence[str],
+    machine: Machine,
+    vocabulary: int,
+    sentinels: int,
+    lengths: tuple[int, int],
+    rows: float,
 ) -> FirstRun:
-    """The largest of `SIZES` that reads 20 tokens a parameter in an hour, else the smallest, and an hour of its steps.
+    """The largest model of `names`, from the smallest on, that reads 20 tokens a parameter within `hours`, else the
+    smallest, with as many steps as fit.
 
     `vocabulary` is the largest that the text can fill; each model takes at most its own. `lengths` are those of a row.
-    The text has `rows` of them; steps end where it has been read 40 times.
+    The text has `rows` of them; steps end where the text has been read 40 times.
     """
     chosen = None
-    for name in SIZES:
+    for name in names:
         config = _with_vocabulary(model_named(name), vocabulary + sentinels)
-        per_hour = _HOUR / machine.seconds_of_row(config, lengths)
-        if chosen and per_hour * sum(lengths) < _TOKENS_PER_PARAMETER * outline(config).num_parameters():
+        possible = hours * _HOUR / machine.seconds_of_row(config, lengths)
+        if chosen and possible * sum(lengths) < TOKENS_PER_PARAMETER * outline(config).num_parameters():
             break
-        chosen = name, config, per_hour
+        chosen = name, config, possible
     assert chosen
-    name, config, per_hour = chosen
-    most = min(per_hour, max(1.0, _MOST_EPOCHS * rows))
+    name, config, possible = chosen
+    most = min(possible, max(1.0, _MOST_EPOCHS * rows))
     bound = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, most / _FEWEST_STEPS), max(1.0, rows))
     batch = 2 ** int(math.log2(bound))
-    return FirstRun(name, config, max(1, int(most / batch)), batch, _HOUR * batch / per_hour)
+    seconds = hours * _HOUR * batch / possible
+    return FirstRun(name, config, max(1, int(most / batch)), batch, seconds, batch * sum(lengths))
 
 
 def _with_vocabulary(config: ModelConfig, most: int) -> ModelConfig:

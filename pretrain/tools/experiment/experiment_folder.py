@@ -81,8 +81,10 @@ class Experiment:
     published: dict[str, Published]
 
 
-def read(directory: Path) -> Experiment:
-    """The experiment in `directory`. Raises UserError, which names the file and the key, if it can't be run."""
+def read(directory: Path, baseline: str | None = None) -> Experiment:
+    """The experiment in `directory`. `baseline`: the row that those in no group are compared with; None: the first.
+
+    Raises UserError, which names the file and the key, if it can't be run."""
     if not directory.is_dir():
         raise UserError(f"{directory}: no such folder; expected one with run files")
     settings = load(directory / FILE, [], ExperimentFile) if (directory / FILE).exists() else ExperimentFile()
@@ -96,7 +98,14 @@ def read(directory: Path) -> Experiment:
     problems += [f"{one!r}: expected letters, digits, - and ." for one in (name, *files) if not _NAME.fullmatch(one)]
     if problems:
         raise UserError("\n".join(f"{directory}: {problem}" for problem in problems))
-    if others := [row for row in files if row not in grouped]:
+    others = [row for row in files if row not in grouped]
+    if baseline is not None and baseline not in others:
+        ungrouped = (
+            f"; rows in no group are {', '.join(others)}" if others else f", and {FILE} has a group for each row"
+        )
+        raise UserError(f"--baseline: {baseline}: expected a row in no group{ungrouped}")
+    if others:
+        others = [baseline, *(row for row in others if row != baseline)] if baseline else others
         groups.append(Group(title="Other rows" if groups else name, baseline=others[0], rows=others))
     return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published)
 

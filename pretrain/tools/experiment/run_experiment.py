@@ -4,20 +4,24 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.command import STOPPED
-from data_pipeline.foundation.formatting import counted, masked
+from data_pipeline.foundation.formatting import counted, duration, masked
 from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
 from pretrain.config.run_config import MlflowSection
 from pretrain.evaluation.record import png
 from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
+from pretrain.run import metrics_file
 from pretrain.tools.experiment import experiment_folder, report
 from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
 from pretrain.tracking.mlflow_store import client, one_line, parent_run
 from pretrain.tracking.tracker import sync
+
+_SECONDS_TO_PROGRESS = 30.0
 
 
 def places(at_once: int | None) -> tuple[list[dict[str, str]], int | None]:
@@ -53,7 +57,8 @@ def train_all(
     print(f"{title}, {done} of {len(runs)} runs finished", flush=True)
     if not train:
         return 0
-    free, codes = list(environments), set[int]()
+    free, codes, slots = list(environments), set[int](), len(environments)
+    seconds = list[float]()  # of the runs that have ended
     working: dict[Process, tuple[PlannedRun, Mapping[str, str]]] = {}
     with ProcessGroup() as group:
 
@@ -70,16 +75,43 @@ def train_all(
                     working[process] = run, environment
                     if received:  # a signal that came while it started
                         process.send_signal(received[0])
-                if first := group.watch():
+                next_line = time.monotonic() + _SECONDS_TO_PROGRESS
+                first = group.watch(partial(_is_over, next_line))
+                if first is None:
+                    took = {process: time.monotonic() - process.started for process in working}
+                    states = [(run, took[process]) for process, (run, _) in working.items()]
+                    print(_progress(done, len(runs), states, len(waiting), seconds, slots), flush=True)
+                else:
                     run, environment = working.pop(first)
                     free.append(environment)
                     group.remove(first)
                     code = first.code or 0
                     codes.add(code)
                     done += code == 0
-                    seconds = time.monotonic() - first.started
-                    print(f"{done}/{len(runs)}  {run.name}: {_outcome(run, code)} ({seconds:.0f} s)", flush=True)
+                    seconds.append(time.monotonic() - first.started)
+                    print(f"{done}/{len(runs)}  {run.name}: {_outcome(run, code)} ({seconds[-1]:.0f} s)", flush=True)
     return 1 if codes - {0, STOPPED} else STOPPED if received or STOPPED in codes else 0
+
+
+def _is_over(end: float) -> bool:
+    return time.monotonic() > end
+
+
+def _progress(
+    done: int, all_: int, working: Sequence[tuple[PlannedRun, float]], waiting: int, ended: Sequence[float], slots: int
+) -> str:
+    """How far the runs are that train, each with its seconds so far, and the time left: that of the runs that have
+    `ended`, else of those that train, by their steps. A run that resumed has had some of its steps before."""
+    steps = [(run, metrics_file.last_step(run.directory)) for run, _ in working]
+    shares = [step / run.config.run.max_steps for run, step in steps]
+    whole = [taken / share for (_, taken), share in zip(working, shares, strict=True) if share]
+    known = ended or whole
+    left = ""
+    if known:
+        runs_left = waiting + sum(1 - share for share in shares)
+        left = f"; about {duration(runs_left * sum(known) / len(known) / slots)} left"
+    now = ", ".join(f"{run.name} step {step}/{run.config.run.max_steps}" for run, step in steps)
+    return f"{done}/{all_}  {now}{left}"
 
 
 def _outcome(run: PlannedRun, code: int) -> str:
@@ -109,18 +141,20 @@ def experiment(
     out: Path | None,
     overrides: Sequence[str],
     train: bool = True,
+    baseline: str | None = None,
 ) -> int:
     """Trains what hasn't finished, unless `train` is False, then writes and prints the table; returns the exit code.
 
     `out` gets runs in ROW/seed-N, their launchers' output in ROW/seed-N.log, and table.txt, runs.csv and
     curves.png. Calling it again continues: finished runs are kept, and interrupted ones resume.
     """
-    found = experiment_folder.read(directory)
+    found = experiment_folder.read(directory, baseline)
     out = out or Path("runs", "-".join([found.name, *(budget.replace("%", "percent").split() if budget else [])]))
     environments, threads = places(at_once)
     runs = plan_experiment(found, seeds, budget, overrides, out, threads)
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
-    code = train_all(runs, environments, f"{out}: {size}", train)
+    compared = ", ".join(dict.fromkeys(group.baseline for group in found.groups))
+    code = train_all(runs, environments, f"{out}: {size}, compared with {compared}", train)
     ended = results(runs, filter(None, (group.metric for group in found.groups)))
     lines = report.lines(found, ended)
     text = report.text(lines)

@@ -1,8 +1,11 @@
 """What a run measures, evaluates and says besides training."""
 
+import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+
+import torch
 
 from data_pipeline.foundation.formatting import counted, duration, human_size
 from pretrain.checkpoint.save import Saved
@@ -12,6 +15,8 @@ from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.zero.memory import peak_memory
 
+_TYPICAL_WINDOW = 2  # after a start, the first steps between two lines of metrics that don't include its first step
+_OFF = 1.5  # times as long or as short as expected
 _TYPICAL_STEP = 3  # after a start, the first that takes as long as later ones
 _LONG = 3600.0  # s
 
@@ -22,10 +27,12 @@ class Reporting(Callback):
 
     def before_training(self, trainer: Trainer) -> None:
         run, config, layout, report = trainer.run, trainer.config, trainer.layout, trainer.report
+        on_cpu = trainer.engine.device.type == "cpu"
+        threads = f"{counted(torch.get_num_threads(), 'thread')} a rank, " if on_cpu else ""
         report.say(
             f"{config.run.name}: {trainer.outline.num_parameters():,} parameters, {config.precision}, "
             f"ZeRO-{config.zero_stage}, {counted(layout.ranks, 'rank')} × {layout.accumulation} × "
-            f"{layout.micro_batch} rows, steps {run.train_state.step} to {config.run.max_steps}"
+            f"{layout.micro_batch} rows, {threads}steps {run.train_state.step} to {config.run.max_steps}"
         )
         if run.initial_weights and not run.resume:
             report.say(f"starts from the weights in {run.initial_weights}")
@@ -36,7 +43,7 @@ class Reporting(Callback):
             report.warn(line)
 
     def before_steps(self, trainer: Trainer) -> None:
-        self._first, self._began = trainer.state.step, time.monotonic()
+        self._first, self._began, self._windows = trainer.state.step, time.monotonic(), 0
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.step == self._first + _TYPICAL_STEP:
@@ -62,10 +69,25 @@ class Reporting(Callback):
             trainer.report.say(
                 f"step {trainer.step}/{steps}  loss {metrics['train/loss']:.4f}  "
                 f"lr {metrics['train/learning_rate']:.2e}  norm {metrics['train/gradient_norm']:.3f}  "
-                f"{_skipped_and_speed(metrics, steps - trainer.step)}".rstrip()
+                f"{_skipped_and_speed(metrics, steps - trainer.step, self._windows > 0)}".rstrip()
             )
+        self._windows += 1
+        if self._windows == _TYPICAL_WINDOW and (expected := trainer.config.run.expected_hours):
+            self.compare(trainer, 3600 * expected, metrics.get("train/steps_per_second"))
         for callback in callbacks:
             callback.after_log(trainer, metrics)
+
+    def compare(self, trainer: Trainer, expected: float, rate: float | None) -> None:
+        """Tells if all steps will take much more or less than the `expected` seconds; `rate` is in steps a second."""
+        seconds = trainer.config.run.max_steps / rate if rate else expected
+        if expected / _OFF <= seconds <= expected * _OFF:
+            return
+        cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+        trainer.report.say(
+            f"{'slower' if seconds > expected else 'faster'} than run.expected_hours: all steps take about "
+            f"{duration(seconds)}, not {duration(expected)}; this machine has {counted(cores, 'core')}, a load of "
+            f"{load:.1f}, and {counted(torch.get_num_threads(), 'thread')} in each rank"
+        )
 
     def after_save(self, trainer: Trainer, saved: Saved) -> None:
         if saved.error is not None:
@@ -88,13 +110,13 @@ class Reporting(Callback):
         }
 
 
-def _skipped_and_speed(metrics: dict[str, float], steps: int) -> str:
-    """The parts that are left out where nobody measures them. `steps` are left."""
+def _skipped_and_speed(metrics: dict[str, float], steps: int, typical: bool) -> str:
+    """The parts that are left out where nobody measures them. `steps` are left; `typical`: they will be as fast."""
     skipped = f"{number:.0f} skipped  " if (number := metrics.get("train/skipped_steps")) else ""
     if "train/steps_per_second" not in metrics:
         return skipped
-    left = duration(steps / metrics["train/steps_per_second"])
-    return f"{metrics['train/tokens_per_second']:,.0f} tokens/s  {skipped}{left} left"
+    left = f"{duration(steps / metrics['train/steps_per_second'])} left" if typical else ""
+    return f"{metrics['train/tokens_per_second']:,.0f} tokens/s  {skipped}{left}"
 
 
 class EvaluationHooks(Callback):

@@ -28,7 +28,10 @@ class Speed(Callback):
         self._begin()
 
     def before_training(self, trainer: Trainer) -> None:
-        self._peak = peak_flops(trainer.config, trainer.engine.device) * trainer.run.ranks
+        self._peak = self._measured_peak(trainer)
+
+    def _measured_peak(self, trainer: Trainer) -> float:
+        return peak_flops(trainer.config, trainer.engine.device) * trainer.run.ranks
 
     def before_steps(self, trainer: Trainer) -> None:
         """What came before doesn't count as the time of a step."""
@@ -58,10 +61,13 @@ class Speed(Callback):
         *counts, processor = total.tolist()
         examples, seconds = Sizes(*counts), self._seconds
         tokens = examples.inputs + (examples.targets if trainer.outline.decoder_reads_targets else 0)
+        rate = count_flops(trainer.outline, examples) / seconds
+        if rate > self._peak:  # measured while other programs ran
+            self._peak = max(rate, self._measured_peak(trainer))
         metrics = {
             "train/tokens_per_second": tokens / seconds,
             "train/steps_per_second": self._steps / seconds,
-            "train/mfu": count_flops(trainer.outline, examples) / seconds / self._peak,
+            "train/mfu": rate / self._peak,
             "train/data_wait_fraction": self._waited / seconds,
             "train/seconds": seconds,
             "train/processor_seconds": processor / 1e6,
