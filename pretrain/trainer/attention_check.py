@@ -24,7 +24,7 @@ from pretrain.functional.kernel_check import Form
 from pretrain.models import ModelConfig
 from pretrain.trainer.micro_batch import full_rows
 from pretrain.trainer.validate import ValidatedRun
-from pretrain.zero.ranks import least, ranks_by_node
+from pretrain.zero.ranks import communication_device, least, ranks_by_node
 
 _ROWS = 2  # of each form: a program of the kernels works on one head of one row
 _CHECK = [sys.executable, "-m", "pretrain.functional.kernel_check"]
@@ -45,7 +45,7 @@ def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
     # one rank of each node checks, and compiles for all of them: each check has a context of its own on the GPU
     checks = any(node[0] == run.rank for node in ranks_by_node())
     problem = find_problem(run.model, _rows(run), dtype, device) if checks else None
-    if least(int(problem is None), device):
+    if least(int(problem is None), communication_device()):
         use("triton")
         return None
     use("sdpa")

@@ -88,11 +88,19 @@ def a_run(asked: str, rank: int = 0) -> Any:
     return SimpleNamespace(config=config, model=None, rank=rank, plan=plan)
 
 
+def alone(monkeypatch) -> None:
+    """The only rank of all; several are in test_nodes.py."""
+    monkeypatch.setattr(attention_check, "least", lambda value, _: value)
+    monkeypatch.setattr(attention_check, "communication_device", lambda: CUDA)
+    monkeypatch.setattr(attention_check, "ranks_by_node", lambda: [[0]])
+
+
 def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False) -> tuple[str | None, str | None]:
     """On a GPU where the check finds `problem`, and perhaps one on another rank: the line for the log, the backend."""
     monkeypatch.setattr(attention_check, "find_problem", lambda *_: problem)
-    monkeypatch.setattr(attention_check, "least", lambda value, _: 0 if elsewhere else value)
-    monkeypatch.setattr(attention_check, "ranks_by_node", lambda: [[0, 1], [2, 3]])
+    alone(monkeypatch)
+    if elsewhere:
+        monkeypatch.setattr(attention_check, "least", lambda *_: 0)
     return choose_attention(a_run(asked), CUDA), attention._backend
 
 
@@ -113,23 +121,12 @@ def test_on_a_gpu_the_kernels_are_taken_after_a_check(asked, problem, elsewhere,
     assert line is said is None or said in line
 
 
-def test_one_rank_of_each_node_checks_for_all(monkeypatch):
-    checked = []
-    monkeypatch.setattr(attention_check, "least", lambda value, _: value)
-    monkeypatch.setattr(attention_check, "ranks_by_node", lambda: [[0, 1], [2, 3]])
-    for rank in range(4):
-        monkeypatch.setattr(attention_check, "find_problem", lambda *_, rank=rank: checked.append(rank))
-        assert choose_attention(a_run("auto", rank), CUDA) is None
-    assert checked == [0, 2]
-
-
 def test_the_forms_of_a_runs_own_rows_are_checked(small_corpus, tmp_path, monkeypatch):
     """Of T5: encoder, decoder and cross-attention, at the greatest lengths of the run."""
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
     given = tmp_path / "given"
     child(monkeypatch, f"import sys; open({str(given)!r}, 'w').write(sys.stdin.read())")
-    monkeypatch.setattr(attention_check, "least", lambda value, _: value)
-    monkeypatch.setattr(attention_check, "ranks_by_node", lambda: [[0]])
+    alone(monkeypatch)
     run = validate(load(run_file(tmp_path, small_corpus), [], RunConfig), 0, 1)
     assert choose_attention(run, CUDA) is None
     assert attention._backend == "triton"
@@ -145,8 +142,7 @@ def test_rows_that_cant_be_read_are_a_problem_and_no_end(monkeypatch):
         raise FailedError("a damaged\nshard")
 
     monkeypatch.setattr(attention_check, "full_rows", damaged)
-    monkeypatch.setattr(attention_check, "least", lambda value, _: value)
-    monkeypatch.setattr(attention_check, "ranks_by_node", lambda: [[0]])
+    alone(monkeypatch)
     line = choose_attention(a_run("auto"), CUDA)
     assert attention._backend == "sdpa"
     assert line is not None
