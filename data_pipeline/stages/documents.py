@@ -146,10 +146,11 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
             size = (piece.stop or file.bytes) - piece.start
             before[source.name] += size
             left = total - before[source.name]
+            end: tuple[int, int] | None = None
             if by == "files":
                 end = (1, 1) if (source.name, file.name) in whole else (0, 1)
-            else:
-                end = _held_out(left, size, total, ratios[source.name]) if by == "position" else None
+            elif by == "position":
+                end = _held_out(left, size, total, ratios[source.name])
             specs.append(InputSpec(file.path, file.name, piece, held_out=end))
         spec = DocumentsSpec(
             inputs=specs,
