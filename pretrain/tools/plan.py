@@ -13,7 +13,7 @@ from data_pipeline.corpus.corpus import corpus_file_of
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import aligned, duration
+from data_pipeline.foundation.formatting import aligned, counted, duration
 from data_pipeline.stages.tokenizer import expected
 from pretrain import models
 from pretrain.config import RunConfig
@@ -21,7 +21,7 @@ from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.hardware import CPU, Gpu
 from pretrain.models.flops import Sizes, flops_by_part
-from pretrain.tools.plan_memory import Parameters, Rows, States, activations, states
+from pretrain.tools.plan_memory import FP32, Parameters, Rows, States, activations, states
 from pretrain.trainer.throughput import rows_per_step
 from pretrain.trainer.validate import with_tokenizer_ids
 from pretrain.zero.construction import adds_locally
@@ -30,6 +30,7 @@ from pretrain.zero.memory import SAFE
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
 _WIDTH = 80
+_MUCH = 0.25  # of a step
 
 
 def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | None]:
@@ -67,7 +68,7 @@ def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | 
 class Option:
     """A ZeRO stage, with layers recomputed in the backward pass or not. `rows` is the largest micro-batch that fits; 0:
     not even one row does. `one_row` and `peak` are bytes, of a row's activations and of all; `seconds` are those of a
-    step in which no GPU waits."""
+    step, `communication` those of them in which links move gradients and weights and nothing is computed."""
 
     stage: int
     recomputed: bool
@@ -76,6 +77,7 @@ class Option:
     rows: int
     peak: int
     seconds: float
+    communication: float
     hours: float
 
 
@@ -145,6 +147,8 @@ class Plan:
         rows = next((rows for rows in sizes if peak(rows) <= self.usable), 0)
         of_row = flops + recomputed * (flops - self.flops["head"]) / 3
         rate = self.gpus * self.mfu * self.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
+        passes = 1 if local else self.share // (rows or 1)
+        communication = self.communication(stage, passes)
         return Option(
             stage,
             recomputed,
@@ -152,9 +156,28 @@ class Plan:
             one_row=self.activations(1, recomputed),
             rows=rows,
             peak=peak(rows or 1),
-            seconds=config.batch.global_batch_size * of_row / rate,
-            hours=self.rows_of_run * of_row / rate / 3600,
+            seconds=config.batch.global_batch_size * of_row / rate + communication,
+            communication=communication,
+            hours=(self.rows_of_run * of_row / rate + config.run.max_steps * communication) / 3600,
         )
+
+    def communication(self, stage: int, passes: int) -> float:
+        """Seconds in which links are busy in a step that reduces gradients `passes` times, if nothing is computed
+        meanwhile.
+
+        Gradients in fp32 are reduced and scattered, and weights gathered: once a step, at stage 3 in each forward and
+        backward pass. In a ring each GPU sends (n − 1) / n of that through its link; a node's share of it goes out
+        through the network of all its GPUs at once.
+        """
+        if self.on_cpu or self.gpus == 1:
+            return 0.0
+        width = 2 if self.config.precision == "bf16" else FP32
+        gathered = 2 * passes if stage == 3 else 1
+        sent = (FP32 * passes + width * gathered) * self.parameters.count * (self.gpus - 1) / self.gpus
+        slowest = self.gpu.link
+        if self.nodes > 1:
+            slowest = min(slowest, self.gpu.network * self.gpus / self.nodes)
+        return sent / (1e9 * slowest)
 
     @property
     def copied(self) -> int:
@@ -197,7 +220,19 @@ def _parts(plan: Plan) -> Iterator[str]:
     if plan.on_cpu:
         yield f"Its peak: {plan.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now."
     price = f", ${plan.price:g} per GPU-hour" if plan.price else ""
-    yield f"Assumed: {plan.mfu:.0%} MFU{price}. Waiting for other ranks isn't counted."
+    yield f"Assumed: {plan.mfu:.0%} MFU of each GPU by itself{price}."
+    if own.communication:
+        computing = own.seconds - own.communication
+        yield (
+            f"Communication: {own.communication:.3g} s of a step of {own.seconds:.3g} s, by the data sheets' links, if it "
+            f"doesn't overlap with arithmetic: {plan.mfu * computing / own.seconds:.0%} MFU in all."
+        )
+        if own.communication > _MUCH * own.seconds:
+            rows, tokens = plan.share, plan.share * (row.inputs + row.targets)
+            yield (
+                f"A GPU has {counted(rows, 'row')} ({tokens:,} tokens) a step, too few for so many GPUs: take fewer, or a "
+                "larger batch.global_batch_size."
+            )
     title = f"Memory of a rank, GiB of {plan.gpu.memory:.3g}, and the run at {plan.mfu:.0%} MFU"
     yield "\n".join(["", title, *aligned([_HEADINGS, *map(_cells, plan.options)])])
     but = f"{RESERVED / GIB:g} GiB for CUDA and NCCL"
@@ -213,6 +248,14 @@ def _parts(plan: Plan) -> Iterator[str]:
         yield f"Not counted: what the wrapper {config.wrapper.name} adds."
     in_memory = f"; those in memory take {_gib(plan.kept_in_memory)} GiB of /dev/shm" if plan.kept_in_memory else ""
     yield f"Checkpoints on disk are written from a copy: {_gib(plan.copied)} GiB of each node's memory{in_memory}."
+    size, checkpoint, steps = plan.parameters.state, config.checkpoint, config.run.max_steps
+    apart = f" and every {checkpoint.keep_every_steps:,} steps" if checkpoint.keep_every_steps else ""
+    kept = min(checkpoint.keep_last, -(-steps // checkpoint.every_steps))
+    kept += steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0
+    yield (
+        f"On disk a checkpoint takes {_gib(size)} GiB; the run keeps the last {checkpoint.keep_last}{apart}: "
+        f"{_gib(size * (kept + 1))} GiB with the one that is written."
+    )
 
 
 def _gib(size: float) -> str:

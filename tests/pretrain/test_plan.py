@@ -218,6 +218,32 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not():
         assert option.states.peak(above) > one.usable
 
 
+@tables.each(
+    "gpus, nodes, stage, passes, gradients, weights, speed",
+    [
+        (8, 1, 1, 1, 1, 1, 300),  # NVLink
+        (16, 2, 1, 1, 1, 1, 200),  # eight adapters of 25 GB/s for what leaves a node
+        (2, 2, 2, 4, 4, 1, 25),  # DeepSpeed reduces after each of four micro-batches
+        (8, 1, 3, 4, 4, 8, 300),  # and gathers weights in each forward and backward pass
+        (1, 1, 1, 1, 0, 0, 300),
+    ],
+)
+def test_communication_is_what_links_carry(gpus, nodes, stage, passes, gradients, weights, speed):
+    """4 bytes of gradient and 2 of weight for each of 247,577,856 parameters, of which a ring sends (n - 1)/n."""
+    plan = replace(on_one(), gpus=gpus, nodes=nodes)
+    sent = (4 * gradients + 2 * weights) * 247_577_856 * (gpus - 1) / gpus
+    assert plan.communication(stage, passes) == pytest.approx(sent / (speed * 1e9))
+
+
+def test_too_many_gpus_for_a_batch_and_the_room_for_checkpoints_are_said():
+    """247,577,856 weights in fp32 with Adafactor, 990 MB; ZeRO-1 keeps no moments of it in shards."""
+    shown = " ".join(text(replace(on_one(), gpus=64, nodes=8)).split())
+    assert "A GPU has 2 rows (1,252 tokens) a step, too few for so many GPUs" in shown
+    assert "MFU in all" in shown
+    assert "On disk a checkpoint takes 0.92 GiB; the run keeps the last 3" in shown
+    assert "Communication" not in text(on_one())
+
+
 def test_checkpoints_in_memory_are_two_and_on_two_nodes_the_neighbours_as_well():
     """247,577,856 weights in fp32, since no rank shards Adafactor's moments; on two nodes half of them each."""
     on_nodes = [replace(on_one(), gpus=8, nodes=nodes) for nodes in (1, 2)]
