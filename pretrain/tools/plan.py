@@ -230,8 +230,8 @@ def _parts(plan: Plan) -> Iterator[str]:
         if own.communication > _MUCH * own.seconds:
             rows, tokens = plan.share, plan.share * (row.inputs + row.targets)
             yield (
-                f"A GPU has {counted(rows, 'row')} ({tokens:,} tokens) a step, too few for so many GPUs: take fewer, or "
-                "a larger batch.global_batch_size."
+                f"A GPU has {counted(rows, 'row')} ({tokens:,} tokens) a step, too few for so many GPUs: take fewer, "
+                "or a larger batch.global_batch_size."
             )
     title = f"Memory of a rank, GiB of {plan.gpu.memory:.3g}, and the run at {plan.mfu:.0%} MFU"
     yield "\n".join(["", title, *aligned([_HEADINGS, *map(_cells, plan.options)])])
