@@ -1,6 +1,8 @@
 """The page docs/reference/settings.md: every key of corpus, run and experiment files, from their classes."""
 
+import itertools
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -88,7 +90,24 @@ def describe_key(key: str) -> str:
         near = get_close_matches(key, dict.fromkeys(known), 3, 0.5)
         advice = f"the nearest are {', '.join(near)}" if near else "pretrain reference shows all"
         raise UserError(f"{key}: no such key; {advice}")
+    if asked.split(".")[-1] == "objective":
+        found.append(_objectives_in_words(key))
     return "\n".join(found)
+
+
+def _objectives_in_words(key: str) -> str:
+    """Every objective with its keys, their defaults, and how it is given at `key`."""
+    parts = list(_parts())
+    begin = next(number for number, part in enumerate(parts) if part.heading == "Objectives")
+    kinds = itertools.takewhile(lambda part: part.level > 2, parts[begin + 1 :])
+    lines = ["objectives:"]
+    for part in kinds:
+        name = part.heading.removeprefix("name: ")
+        keys = ", ".join(f"{row.key.removeprefix('objective.')} ({row.default})" for row in part.rows if row.default)
+        plain = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", f"{part.text} Keys: {keys or 'none'}").replace("`", "")
+        lines += textwrap.wrap(f"{name}: {plain.replace('**', '')}", 80, initial_indent="  ", subsequent_indent="    ")
+        lines.append(f"    {key}='{{name: {name}}}'")
+    return "\n".join([*lines, ""])
 
 
 def _plain(key: str) -> str:

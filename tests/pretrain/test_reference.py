@@ -7,10 +7,12 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import Section, in_brief, meaning
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.objectives.registry import TrainingObjective
 from data_pipeline.sources.formats import OPTIONS
 from pretrain.config import RunConfig
 from pretrain.tools import reference
@@ -43,6 +45,18 @@ def test_the_page_is_what_the_code_says():
     assert PAGE.read_text() == reference.page(), (
         "docs/reference/settings.md is out of date: pretrain reference > docs/reference/settings.md"
     )
+
+
+def test_each_objective_is_listed_with_its_keys_and_an_example_that_loads():
+    shown = reference.describe_key("data.objective")
+    examples = re.findall(r"^    data\.objective='(.*)'$", shown, re.MULTILINE)
+    assert max(map(len, shown.split("objectives:")[1].splitlines())) <= 80
+    kinds = {section.model_fields["name"].default for section in reference._classes(TrainingObjective)}
+    assert {yaml.safe_load(example)["name"] for example in examples} == kinds
+    for example in examples:
+        if "in_one_row" not in example:  # it needs another objective
+            TypeAdapter(TrainingObjective).validate_python(yaml.safe_load(example))
+    assert "noise_density (0.15)" in shown
 
 
 def test_a_key_is_shown_with_all_below_it_and_another_answered_with_the_nearest():
