@@ -304,6 +304,9 @@ _ABOUT_FILLINGS = (
 )
 
 
+_ABOUT_EMPTY = "[]: the model wrote nothing for this blank, as one that has hardly been trained does\n\n"
+
+
 def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) -> list[str]:
     """The texts given as arguments, or the lines of `file` or `piped`. Raises UserError unless there is one source."""
     if arguments and file:
@@ -340,11 +343,15 @@ def show(
     """
     if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
         written = track(written, len(originals), "generate")
+    told = False
     if fillings and not jsonl:
         out.write(_ABOUT_FILLINGS)
     for one, original in zip(written, originals, strict=True):
         fillings_of_blanks = fillings(one.text) if fillings and one.has_blanks else []
         out.write(_as_json(one, original, fillings_of_blanks) if jsonl else _as_text(one, original, fillings_of_blanks))
+        if not jsonl and not told and one.has_blanks and "[]" in one.whole and "[]" not in one.text:
+            out.write(_ABOUT_EMPTY)
+            told = True
         out.flush()
 
 
