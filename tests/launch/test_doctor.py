@@ -156,6 +156,14 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
     assert (gone.level, gone.found) == ("warning", f"http://{at}: Connection refused")
 
 
+@each("here, everywhere, level", [(8, 8, "ok"), (8, 16, "warning")])
+def test_a_file_of_mlflow_is_for_one_node(here, everywhere, level):
+    settings = Settings(here, everywhere, tracking="sqlite:///runs/mlflow.db", run_file=("run.yaml",))
+    (found,) = machine.tracking(settings)
+    assert found.level == level
+    assert ("tracking.mlflow.uri=http://HOST:5000" in found.remedy) == (level == "warning")
+
+
 def test_bandwidth_is_that_of_a_ring():
     """In a ring each of 4 ranks sends 2·3/4 of the bytes."""
     assert ranks.speed(4, 10**9, 0.5, "NVIDIA H100").found == "4 ranks, 954 MiB at 3 GB/s (NVIDIA H100)"

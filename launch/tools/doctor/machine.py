@@ -49,6 +49,7 @@ _LATER = (
     "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD if it asks for them; the run trains on without it, and "
     "pretrain sync feeds MLflow afterwards"
 )
+_SERVER = "start `mlflow server` on a node that all reach, and set tracking.mlflow.uri=http://HOST:5000"
 _NOTHING_PREVENTS = "nothing prevents a second run in this directory; make sure that only one trains there"
 
 
@@ -215,7 +216,10 @@ def tracking(settings: Settings) -> list[Finding]:
         return [Finding("tracking", "ok", "MLflow is off (tracking.mlflow: null)")]
     shown = masked(settings.tracking)
     if not shown.startswith(("http://", "https://")):
-        return [Finding("tracking", "ok", f"{shown} is no server, so nobody has to answer")]
+        if shown.startswith("sqlite:") and settings.all_ranks > settings.ranks_here:
+            found = f"{shown}: a file for several nodes; SQLite needs locks, which network file systems may not have"
+            return [Finding("tracking", "warning", found, "an MLflow server", _SERVER)]
+        return [Finding("tracking", "ok", f"{shown}: a file, so no server needs to answer")]
     try:
         mlflow_store.client(settings.tracking).search_experiments(max_results=1)
     except exceptions.MlflowException as error:
