@@ -34,6 +34,7 @@ from pretrain.config import RunConfig
 from pretrain.models import build
 from pretrain.optimizers import AVERAGE
 from pretrain.run import watchdog
+from pretrain.trainer.validate import validate
 from tests.in_process import done_here, refused_here
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, flip, trained
 from tests.pretrain.rank_processes import on_ranks
@@ -205,6 +206,45 @@ def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finis
         ("optimizer={name: adafactor, learning_rate: 1e-2}", "optimizer.name is 'adamw' there, 'adafactor' here"),
     ):
         assert expected in train(finished, "run.max_steps=14", change, code=2).stderr
+
+
+# What docs/how-to/stop-and-resume.md says may change on resume, and what is refused: by its words, an override.
+MAY_CHANGE = {
+    "steps": "run.max_steps=20",
+    "schedule": "schedule={name: constant}",
+    "rates and other settings of the optimizer": "optimizer.betas=[0.8, 0.9]",
+    "batch sizes": "batch={global_batch_size: 16, micro_batch_size: 2}",
+    "precision": "precision=bf16",
+    "ranks": None,
+    "ZeRO": "deepspeed.zero_optimization.stage=2",
+    "evaluation": "evaluation=[]",
+    "tracking": "tracking.mlflow=null",
+    "faults": "faults.restarts=0",
+}
+REFUSED = {
+    "model": "model.d_ff=128",
+    "tokenizer": None,  # it comes with another corpus
+    "corpora and weights of the mixture": "data.train.0.weight=2.0",
+    "seed": "run.seed=1",
+    "the optimizer itself": "optimizer={name: adafactor, learning_rate: 1e-2}",
+}
+
+
+def test_the_page_says_what_may_change_on_resume(finished):
+    """Each entry of the table is tried, on two ranks."""
+    page = (Path(__file__).parents[2] / "docs/how-to/stop-and-resume.md").read_text()
+    row = page[page.index("| may change | is refused") :].splitlines()[2]
+    for words, overrides in zip(row.strip("|").split("|"), (MAY_CHANGE, REFUSED), strict=True):
+        assert [one.strip() for one in words.split(", ")] == list(overrides)
+    checkpoint = newest(finished.parent / "run")
+    for override in MAY_CHANGE.values():
+        changed = load(finished, ["run.max_steps=13", *([override] if override else [])], RunConfig)
+        assert validate(changed, 0, 2, checkpoint).train_state.step == 12, override
+    for override in filter(None, REFUSED.values()):
+        with pytest.raises(
+            UserError, match=r"is of another run: .*; --fresh or another run\.directory begins a new run"
+        ):
+            validate(load(finished, ["run.max_steps=13", override], RunConfig), 0, 2, checkpoint)
 
 
 def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finished):
