@@ -6,6 +6,7 @@ In bf16, with the tiles that training takes. It needs no GPU, and minutes.
 """
 
 import csv
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,25 +15,26 @@ from pathlib import Path
 import torch
 
 from pretrain.kernels.tiles import TILES, tile_sizes
-from tests.pretrain.compiled_kernels import KERNELS, OF_FAMILIES, compiled, usage
+from tests.pretrain.compiled_kernels import KERNELS, OF_FAMILIES, SHARED, compiled, usage
 
 FILE = Path(__file__).parents[1] / "docs/results/attention/registers.csv"
 GRADIENTS = ("queries' and the bias's gradients", "keys' and values' gradients")
 NAMES = dict(zip(KERNELS, ("forward", *GRADIENTS), strict=True))
-GPUS = {80: "A100", 90: "H100"}
+GPUS = {"A100": (80,), "RTX 3090, 4090": (86, 89), "RTX 5090": (120,), "H100": (90,)}
 
 
 def rows(folder: Path) -> Iterator[list[str | int]]:
-    for architecture, kernels in TILES.items():
-        for kernel in kernels:
-            for d_kv in kernels[kernel]:
-                tiles = tile_sizes(kernel, torch.bfloat16, d_kv, architecture)
+    for gpu, architectures in GPUS.items():
+        offered = SHARED[architectures[0]]
+        for kernel, tiles_of_widths in TILES[offered].items():
+            for d_kv in tiles_of_widths:
+                tiles = tile_sizes(kernel, torch.bfloat16, d_kv, offered)
                 taken = (
-                    usage(compiled(kernel, architecture, tiles, torch.bfloat16, d_kv, form), folder)
-                    for form in OF_FAMILIES
+                    usage(compiled(kernel, one, torch.bfloat16, d_kv, form), folder)
+                    for one, form in itertools.product(architectures, OF_FAMILIES)
                 )
                 shape = f"{tiles.rows} × {tiles.columns}, {tiles.warps}, {tiles.stages}"
-                yield [GPUS[architecture], NAMES[kernel], d_kv, shape, *map(max, zip(*taken, strict=True))]
+                yield [gpu, NAMES[kernel], d_kv, shape, *map(max, zip(*taken, strict=True))]
 
 
 def main() -> None:

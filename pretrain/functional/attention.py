@@ -17,6 +17,7 @@ Backend = Literal["sdpa", "triton", "eager"]
 WIDEST_HEAD = 256  # d_kv; the tiles of wider heads don't fit a GPU's registers
 WIDEST_HEAD_IN_FP32 = 128
 _WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_PLANNED = 64  # cuDNN gets lengths that are multiples of it
 _backend: Backend | None = None
 
 
@@ -147,19 +148,24 @@ def sdpa(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
     """`attend` by PyTorch's kernels."""
-    with sdpa_kernels(queries.device, masked=bias is not None):
+    with sdpa_kernels(queries, keys, masked=bias is not None):
         return F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
         )
 
 
-def sdpa_kernels(device: torch.device, masked: bool) -> AbstractContextManager[None]:
-    """Within the block, PyTorch chooses among those of its kernels that are right on `device`.
+def sdpa_kernels(queries: Tensor, keys: Tensor, masked: bool) -> AbstractContextManager[None]:
+    """Within the block, PyTorch chooses among those of its kernels that are right and fast for these, each (batch,
+    heads, length, d_kv). On a GPU only lengths that are multiples of 64, without a mask, may go to cuDNN.
 
-    With a mask, cuDNN's may give a NaN gradient on H100 and H200 (PyTorch issue 196678): where all keys of a query are
-    masked and the length, divided by 128, leaves 64.
+    - cuDNN makes a plan for each pair of lengths, which takes 0.4 s forward and 0.6 s backward. Ragged batches would
+      have one at each new width. Multiples of 64 are few, and full rows and packed ones have them.
+    - With a mask, its gradient may be NaN on H100 and H200 (PyTorch issue 196678): where all keys of a query are masked
+      and the length, divided by 128, leaves 64.
     """
-    return sdpa_kernel(_WITHOUT_CUDNN) if masked and device.type == "cuda" else nullcontext()
+    if queries.device.type != "cuda" or not (masked or queries.size(2) % _PLANNED or keys.size(2) % _PLANNED):
+        return nullcontext()
+    return sdpa_kernel(_WITHOUT_CUDNN)
 
 
 def eager(

@@ -17,7 +17,6 @@ from pretrain.kernels.tiles import (
     range_of_tile,
     seed_of_head,
     store_tile,
-    sums_of_diagonals,
     tile_of_logits,
 )
 
@@ -98,8 +97,11 @@ def backward_queries(
     key_labels = offset(KEY_LABELS, batch * keys)
     start, whole, end = keys_seen(RANGES, batch, first, queries, keys, before, after, BLOCK_M, BLOCK_N)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    carried = tl.zeros((BLOCK_N,), tl.float32)
+    carried = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     columns = tl.arange(0, BLOCK_N)
+    # Turned by this, a tile's rows have its diagonals in columns: from BLOCK_N on those up to its first element's; the
+    # others, before it, go on in the next tile.
+    turned = tl.arange(0, BLOCK_M)[:, None] + columns[None, :] + 1
     tile = row.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     parts = offset(PARTS, tile * (tl.cdiv(keys, BLOCK_N) + 1) * BLOCK_N)
     for masked in tl.static_range(2):
@@ -117,13 +119,14 @@ def backward_queries(
                 grad_weights = drop(grad_weights, seed, at_q[:, None], at_k[None, :], keys, dropout)
                 grad_logits = weights * (grad_weights - delta[:, None])
                 if PARTS is not None:
-                    earlier, later = sums_of_diagonals(grad_logits, BLOCK_N)
-                    tl.store(parts + first_k + columns, carried + earlier)
-                    carried = later
+                    upright = tl.gather(grad_logits, turned % BLOCK_N, 1)
+                    tl.store(parts + first_k + columns, tl.sum(tl.where(turned < BLOCK_N, carried, upright), 0))
+                    carried = upright
                 dq = tl.dot((grad_logits * slope).to(k.dtype), k, dq, input_precision=PRECISION)
     if PARTS is not None:
         last = start + tl.cdiv(tl.maximum(end - start, 0), BLOCK_N) * BLOCK_N
-        tl.store(parts + tl.minimum(last, tl.cdiv(keys, BLOCK_N) * BLOCK_N) + columns, carried)
+        rest = tl.sum(tl.where(turned < BLOCK_N, carried, 0.0), 0)
+        tl.store(parts + tl.minimum(last, tl.cdiv(keys, BLOCK_N) * BLOCK_N) + columns, rest)
     store_tile(DQ + batch * gb + head * gh, at_q, gl, queries, dq * scale, D, BLOCK_D)
 
 

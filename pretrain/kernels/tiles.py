@@ -42,15 +42,21 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# In bf16, by CUDA's architecture (80: A100, 90: H100) and the widest head. None spills registers in the forms of
-# attention that families take (docs/results/attention-on-gpus.md).
+# In bf16, by the bytes of shared memory that a program may have, and the widest head. In the forms of attention that
+# families take none spills registers on an A100 and an H100, and 16 bytes on others
+# (docs/results/attention-on-gpus.md).
 TILES = {
-    80: {
+    101_376: {  # RTX 3090, 4090 and 5090, L40S
+        "forward": {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(64, 32, 8, 2)},
+        "backward_queries": {64: Tiles(64, 64, 8, 3), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_keys": {64: Tiles(32, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+    },
+    166_912: {  # A100
         "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
         "backward_queries": {64: Tiles(64, 64, 8, 3), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
         "backward_keys": {64: Tiles(32, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
     },
-    90: {
+    232_448: {  # H100
         "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
         "backward_queries": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
         "backward_keys": {64: Tiles(64, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
@@ -60,15 +66,22 @@ _TILES_IN_FP32 = Tiles(32, 32, 4, 2)  # it has no tensor cores
 
 
 @cache
-def architecture() -> int:
-    """That of the GPU at hand in TILES."""
-    return 90 if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) else 80
+def shared_memory() -> int:
+    """The bytes of it that a program may have on the GPU at hand, or on an A100 where there is none."""
+    if not torch.cuda.is_available():
+        return 166_912
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return device.shared_memory_per_block_optin  # type: ignore[attr-defined]  # PyTorch's stubs lack it
 
 
-def tile_sizes(kernel: str, dtype: torch.dtype, d_kv: int, of: int | None = None) -> Tiles:
-    """The tiles of `kernel` for heads of `d_kv` numbers on the GPU at hand, or on the architecture `of`."""
-    tiles = TILES[of or architecture()][kernel]
-    return _TILES_IN_FP32 if dtype == torch.float32 else tiles[min(width for width in tiles if width >= d_kv)]
+def tile_sizes(kernel: str, dtype: torch.dtype, d_kv: int, offered: int | None = None) -> Tiles:
+    """The tiles of `kernel` for heads of `d_kv` numbers where a program may have `offered` bytes of shared memory,
+    by default on the GPU at hand. Where it offers less than any tiles need, Triton refuses them in one line."""
+    if dtype == torch.float32:
+        return _TILES_IN_FP32
+    offered = offered or shared_memory()
+    tiles = TILES[max((needed for needed in TILES if needed <= offered), default=min(TILES))][kernel]
+    return tiles[min(width for width in tiles if width >= d_kv)]
 
 
 @triton.jit
@@ -130,14 +143,6 @@ def tile_of_logits(
             seen = seen & (label_q == label_k)
         logits = tl.where(seen, logits, float("-inf"))
     return logits, slope
-
-
-@triton.jit
-def sums_of_diagonals(tile, BLOCK: tl.constexpr):
-    """(BLOCK,) each: sums over the diagonals of a square tile up to that of its first element, and of the others."""
-    at = tl.arange(0, BLOCK)[:, None] + tl.arange(0, BLOCK)[None, :] + 1
-    skewed = tl.gather(tile, at % BLOCK, 1)
-    return tl.sum(tl.where(at >= BLOCK, skewed, 0.0), 0), tl.sum(tl.where(at < BLOCK, skewed, 0.0), 0)
 
 
 @triton.jit

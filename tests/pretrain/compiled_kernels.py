@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pretrain.kernels.tiles import Tiles
-
 KERNELS = ("forward", "backward_queries", "backward_keys")
+# Bytes of shared memory that a program may have, by architecture: 99, 163 and 227 KB (CUDA C++ Programming Guide,
+# "Compute Capabilities"). 80: A100, 86: RTX 3090, 89: RTX 4090 and L40S, 90: H100, 100: B200, 120: RTX 5090.
+SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+PRODUCTS = {90: "wgmma", 100: "tcgen05"}  # the tensor cores' instructions; mma.sync on the others
 _FP32 = ("DIAGONALS", "NORMALISERS", "DELTA", "PARTS")
 _INT32 = ("QUERY_LABELS", "KEY_LABELS", "RANGES", "SEED")
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -44,15 +46,17 @@ EVERYTHING_IN_A_WINDOW = EVERYTHING._replace(causal=False, window=True, softcap=
 OF_FAMILIES = (Form(bias=True, labels=True, dropout=True), EVERYTHING, EVERYTHING_IN_A_WINDOW._replace(bias=False))
 
 
-def compiled(kernel: str, architecture: int, tiles: Tiles, dtype: torch.dtype, d_kv: int, form: Form) -> Any:
-    """A kernel in one form."""
+def compiled(kernel: str, architecture: int, dtype: torch.dtype, d_kv: int, form: Form) -> Any:
+    """A kernel in one form, with the tiles that such a GPU takes."""
     import triton  # has no wheel for some machines
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from pretrain.kernels import flash
+    from pretrain.kernels.tiles import tile_sizes
 
     function = getattr(flash, kernel)
+    tiles = tile_sizes(kernel, dtype, d_kv, SHARED[architecture])
     constants: dict[str, Any] = {"PRECISION": "ieee", "D": d_kv, "BLOCK_D": d_kv}
     constants |= {"BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns}
     constants |= dict.fromkeys(form.absent())

@@ -4,13 +4,16 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from pretrain.functional.arithmetic import drop
-from pretrain.functional.attention import sdpa, sdpa_kernels
+from pretrain.functional.attention import attend, sdpa
 from pretrain.functional.attention_bias import toeplitz
 from pretrain.functional.cross_entropy import token_losses
 from pretrain.models import build, layers
@@ -173,13 +176,37 @@ def test_outputs_and_gradients_are_those_of_fp64(dtype):
         assert max(errors(case, "cpu", by_pytorch).values()) < BOUNDS[dtype], case
 
 
-def test_cudnn_never_gets_a_mask():
-    """PyTorch's switches exist without a GPU too."""
-    flags = torch.backends.cuda
-    gpu, before = torch.device("cuda"), flags.cudnn_sdp_enabled()
-    with sdpa_kernels(gpu, masked=True):
-        others = (flags.flash_sdp_enabled(), flags.mem_efficient_sdp_enabled(), flags.math_sdp_enabled())
-        assert (flags.cudnn_sdp_enabled(), *others) == (False, True, True, True)
-    assert flags.cudnn_sdp_enabled() == before
-    with sdpa_kernels(gpu, masked=False):
-        assert flags.cudnn_sdp_enabled() == before
+class _Asked(TorchFunctionMode):
+    """Notes which kernels may compute each call of PyTorch's attention, and computes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[tuple[bool, bool]] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not F.scaled_dot_product_attention:
+            return function(*args, **(kwargs or {}))
+        switches = torch.backends.cuda
+        others = switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.math_sdp_enabled
+        self.kernels.append((switches.cudnn_sdp_enabled(), all(one() for one in others)))
+        return args[0]
+
+
+def test_on_a_gpu_cudnn_gets_no_mask_and_a_plan_for_few_widths_alone():
+    """Of 114 widths of targets that read 512 inputs, one is a multiple of 64. PyTorch's other kernels get everything,
+    and its switches are as before."""
+    lengths = [(512, 512), (128, 512), (512, 500), *((targets, 512) for targets in range(1, 115))]
+    with FakeTensorMode(), _Asked() as asked:
+        for queries, keys in lengths:
+            q, k = (torch.empty(2, 2, n, 64, dtype=torch.bfloat16, device="cuda") for n in (queries, keys))
+            for bias in (None, torch.empty(1, 2, queries, keys, dtype=torch.bfloat16, device="cuda")):
+                attend(q, k, k, bias, False, 1.0, 0.0)
+    by_cudnn, by_others = zip(*asked.kernels, strict=True)
+    assert all(by_others)
+    assert not any(by_cudnn[1::2])  # with a mask
+    assert [pair for pair, one in zip(lengths, by_cudnn[::2], strict=True) if one] == [
+        (512, 512),
+        (128, 512),
+        (64, 512),
+    ]
+    assert torch.backends.cuda.cudnn_sdp_enabled()

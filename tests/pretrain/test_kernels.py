@@ -1,4 +1,4 @@
-"""The attention kernel: against fp64 in Triton's interpreter, and compiled for two GPUs without one.
+"""The attention kernel: against fp64 in Triton's interpreter, and compiled for six GPUs without one.
 
 The interpreter has no bf16 products, so fp16 stands for it here; checks/gpu runs the same cases in bf16.
 """
@@ -28,7 +28,7 @@ from triton.runtime import driver
 
 from pretrain.kernels.attention import flash_attention
 from pretrain.kernels.flash import backward_keys, backward_queries, forward
-from pretrain.kernels.tiles import tile_sizes
+from pretrain.kernels.tiles import shared_memory, tile_sizes
 
 # Tiles have 32 rows and columns in fp32, 64 or 128 in fp16; ranges of what is seen are kept for 64 positions at a time.
 # Most lengths end within a tile. One case a branch of the kernels, and other shapes of the same branches.
@@ -106,21 +106,39 @@ def test_ranges_spare_padding_and_other_examples():
     assert labels(8, None, None, None) is None  # everything is visible
 
 
-A100, H100 = (80, 166_912, "mma.sync"), (90, 232_448, "wgmma")
+def test_a_gpu_takes_tiles_by_its_shared_memory(monkeypatch):
+    """An RTX 4090 offers less than an A100, and a GPU between two of the table's takes the smaller one's tiles."""
+    a100, rtx = (tile_sizes("forward", torch.bfloat16, 64, offered) for offered in (166_912, 101_376))
+    assert (a100.stages, rtx.stages) == (3, 2)
+    assert tile_sizes("forward", torch.bfloat16, 64, 166_911) == rtx
+    assert tile_sizes("forward", torch.bfloat16, 64) == a100  # no GPU here
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(shared_memory_per_block_optin=101_376 if device else 166_912),
+    )
+    shared_memory.cache_clear()
+    found = tile_sizes("forward", torch.bfloat16, 64)
+    shared_memory.cache_clear()
+    assert found == rtx
 
 
 @pytest.mark.slow
-@each(
-    "kernel, form, gpu", itertools.product(compiled_kernels.KERNELS, (EVERYTHING, EVERYTHING_IN_A_WINDOW), (A100, H100))
+@pytest.mark.parametrize(
+    "architecture", [80, 86, 90, 120, *(pytest.param(n, marks=pytest.mark.soak) for n in (89, 100))]
 )
-def test_kernels_compile_for_a100_and_h100(kernel, form, gpu, monkeypatch, tmp_path):
-    """With every feature, in bf16: the tensor cores' instructions, and the shared memory that a program may have."""
-    architecture, shared, product = gpu
+@each("kernel", compiled_kernels.KERNELS)
+def test_kernels_compile_for_each_gpu_and_fit_its_shared_memory(kernel, architecture, monkeypatch, tmp_path):
+    """With every feature. In bf16 heads of 64 are multiplied by the tensor cores' instructions."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    tiles = tile_sizes(kernel, torch.bfloat16, 64, architecture)
-    compiled = compiled_kernels.compiled(kernel, architecture, tiles, torch.bfloat16, 64, form)
-    assert product in compiled.asm["ptx"]
-    assert compiled.metadata.shared <= shared
+    widths = [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 128)]
+    for (dtype, d_kv), form in [*itertools.product(widths, [EVERYTHING]), (widths[0], EVERYTHING_IN_A_WINDOW)]:
+        compiled = compiled_kernels.compiled(kernel, architecture, dtype, d_kv, form)
+        assert compiled.metadata.shared <= compiled_kernels.SHARED[architecture], (dtype, d_kv)
+        if d_kv == 64:
+            assert compiled_kernels.PRODUCTS.get(architecture, "mma.sync") in compiled.asm["ptx"]
 
 
 @pytest.mark.slow
@@ -129,9 +147,8 @@ def test_kernels_compile_for_a100_and_h100(kernel, form, gpu, monkeypatch, tmp_p
 def test_no_tiles_spill_registers(kernel, d_kv, architecture, monkeypatch, tmp_path):
     """In bf16, in the forms that families take, padded and with dropout."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    tiles = tile_sizes(kernel, torch.bfloat16, d_kv, architecture)
     for form in compiled_kernels.OF_FAMILIES:
-        compiled = compiled_kernels.compiled(kernel, architecture, tiles, torch.bfloat16, d_kv, form)
+        compiled = compiled_kernels.compiled(kernel, architecture, torch.bfloat16, d_kv, form)
         assert compiled_kernels.usage(compiled, tmp_path).spilled == 0, form
 
 
