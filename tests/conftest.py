@@ -61,6 +61,7 @@ LONGEST = [
     "launch/test_supervision.py",
     "checks/test_fault_matrix.py",
     "checks/test_killed_builds.py",
+    "checks/test_gpu_checks.py",
     "pretrain/test_kernels.py",
     "pretrain/test_families.py",
     "pretrain/test_plan.py",

@@ -19,8 +19,9 @@ CHECKS = [
     _planned(1, "attention", "attention", 40),
     _planned(1, "profile", "steps", 70),
     _planned(1, "steps", "steps", 130),
-    _planned(1, "parts", "steps", 60),
-    _planned(1, "peers", "peers", 100),
+    _planned(1, "parts", "steps", 45),
+    _planned(1, "flex", "flex", 40),
+    _planned(1, "peers", "peers", 90),
     _planned(1, "runs", "runs", 100),
     _planned(2, "run", "runs", 200),
     _planned(3, "kernels", "kernels", 160),
@@ -28,5 +29,4 @@ CHECKS = [
     _planned(3, "checkpoints", "checkpoints", 120),
     _planned(3, "device_tests", "device_tests", 150),
     _planned(3, "generation", "generation", 100),
-    _planned(3, "flex", "flex", 120),
 ]

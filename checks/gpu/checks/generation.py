@@ -1,9 +1,8 @@
-"""Generation: the same tokens as on the CPU, and its speed."""
+"""Generation: the same tokens as on the CPU."""
 
 import torch
 
 from checks.gpu.report import Report
-from checks.gpu.workload import Workload, seconds_of
 from pretrain import models
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import GenerationSettings
@@ -21,21 +20,11 @@ CAN_GENERATE = [name for name in FAMILIES if name != "encoder_only"]
 def generation(report: Report) -> None:
     if not report.cuda:
         report.skip("CUDA against CPU", "no GPU: the CPU is compared with itself")
-    work = Workload(report)
     for family in CAN_GENERATE:
         for name, changes in SETTINGS.items():
             with report.part(f"{family}, {name}"):
                 found = [_tokens(family, device, changes) for device in ("cpu", report.device.type)]
                 report.expect(f"{family}, {name}: the CPU's tokens", found[0] == found[1])
-    rows, new = (2, 8) if report.small else (32, 64)
-    model = models.build(work.config("eager", rows).model).to(report.device, torch.bfloat16).eval()
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, 100, (rows, work.inputs), generator=generator).to(report.device)
-    for name, changes in SETTINGS.items():
-        with report.part(f"speed, {name}"):
-            settings = GenerationSettings(max_new_tokens=new, min_new_tokens=new, **changes)
-            seconds = seconds_of(lambda chosen=settings: generate(model, ids, None, chosen), report.device, 0.0)
-            report.row("speed", decoding=name, rows=rows, new_tokens=new, tokens_per_second=rows * new / seconds)
 
 
 def _tokens(family: str, device: str, changes: dict[str, float]) -> list[list[int]]:
