@@ -133,7 +133,7 @@ def test_numbers_are_rounded_nan_is_a_string_and_overlapping_kernels_count_once(
 
 # ---- what a bare machine needs
 
-ABSENT = "brotli,fasttext,langdetect,mlflow,punkt,pycld2,ray,rensa,resiliparse,scipy,webdataset,xdist,zstandard"
+ABSENT = "brotli,fasttext,langdetect,mlflow,punkt,pycld2,ray,rensa,resiliparse,scipy,webdataset,xdist,zlib_ng,zstandard"
 
 
 @pytest.mark.slow
